@@ -1,0 +1,36 @@
+# The library that users link, and a static one with everything visible for the tests and tools of this project.
+
+get_property(rooms GLOBAL PROPERTY FA_ROOMS)
+set(objects "")
+foreach(room IN LISTS rooms)
+  list(APPEND objects $<TARGET_OBJECTS:${room}>)
+endforeach()
+
+add_library(fa ${objects})
+add_library(fa::fa ALIAS fa)
+target_link_libraries(fa PRIVATE Threads::Threads ${CMAKE_DL_LIBS} $<BUILD_INTERFACE:fa_flags>)
+target_include_directories(fa PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(fa PUBLIC cxx_std_20)
+set_target_properties(fa PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE CXX)
+if(NOT BUILD_SHARED_LIBS)
+  target_compile_definitions(fa PUBLIC FA_STATIC)
+endif()
+
+add_library(fa_internal STATIC EXCLUDE_FROM_ALL ${objects})
+set_target_properties(fa_internal PROPERTIES LINKER_LANGUAGE CXX)
+target_include_directories(fa_internal PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
+                                              ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/templates)
+target_link_libraries(fa_internal PUBLIC Threads::Threads ${CMAKE_DL_LIBS} fa_flags CUDA::toolkit)
+if(NOT BUILD_SHARED_LIBS)
+  target_compile_definitions(fa_internal PUBLIC FA_STATIC)
+endif()
+
+install(TARGETS fa EXPORT fa-targets)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fa DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT fa-targets NAMESPACE fa:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fa)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/faConfig.cmake.in ${PROJECT_BINARY_DIR}/faConfig.cmake
+                              INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fa)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/faConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/faConfig.cmake ${PROJECT_BINARY_DIR}/faConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fa)

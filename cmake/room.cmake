@@ -1,0 +1,26 @@
+# Every folder of the library is an object library of its own, a room, that sees only the rooms it names.
+
+add_library(fa_flags INTERFACE)
+target_compile_features(fa_flags INTERFACE cxx_std_20)
+target_compile_options(fa_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wimplicit-fallthrough)
+if(FA_WARNINGS_AS_ERRORS)
+  target_compile_options(fa_flags INTERFACE -Werror)
+endif()
+if(FA_SANITIZE)
+  target_compile_options(fa_flags INTERFACE -fsanitize=${FA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(fa_flags INTERFACE -fsanitize=${FA_SANITIZE})
+endif()
+
+# fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...])
+function(fa_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;USES;LINKS" ${ARGN})
+  add_library(fa_${name} OBJECT ${ROOM_SOURCES})
+  target_include_directories(fa_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
+                                               ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(fa_${name} PRIVATE FA_BUILDING)
+  target_link_libraries(fa_${name} PRIVATE fa_flags Threads::Threads ${ROOM_LINKS})
+  if(NOT BUILD_SHARED_LIBS)
+    target_compile_definitions(fa_${name} PUBLIC FA_STATIC)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY FA_ROOMS fa_${name})
+endfunction()

@@ -1,0 +1,170 @@
+#ifndef FA_ATTENTION_HPP_
+#define FA_ATTENTION_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <fa/device.hpp>
+#include <fa/error.hpp>
+#include <fa/export.hpp>
+#include <fa/log.hpp>
+#include <fa/tensor.hpp>
+
+/// Exact attention, O = softmax(scale * Q K^T + mask) V, by FlashAttention kernels that are rendered, compiled, cached
+/// and launched at run time (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning",
+/// 2023).
+///
+/// Axis vocabulary, here and everywhere in the project: b batch, h_q query heads, h_kv key/value heads, s_q query rows,
+/// s_kv keys, d_qk head dim of q and k, d_v head dim of v and o.
+namespace fa {
+
+/// Which diagonal a causal mask follows when s_q != s_kv. Row i keeps key j when
+/// - bottom_right: j <= i + s_kv - s_q (the last row sees every key),
+/// - top_left:     j <= i.
+enum class CausalAlign : std::uint8_t { bottom_right = 0, top_left = 1 };
+
+/// Where compiled kernels are kept.
+struct CachePolicy {
+  enum class Mode : std::uint8_t {
+    disk,    ///< files in `directory`, and memory
+    memory,  ///< this process only
+  };
+  Mode mode = Mode::disk;
+  /// Empty: FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa, else memory only. A directory that others can
+  /// write to, or that cannot be written, costs speed and one warning, never the run.
+  std::string directory = {};
+};
+
+/// Whether a kernel may be compiled when the cache has none.
+enum class CompilePolicy : std::uint8_t {
+  allow,  ///< compile with NVRTC, in the calling thread
+  never,  ///< fail with ErrorCode::cache_miss
+};
+
+/// A kernel family: one way of using the tensor cores.
+enum class Family : std::uint8_t {
+  automatic,
+  sm80,  ///< mma.sync + cp.async: Ampere and everything after it
+};
+
+/// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that
+/// does not fit the GPU is refused with the limit that it breaks.
+struct KernelOverride {
+  Family family = Family::automatic;
+  int tile_m = 0;  ///< query rows of a thread block
+  int tile_n = 0;  ///< keys of one step of the main loop
+  int warps = 0;   ///< warps of a thread block
+  int stages = 0;  ///< K and V tiles in flight
+  std::optional<bool> q_in_registers = std::nullopt;
+  int loop_bodies = 0;                          ///< 1: masked and plain tiles share a loop body, 2: one body each
+  std::optional<bool> pack_gqa = std::nullopt;  ///< query heads of a KV head share a tile
+  int splits = 0;                               ///< thread blocks that share the keys of a query tile
+};
+
+/// Everything that is fixed over the life of an Attention.
+struct AttentionConfig {
+  int head_dim = 0;                           ///< d_qk: a multiple of 8 from 8 to 256
+  int head_dim_v = 0;                         ///< d_v: likewise; 0 means head_dim
+  DType dtype = DType::bf16;                  ///< of q, k, v and o. The log-sum-exp is f32 (f64 when dtype is f64)
+  std::optional<float> scale = std::nullopt;  ///< any finite float, 0 and negatives included; default 1/sqrt(head_dim)
+  bool causal = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
+  bool deterministic = false;  ///< never swap the kernel of a problem between runs
+  CachePolicy cache = {};
+  CompilePolicy compile = CompilePolicy::allow;
+  std::optional<KernelOverride> kernel = std::nullopt;
+  bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
+};
+
+/// Sizes of one call. 0 is a legal size for b, s_q and s_kv.
+struct AttentionShape {
+  std::int64_t b = 1;
+  std::int64_t h_q = 1;
+  std::int64_t h_kv = 0;  ///< divides h_q (GQA; 1 is MQA): query head h reads KV head h / (h_q / h_kv). 0 means h_q
+  std::int64_t s_q = 1;
+  std::int64_t s_kv = 1;
+  bool aligned = true;  ///< rows of q, k, v and o start at multiples of 16 bytes
+};
+
+struct ForwardInputs {
+  TensorView q;  ///< [b, h_q, s_q, d_qk]
+  TensorView k;  ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;  ///< [b, h_kv, s_kv, d_v]
+};
+
+struct ForwardOutputs {
+  TensorView o;         ///< [b, h_q, s_q, d_v]; must not overlap itself, lse or an input
+  TensorView lse = {};  ///< [b, h_q, s_q], natural log, -inf for a row without keys; optional
+};
+
+/// Scratch memory of one call, at least `workspace_size(shape)` bytes on the Attention's device, 256-byte aligned.
+/// Calls that may overlap in time need one each. An empty workspace makes the call allocate from the stream's memory
+/// pool.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t size = 0;
+};
+
+/// What serves a shape, and what it cost to get it.
+struct KernelInfo {
+  std::string name;    ///< entry point, "fa_sm80_forward"
+  std::string spec;    ///< every choice of the planner, in one line
+  std::string origin;  ///< "compiled", "disk", "memory" or "host"
+  double compile_ms = 0;
+  double load_ms = 0;
+  int registers = 0;     ///< a thread
+  int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
+  int shared_bytes = 0;  ///< a thread block
+  int threads = 0;       ///< a thread block
+};
+
+class FA_API Attention {
+ public:
+  /// Validates `config` and binds a device; compiles nothing. Throws fa::Error: invalid_argument, unsupported,
+  /// no_driver, cuda.
+  static Attention create(const AttentionConfig& config, Device device = Device::current());
+
+  Attention(Attention&&) noexcept;
+  Attention& operator=(Attention&&) noexcept;
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+  /// Queued work may still be running; its kernels stay loaded.
+  ~Attention();
+
+  /// Computes outputs.o and, if given, outputs.lse. Queued on `stream`; returns before the work is done (on the host
+  /// device: after). A shape served for the first time is planned, compiled if need be, and loaded; after that a call
+  /// allocates nothing (given a workspace), takes no lock and may be captured into a CUDA graph. Threads may share an
+  /// Attention.
+  ///
+  /// Throws fa::Error before anything is launched: invalid_argument, no_compiler, compile_failed, cache_miss, cuda,
+  /// out_of_memory. b, h_q or s_q = 0 succeeds without a launch.
+  void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr,
+               Workspace workspace = {}) const;
+
+  /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured.
+  void prepare(const AttentionShape& shape) const;
+
+  /// Bytes of scratch that `forward` needs for `shape`; often 0.
+  std::size_t workspace_size(const AttentionShape& shape) const;
+
+  /// Which kernel serves `shape`; prepares it first.
+  KernelInfo kernel_info(const AttentionShape& shape) const;
+
+  const AttentionConfig& config() const noexcept;
+  Device device() const noexcept;
+
+ private:
+  class Impl;
+  explicit Attention(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// "0.1.0".
+FA_API const char* version() noexcept;
+
+}  // namespace fa
+
+#endif  // FA_ATTENTION_HPP_

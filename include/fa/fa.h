@@ -1,0 +1,263 @@
+#ifndef FA_FA_H_
+#define FA_FA_H_
+
+/* The C ABI of fa: exact attention, O = softmax(scale * Q K^T + mask) V, by FlashAttention kernels that are rendered,
+ * compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language and, unlike the C++
+ * API, is binary-stable: what is here keeps its meaning, new fields are appended to structs, new functions are added.
+ *
+ * A complete call:
+ *
+ *   fa_config config = {.struct_size = sizeof config, .head_dim = 64, .dtype = FA_BF16, .causal = 1};
+ *   fa_attention* attention = NULL;
+ *   if (fa_create(&config, (fa_device){FA_DEVICE_CURRENT, 0}, &attention) != FA_OK)
+ *     return fail(fa_last_error_message());
+ *   fa_tensor q = {.struct_size = sizeof q, .dtype = FA_BF16, .rank = 4, .flags = FA_TENSOR_ROW_MAJOR,
+ *                  .data = q_pointer, .shape = {b, h_q, s_q, 64}};        and likewise k, v, o
+ *   fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &q, .k = &k, .v = &v};
+ *   fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &o};
+ *   if (fa_forward(attention, &inputs, &outputs, stream, NULL) != FA_OK) ...
+ *   fa_destroy(attention);
+ *
+ * Structs. Each begins with `struct_size`, which the caller sets to the sizeof it was compiled with. A field left at
+ * zero has its default. A smaller size than the library's (an older program) leaves the missing fields at their
+ * defaults; a larger one (a newer program) is accepted while everything the library does not know is zero, and refused
+ * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, never grows.
+ *
+ * Errors. Every function that can fail returns FA_OK or one of the codes below, and never throws. What went wrong is
+ * then told by fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was
+ * launched by a call that fails with FA_INVALID_ARGUMENT.
+ *
+ * Threads. Threads may share a fa_attention; creating, using and destroying different ones is independent.
+ *
+ * Axis vocabulary: b batch, h_q query heads, h_kv key/value heads, s_q query rows, s_kv keys, d_qk head dim of q and k,
+ * d_v head dim of v and o. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(FA_STATIC)
+#define FA_C_API
+#elif defined(_WIN32)
+#if defined(FA_BUILDING)
+#define FA_C_API __declspec(dllexport)
+#else
+#define FA_C_API __declspec(dllimport)
+#endif
+#else
+#define FA_C_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a function returns. The numbers are those of fa::ErrorCode. */
+enum fa_status {
+  FA_OK = 0,
+  FA_INVALID_ARGUMENT = 1, /* an argument breaks its contract; nothing was launched */
+  FA_UNSUPPORTED = 2,      /* valid, but no kernel family of this library or GPU can do it */
+  FA_NO_DRIVER = 3,        /* the CUDA driver library is missing, too old, or sees no GPU */
+  FA_NO_COMPILER = 4,      /* a kernel had to be compiled and NVRTC could not be opened */
+  FA_COMPILE_FAILED = 5,   /* NVRTC refused a kernel; fields: log, options, source */
+  FA_CUDA = 6,             /* a CUDA driver call failed; fields: call, result */
+  FA_OUT_OF_MEMORY = 7,    /* host or device memory ran out, or the given workspace is too small */
+  FA_IO = 8,               /* a file could not be read or written */
+  FA_CACHE_MISS = 9,       /* FA_COMPILE_NEVER, and no stored kernel serves the problem */
+  FA_INTERNAL = 10         /* a broken invariant of the library: please report it */
+};
+
+/* Element types. FA_F64 is accepted by the host device only. */
+enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3 };
+
+/* Where an attention runs. */
+enum fa_device_kind {
+  FA_DEVICE_CURRENT = 0, /* the device of the CUDA context current on the calling thread, else CUDA device 0 */
+  FA_DEVICE_CUDA = 1,    /* CUDA device `ordinal`: its context if current, else its primary context */
+  FA_DEVICE_HOST = 2     /* the CPU: tensors are host memory, calls are synchronous, the stream is ignored */
+};
+
+typedef struct fa_device {
+  int32_t kind;    /* enum fa_device_kind */
+  int32_t ordinal; /* FA_DEVICE_CUDA only */
+} fa_device;
+
+/* Which diagonal a causal mask follows when s_q != s_kv. Row i keeps key j when
+ *   FA_CAUSAL_BOTTOM_RIGHT: j <= i + s_kv - s_q (the last row sees every key),
+ *   FA_CAUSAL_TOP_LEFT:     j <= i. */
+enum fa_causal_align { FA_CAUSAL_BOTTOM_RIGHT = 0, FA_CAUSAL_TOP_LEFT = 1 };
+
+/* Where compiled kernels are kept. */
+enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
+
+/* Whether a kernel may be compiled when the cache has none. */
+enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1 };
+
+/* A kernel family: one way of using the tensor cores. */
+enum fa_family {
+  FA_FAMILY_AUTOMATIC = 0,
+  FA_FAMILY_SM80 = 1 /* mma.sync + cp.async: Ampere and everything after it */
+};
+
+/* A switch that can be left to the planner. */
+enum fa_choice { FA_CHOICE_AUTOMATIC = 0, FA_CHOICE_NO = 1, FA_CHOICE_YES = 2 };
+
+/* Fixes part of the kernel instead of leaving it to the planner; 0 leaves a field open. A combination that does not fit
+ * the GPU is refused with the limit that it breaks. */
+typedef struct fa_kernel_override {
+  uint32_t struct_size;
+  int32_t family;         /* enum fa_family */
+  int32_t tile_m;         /* query rows of a thread block */
+  int32_t tile_n;         /* keys of one step of the main loop */
+  int32_t warps;          /* warps of a thread block */
+  int32_t stages;         /* K and V tiles in flight */
+  int32_t q_in_registers; /* enum fa_choice */
+  int32_t loop_bodies;    /* 1: masked and plain tiles share a loop body, 2: one body each */
+  int32_t pack_gqa;       /* enum fa_choice: query heads of a KV head share a tile */
+  int32_t splits;         /* thread blocks that share the keys of a query tile */
+} fa_kernel_override;
+
+/* Everything that is fixed over the life of an attention. */
+typedef struct fa_config {
+  uint32_t struct_size;
+  int32_t head_dim;            /* d_qk: a multiple of 8 from 8 to 256 */
+  int32_t head_dim_v;          /* d_v: likewise; 0 means head_dim */
+  int32_t dtype;               /* enum fa_dtype, of q, k, v and o. The log-sum-exp is f32 (f64 when dtype is f64) */
+  int32_t has_scale;           /* nonzero: `scale` counts, whatever it is; zero: 1/sqrt(head_dim) */
+  float scale;                 /* any finite float, 0 and negatives included */
+  int32_t causal;              /* nonzero: masked */
+  int32_t causal_align;        /* enum fa_causal_align */
+  int32_t deterministic;       /* nonzero: never swap the kernel of a problem between runs */
+  int32_t cache_mode;          /* enum fa_cache_mode */
+  int32_t compile;             /* enum fa_compile_policy */
+  int32_t host_f64;            /* nonzero: the host device accumulates in double also for 16- and 32-bit tensors */
+  const char* cache_directory; /* UTF-8. NULL or "": FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa */
+  const fa_kernel_override* kernel; /* NULL: the planner decides */
+} fa_config;
+
+/* Flags of a tensor. */
+enum fa_tensor_flags {
+  FA_TENSOR_READ_ONLY = 1, /* refused as an output */
+  FA_TENSOR_ROW_MAJOR = 2  /* dense and row-major: `strides` is not read */
+};
+
+/* A tensor that somebody else owns. Axes are [b, h, s, d] by meaning, whatever their order in memory; [b, s, d] is a
+ * tensor with one head. Row statistics (the log-sum-exp) are [b, h, s] or [b, s]. Strides count elements; the last axis
+ * of q, k, v and o must be contiguous. The memory must stay valid until the work queued on the stream has finished; the
+ * struct itself only during the call. */
+typedef struct fa_tensor {
+  uint32_t struct_size;
+  int32_t dtype;  /* enum fa_dtype */
+  int32_t rank;   /* 1 to 4: how many of `shape` and `strides` count */
+  uint32_t flags; /* enum fa_tensor_flags, or'ed */
+  void* data;
+  int64_t shape[4];
+  int64_t strides[4]; /* in elements */
+} fa_tensor;
+
+typedef struct fa_forward_inputs {
+  uint32_t struct_size;
+  uint32_t reserved;  /* 0 */
+  const fa_tensor* q; /* [b, h_q, s_q, d_qk] */
+  const fa_tensor* k; /* [b, h_kv, s_kv, d_qk] */
+  const fa_tensor* v; /* [b, h_kv, s_kv, d_v] */
+} fa_forward_inputs;
+
+typedef struct fa_forward_outputs {
+  uint32_t struct_size;
+  uint32_t reserved;    /* 0 */
+  const fa_tensor* o;   /* [b, h_q, s_q, d_v]; must not overlap itself, lse or an input */
+  const fa_tensor* lse; /* [b, h_q, s_q], natural log, -inf for a row without keys; may be NULL */
+} fa_forward_outputs;
+
+/* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
+typedef struct fa_shape {
+  uint32_t struct_size;
+  int32_t unaligned; /* nonzero: rows of q, k, v and o need not start at multiples of 16 bytes */
+  int64_t b;
+  int64_t h_q;
+  int64_t h_kv; /* divides h_q: query head h reads KV head h / (h_q / h_kv). 0 means h_q */
+  int64_t s_q;
+  int64_t s_kv;
+} fa_shape;
+
+/* Scratch memory of one call, at least fa_workspace_size bytes on the attention's device, 256-byte aligned. Calls that
+ * may overlap in time need one each. */
+typedef struct fa_workspace {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  void* data;
+  size_t size;
+} fa_workspace;
+
+/* What serves a shape, and what it cost to get it. Texts end with NUL and are cut where they do not fit. */
+typedef struct fa_kernel_info {
+  uint32_t struct_size;
+  int32_t registers;    /* a thread */
+  int32_t local_bytes;  /* spilled bytes a thread */
+  int32_t shared_bytes; /* a thread block */
+  int32_t threads;      /* a thread block */
+  int32_t reserved;
+  double compile_ms;
+  double load_ms;
+  char name[64];   /* entry point */
+  char origin[16]; /* "compiled", "disk", "memory" or "host" */
+  char spec[512];  /* every choice of the planner, in one line */
+} fa_kernel_info;
+
+/* Computes attention for one fa_config on one device. */
+typedef struct fa_attention fa_attention;
+
+/* Validates `config` and binds `device`; compiles nothing. On success *out is the caller's, to be given to fa_destroy;
+ * on failure it is NULL. */
+FA_C_API int fa_create(const fa_config* config, fa_device device, fa_attention** out);
+
+/* NULL is accepted. Queued work may still be running; its kernels stay loaded. */
+FA_C_API void fa_destroy(fa_attention* attention);
+
+/* Computes outputs->o and, if given, outputs->lse. Queued on `stream` (a CUstream or cudaStream_t; NULL is the legacy
+ * default stream); returns before the work is done, on the host device after. A shape served for the first time is
+ * planned, compiled if need be, and loaded; after that a call allocates nothing when `workspace` is given, takes no
+ * lock and may be captured into a CUDA graph. `workspace` NULL: scratch, where needed, comes from the stream's memory
+ * pool. b, h_q or s_q = 0 succeeds without a launch. */
+FA_C_API int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs,
+                        const fa_forward_outputs* outputs, void* stream, const fa_workspace* workspace);
+
+/* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. */
+FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
+
+/* Bytes of scratch that fa_forward needs for `shape`; often 0. */
+FA_C_API int fa_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+
+/* Which kernel serves `shape`; prepares it first. The caller sets info->struct_size; no byte beyond it is written. */
+FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
+
+/* The last failure on the calling thread: its code (FA_OK when there was none), its message, and its named facts, among
+ * them "argument", "value" and "accepted" (see fa_status for more). Never NULL: empty when there is nothing. The texts
+ * stay valid until the next call that fails on this thread. */
+FA_C_API int fa_last_error_code(void);
+FA_C_API const char* fa_last_error_message(void);
+FA_C_API const char* fa_last_error_field(const char* name);
+
+/* "invalid_argument" for FA_INVALID_ARGUMENT, and so on. */
+FA_C_API const char* fa_status_name(int status);
+
+/* "0.1.0". */
+FA_C_API const char* fa_version(void);
+
+enum fa_log_level { FA_LOG_DEBUG = 0, FA_LOG_INFO = 1, FA_LOG_WARNING = 2, FA_LOG_ERROR = 3, FA_LOG_OFF = 4 };
+
+/* Called with one message, without a line end; from any thread, one call at a time. It must not call
+ * fa_set_log_callback itself. */
+typedef void (*fa_log_callback)(void* user, int level, const char* message);
+
+/* Where messages go, for the whole process; NULL restores the default, standard error. */
+FA_C_API int fa_set_log_callback(fa_log_callback callback, void* user);
+
+/* Messages below `level` are dropped. The default is FA_LOG_WARNING, or the environment's FA_LOG. */
+FA_C_API int fa_set_log_level(int level);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FA_FA_H_ */

@@ -1,0 +1,299 @@
+#include <fa/attention.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include <common/forward_params.cuh>
+
+#include "api/build.hpp"
+#include "api/validate.hpp"
+#include "cache/store.hpp"
+#include "driver/driver.hpp"
+#include "plan/planner.hpp"
+#include "reference/forward.hpp"
+#include "support/log.hpp"
+#include "support/text.hpp"
+
+namespace fa {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+// K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
+constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
+constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+
+/// The kernels of one slot of the planner, ready to launch.
+struct Ready {
+  plan::KernelSpec spec;
+  std::shared_ptr<const driver::LoadedKernel> kernel;
+  std::shared_ptr<const driver::LoadedKernel> combine;  ///< when the keys are split
+  unsigned shared_bytes = 0;
+  unsigned combine_threads = 0;
+  KernelInfo info;
+};
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+class Attention::Impl {
+ public:
+  Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
+    api::validate(config_, device.kind() == Device::Kind::host);
+    const double scale = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
+    scale_ = scale;
+    positive_scale_ = scale > 0;
+    if (device.kind() == Device::Kind::host) return;
+    context_.emplace(driver::ContextRef::acquire(device));
+    device_ = Device::cuda(context_->info().ordinal);
+    plan::limits(context_->info().arch);
+    // A kernel override that can never fit is refused here, not at the first call.
+    plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096}), fixed());
+    store_ = api::open_store(config_.cache);
+  }
+
+  const AttentionConfig& config() const noexcept { return config_; }
+  Device device() const noexcept { return device_; }
+
+  void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
+    const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
+    if (call.empty) return;
+    if (!context_) return forward_on_host(call);
+    const driver::ContextScope scope(context_->context());
+    const plan::Problem wanted = problem(call.shape);
+    const plan::Choice choice = plan::choose(wanted, fixed());
+    const Ready& ready = get(wanted, choice);
+    launch(call, wanted, choice, ready, stream, workspace);
+  }
+
+  KernelInfo prepare(const AttentionShape& wanted) {
+    const AttentionShape shape = api::checked(wanted);
+    if (!context_) {
+      KernelInfo info;
+      info.name = "fa_reference_forward";
+      info.spec = fmt::format("reference_forward dtype={} f64={:d}", to_string(config_.dtype), config_.host_f64);
+      info.origin = "host";
+      return info;
+    }
+    const plan::Problem problem_of_shape = problem(shape);
+    return get(problem_of_shape, plan::choose(problem_of_shape, fixed())).info;
+  }
+
+  std::size_t workspace_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(wanted);
+    if (!context_) return 0;
+    const plan::Problem problem_of_shape = problem(shape);
+    return plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+  }
+
+ private:
+  const KernelOverride& fixed() const noexcept {
+    static constexpr KernelOverride kNone;
+    return config_.kernel ? *config_.kernel : kNone;
+  }
+
+  int d_v() const noexcept { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
+
+  plan::Problem problem(const AttentionShape& shape) const noexcept {
+    plan::Problem result;
+    result.arch = context_->info().arch;
+    result.dtype = config_.dtype;
+    result.d_qk = config_.head_dim;
+    result.d_v = d_v();
+    result.causal = config_.causal;
+    result.causal_align = config_.causal_align;
+    result.positive_scale = positive_scale_;
+    result.aligned = shape.aligned;
+    result.b = shape.b;
+    result.h_q = shape.h_q;
+    result.h_kv = shape.h_kv;
+    result.s_q = shape.s_q;
+    result.s_kv = shape.s_kv;
+    return result;
+  }
+
+  /// The ready kernels of a choice: one atomic load once they exist.
+  const Ready& get(const plan::Problem& wanted, const plan::Choice& choice) {
+    std::atomic<const Ready*>& slot = slots_[static_cast<std::size_t>(choice.slot())];
+    if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
+    Ready made = make(wanted, choice);  // other threads may do the same: the store compiles each kernel once
+    const std::lock_guard lock(mutex_);
+    if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
+    kept_.push_back(std::move(made));
+    slot.store(&kept_.back(), std::memory_order_release);
+    return kept_.back();
+  }
+
+  Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
+    const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
+    Ready ready;
+    ready.spec = planned.kernel;
+    ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(planned.kernel));
+    ready.kernel = api::load_kernel(planned.kernel, *store_, config_.compile, *context_, &ready.info);
+    if (choice.splits > 1) {
+      KernelInfo combine_info;
+      ready.combine = api::load_kernel(planned.combine, *store_, config_.compile, *context_, &combine_info);
+      ready.combine_threads = static_cast<unsigned>(planned.combine.threads());
+      ready.info.compile_ms += combine_info.compile_ms;
+      ready.info.load_ms += combine_info.load_ms;
+    }
+    support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
+    return ready;
+  }
+
+  kernel::ForwardParams params(const api::ForwardCall& call, const plan::Choice& choice, const Ready& ready) const {
+    const AttentionShape& shape = call.shape;
+    kernel::ForwardParams params{};
+    params.q = call.q.data;
+    params.k = call.k.data;
+    params.v = call.v.data;
+    params.o = call.o.data;
+    params.lse = call.lse.defined() ? static_cast<float*>(call.lse.data) : nullptr;
+    const auto strides = [](const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
+      b = view.strides[0];
+      h = view.strides[1];
+      s = view.strides[2];
+    };
+    strides(call.q, params.stride_q_b, params.stride_q_h, params.stride_q_s);
+    strides(call.k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+    strides(call.v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+    strides(call.o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+    if (call.lse.defined()) strides(call.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
+    params.b = static_cast<int>(shape.b);
+    params.h_q = static_cast<int>(shape.h_q);
+    params.h_kv = static_cast<int>(shape.h_kv);
+    params.s_q = static_cast<int>(shape.s_q);
+    params.s_kv = static_cast<int>(shape.s_kv);
+    params.group = static_cast<int>(shape.h_q / shape.h_kv);
+    params.causal_shift =
+        config_.causal_align == CausalAlign::bottom_right ? static_cast<int>(shape.s_kv - shape.s_q) : 0;
+    params.heads = static_cast<int>(choice.pack_gqa ? shape.h_kv : shape.h_q);
+    const std::int64_t rows = choice.pack_gqa ? shape.s_q * params.group : shape.s_q;
+    params.m_blocks = static_cast<int>(ceil_div(rows, ready.spec.tile_m));
+    const std::int64_t head_bytes = std::max<std::int64_t>(
+        shape.s_kv * (config_.head_dim + d_v()) * static_cast<std::int64_t>(size_of(config_.dtype)), 1);
+    const std::int64_t sharing = choice.pack_gqa ? 1 : params.group;
+    params.heads_in_flight = static_cast<int>(std::clamp<std::int64_t>(
+        kL2Budget / head_bytes * sharing, sharing, std::max<std::int64_t>(params.heads, 1) * shape.b));
+    params.splits = choice.splits;
+    params.scale = static_cast<float>(scale_);
+    params.scale_log2 = static_cast<float>(scale_ * kLog2e);
+    return params;
+  }
+
+  void launch(const api::ForwardCall& call, const plan::Problem& wanted, const plan::Choice& choice, const Ready& ready,
+              Stream stream, Workspace workspace) const {
+    kernel::ForwardParams arguments = params(call, choice, ready);
+    const std::int64_t grid = std::int64_t{arguments.m_blocks} * arguments.heads * arguments.b * arguments.splits;
+    if (grid > kMaxGrid) {
+      support::throw_invalid("b * h_q * s_q", grid, fmt::format("at most {} query tiles", kMaxGrid));
+    }
+    if (choice.splits == 1) {
+      driver::launch(ready.kernel->function(), static_cast<unsigned>(grid), static_cast<unsigned>(ready.spec.threads()),
+                     ready.shared_bytes, stream, &arguments);
+      return;
+    }
+    launch_split(wanted, ready, arguments, static_cast<unsigned>(grid), stream, workspace);
+  }
+
+  void launch_split(const plan::Problem& wanted, const Ready& ready, kernel::ForwardParams& arguments, unsigned grid,
+                    Stream stream, Workspace workspace) const {
+    const std::size_t needed = plan::forward_workspace_bytes(wanted, arguments.splits);
+    if (workspace.data != nullptr && workspace.size < needed) {
+      throw Error(
+          ErrorCode::out_of_memory,
+          fmt::format("workspace = {} bytes: accepted are {} or more for this shape", workspace.size, needed),
+          {{"argument", "workspace"}, {"value", std::to_string(workspace.size)}, {"accepted", std::to_string(needed)}});
+    }
+    const CUdeviceptr owned = workspace.data == nullptr ? driver::allocate(needed, stream) : CUdeviceptr{0};
+    const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
+    arguments.partial_o =
+        workspace.data == nullptr ? reinterpret_cast<float*>(owned) : static_cast<float*>(workspace.data);
+    arguments.partial_lse = arguments.partial_o + rows * arguments.splits * d_v();
+    try {
+      driver::launch(ready.kernel->function(), grid, static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes,
+                     stream, &arguments);
+      const std::int64_t warps = ready.combine_threads / 32;
+      driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
+                     stream, &arguments);
+    } catch (...) {
+      if (owned != 0) driver::free(owned, stream);
+      throw;
+    }
+    if (owned != 0) driver::free(owned, stream);
+  }
+
+  void forward_on_host(const api::ForwardCall& call) const {
+    reference::ForwardArgs args;
+    args.q = call.q;
+    args.k = call.k;
+    args.v = call.v;
+    args.o = call.o;
+    args.lse = call.lse;
+    args.scale = scale_;
+    args.causal = config_.causal;
+    args.causal_align = config_.causal_align;
+    args.f64 = config_.host_f64 || config_.dtype == DType::f64;
+    reference::forward(args);
+  }
+
+  AttentionConfig config_;
+  Device device_;
+  double scale_ = 1;
+  bool positive_scale_ = true;
+  std::optional<driver::ContextRef> context_;  ///< empty on the host device
+  std::shared_ptr<cache::Store> store_;
+
+  std::array<std::atomic<const Ready*>, plan::Choice::kSlots> slots_{};
+  std::mutex mutex_;        ///< guards kept_
+  std::deque<Ready> kept_;  ///< never moves its elements
+};
+
+Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Attention::Attention(Attention&&) noexcept = default;
+Attention& Attention::operator=(Attention&&) noexcept = default;
+Attention::~Attention() = default;
+
+Attention Attention::create(const AttentionConfig& config, Device device) {
+  return Attention(std::make_unique<Impl>(config, device));
+}
+
+void Attention::forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,
+                        Workspace workspace) const {
+  impl_->forward(inputs, outputs, stream, workspace);
+}
+
+void Attention::prepare(const AttentionShape& shape) const {
+  impl_->prepare(shape);
+}
+
+std::size_t Attention::workspace_size(const AttentionShape& shape) const {
+  return impl_->workspace_size(shape);
+}
+
+KernelInfo Attention::kernel_info(const AttentionShape& shape) const {
+  return impl_->prepare(shape);
+}
+
+const AttentionConfig& Attention::config() const noexcept {
+  return impl_->config();
+}
+
+Device Attention::device() const noexcept {
+  return impl_->device();
+}
+
+const char* version() noexcept {
+  return FA_VERSION;
+}
+
+}  // namespace fa

@@ -1,0 +1,395 @@
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <fa/fa.h>
+
+#include <fa/attention.hpp>
+#include "support/text.hpp"
+
+struct fa_attention {
+  fa::Attention attention;
+};
+
+namespace fa {
+namespace {
+
+/// Sizes beyond this are uninitialised memory, not a newer version of a struct.
+constexpr std::uint32_t kLargestStruct = 4096;
+
+static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
+static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
+static_assert(FA_F64 == static_cast<int>(DType::f64));
+static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
+static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
+static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
+static_assert(FA_FAMILY_SM80 == static_cast<int>(Family::sm80));
+static_assert(FA_LOG_OFF == static_cast<int>(LogLevel::off));
+
+struct LastError {
+  std::optional<Error> error;
+  int code = FA_OK;  ///< of `error`, or of `plain` when there is no memory for an Error
+  const char* plain = "";
+};
+
+LastError& last_error() noexcept {
+  thread_local LastError last;
+  return last;
+}
+
+int remember(const Error& error) noexcept {
+  LastError& last = last_error();
+  last.error.emplace(error);
+  last.code = static_cast<int>(error.code());
+  return last.code;
+}
+
+int remember(ErrorCode code, const char* plain) noexcept {
+  LastError& last = last_error();
+  last.error.reset();
+  last.plain = plain;
+  last.code = static_cast<int>(code);
+  return last.code;
+}
+
+int remember_unexpected(const std::exception& exception) noexcept {
+  try {
+    return remember(Error(ErrorCode::internal, std::string("unexpected exception: ") + exception.what()));
+  } catch (...) {
+    return remember(ErrorCode::internal, "unexpected exception");
+  }
+}
+
+/// Runs `body`; no exception passes.
+template <typename Body>
+int guarded(Body&& body) noexcept {
+  try {
+    body();
+    return FA_OK;
+  } catch (const Error& error) {
+    return remember(error);
+  } catch (const std::bad_alloc&) {
+    return remember(ErrorCode::out_of_memory, "out of host memory");
+  } catch (const std::exception& exception) {
+    return remember_unexpected(exception);
+  } catch (...) {
+    return remember(ErrorCode::internal, "unexpected exception");
+  }
+}
+
+[[noreturn]] void refuse(const std::string& argument, const std::string& value, const std::string& accepted) {
+  support::throw_invalid_text(argument, value, accepted);
+}
+
+template <typename Pointer>
+void require(const Pointer* pointer, const std::string& argument) {
+  if (pointer == nullptr) {
+    refuse(argument, "NULL", "a pointer");
+  }
+}
+
+bool all_zero(const char* bytes, std::size_t count) {
+  return std::all_of(bytes, bytes + count, [](char byte) { return byte == 0; });
+}
+
+void check_struct_size(std::uint32_t size, const std::string& argument) {
+  constexpr std::uint32_t kSmallest = 2 * sizeof(std::uint32_t);
+  if (size < kSmallest || size > kLargestStruct) {
+    refuse(argument + ".struct_size", std::to_string(size), "the sizeof of the struct");
+  }
+}
+
+/// A copy of a caller's struct in this library's version of it.
+template <typename Struct>
+Struct read_struct(const Struct* source, const std::string& argument) {
+  static_assert(std::is_trivially_copyable_v<Struct>);
+  require(source, argument);
+  const std::uint32_t size = source->struct_size;
+  check_struct_size(size, argument);
+  Struct copy{};
+  std::memcpy(&copy, source, std::min<std::size_t>(size, sizeof(Struct)));
+  if (size > sizeof(Struct) &&
+      !all_zero(reinterpret_cast<const char*>(source) + sizeof(Struct), size - sizeof(Struct))) {
+    throw Error(ErrorCode::unsupported,
+                argument + " sets a field that this version of fa (" + version() + ") does not know",
+                {{"argument", argument}, {"value", std::to_string(size)}});
+  }
+  return copy;
+}
+
+/// The enumerator numbered `value`; `last` is the greatest that exists.
+template <typename Enum>
+Enum to_enum(std::int32_t value, Enum last, const std::string& argument) {
+  if (value < 0 || value > static_cast<std::int32_t>(last)) {
+    refuse(argument, std::to_string(value), "0 to " + std::to_string(static_cast<std::int32_t>(last)));
+  }
+  return static_cast<Enum>(value);
+}
+
+std::optional<bool> to_choice(std::int32_t value, const std::string& argument) {
+  switch (to_enum(value, FA_CHOICE_YES, argument)) {
+    case FA_CHOICE_NO:
+      return false;
+    case FA_CHOICE_YES:
+      return true;
+    default:
+      return std::nullopt;
+  }
+}
+
+Device to_device(fa_device device) {
+  switch (device.kind) {
+    case FA_DEVICE_CURRENT:
+      return Device::current();
+    case FA_DEVICE_CUDA:
+      return Device::cuda(device.ordinal);
+    case FA_DEVICE_HOST:
+      return Device::host();
+    default:
+      refuse("device.kind", std::to_string(device.kind), "FA_DEVICE_CURRENT, FA_DEVICE_CUDA or FA_DEVICE_HOST");
+  }
+}
+
+KernelOverride to_override(const fa_kernel_override* source) {
+  const fa_kernel_override in = read_struct(source, "config.kernel");
+  KernelOverride out;
+  out.family = to_enum(in.family, Family::sm80, "config.kernel.family");
+  out.tile_m = in.tile_m;
+  out.tile_n = in.tile_n;
+  out.warps = in.warps;
+  out.stages = in.stages;
+  out.q_in_registers = to_choice(in.q_in_registers, "config.kernel.q_in_registers");
+  out.loop_bodies = in.loop_bodies;
+  out.pack_gqa = to_choice(in.pack_gqa, "config.kernel.pack_gqa");
+  out.splits = in.splits;
+  return out;
+}
+
+AttentionConfig to_config(const fa_config* source) {
+  const fa_config in = read_struct(source, "config");
+  AttentionConfig out;
+  out.head_dim = in.head_dim;
+  out.head_dim_v = in.head_dim_v;
+  out.dtype = to_enum(in.dtype, DType::f64, "config.dtype");
+  if (in.has_scale != 0) {
+    out.scale = in.scale;
+  }
+  out.causal = in.causal != 0;
+  out.causal_align = to_enum(in.causal_align, CausalAlign::top_left, "config.causal_align");
+  out.deterministic = in.deterministic != 0;
+  out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
+  out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
+  out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.host_f64 = in.host_f64 != 0;
+  if (in.kernel != nullptr) {
+    out.kernel = to_override(in.kernel);
+  }
+  return out;
+}
+
+void check_flags(std::uint32_t flags, const std::string& argument) {
+  constexpr std::uint32_t kKnown = FA_TENSOR_READ_ONLY | FA_TENSOR_ROW_MAJOR;
+  if ((flags & ~kKnown) != 0) {
+    refuse(argument + ".flags", std::to_string(flags), "FA_TENSOR_READ_ONLY and FA_TENSOR_ROW_MAJOR");
+  }
+}
+
+void set_row_major_strides(TensorView& view) {
+  std::int64_t stride = 1;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    view.strides[i] = stride;
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(view.shape[i], 1), &stride)) {
+      stride = 0;  // no such tensor fits in memory: the sizes are refused when they are validated
+    }
+  }
+}
+
+/// A NULL tensor is one that was not given.
+TensorView to_view(const fa_tensor* source, const std::string& argument) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_tensor in = read_struct(source, argument);
+  if (in.rank < 1 || in.rank > TensorView::kMaxRank) {
+    refuse(argument + ".rank", std::to_string(in.rank), "1 to 4");
+  }
+  check_flags(in.flags, argument);
+  TensorView view;
+  view.data = in.data;
+  view.dtype = to_enum(in.dtype, DType::f64, argument + ".dtype");
+  view.rank = in.rank;
+  view.read_only = (in.flags & FA_TENSOR_READ_ONLY) != 0;
+  std::copy_n(in.shape, in.rank, view.shape.begin());
+  if ((in.flags & FA_TENSOR_ROW_MAJOR) != 0) {
+    set_row_major_strides(view);
+  } else {
+    std::copy_n(in.strides, in.rank, view.strides.begin());
+  }
+  return view;
+}
+
+ForwardInputs to_inputs(const fa_forward_inputs* source) {
+  const fa_forward_inputs in = read_struct(source, "inputs");
+  return {to_view(in.q, "q"), to_view(in.k, "k"), to_view(in.v, "v")};
+}
+
+ForwardOutputs to_outputs(const fa_forward_outputs* source) {
+  const fa_forward_outputs in = read_struct(source, "outputs");
+  return {to_view(in.o, "o"), to_view(in.lse, "lse")};
+}
+
+AttentionShape to_shape(const fa_shape* source) {
+  const fa_shape in = read_struct(source, "shape");
+  AttentionShape out;
+  out.b = in.b;
+  out.h_q = in.h_q;
+  out.h_kv = in.h_kv;
+  out.s_q = in.s_q;
+  out.s_kv = in.s_kv;
+  out.aligned = in.unaligned == 0;
+  return out;
+}
+
+Workspace to_workspace(const fa_workspace* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_workspace in = read_struct(source, "workspace");
+  return {in.data, in.size};
+}
+
+template <std::size_t kSize>
+void copy_text(char (&target)[kSize], const std::string& text) {
+  const std::size_t length = std::min(text.size(), kSize - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = '\0';
+}
+
+fa_kernel_info to_c(const KernelInfo& info) {
+  fa_kernel_info out{};
+  out.registers = info.registers;
+  out.local_bytes = info.local_bytes;
+  out.shared_bytes = info.shared_bytes;
+  out.threads = info.threads;
+  out.compile_ms = info.compile_ms;
+  out.load_ms = info.load_ms;
+  copy_text(out.name, info.name);
+  copy_text(out.origin, info.origin);
+  copy_text(out.spec, info.spec);
+  return out;
+}
+
+/// Fills the caller's struct up to the size it was compiled with.
+void write_kernel_info(fa_kernel_info* target, fa_kernel_info info) {
+  const std::uint32_t size = target->struct_size;
+  info.struct_size = size;
+  std::memcpy(target, &info, std::min<std::size_t>(size, sizeof info));
+}
+
+}  // namespace
+}  // namespace fa
+
+extern "C" {
+
+int fa_create(const fa_config* config, fa_device device, fa_attention** out) {
+  return fa::guarded([&] {
+    fa::require(out, "out");
+    *out = nullptr;
+    *out = new fa_attention{fa::Attention::create(fa::to_config(config), fa::to_device(device))};
+  });
+}
+
+void fa_destroy(fa_attention* attention) {
+  delete attention;
+}
+
+int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs, const fa_forward_outputs* outputs,
+               void* stream, const fa_workspace* workspace) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.forward(fa::to_inputs(inputs), fa::to_outputs(outputs), static_cast<fa::Stream>(stream),
+                                 fa::to_workspace(workspace));
+  });
+}
+
+int fa_prepare(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.prepare(fa::to_shape(shape));
+  });
+}
+
+int fa_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.workspace_size(fa::to_shape(shape));
+  });
+}
+
+int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(info, "info");
+    fa::check_struct_size(info->struct_size, "info");
+    fa::write_kernel_info(info, fa::to_c(attention->attention.kernel_info(fa::to_shape(shape))));
+  });
+}
+
+int fa_last_error_code(void) {
+  return fa::last_error().code;
+}
+
+const char* fa_last_error_message(void) {
+  const fa::LastError& last = fa::last_error();
+  return last.error ? last.error->what() : last.plain;
+}
+
+const char* fa_last_error_field(const char* name) {
+  const fa::LastError& last = fa::last_error();
+  if (!last.error || name == nullptr) {
+    return "";
+  }
+  for (const fa::ErrorField& field : last.error->fields()) {
+    if (field.name == name) {
+      return field.value.c_str();
+    }
+  }
+  return "";
+}
+
+const char* fa_status_name(int status) {
+  if (status == FA_OK) {
+    return "ok";
+  }
+  return status < FA_INVALID_ARGUMENT || status > FA_INTERNAL ? "unknown"
+                                                              : fa::to_string(static_cast<fa::ErrorCode>(status));
+}
+
+const char* fa_version(void) {
+  return fa::version();
+}
+
+int fa_set_log_callback(fa_log_callback callback, void* user) {
+  return fa::guarded([&] {
+    if (callback == nullptr) {
+      fa::set_log_callback({});
+      return;
+    }
+    fa::set_log_callback([callback, user](fa::LogLevel level, std::string_view message) {
+      callback(user, static_cast<int>(level), std::string(message).c_str());
+    });
+  });
+}
+
+int fa_set_log_level(int level) {
+  return fa::guarded([&] { fa::set_log_level(fa::to_enum(level, fa::LogLevel::off, "level")); });
+}
+
+}  // extern "C"

@@ -1,0 +1,315 @@
+#include "api/validate.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "support/text.hpp"
+
+namespace fa::api {
+namespace {
+
+using support::throw_invalid;
+
+constexpr int kMaxHeadDim = 256;
+// Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
+constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
+
+std::span<const std::int64_t> shape_of(const TensorView& view) {
+  return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank))};
+}
+
+std::string shape_text(const TensorView& view) {
+  return fmt::format("[{}]", fmt::join(shape_of(view), ", "));
+}
+
+void check_head_dim(std::string_view name, int value) {
+  if (value < 8 || value > kMaxHeadDim || value % 8 != 0) throw_invalid(name, value, "a multiple of 8 from 8 to 256");
+}
+
+void check_size(std::string_view name, std::int64_t value) {
+  if (value < 0 || value > kMaxLength) throw_invalid(name, value, fmt::format("0 to {}", kMaxLength));
+}
+
+void check_sizes(const AttentionShape& shape) {
+  check_size("b", shape.b);
+  check_size("h_q", shape.h_q);
+  check_size("h_kv", shape.h_kv);
+  check_size("s_q", shape.s_q);
+  check_size("s_kv", shape.s_kv);
+  const bool heads_match = shape.h_kv == 0 ? shape.h_q == 0 : shape.h_q % shape.h_kv == 0;
+  if (!heads_match) throw_invalid("h_q", shape.h_q, fmt::format("a multiple of h_kv = {}", shape.h_kv));
+}
+
+/// Inserts the head axis that a tensor without heads leaves out.
+TensorView with_heads(const TensorView& view, int full_rank) {
+  if (view.rank == full_rank) return view;
+  TensorView result = view;
+  result.rank = full_rank;
+  for (int axis = full_rank - 1; axis > 1; --axis) {
+    result.shape[static_cast<std::size_t>(axis)] = view.shape[static_cast<std::size_t>(axis - 1)];
+    result.strides[static_cast<std::size_t>(axis)] = view.strides[static_cast<std::size_t>(axis - 1)];
+  }
+  result.shape[1] = 1;
+  result.strides[1] = 0;
+  return result;
+}
+
+TensorView checked_tensor(std::string_view name, const TensorView& view, DType dtype) {
+  if (!view.defined()) throw_invalid(name, "nothing", "a tensor [b, h, s, d] or [b, s, d]");
+  if (view.rank != 3 && view.rank != 4) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)), "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
+  }
+  if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+  for (const std::int64_t size : shape_of(view)) {
+    if (size < 0 || size > kMaxLength) {
+      throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("sizes from 0 to {}", kMaxLength));
+    }
+  }
+  const TensorView full = with_heads(view, 4);
+  if (full.shape[3] > 1 && full.strides[3] != 1) {
+    throw_invalid(name, fmt::format("stride {} of the last axis", full.strides[3]), "a contiguous head dim, stride 1");
+  }
+  const bool empty = std::ranges::any_of(shape_of(full), [](std::int64_t size) { return size == 0; });
+  if (full.data == nullptr && !empty) throw_invalid(name, "a null pointer", "memory for its elements");
+  return full;
+}
+
+void check_alignment(std::string_view name, const TensorView& view) {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+    throw_invalid(name, fmt::format("pointer {}", view.data),
+                  fmt::format("a multiple of {} bytes", size_of(view.dtype)));
+  }
+}
+
+void check_shape(std::string_view name, const TensorView& view, const std::array<std::int64_t, 4>& expected,
+                 std::string_view axes) {
+  if (view.shape == expected) return;
+  throw_invalid(name, fmt::format("shape {}", shape_text(view)),
+                fmt::format("{} = [{}]", axes, fmt::join(expected, ", ")));
+}
+
+void check_writable(std::string_view name, const TensorView& view) {
+  if (view.read_only) throw_invalid(name, "a view of const memory", "a writable tensor");
+  if (overlaps_itself(view)) {
+    throw_invalid(name, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "elements that do not overlap");
+  }
+}
+
+TensorView checked_lse(const AttentionConfig& config, const TensorView& lse, const AttentionShape& shape, bool rank3) {
+  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const int rank = rank3 ? 2 : 3;
+  if (lse.rank != rank && lse.rank != 3) {
+    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)), rank3 ? "[b, s_q]" : "[b, h_q, s_q]");
+  }
+  if (lse.dtype != dtype) throw_invalid("lse", to_string(lse.dtype), fmt::format("dtype {}", to_string(dtype)));
+  const TensorView full = with_heads(lse, 3);
+  if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
+    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)),
+                  fmt::format("[b, h_q, s_q] = [{}, {}, {}]", shape.b, shape.h_q, shape.s_q));
+  }
+  if (full.data == nullptr && full.elements() != 0) throw_invalid("lse", "a null pointer", "memory for its elements");
+  check_alignment("lse", full);
+  check_writable("lse", full);
+  return full;
+}
+
+void check_disjoint(std::string_view name, const TensorView& output, std::string_view other_name,
+                    const TensorView& other) {
+  if (overlap(output, other)) {
+    throw_invalid(name, fmt::format("memory shared with {}", other_name), "an output that overlaps no other tensor");
+  }
+}
+
+bool rows_aligned(const TensorView& view) noexcept {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  const auto elements = static_cast<std::int64_t>(16 / size_of(view.dtype));
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (view.shape[axis] > 1 && view.strides[axis] % elements != 0) return false;
+  }
+  return true;
+}
+
+// ---- overlap ----
+
+/// Byte offsets that a view reaches: base + sum of steps[i] * [0, counts[i]).
+struct Lattice {
+  struct Axis {
+    std::int64_t step;   ///< bytes, positive
+    std::int64_t count;  ///< positions, at least 2
+  };
+  std::array<Axis, TensorView::kMaxRank + 1> axes{};
+  std::size_t rank = 0;
+  std::int64_t first = 0;  ///< lowest byte
+  std::int64_t last = 0;   ///< highest byte
+  bool empty = false;
+};
+
+Lattice lattice_of(const TensorView& view) noexcept {
+  Lattice result;
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  result.first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
+  result.last = result.first + element - 1;
+  const auto add = [&](std::int64_t step, std::int64_t count) {
+    if (count <= 1 || step == 0) return;
+    if (step < 0) {
+      result.first += step * (count - 1);
+      step = -step;
+    } else {
+      result.last += step * (count - 1);
+    }
+    result.axes[result.rank++] = {step, count};
+  };
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    if (view.shape[axis] == 0) result.empty = true;
+    add(view.strides[axis] * element, view.shape[axis]);
+  }
+  result.axes[result.rank++] = {1, element};  // the bytes of an element
+  return result;
+}
+
+/// Insertion sort by step, for a handful of elements.
+template <class Item>
+void sort_by_step(std::span<Item> items, bool descending) noexcept {
+  for (std::size_t i = 1; i < items.size(); ++i) {
+    for (std::size_t j = i; j > 0 && (items[j].step > items[j - 1].step) == descending; --j) {
+      std::swap(items[j], items[j - 1]);
+    }
+  }
+}
+
+/// A multiple of `step` between `low` and `high` times.
+struct Term {
+  std::int64_t step, low, high;
+};
+
+/// Whether target = sum of t_i * step_i with low_i <= t_i <= high_i has a solution; steps descend. Gives up with `true`
+/// when the budget is spent.
+bool solvable(std::span<const Term> terms, std::int64_t target, int& budget) noexcept {
+  if (terms.empty()) return target == 0;
+  if (--budget < 0) return true;
+  std::int64_t rest_low = 0;
+  std::int64_t rest_high = 0;
+  for (const Term& term : terms.subspan(1)) {
+    rest_low += term.step * term.low;
+    rest_high += term.step * term.high;
+  }
+  const auto floor_div = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); };
+  const std::int64_t step = terms.front().step;
+  const std::int64_t low = std::max(terms.front().low, -floor_div(-(target - rest_high), step));
+  const std::int64_t high = std::min(terms.front().high, floor_div(target - rest_low, step));
+  for (std::int64_t t = low; t <= high; ++t) {
+    if (solvable(terms.subspan(1), target - t * step, budget)) return true;
+  }
+  return false;
+}
+
+constexpr int kSolveBudget = 4096;
+
+}  // namespace
+
+void validate(const AttentionConfig& config, bool host) {
+  check_head_dim("head_dim", config.head_dim);
+  if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v);
+  if (config.dtype > DType::f64) throw_invalid("dtype", static_cast<int>(config.dtype), "f16, bf16, f32 or f64");
+  if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
+  if (config.scale && !std::isfinite(*config.scale)) throw_invalid("scale", *config.scale, "a finite number");
+  if (config.causal_align > CausalAlign::top_left) {
+    throw_invalid("causal_align", static_cast<int>(config.causal_align), "bottom_right or top_left");
+  }
+  if (config.kernel && config.kernel->splits < 0) throw_invalid("kernel.splits", config.kernel->splits, "0 or more");
+}
+
+AttentionShape checked(const AttentionShape& shape) {
+  AttentionShape result = shape;
+  if (result.h_kv == 0) result.h_kv = result.h_q;
+  check_sizes(result);
+  return result;
+}
+
+bool overlaps_itself(const TensorView& view) noexcept {
+  Lattice lattice = lattice_of(view);
+  if (lattice.empty) return false;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    if (view.shape[axis] > 1 && view.strides[axis] == 0) return true;
+  }
+  const std::span<Lattice::Axis> axes(lattice.axes.data(), lattice.rank);
+  sort_by_step(axes, false);
+  std::int64_t reach = 0;  // the largest offset of the finer axes
+  for (const Lattice::Axis& axis : axes) {
+    if (axis.step <= reach) return true;
+    reach += axis.step * (axis.count - 1);
+  }
+  return false;
+}
+
+bool overlap(const TensorView& a, const TensorView& b) noexcept {
+  if (!a.defined() || !b.defined()) return false;
+  const Lattice first = lattice_of(a);
+  const Lattice second = lattice_of(b);
+  if (first.empty || second.empty || first.last < second.first || second.last < first.first) return false;
+  std::array<Term, 2 * (TensorView::kMaxRank + 1)> terms{};
+  std::size_t count = 0;
+  const auto add = [&](std::int64_t step, std::int64_t low, std::int64_t high) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (terms[i].step != step) continue;
+      terms[i].low += low;
+      terms[i].high += high;
+      return;
+    }
+    terms[count++] = {step, low, high};
+  };
+  for (std::size_t i = 0; i < first.rank; ++i) add(first.axes[i].step, 0, first.axes[i].count - 1);
+  for (std::size_t i = 0; i < second.rank; ++i) add(second.axes[i].step, -(second.axes[i].count - 1), 0);
+  const std::span<Term> used(terms.data(), count);
+  sort_by_step(used, true);
+  int budget = kSolveBudget;
+  return solvable(used, second.first - first.first, budget);
+}
+
+ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  ForwardCall call;
+  call.q = checked_tensor("q", inputs.q, config.dtype);
+  call.k = checked_tensor("k", inputs.k, config.dtype);
+  call.v = checked_tensor("v", inputs.v, config.dtype);
+  call.o = checked_tensor("o", outputs.o, config.dtype);
+  const std::int64_t d_qk = config.head_dim;
+  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  AttentionShape& shape = call.shape;
+  shape.b = call.q.shape[0];
+  shape.h_q = call.q.shape[1];
+  shape.s_q = call.q.shape[2];
+  shape.h_kv = call.k.shape[1];
+  shape.s_kv = call.k.shape[2];
+  check_shape("q", call.q, {shape.b, shape.h_q, shape.s_q, d_qk}, "[b, h_q, s_q, head_dim]");
+  check_shape("k", call.k, {shape.b, shape.h_kv, shape.s_kv, d_qk}, "[b, h_kv, s_kv, head_dim]");
+  check_shape("v", call.v, {shape.b, shape.h_kv, shape.s_kv, d_v}, "[b, h_kv, s_kv, head_dim_v]");
+  check_shape("o", call.o, {shape.b, shape.h_q, shape.s_q, d_v}, "[b, h_q, s_q, head_dim_v]");
+  check_sizes(shape);
+  check_alignment("q", call.q);
+  check_alignment("k", call.k);
+  check_alignment("v", call.v);
+  check_alignment("o", call.o);
+  check_writable("o", call.o);
+  if (outputs.lse.defined()) {
+    call.lse = checked_lse(config, outputs.lse, shape, inputs.q.rank == 3);
+    check_disjoint("lse", call.lse, "o", call.o);
+  }
+  const std::array<std::pair<const char*, const TensorView*>, 3> read = {
+      {{"q", &call.q}, {"k", &call.k}, {"v", &call.v}}};
+  for (const auto& [name, view] : read) {
+    check_disjoint("o", call.o, name, *view);
+    check_disjoint("lse", call.lse, name, *view);
+  }
+  shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
+  call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
+  return call;
+}
+
+}  // namespace fa::api

@@ -1,0 +1,39 @@
+#ifndef FA_SRC_API_VALIDATE_HPP_
+#define FA_SRC_API_VALIDATE_HPP_
+
+#include <cstdint>
+
+#include <fa/attention.hpp>
+
+namespace fa::api {
+
+/// Throws fa::Error(invalid_argument) naming the field, its value and what is accepted.
+void validate(const AttentionConfig& config, bool host);
+
+/// `shape` with defaults filled in. Throws like validate.
+AttentionShape checked(const AttentionShape& shape);
+
+/// The tensors of a forward call as rank-4 views (lse: rank 3), checked against each other.
+struct ForwardCall {
+  TensorView q;    ///< [b, h_q, s_q, d_qk]
+  TensorView k;    ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;    ///< [b, h_kv, s_kv, d_v]
+  TensorView o;    ///< [b, h_q, s_q, d_v]
+  TensorView lse;  ///< [b, h_q, s_q]; optional
+  AttentionShape shape;
+  bool empty = false;  ///< no output element: nothing to do
+};
+
+/// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
+ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs);
+
+/// Whether two of `view`'s elements share a byte, by a test that may call exotic stride patterns overlapping but never
+/// the reverse.
+bool overlaps_itself(const TensorView& view) noexcept;
+
+/// Whether an element of `a` shares a byte with one of `b`: exact for views that are slices of one packed buffer.
+bool overlap(const TensorView& a, const TensorView& b) noexcept;
+
+}  // namespace fa::api
+
+#endif  // FA_SRC_API_VALIDATE_HPP_

@@ -1,0 +1,119 @@
+#ifndef FA_SRC_DRIVER_DRIVER_HPP_
+#define FA_SRC_DRIVER_DRIVER_HPP_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <fa/device.hpp>
+
+#include "plan/arch.hpp"
+
+namespace fa::driver {
+
+/// The driver entry points that the library uses, each resolved by cuGetProcAddress for the version named here.
+struct Api {
+  int version = 0;  ///< cuDriverGetVersion
+#define FA_DRIVER_ENTRY(name, since) decltype(&::name) name = nullptr;
+#define FA_DRIVER_OPTIONAL(name, since, ...) std::type_identity_t<__VA_ARGS__> name = nullptr;
+#include "driver/entries.inc"
+#undef FA_DRIVER_OPTIONAL
+#undef FA_DRIVER_ENTRY
+};
+
+/// Opens libcuda.so.1 and initialises it, once; a failed attempt is not remembered. Throws fa::Error(no_driver) with
+/// what is missing and what to do.
+const Api& api();
+
+/// Throws fa::Error naming the call, CUDA_ERROR_… and its text, unless `result` is CUDA_SUCCESS: out_of_memory for that
+/// result, else cuda; fields: call, result.
+void check(CUresult result, const char* call);
+
+/// Facts of one GPU.
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string name;
+  plan::Arch arch;  ///< with the 'a' suffix where the architecture has one
+  int multiprocessors = 0;
+  std::size_t memory = 0;
+};
+DeviceInfo device_info(int ordinal);
+std::vector<DeviceInfo> list_devices();
+
+/// The context that is current on this thread, or nullptr.
+CUcontext current_context();
+
+/// A device and a context on it: the one that is current if it belongs to the device, else the device's primary
+/// context, retained until destruction. Never changes what is current on any thread.
+class ContextRef {
+ public:
+  static ContextRef acquire(Device device);
+  ContextRef(ContextRef&& other) noexcept;
+  ContextRef& operator=(ContextRef&& other) noexcept;
+  ~ContextRef();
+
+  CUcontext context() const noexcept { return context_; }
+  const DeviceInfo& info() const noexcept { return info_; }
+
+ private:
+  ContextRef() = default;
+  CUcontext context_ = nullptr;
+  bool retained_ = false;
+  DeviceInfo info_;
+};
+
+/// Makes a context current for a scope, unless one on the same device is: then the caller's stays, so that its default
+/// stream is the one that is meant.
+class ContextScope {
+ public:
+  explicit ContextScope(CUcontext context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+/// A kernel that is ready to launch in any context of the process.
+class LoadedKernel {
+ public:
+  /// Loads verified bytes. Sets the dynamic shared memory limit for `context`'s device and forces the code onto it, so
+  /// that no later launch synchronises. Safe while another thread captures a stream.
+  LoadedKernel(const std::vector<std::byte>& cubin, const std::string& name, int dynamic_shared, CUcontext context);
+  ~LoadedKernel();
+  LoadedKernel(const LoadedKernel&) = delete;
+  LoadedKernel& operator=(const LoadedKernel&) = delete;
+
+  CUfunction function() const noexcept { return function_; }
+  int registers() const noexcept { return registers_; }
+  int local_bytes() const noexcept { return local_bytes_; }
+  int static_shared() const noexcept { return static_shared_; }
+
+ private:
+  CUlibrary library_ = nullptr;
+  CUfunction function_ = nullptr;
+  int registers_ = 0;
+  int local_bytes_ = 0;
+  int static_shared_ = 0;
+};
+
+/// Queues one launch; `params` is the kernel's only argument. Allocates nothing.
+void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
+            void* params);
+
+/// Whether `stream` records into a graph, or is the legacy default stream while another one does and forbids its use.
+/// Loading, allocating outside of the graph and synchronising must wait then.
+bool is_capturing(CUstream stream);
+
+/// Stream-ordered memory of the current context's pool; 0 bytes give 0. Throws fa::Error(out_of_memory).
+CUdeviceptr allocate(std::size_t size, CUstream stream);
+void free(CUdeviceptr memory, CUstream stream);
+
+}  // namespace fa::driver
+
+#endif  // FA_SRC_DRIVER_DRIVER_HPP_

@@ -1,0 +1,71 @@
+#include "plan/arch.hpp"
+
+#include <fa/error.hpp>
+
+#include "support/text.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr std::string_view kAccepted =
+    "sm_ and a compute capability from 8.0, like sm_80, sm_86, sm_89, sm_90a, sm_100a or sm_120a";
+
+bool all_digits(std::string_view text) noexcept {
+  return text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// Shared memory in kilobytes: what a block may opt in to, and what a multiprocessor has.
+struct SharedMemory {
+  int per_block;
+  int per_sm;
+};
+
+SharedMemory shared_memory(Arch arch) noexcept {
+  switch (arch.sm()) {
+    case 80:
+    case 87:
+      return {163, 164};
+    case 90:
+    case 100:
+    case 101:
+    case 103:
+    case 110:
+      return {227, 228};
+    default:
+      return {99, 100};  // 8.6, 8.8, 8.9, 12.x, and the least of all for what is not known yet
+  }
+}
+
+}  // namespace
+
+std::string to_string(Arch arch) {
+  std::string text = "sm_" + std::to_string(arch.sm());
+  if (arch.suffix != '\0') text += arch.suffix;
+  return text;
+}
+
+Arch parse_arch(std::string_view text) {
+  std::string_view digits = text;
+  if (digits.starts_with("sm_")) digits.remove_prefix(3);
+  Arch arch;
+  if (!digits.empty() && (digits.back() == 'a' || digits.back() == 'f')) {
+    arch.suffix = digits.back();
+    digits.remove_suffix(1);
+  }
+  if (digits.size() < 2 || digits.size() > 3 || !all_digits(digits)) support::throw_invalid("arch", text, kAccepted);
+  const int sm = std::stoi(std::string(digits));
+  arch.major = sm / 10;
+  arch.minor = sm % 10;
+  if (arch.major < 8) support::throw_invalid("arch", text, kAccepted);
+  return arch;
+}
+
+ArchLimits limits(Arch arch) {
+  if (arch.major < 8) {
+    support::throw_unsupported("compute capability", fmt::format("{}.{}", arch.major, arch.minor), "8.0 or higher");
+  }
+  const SharedMemory shared = shared_memory(arch);
+  return {shared.per_block * 1024, shared.per_sm * 1024, 65536};
+}
+
+}  // namespace fa::plan

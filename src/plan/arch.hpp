@@ -1,0 +1,37 @@
+#ifndef FA_SRC_PLAN_ARCH_HPP_
+#define FA_SRC_PLAN_ARCH_HPP_
+
+#include <string>
+#include <string_view>
+
+namespace fa::plan {
+
+/// A compilation target: compute capability and, for code that runs on exactly that capability, the suffix 'a'.
+struct Arch {
+  int major = 0;
+  int minor = 0;
+  char suffix = '\0';
+
+  int sm() const noexcept { return major * 10 + minor; }
+  friend bool operator==(const Arch&, const Arch&) = default;
+};
+
+/// "sm_90a".
+std::string to_string(Arch arch);
+
+/// Parses "sm_90a" (or "90a"). Throws fa::Error(invalid_argument) naming what is accepted.
+Arch parse_arch(std::string_view text);
+
+/// What one multiprocessor offers a thread block (CUDA C++ Programming Guide, "Compute Capabilities").
+struct ArchLimits {
+  int shared_per_block;  ///< bytes, with the opt-in attribute
+  int shared_per_sm;     ///< bytes, 1024 of them reserved for each resident block
+  int registers_per_sm;
+};
+
+/// Throws fa::Error(unsupported) for capabilities below 8.0.
+ArchLimits limits(Arch arch);
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_ARCH_HPP_

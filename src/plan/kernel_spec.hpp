@@ -1,0 +1,50 @@
+#ifndef FA_SRC_PLAN_KERNEL_SPEC_HPP_
+#define FA_SRC_PLAN_KERNEL_SPEC_HPP_
+
+#include <string>
+
+#include <fa/attention.hpp>
+
+#include "plan/arch.hpp"
+
+namespace fa::plan {
+
+enum class Op : std::uint8_t { forward, combine };
+
+/// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
+/// number of multiprocessors.
+struct KernelSpec {
+  Family family = Family::sm80;
+  Op op = Op::forward;
+  Arch arch;
+  DType dtype = DType::bf16;
+  int d_qk = 0;
+  int d_v = 0;
+  bool causal = false;
+  bool positive_scale = true;  ///< scores keep their order under the scale, so the row maximum is taken before it
+  bool aligned = true;         ///< 16-byte copies; else element by element
+  int tile_m = 0;              ///< query rows of a thread block
+  int tile_n = 0;              ///< keys of a main-loop step
+  int warps = 0;
+  int stages = 0;  ///< K and V tiles in flight
+  bool q_in_registers = false;
+  int loop_bodies = 1;
+  bool pack_gqa = false;
+  bool split = false;  ///< writes partial O and LSE for the combine kernel
+  int min_blocks = 1;  ///< resident thread blocks a multiprocessor that the register allocation must allow
+
+  friend bool operator==(const KernelSpec&, const KernelSpec&) = default;
+
+  int threads() const noexcept { return warps * 32; }
+};
+
+/// "sm80_forward arch=sm_90a dtype=bf16 d_qk=128 ...": every field, in a fixed order. Equal specs and only they have
+/// equal texts; it is what the cache hashes and `fa` prints.
+std::string canonical(const KernelSpec& spec);
+
+/// The entry point, "fa_sm80_forward".
+std::string kernel_name(const KernelSpec& spec);
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_KERNEL_SPEC_HPP_

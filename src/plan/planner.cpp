@@ -1,0 +1,68 @@
+#include "plan/planner.hpp"
+
+#include <algorithm>
+
+#include "plan/sm80_forward.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr std::int64_t kShortQueryRows = 64;
+// Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
+// that the choice need not know the GPU.
+constexpr std::int64_t kEnoughBlocks = 192;
+constexpr std::int64_t kKeysPerSplit = 512;
+constexpr std::int64_t kMaxSplits = 64;
+constexpr int kCombineWarps = 4;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+int choose_splits(const Problem& problem, const Choice& choice) {
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
+  const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
+  const std::int64_t blocks = ceil_div(rows, choice.short_query ? 64 : 128) * heads * problem.b;
+  if (blocks == 0 || blocks * 2 > kEnoughBlocks) return 1;
+  const std::int64_t splits = std::min({kEnoughBlocks / blocks, problem.s_kv / kKeysPerSplit, kMaxSplits});
+  return static_cast<int>(std::max<std::int64_t>(splits, 1));
+}
+
+}  // namespace
+
+Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
+  Choice choice;
+  choice.aligned = problem.aligned;
+  if (problem.h_kv == 0) return choice;
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  // Packing fills a tile that one head's few rows would leave mostly empty.
+  choice.pack_gqa = fixed.pack_gqa.value_or(group > 1 && problem.s_q <= kShortQueryRows) && group > 1;
+  choice.short_query = (choice.pack_gqa ? problem.s_q * group : problem.s_q) <= kShortQueryRows;
+  choice.splits = fixed.splits != 0 ? fixed.splits : choose_splits(problem, choice);
+  return choice;
+}
+
+ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
+  const Choice choice = choose(problem, fixed);
+  ForwardPlan plan;
+  plan.kernel = sm80_forward_spec(problem, fixed, choice.pack_gqa, choice.splits > 1);
+  plan.combine.op = Op::combine;
+  plan.combine.arch = problem.arch;
+  plan.combine.dtype = problem.dtype;
+  plan.combine.d_v = problem.d_v;
+  plan.combine.warps = kCombineWarps;
+  return plan;
+}
+
+int shared_bytes(const KernelSpec& spec) {
+  return spec.op == Op::combine ? 0 : sm80_forward_shared_bytes(spec);
+}
+
+std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {
+  if (splits <= 1) return 0;
+  return static_cast<std::size_t>(splits) * static_cast<std::size_t>(problem.b * problem.h_q * problem.s_q) *
+         static_cast<std::size_t>(problem.d_v + 1) * sizeof(float);
+}
+
+}  // namespace fa::plan

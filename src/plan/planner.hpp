@@ -1,0 +1,47 @@
+#ifndef FA_SRC_PLAN_PLANNER_HPP_
+#define FA_SRC_PLAN_PLANNER_HPP_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// The few facts of a call's shapes that choose its kernel. Cheap enough to derive on every call; calls with equal
+/// choices share their kernels.
+struct Choice {
+  bool aligned = true;
+  bool short_query = false;  ///< all rows of a head fit a tile of 64
+  bool pack_gqa = false;
+  int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
+
+  /// Dense, below kSlots.
+  int slot() const noexcept {
+    return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0);
+  }
+  static constexpr int kSlots = 16;
+};
+
+/// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
+Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept;
+
+/// What runs for a problem: the attention kernel, and the combine kernel after it when the keys are split.
+struct ForwardPlan {
+  KernelSpec kernel;
+  KernelSpec combine;  ///< meaningful when kernel.split
+};
+
+/// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
+ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
+
+/// Dynamic shared memory of a thread block.
+int shared_bytes(const KernelSpec& spec);
+
+/// Bytes of partial results of a split forward; 0 when it is not split.
+std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_PLANNER_HPP_

@@ -1,0 +1,32 @@
+#ifndef FA_SRC_PLAN_PROBLEM_HPP_
+#define FA_SRC_PLAN_PROBLEM_HPP_
+
+#include <cstdint>
+
+#include <fa/attention.hpp>
+
+#include "plan/arch.hpp"
+
+namespace fa::plan {
+
+/// Every fact that picks or specialises a kernel, and nothing else: pointers, strides and the value of the scale are
+/// launch parameters.
+struct Problem {
+  Arch arch;
+  DType dtype = DType::bf16;
+  int d_qk = 0;
+  int d_v = 0;
+  bool causal = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
+  bool positive_scale = true;
+  bool aligned = true;  ///< rows of q, k, v, o start at multiples of 16 bytes
+  std::int64_t b = 1;
+  std::int64_t h_q = 1;
+  std::int64_t h_kv = 1;
+  std::int64_t s_q = 1;
+  std::int64_t s_kv = 1;
+};
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_PROBLEM_HPP_

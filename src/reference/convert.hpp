@@ -1,0 +1,69 @@
+#ifndef FA_SRC_REFERENCE_CONVERT_HPP_
+#define FA_SRC_REFERENCE_CONVERT_HPP_
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace fa::reference {
+
+/// The value of a bfloat16 bit pattern, exact.
+inline float decode_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// The value of an IEEE half bit pattern, exact. Free of branches, so that loops over it vectorise.
+inline float decode_f16(std::uint16_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fffu;
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  // Aligning the exponent fields leaves a factor 2^(127-15), which a product restores for normals and subnormals alike.
+  const float finite = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(finite) | special | sign);
+}
+
+/// Rounds to the nearest 16-bit float with `kExponent` exponent bits, ties to even, in one rounding from double. Values
+/// beyond the largest finite number by half a unit or more become infinite; NaN stays NaN and keeps its top bits.
+template <int kExponent>
+std::uint16_t encode_16(double value) {
+  constexpr int kMantissa = 15 - kExponent;
+  constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  constexpr std::uint64_t kInfinity = ((std::uint64_t{1} << kExponent) - 1) << kMantissa;
+
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(value);
+  const std::uint64_t sign = bits >> 63 << 15;
+  const std::uint64_t mantissa = bits & ((std::uint64_t{1} << 52) - 1);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+  if (exponent == 1024) {
+    const std::uint64_t payload = mantissa >> (52 - kMantissa);
+    const std::uint64_t quiet = mantissa != 0 ? std::uint64_t{1} << (kMantissa - 1) : 0;
+    return static_cast<std::uint16_t>(sign | kInfinity | payload | quiet);
+  }
+  if (exponent > kBias) return static_cast<std::uint16_t>(sign | kInfinity);
+
+  constexpr int kSmallestNormal = 1 - kBias;
+  const int below = exponent < kSmallestNormal ? kSmallestNormal - exponent : 0;
+  const int dropped = 52 - kMantissa + below;
+  if (dropped > 53) return static_cast<std::uint16_t>(sign);  // less than half of the smallest subnormal
+
+  const std::uint64_t significand = mantissa | std::uint64_t{1} << 52;  // a double below 2^-1022 was dropped above
+  const std::uint64_t kept = significand >> dropped;
+  const std::uint64_t rest = significand & ((std::uint64_t{1} << dropped) - 1);
+  const std::uint64_t half = std::uint64_t{1} << (dropped - 1);
+  const std::uint64_t up = rest > half || (rest == half && (kept & 1) != 0) ? 1 : 0;
+  // A normal's leading one adds 1 to the exponent field; so does a carry out of the mantissa, which is the right result
+  // up to and including infinity.
+  const std::uint64_t field = below > 0 ? 0 : static_cast<std::uint64_t>(exponent - kSmallestNormal);
+  return static_cast<std::uint16_t>(sign | ((field << kMantissa) + kept + up));
+}
+
+inline std::uint16_t encode_f16(double value) {
+  return encode_16<5>(value);
+}
+inline std::uint16_t encode_bf16(double value) {
+  return encode_16<8>(value);
+}
+
+}  // namespace fa::reference
+
+#endif  // FA_SRC_REFERENCE_CONVERT_HPP_

@@ -1,0 +1,193 @@
+#include "reference/forward.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "reference/geometry.hpp"
+#include "reference/parallel.hpp"
+
+namespace fa::reference {
+namespace {
+
+constexpr std::int64_t kTileM = 64;  // query rows of a work item
+constexpr std::int64_t kTileN = 64;  // keys of one step
+constexpr std::int64_t kLanes = 16;  // columns of a block that is kept in registers
+
+constexpr std::int64_t round_up(std::int64_t value) {
+  return (value + kLanes - 1) / kLanes * kLanes;
+}
+
+/// What one thread needs for one query tile, reused from tile to tile.
+template <class Acc>
+struct Scratch {
+  explicit Scratch(const Geometry& g)
+      : width(round_up(g.d_v)),
+        q(kTileM * g.d_qk),
+        k(g.d_qk * kTileN),
+        v(kTileN * width),
+        row(g.d_qk),
+        scores(kTileN),
+        o(kTileM * width),
+        max(kTileM),
+        sum(kTileM) {}
+
+  std::int64_t width;       // d_v and some columns of zeros
+  std::vector<Acc> q;       // [kTileM, d_qk]
+  std::vector<Acc> k;       // [d_qk, kTileN], transposed: neighbouring keys are neighbours, and the dot products
+                            // vectorise over them without reordering any sum
+  std::vector<Acc> v;       // [kTileN, width]
+  std::vector<Acc> row;     // [d_qk], one row of K on its way into k
+  std::vector<Acc> scores;  // [kTileN], of one query row
+  std::vector<Acc> o;       // [kTileM, width], not yet divided by the sum
+  std::vector<Acc> max;     // [kTileM]
+  std::vector<Acc> sum;     // [kTileM]
+};
+
+/// Query rows [i0, i0 + rows) of one head.
+struct QueryTile {
+  std::int64_t b;
+  std::int64_t h;
+  std::int64_t i0;
+  std::int64_t rows;
+};
+
+/// y[n] += sum over r of weights[r] * x[r, n], in the order of r, for x [rows, columns]; columns is a multiple of
+/// kLanes. A block of y stays in registers while the rows go by, and its loops are of a fixed length, so that they
+/// vectorise.
+template <class Acc>
+void add_weighted_rows(const Acc* weights, std::int64_t rows, const Acc* x, std::int64_t columns, Acc* y) {
+  for (std::int64_t n0 = 0; n0 < columns; n0 += kLanes) {
+    Acc block[kLanes];
+    std::copy_n(y + n0, kLanes, block);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Acc weight = weights[r];
+      const Acc* row = x + r * columns + n0;
+      for (std::int64_t n = 0; n < kLanes; ++n) block[n] += weight * row[n];
+    }
+    std::copy_n(block, kLanes, y + n0);
+  }
+}
+
+template <class Acc>
+class Forward {
+ public:
+  Forward(const ForwardArgs& args, const Geometry& geometry)
+      : a_(args), g_(geometry), scale_(static_cast<Acc>(args.scale)) {}
+
+  void run() const {
+    const std::int64_t tiles = (g_.s_q + kTileM - 1) / kTileM;
+    const std::int64_t items = g_.b * g_.h_q * tiles;
+    const double cost = static_cast<double>(kTileM) * g_.s_kv * (g_.d_qk + g_.d_v);
+    std::vector<Scratch<Acc>> scratch(thread_count(items, cost), Scratch<Acc>(g_));
+    parallel_for(items, scratch, [&](Scratch<Acc>& s, std::int64_t item) noexcept {
+      const std::int64_t i0 = item % tiles * kTileM;
+      const std::int64_t head = item / tiles;
+      query_tile({head / g_.h_q, head % g_.h_q, i0, std::min(kTileM, g_.s_q - i0)}, s);
+    });
+  }
+
+ private:
+  static constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
+
+  void query_tile(const QueryTile& tile, Scratch<Acc>& s) const {
+    load_q(tile, s);
+    std::fill(s.max.begin(), s.max.end(), -kInfinity);
+    std::fill(s.sum.begin(), s.sum.end(), Acc(0));
+    std::fill(s.o.begin(), s.o.end(), Acc(0));
+    const std::int64_t keys = g_.visible_keys(tile.i0 + tile.rows - 1);  // later keys are masked in every row
+    for (std::int64_t j0 = 0; j0 < keys; j0 += kTileN) {
+      const std::int64_t count = std::min(kTileN, keys - j0);
+      load_kv(tile, j0, count, s);
+      for (std::int64_t i = 0; i < tile.rows; ++i) {
+        const std::int64_t visible = std::min(count, g_.visible_keys(tile.i0 + i) - j0);
+        if (visible > 0) step(i, visible, s);
+      }
+    }
+    for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
+  }
+
+  void load_q(const QueryTile& tile, Scratch<Acc>& s) const {
+    for (std::int64_t i = 0; i < tile.rows; ++i) {
+      load(a_.q, row_offset(a_.q, tile.b, tile.h, tile.i0 + i), a_.q.strides[3], g_.d_qk, &s.q[i * g_.d_qk]);
+    }
+  }
+
+  void load_kv(const QueryTile& tile, std::int64_t j0, std::int64_t count, Scratch<Acc>& s) const {
+    const std::int64_t h = g_.kv_head(tile.h);
+    for (std::int64_t j = 0; j < count; ++j) {
+      load(a_.k, row_offset(a_.k, tile.b, h, j0 + j), a_.k.strides[3], g_.d_qk, s.row.data());
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d];
+      load(a_.v, row_offset(a_.v, tile.b, h, j0 + j), a_.v.strides[3], g_.d_v, &s.v[j * s.width]);
+    }
+  }
+
+  /// Adds the first `visible` keys of the tile to row i of the online softmax. The others are masked: whatever they
+  /// hold, it reaches no sum.
+  void step(std::int64_t i, std::int64_t visible, Scratch<Acc>& s) const {
+    dot_products(&s.q[i * g_.d_qk], s);
+    for (std::int64_t j = 0; j < visible; ++j) {
+      s.scores[j] *= scale_;
+      // A score function acts here: after the scale, before the masks.
+    }
+    const Acc old_max = s.max[i];
+    Acc new_max = old_max;
+    for (std::int64_t j = 0; j < visible; ++j) new_max = s.scores[j] > new_max ? s.scores[j] : new_max;
+    // While every score is -inf (or NaN) any finite origin serves, and -inf - -inf must not make a NaN of its own.
+    const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;
+    Acc sum = 0;
+    for (std::int64_t j = 0; j < visible; ++j) {
+      s.scores[j] = std::exp(s.scores[j] - origin);
+      sum += s.scores[j];
+    }
+    const Acc rescale = std::exp(old_max - origin);
+    s.max[i] = new_max;
+    s.sum[i] = s.sum[i] * rescale + sum;  // a NaN score lives on here: the maximum does not see it
+    add_values(&s.o[i * s.width], rescale, visible, s);
+  }
+
+  /// scores[j] = sum over d of q[d] * k[d, j], for the whole tile; columns that hold no visible key are never used.
+  void dot_products(const Acc* q, Scratch<Acc>& s) const {
+    std::fill(s.scores.begin(), s.scores.end(), Acc(0));
+    add_weighted_rows(q, g_.d_qk, s.k.data(), kTileN, s.scores.data());
+  }
+
+  /// o = o * rescale + sum over the visible keys of scores[j] * v[j].
+  void add_values(Acc* o, Acc rescale, std::int64_t visible, const Scratch<Acc>& s) const {
+    for (std::int64_t d = 0; d < s.width; ++d) o[d] *= rescale;
+    add_weighted_rows(s.scores.data(), visible, s.v.data(), s.width, o);
+  }
+
+  /// Normalises row i and stores it. A row without keys has sum 0 and maximum -inf: O = 0, LSE = -inf.
+  void finish(const QueryTile& tile, std::int64_t i, const Scratch<Acc>& s) const {
+    const Acc sum = s.sum[i];
+    const bool empty = sum == Acc(0);
+    const std::int64_t offset = row_offset(a_.o, tile.b, tile.h, tile.i0 + i);
+    for (std::int64_t d = 0; d < g_.d_v; ++d) {
+      store_element(a_.o, offset + d * a_.o.strides[3], empty ? Acc(0) : s.o[i * s.width + d] / sum);
+    }
+    if (!a_.lse.defined()) return;
+    store_element(a_.lse, row_offset(a_.lse, tile.b, tile.h, tile.i0 + i), s.max[i] + std::log(sum));
+  }
+
+  const ForwardArgs& a_;
+  const Geometry& g_;
+  const Acc scale_;
+};
+
+}  // namespace
+
+void forward(const ForwardArgs& args) {
+  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align);
+  if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return;
+  const bool f64_input = args.q.dtype == DType::f64 || args.k.dtype == DType::f64 || args.v.dtype == DType::f64;
+  if (args.f64 || f64_input) {
+    Forward<double>(args, geometry).run();
+  } else {
+    Forward<float>(args, geometry).run();
+  }
+}
+
+}  // namespace fa::reference

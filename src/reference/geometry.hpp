@@ -1,0 +1,102 @@
+#ifndef FA_SRC_REFERENCE_GEOMETRY_HPP_
+#define FA_SRC_REFERENCE_GEOMETRY_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <fa/attention.hpp>
+
+#include "reference/convert.hpp"
+
+namespace fa::reference {
+
+/// Sizes and mask of one attention call, and what follows from them for a head or a row.
+struct Geometry {
+  std::int64_t b = 0;
+  std::int64_t h_q = 0;
+  std::int64_t h_kv = 0;
+  std::int64_t s_q = 0;
+  std::int64_t s_kv = 0;
+  std::int64_t d_qk = 0;
+  std::int64_t d_v = 0;
+  bool causal = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
+
+  /// Axes of q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v].
+  static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, bool causal, CausalAlign align) {
+    return {q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], causal, align};
+  }
+
+  /// The KV head that query head `h` reads.
+  std::int64_t kv_head(std::int64_t h) const { return h / (h_q / h_kv); }
+
+  /// Row i keeps the keys [0, visible_keys(i)). Never decreases with i.
+  std::int64_t visible_keys(std::int64_t i) const {
+    if (!causal) return s_kv;
+    const std::int64_t diagonal = causal_align == CausalAlign::bottom_right ? i + s_kv - s_q : i;
+    return std::clamp<std::int64_t>(diagonal + 1, 0, s_kv);
+  }
+};
+
+/// Offset, in elements, of row (b, h, s) of a [b, h, s, d] or [b, h, s] tensor.
+inline std::int64_t row_offset(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t s) {
+  return b * t.strides[0] + h * t.strides[1] + s * t.strides[2];
+}
+
+template <class Stored>
+Stored load_element(const std::byte* at) {
+  Stored value;
+  std::memcpy(&value, at, sizeof value);  // tensors live in memory of any type, at any alignment
+  return value;
+}
+
+/// Reads `count` elements of type `Stored`, `stride` elements apart, through `decode`.
+template <class Stored, class Acc, class Decode>
+void load_strided(const std::byte* from, std::int64_t stride, std::int64_t count, Acc* to, Decode decode) {
+  constexpr std::int64_t kSize = sizeof(Stored);
+  if (stride == 1) {  // on its own, so that the usual case vectorises
+    for (std::int64_t n = 0; n < count; ++n) to[n] = static_cast<Acc>(decode(load_element<Stored>(from + n * kSize)));
+  } else {
+    for (std::int64_t n = 0; n < count; ++n) {
+      to[n] = static_cast<Acc>(decode(load_element<Stored>(from + n * stride * kSize)));
+    }
+  }
+}
+
+/// Reads `count` elements of `t` from element `offset` on, `stride` apart, as `Acc`.
+template <class Acc>
+void load(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count, Acc* to) {
+  const std::byte* from = static_cast<const std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
+  switch (t.dtype) {
+    case DType::f16:
+      return load_strided<std::uint16_t>(from, stride, count, to, decode_f16);
+    case DType::bf16:
+      return load_strided<std::uint16_t>(from, stride, count, to, decode_bf16);
+    case DType::f32:
+      return load_strided<float>(from, stride, count, to, [](float x) { return x; });
+    case DType::f64:
+      return load_strided<double>(from, stride, count, to, [](double x) { return x; });
+  }
+}
+
+/// Writes one element of `t`, rounded to nearest even.
+inline void store_element(const TensorView& t, std::int64_t offset, double value) {
+  std::byte* to = static_cast<std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
+  const auto put = [to](auto stored) { std::memcpy(to, &stored, sizeof stored); };
+  switch (t.dtype) {
+    case DType::f16:
+      return put(encode_f16(value));
+    case DType::bf16:
+      return put(encode_bf16(value));
+    case DType::f32:
+      return put(static_cast<float>(value));
+    case DType::f64:
+      return put(value);
+  }
+}
+
+}  // namespace fa::reference
+
+#endif  // FA_SRC_REFERENCE_GEOMETRY_HPP_

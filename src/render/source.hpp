@@ -1,0 +1,36 @@
+#ifndef FA_SRC_RENDER_SOURCE_HPP_
+#define FA_SRC_RENDER_SOURCE_HPP_
+
+#include <string>
+#include <vector>
+
+#include "plan/kernel_spec.hpp"
+
+namespace fa::render {
+
+/// A template header by the name it is included under ("common/softmax.cuh").
+struct Header {
+  std::string name;
+  std::string text;
+};
+
+/// One translation unit and every template header it can include.
+struct Source {
+  std::string kernel_name;  ///< extern "C" entry point
+  std::string unit;         ///< the rendered text
+  std::vector<Header> headers;
+};
+
+/// Renders `spec`: equal specs give equal bytes.
+Source render(const plan::KernelSpec& spec);
+
+/// The unit with its includes pasted in, each once: what `fa render` prints and nvcc compiles as it stands.
+std::string flatten(const Source& source);
+
+/// Digest (XXH3-128, 32 hex digits) of all templates that the library would use now: the embedded ones, or those under
+/// FA_TEMPLATE_DIR.
+const std::string& templates_digest();
+
+}  // namespace fa::render
+
+#endif  // FA_SRC_RENDER_SOURCE_HPP_

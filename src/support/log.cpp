@@ -1,0 +1,136 @@
+#include "support/log.hpp"
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "support/text.hpp"
+
+namespace fa {
+namespace {
+
+constexpr int kUnset = -1;
+std::atomic<int> g_level{kUnset};
+thread_local bool t_inside_callback = false;
+
+int level_from_environment() {
+  const std::string text = support::environment("FA_LOG");
+  if (text == "debug") return static_cast<int>(LogLevel::debug);
+  if (text == "info") return static_cast<int>(LogLevel::info);
+  if (text == "error") return static_cast<int>(LogLevel::error);
+  if (text == "off") return static_cast<int>(LogLevel::off);
+  return static_cast<int>(LogLevel::warning);
+}
+
+int current_level() noexcept {
+  int level = g_level.load(std::memory_order_relaxed);
+  if (level != kUnset) return level;
+  const int initial = level_from_environment();
+  return g_level.compare_exchange_strong(level, initial, std::memory_order_relaxed) ? initial : level;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+    case LogLevel::off:
+      break;
+  }
+  return spdlog::level::off;
+}
+
+LogLevel from_spdlog(spdlog::level::level_enum level) noexcept {
+  if (level <= spdlog::level::debug) return LogLevel::debug;
+  if (level == spdlog::level::info) return LogLevel::info;
+  return level == spdlog::level::warn ? LogLevel::warning : LogLevel::error;
+}
+
+/// Standard error until a callback is set. The base class's mutex makes calls of the callback one at a time.
+class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void set_callback(LogCallback callback) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    callback_.swap(callback);
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    if (!callback_) {
+      stderr_.log(message);
+      return;
+    }
+    t_inside_callback = true;
+    try {
+      callback_(from_spdlog(message.level), std::string_view(message.payload.data(), message.payload.size()));
+    } catch (...) {  // the callback's failure is not the library's
+    }
+    t_inside_callback = false;
+  }
+
+  void flush_() override { stderr_.flush(); }
+
+  void set_pattern_(const std::string& pattern) override { stderr_.set_pattern(pattern); }
+
+  void set_formatter_(std::unique_ptr<spdlog::formatter> formatter) override {
+    stderr_.set_formatter(std::move(formatter));
+  }
+
+ private:
+  LogCallback callback_;
+  spdlog::sinks::stderr_sink_st stderr_;
+};
+
+struct Logger {
+  std::shared_ptr<Sink> sink = std::make_shared<Sink>();
+  spdlog::logger logger{"fa", sink};
+
+  Logger() {
+    logger.set_level(spdlog::level::trace);  // g_level decides
+    logger.set_pattern("%Y-%m-%d %H:%M:%S.%e %n %l: %v");
+  }
+};
+
+/// Ours alone: never registered, so that a host application's own spdlog neither sees nor changes it. Never destroyed,
+/// so that static destructors may still log.
+Logger& logger() {
+  static Logger* const instance = new Logger;
+  return *instance;
+}
+
+}  // namespace
+
+void set_log_level(LogLevel level) noexcept {
+  g_level.store(static_cast<int>(level), std::memory_order_relaxed);
+}
+
+void set_log_callback(LogCallback callback) {
+  logger().sink->set_callback(std::move(callback));
+}
+
+namespace support {
+
+bool log_enabled(LogLevel level) noexcept {
+  return level != LogLevel::off && static_cast<int>(level) >= current_level();
+}
+
+void log(LogLevel level, std::string_view message) noexcept {
+  if (t_inside_callback || !log_enabled(level)) return;
+  try {
+    logger().logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
+  } catch (...) {  // logging never fails a call
+  }
+}
+
+}  // namespace support
+}  // namespace fa

@@ -1,0 +1,26 @@
+#ifndef FA_TEMPLATES_COMMON_CONSTANTS_CUH_
+#define FA_TEMPLATES_COMMON_CONSTANTS_CUH_
+
+#include <ptx/language.cuh>
+
+namespace fa::kernel {
+
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+inline constexpr float kLn2 = 0.693147180559945309f;
+inline constexpr int kWarpSize = 32;
+inline constexpr int kChunkBytes = 16;
+
+FA_DEVICE constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
+
+/// The smallest power of two that is at least n.
+FA_DEVICE constexpr int ceil_power_of_two(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_CONSTANTS_CUH_

@@ -1,0 +1,68 @@
+#ifndef FA_TEMPLATES_COMMON_FORWARD_COMBINE_CUH_
+#define FA_TEMPLATES_COMMON_FORWARD_COMBINE_CUH_
+
+#include <common/constants.cuh>
+#include <common/forward_params.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// Merges the partial results of the splits of a query row: O = sum_i exp(lse_i - lse) O_i with
+/// lse = log sum_i exp(lse_i). One warp a row; rows are numbered [b, h_q, s_q].
+///
+/// Config: Element, kHeadDimV, kWarps.
+template <class Config>
+FA_DEVICE void forward_combine(const ForwardParams& params) {
+  using T = typename Config::Element;
+  const int64_t rows = static_cast<int64_t>(params.b) * params.h_q * params.s_q;
+  const int64_t row = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
+  const int lane = ptx::thread_index() % kWarpSize;
+  if (row >= rows) return;
+
+  constexpr float kLog2e = 1.44269504088896341f;
+  float largest = -kInfinity;
+  bool has_nan = false;
+  for (int i = 0; i < params.splits; ++i) {
+    const float lse = ptx::ld_global(params.partial_lse + i * rows + row);
+    largest = ptx::max(largest, lse);
+    has_nan = has_nan || lse != lse;
+  }
+  const float base = largest == -kInfinity ? 0.f : largest;
+  float sum = has_nan ? kInfinity - kInfinity : 0.f;  // max drops a NaN, so it is carried here
+  constexpr int kSlots = ceil_div(Config::kHeadDimV, kWarpSize);
+  float o[kSlots] = {};
+  for (int i = 0; i < params.splits; ++i) {
+    const float weight = ptx::ex2((ptx::ld_global(params.partial_lse + i * rows + row) - base) * kLog2e);
+    sum += weight;
+    const float* partial = params.partial_o + (i * rows + row) * Config::kHeadDimV;  // [d_v]
+    FA_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int column = slot * kWarpSize + lane;
+      if (column < Config::kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column);
+    }
+  }
+
+  const int position = static_cast<int>(row % params.s_q);
+  const int head = static_cast<int>(row / params.s_q % params.h_q);
+  const int batch = static_cast<int>(row / params.s_q / params.h_q);
+  const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+  T* target =
+      static_cast<T*>(params.o) + batch * params.stride_o_b + head * params.stride_o_h + position * params.stride_o_s;
+  FA_UNROLL
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const int column = slot * kWarpSize + lane;
+    if (column < Config::kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(o[slot] * inverse));
+  }
+  if (params.lse != nullptr && lane == 0) {
+    ptx::st_global(
+        params.lse + batch * params.stride_lse_b + head * params.stride_lse_h + position * params.stride_lse_s,
+        sum == 0.f ? -kInfinity : base + kLn2 * ptx::lg2(sum));
+  }
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_FORWARD_COMBINE_CUH_

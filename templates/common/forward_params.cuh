@@ -1,0 +1,39 @@
+#ifndef FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
+
+#include <common/types.cuh>
+
+namespace fa::kernel {
+
+/// Launch parameters of every forward kernel, written by the host and passed whole as a `const __grid_constant__`
+/// argument. Strides are in elements.
+struct ForwardParams {
+  const void* q;       // [b, h_q, s_q, d_qk]
+  const void* k;       // [b, h_kv, s_kv, d_qk]
+  const void* v;       // [b, h_kv, s_kv, d_v]
+  void* o;             // [b, h_q, s_q, d_v]
+  float* lse;          // [b, h_q, s_q], may be null
+  float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only
+  float* partial_lse;  // [splits, b, h_q, s_q], split kernels only
+
+  int64_t stride_q_b, stride_q_h, stride_q_s;
+  int64_t stride_k_b, stride_k_h, stride_k_s;
+  int64_t stride_v_b, stride_v_h, stride_v_s;
+  int64_t stride_o_b, stride_o_h, stride_o_s;
+  int64_t stride_lse_b, stride_lse_h, stride_lse_s;
+
+  int32_t b, h_q, h_kv, s_q, s_kv;
+  int32_t group;            // h_q / h_kv
+  int32_t causal_shift;     // row i keeps key j <= i + causal_shift
+  int32_t m_blocks;         // query tiles of one (packed) head
+  int32_t heads;            // heads of the grid: h_q, or h_kv when query heads are packed
+  int32_t heads_in_flight;  // heads whose K and V share the L2 cache while their tiles run
+  int32_t splits;           // blocks that share the keys of one query tile
+
+  float scale;       // natural units, for the log-sum-exp
+  float scale_log2;  // scale * log2(e)
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_

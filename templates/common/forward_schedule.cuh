@@ -1,0 +1,97 @@
+#ifndef FA_TEMPLATES_COMMON_FORWARD_SCHEDULE_CUH_
+#define FA_TEMPLATES_COMMON_FORWARD_SCHEDULE_CUH_
+
+#include <common/constants.cuh>
+#include <common/forward_params.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::kernel {
+
+/// Which query tile a thread block works on.
+struct ForwardTile {
+  int m_block;
+  int head;  // of the grid: a query head, or a KV head when query heads are packed
+  int batch;
+  int split;
+};
+
+/// Block index -> tile. Tiles of `heads_in_flight` heads run together, so that their K and V stay in the L2 cache;
+/// among them a causal grid starts the longest tiles (the last rows) first, which evens out the tail.
+template <bool kLongestFirst>
+FA_DEVICE ForwardTile forward_tile(const ForwardParams& params, int block) {
+  ForwardTile tile;
+  tile.split = block % params.splits;
+  block /= params.splits;
+  if constexpr (kLongestFirst) {
+    const int all_heads = params.heads * params.b;
+    const int section_size = params.heads_in_flight * params.m_blocks;
+    const int section = block / section_size;
+    const int first_head = section * params.heads_in_flight;
+    const int rest = all_heads - first_head;
+    const int heads = rest < params.heads_in_flight ? rest : params.heads_in_flight;
+    const int index = block - section * section_size;
+    tile.m_block = params.m_blocks - 1 - index / heads;
+    const int head = first_head + index % heads;
+    tile.batch = head / params.heads;
+    tile.head = head - tile.batch * params.heads;
+  } else {
+    tile.m_block = block % params.m_blocks;
+    block /= params.m_blocks;
+    tile.head = block % params.heads;
+    tile.batch = block / params.heads;
+  }
+  return tile;
+}
+
+/// Rows of a query tile. With packed GQA, row r is query position r / group of query head r % group of the KV head.
+template <bool kPackGqa>
+struct RowMap {
+  int group;
+  int head;  // of the grid
+
+  FA_DEVICE int position(int row) const { return kPackGqa ? row / group : row; }
+  FA_DEVICE int query_head(int row) const { return kPackGqa ? head * group + row % group : head; }
+  FA_DEVICE int kv_head() const { return kPackGqa ? head : head / group; }
+};
+
+/// KV tiles of a query tile, walked from `end - 1` down to `begin`; those before `plain_end` need no mask.
+struct KvRange {
+  int begin;
+  int plain_end;
+  int end;
+};
+
+/// `first_row` and `last_row` are query positions. `splits` blocks share the range in equal parts.
+template <bool kCausal, int kTileN>
+FA_DEVICE KvRange kv_range(const ForwardParams& params, int first_row, int last_row, int split) {
+  int visible_to_any = params.s_kv;
+  int visible_to_all = params.s_kv;
+  if constexpr (kCausal) {
+    const int last = last_row + params.causal_shift + 1;
+    const int first = first_row + params.causal_shift + 1;
+    visible_to_any = last < visible_to_any ? last : visible_to_any;
+    visible_to_all = first < visible_to_all ? first : visible_to_all;
+  }
+  KvRange range;
+  range.begin = 0;
+  range.end = visible_to_any > 0 ? ceil_div(visible_to_any, kTileN) : 0;
+  range.plain_end = visible_to_all > 0 ? visible_to_all / kTileN : 0;
+  if (params.splits > 1) {
+    const int part = ceil_div(range.end, params.splits);
+    range.begin = split * part;
+    range.end = range.begin + part < range.end ? range.begin + part : range.end;
+  }
+  return range;
+}
+
+/// Hides from row `row` (a query position) the keys at and after `key_limit(row)`.
+template <bool kCausal>
+FA_DEVICE int key_limit(const ForwardParams& params, int row) {
+  if constexpr (!kCausal) return params.s_kv;
+  const int limit = row + params.causal_shift + 1;
+  return limit < params.s_kv ? limit : params.s_kv;
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_FORWARD_SCHEDULE_CUH_

@@ -1,0 +1,134 @@
+#ifndef FA_TEMPLATES_COMMON_ONLINE_SOFTMAX_CUH_
+#define FA_TEMPLATES_COMMON_ONLINE_SOFTMAX_CUH_
+
+#include <common/constants.cuh>
+#include <ptx/math.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// Accumulator fragments of one warp, [m tile of 16 rows][n tile of 8 columns][4]: registers 0 and 1 belong to row
+/// lane / 4, registers 2 and 3 to row lane / 4 + 8.
+template <int kMTiles, int kNTiles>
+using Fragment = float[kMTiles][kNTiles][4];
+
+/// The running statistics of the rows that a thread shares with the other three lanes of its quad (Milakov and
+/// Gimelshein, "Online normalizer calculation for softmax", 2018; base 2 as in FlashAttention-2). The maximum is kept
+/// in units of the raw score, and the sum stays split over the quad until `finish`.
+template <int kMTiles>
+struct OnlineSoftmax {
+  float max[kMTiles][2];
+  float sum[kMTiles][2];
+
+  FA_DEVICE OnlineSoftmax() {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        max[m][r] = -kInfinity;
+        sum[m][r] = 0.f;
+      }
+    }
+  }
+
+  /// Turns scores S into P = exp2(scale_log2 * S - offset) in place, with one offset a row over the whole loop as far
+  /// as possible: O and the sum are rescaled only when a maximum of the warp's rows grew so much that P could lose
+  /// range. The offset cancels in O / sum, and in the log-sum-exp, so the result is the softmax whatever the offset is.
+  template <int kNTiles, int kOTiles>
+  FA_DEVICE void update(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, float scale_log2) {
+    float new_max[kMTiles][2];
+    bool grew = false;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
+        grew = grew || (new_max[m][r] - max[m][r]) * scale_log2 > kMaxGrowth;
+      }
+    }
+    if (ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, offset(max[m][r], scale_log2));
+      }
+    }
+  }
+
+  /// Sums over the quad; afterwards `sum` is the softmax denominator relative to `max`.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        sum[m][r] += ptx::shfl_xor(sum[m][r], 1);
+        sum[m][r] += ptx::shfl_xor(sum[m][r], 2);
+      }
+    }
+  }
+
+  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
+  FA_DEVICE float inverse_sum(int m, int r) const { return sum[m][r] == 0.f ? 0.f : 1.f / sum[m][r]; }
+
+  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
+  FA_DEVICE float lse(int m, int r, float scale) const {
+    if (sum[m][r] == 0.f) return -kInfinity;
+    const float base = max[m][r] == -kInfinity ? 0.f : max[m][r] * scale;
+    return base + kLn2 * ptx::lg2(sum[m][r]);
+  }
+
+ private:
+  // In powers of two: P stays below 2^8, far inside the range of fp16 and without loss in any of the dtypes.
+  static constexpr float kMaxGrowth = 8.f;
+
+  /// A row without keys so far subtracts 0 instead of -inf, so that exp2(-inf) = 0 and never inf - inf.
+  static FA_DEVICE float offset(float row_max, float scale_log2) {
+    return row_max == -kInfinity ? 0.f : row_max * scale_log2;
+  }
+
+  template <int kOTiles>
+  FA_DEVICE void rescale(Fragment<kMTiles, kOTiles>& o, const float (&new_max)[kMTiles][2], float scale_log2) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float factor = ptx::ex2(ptx::fma(max[m][r], scale_log2, -offset(new_max[m][r], scale_log2)));
+        max[m][r] = new_max[m][r];
+        sum[m][r] *= factor;
+        FA_UNROLL
+        for (int n = 0; n < kOTiles; ++n) {
+          o[m][n][2 * r] *= factor;
+          o[m][n][2 * r + 1] *= factor;
+        }
+      }
+    }
+  }
+
+  template <int kNTiles>
+  static FA_DEVICE float row_max(const float (&s)[kNTiles][4], int r, float start) {
+    float result = start;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) result = ptx::max(result, ptx::max(s[n][2 * r], s[n][2 * r + 1]));
+    result = ptx::max(result, ptx::shfl_xor(result, 1));
+    return ptx::max(result, ptx::shfl_xor(result, 2));
+  }
+
+  template <int kNTiles>
+  static FA_DEVICE float exponentiate(float (&s)[kNTiles][4], int r, float scale_log2, float offset) {
+    float total = 0.f;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      FA_UNROLL
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        s[n][e] = ptx::ex2(ptx::fma(s[n][e], scale_log2, -offset));
+        total += s[n][e];
+      }
+    }
+    return total;
+  }
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_ONLINE_SOFTMAX_CUH_

@@ -1,0 +1,84 @@
+#ifndef FA_TEMPLATES_PTX_MATH_CUH_
+#define FA_TEMPLATES_PTX_MATH_CUH_
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+using kernel::bf16;
+using kernel::f16;
+
+/// ex2.approx.ftz.f32: 2^x, exact at 0 and -inf.
+FA_DEVICE float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// lg2.approx.f32: log2(x); lg2(0) = -inf.
+FA_DEVICE float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// fma.rn.f32
+FA_DEVICE float fma(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+
+/// max.f32: drops a NaN operand.
+FA_DEVICE float max(float a, float b) {
+  return fmaxf(a, b);
+}
+
+/// The bits of a float, and back.
+FA_DEVICE uint32_t bits(float x) {
+  return __float_as_uint(x);
+}
+FA_DEVICE float from_bits(uint32_t x) {
+  return __uint_as_float(x);
+}
+
+/// cvt.rn: one float to storage type T.
+template <class T>
+FA_DEVICE T convert(float x);
+
+template <>
+FA_DEVICE float convert<float>(float x) {
+  return x;
+}
+template <>
+FA_DEVICE bf16 convert<bf16>(float x) {
+  bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+template <>
+FA_DEVICE f16 convert<f16>(float x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+/// cvt.rn.{bf16x2,f16x2}.f32: `low` in bits 0-15, `high` in bits 16-31.
+template <class T>
+FA_DEVICE uint32_t convert_pair(float low, float high);
+
+template <>
+FA_DEVICE uint32_t convert_pair<bf16>(float low, float high) {
+  uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+template <>
+FA_DEVICE uint32_t convert_pair<f16>(float low, float high) {
+  uint32_t y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TEMPLATES_PTX_MATH_CUH_

@@ -1,0 +1,66 @@
+#ifndef FA_TEMPLATES_PTX_MEMORY_CUH_
+#define FA_TEMPLATES_PTX_MEMORY_CUH_
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+using kernel::Chunk;
+
+/// Shared memory is addressed by its 32-bit window offset. This is where the block's dynamic shared memory starts,
+/// aligned to 1024 bytes.
+FA_DEVICE uint32_t dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char fa_dynamic_shared[];
+  return static_cast<uint32_t>(__cvta_generic_to_shared(fa_dynamic_shared));
+}
+
+/// ld.global, st.global of one element.
+template <class T>
+FA_DEVICE T ld_global(const T* address) {
+  return *address;
+}
+template <class T>
+FA_DEVICE void st_global(T* address, T value) {
+  *address = value;
+}
+
+/// st.global.v4.b32: 16 bytes, 16-byte aligned.
+FA_DEVICE void st_global_chunk(void* address, Chunk value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "r"(value.word[0]),
+               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+}
+
+/// ld.shared.b32, st.shared.b32 and their 2- and 16-byte forms.
+FA_DEVICE uint32_t ld_shared_b32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+FA_DEVICE uint16_t ld_shared_b16(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  return value;
+}
+FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
+  Chunk value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "r"(address)
+               : "memory");
+  return value;
+}
+FA_DEVICE void st_shared_b32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+FA_DEVICE void st_shared_b16(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+FA_DEVICE void st_shared_b64(uint32_t address, uint32_t low, uint32_t high) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TEMPLATES_PTX_MEMORY_CUH_

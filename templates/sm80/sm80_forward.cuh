@@ -1,0 +1,339 @@
+#ifndef FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
+#define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
+
+#include <common/constants.cuh>
+#include <common/forward_params.cuh>
+#include <common/forward_schedule.cuh>
+#include <common/mask.cuh>
+#include <common/online_softmax.cuh>
+#include <common/shared_tile.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_tf32x3.cuh>
+
+namespace fa::sm80 {
+
+/// FlashAttention-2 forward on mma.sync (Dao, 2023, algorithm 1). One thread block computes one tile of O: every warp
+/// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
+///
+/// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
+/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kPackGqa, kSplit.
+template <class Config>
+struct Forward {
+  using T = typename Config::Element;
+  using Gemm = WarpGemm<T>;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kThreads = Config::kWarps * kWarpSize;
+  static constexpr int kWarpRows = kTileM / Config::kWarps;
+  static constexpr int kMTiles = kWarpRows / 16;
+  static constexpr int kNTiles = kTileN / 8;
+  static constexpr int kOTiles = kHeadDimV / 8;
+
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
+  static_assert(kTileN % 16 == 0, "keys are consumed 16 at a time");
+  static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
+
+  using QTile = SharedTile<T, kTileM, kHeadDimQk>;
+  using OTile = SharedTile<T, kTileM, kHeadDimV>;
+  using KTile = SharedTile<T, kTileN, kHeadDimQk>;
+  using VTile = SharedTile<T, kTileN, kHeadDimV>;
+
+  // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
+  static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
+  static constexpr int kQBytes = Config::kWarps * kWarpQBytes;
+  static constexpr int kSharedBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+
+  using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
+  using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
+  using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpSize, Config::kAligned>;
+  using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
+  using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
+
+  const ForwardParams& params;
+  const ForwardTile tile;
+  const RowMap<Config::kPackGqa> rows;
+  const int thread = ptx::thread_index();
+  const int lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+  const int block_row = tile.m_block * kTileM;        // first packed row of the block
+  const int warp_row = block_row + warp * kWarpRows;  // and of this warp
+  const int row_count = Config::kPackGqa ? params.s_q * params.group : params.s_q;
+  const T* const k_thread = KCopy::thread_pointer(
+      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + rows.kv_head() * params.stride_k_h,
+      params.stride_k_s, thread);  // into [s_kv, d_qk]
+  const T* const v_thread = VCopy::thread_pointer(
+      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + rows.kv_head() * params.stride_v_h,
+      params.stride_v_s, thread);  // into [s_kv, d_v]
+  const uint32_t shared = ptx::dynamic_shared();
+  const uint32_t q_shared = shared + warp * kWarpQBytes;  // this warp's rows of Q, later of O
+
+  FA_DEVICE explicit Forward(const ForwardParams& p)
+      : params(p), tile(forward_tile<Config::kCausal>(p, ptx::block_index())), rows{p.group, tile.head} {}
+
+  FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
+  FA_DEVICE uint32_t v_shared(int stage) const {
+    return shared + kQBytes + kStages * KTile::kBytes + stage * VTile::kBytes;
+  }
+
+  FA_DEVICE void load_q() const {
+    const T* base = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b;
+    const int valid = row_count - warp_row;
+    if constexpr (Config::kPackGqa) {
+      QCopy::gathered(
+          q_shared,
+          [&](int row) {
+            return base + rows.query_head(warp_row + row) * params.stride_q_h +
+                   rows.position(warp_row + row) * params.stride_q_s;
+          },
+          valid, lane);
+    } else {
+      base += tile.head * params.stride_q_h + warp_row * params.stride_q_s;
+      QCopy::strided(q_shared, QCopy::thread_pointer(base, params.stride_q_s, lane), params.stride_q_s, valid, lane);
+    }
+  }
+
+  FA_DEVICE void load_k(int n_block, int stage) const {
+    const int first = n_block * kTileN;
+    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, params.s_kv - first,
+                   thread);
+  }
+
+  FA_DEVICE void load_v(int n_block, int stage) const {
+    const int first = n_block * kTileN;
+    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, params.s_kv - first,
+                   thread);
+  }
+
+  /// The packed row that fragment registers 2r and 2r + 1 of m tile `m` belong to.
+  FA_DEVICE int fragment_row(int m, int r) const { return warp_row + 16 * m + 8 * r + lane / 4; }
+
+  FA_DEVICE void run() {
+    const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
+    const KvRange range =
+        kv_range<Config::kCausal, kTileN>(params, rows.position(block_row), rows.position(last_row), tile.split);
+    Fragment<kMTiles, kOTiles> o = {};
+    OnlineSoftmax<kMTiles> softmax;
+    if (range.begin < range.end) attend(range, o, softmax);
+    softmax.finish();
+    if constexpr (Config::kSplit) {
+      store_partial(o, softmax);
+    } else {
+      store(o, softmax);
+    }
+  }
+
+  FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax) {
+    typename Gemm::template QFragment<Config::kQInRegisters ? kMTiles : 1, Config::kQInRegisters ? kHeadDimQk : 16> q;
+    load_q();
+    if constexpr (Config::kQInRegisters) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      ptx::sync_warp();  // the other lanes' copies of this warp's Q rows have landed
+      Gemm::template load_q<QWarpTile, kMTiles, kHeadDimQk>(q, q_shared, 0, lane);
+    }
+    prefetch(range);
+
+    int n_block = range.end - 1;
+    int stage = 0;
+    if constexpr (Config::kLoopBodies == 2) {
+      for (; n_block >= range.plain_end && n_block >= range.begin; --n_block) {
+        step<true>(range, n_block, stage, q, o, softmax);
+      }
+      for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+    } else {
+      for (; n_block >= range.begin; --n_block) {
+        step<true>(range, n_block, stage, q, o, softmax);
+      }
+    }
+  }
+
+  /// Starts the first tiles' copies, one group each (Q rides with the first).
+  FA_DEVICE void prefetch(const KvRange& range) const {
+    if constexpr (kStages == 1) {
+      load_k(range.end - 1, 0);
+      ptx::cp_async_commit();
+    } else {
+      FA_UNROLL
+      for (int i = 0; i < kStages - 1; ++i) {
+        if (range.end - 1 - i >= range.begin) {
+          load_k(range.end - 1 - i, i);
+          load_v(range.end - 1 - i, i);
+        }
+        ptx::cp_async_commit();
+      }
+    }
+  }
+
+  /// One KV tile: S = Q K^T, mask, online softmax, O += P V, with the next copies under way.
+  template <bool kMaybeMasked, class Q>
+  FA_DEVICE void step(const KvRange& range, int n_block, int& stage, const Q& q, Fragment<kMTiles, kOTiles>& o,
+                      OnlineSoftmax<kMTiles>& softmax) const {
+    ptx::cp_async_wait<(kStages == 1 ? 0 : kStages - 2)>();
+    ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
+    if constexpr (kStages == 1) {
+      load_v(n_block, 0);
+    } else {
+      const int next = n_block - (kStages - 1);
+      const int next_stage = stage == 0 ? kStages - 1 : stage - 1;
+      if (next >= range.begin) {
+        load_k(next, next_stage);
+        load_v(next, next_stage);
+      }
+    }
+    ptx::cp_async_commit();
+
+    Fragment<kMTiles, kNTiles> s = {};  // [rows of the warp, tile_n]
+    Gemm::template scores<KTile, kHeadDimQk>(s, k_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
+      if constexpr (Config::kQInRegisters) {
+        FA_UNROLL
+        for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
+      } else {
+        Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
+      }
+    });
+
+    if constexpr (kStages == 1) {
+      ptx::cp_async_wait<0>();
+      ptx::sync_threads();  // V has landed for all, and all have read K
+      if (n_block > range.begin) load_k(n_block - 1, 0);
+      ptx::cp_async_commit();
+    }
+
+    if constexpr (!Config::kPositiveScale) scale_scores(s);
+    if (kMaybeMasked && (Config::kLoopBodies == 2 || n_block >= range.plain_end)) {
+      mask(s, n_block);
+    }
+    softmax.template update<kNTiles, kOTiles>(s, o, softmax_scale_log2());
+    Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
+    if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+  FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
+    int limits[kMTiles][2];  // first hidden key of each row, from this thread's first column of the tile
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        limits[m][r] =
+            key_limit<Config::kCausal>(params, rows.position(fragment_row(m, r))) - n_block * kTileN - 2 * (lane % 4);
+      }
+    }
+    mask_scores(s, limits);
+  }
+
+  /// Scores keep their order only under a positive scale; otherwise they are scaled before the row maximum is taken.
+  FA_DEVICE void scale_scores(Fragment<kMTiles, kNTiles>& s) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) s[m][n][e] *= params.scale_log2;
+      }
+    }
+  }
+
+  FA_DEVICE float softmax_scale_log2() const { return Config::kPositiveScale ? params.scale_log2 : 1.f; }
+  FA_DEVICE float softmax_scale() const { return Config::kPositiveScale ? params.scale : kLn2; }
+
+  /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
+  FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+    ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float inverse = softmax.inverse_sum(m, r);
+        FA_UNROLL
+        for (int n = 0; n < kOTiles; ++n) {
+          stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
+                     o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
+        }
+        const int row = fragment_row(m, r);
+        if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
+          float* lse = params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
+                       rows.position(row) * params.stride_lse_s;
+          ptx::st_global(lse, softmax.lse(m, r, softmax_scale()));
+        }
+      }
+    }
+    ptx::sync_warp();  // the warp's rows of O are complete in shared memory
+    store_rows();
+  }
+
+  static FA_DEVICE void stage_pair(uint32_t address, float low, float high) {
+    if constexpr (sizeof(T) == 2) {
+      ptx::st_shared_b32(address, ptx::convert_pair<T>(low, high));
+    } else {
+      ptx::st_shared_b64(address, ptx::bits(low), ptx::bits(high));
+    }
+  }
+
+  FA_DEVICE T* o_row(int row) const {
+    return static_cast<T*>(params.o) + tile.batch * params.stride_o_b + rows.query_head(row) * params.stride_o_h +
+           rows.position(row) * params.stride_o_s;
+  }
+
+  FA_DEVICE void store_rows() const {
+    constexpr int kUnitBytes = Config::kAligned ? kChunkBytes : static_cast<int>(sizeof(T));
+    constexpr int kUnits = kHeadDimV * static_cast<int>(sizeof(T)) / kUnitBytes;  // of a row
+    FA_UNROLL_BY(4)
+    for (int i = lane; i < kWarpRows * kUnits; i += kWarpSize) {
+      const int row = i / kUnits;
+      const int unit = i % kUnits;
+      if (warp_row + row >= row_count) break;
+      const uint32_t source = q_shared + OWarpTile::offset(row, 0) + unit * kUnitBytes;
+      T* target = o_row(warp_row + row) + unit * (kUnitBytes / static_cast<int>(sizeof(T)));
+      if constexpr (Config::kAligned) {
+        ptx::st_global_chunk(target, ptx::ld_shared_chunk(source));
+      } else if constexpr (sizeof(T) == 2) {
+        ptx::st_global(target, T{ptx::ld_shared_b16(source)});
+      } else {
+        ptx::st_global(target, ptx::from_bits(ptx::ld_shared_b32(source)));
+      }
+    }
+  }
+
+  /// Normalised fp32 partial results of one split, for forward_combine.
+  FA_DEVICE void store_partial(const Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = fragment_row(m, r);
+        if (row >= row_count) continue;
+        const float inverse = softmax.inverse_sum(m, r);
+        const int64_t index =
+            ((static_cast<int64_t>(tile.split) * params.b + tile.batch) * params.h_q + rows.query_head(row)) *
+                params.s_q +
+            rows.position(row);  // into [splits, b, h_q, s_q]
+        FA_UNROLL
+        for (int n = 0; n < kOTiles; ++n) {
+          float* target = params.partial_o + index * kHeadDimV + 8 * n + 2 * (lane % 4);
+          ptx::st_global(target, o[m][n][2 * r] * inverse);
+          ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
+        }
+        if (lane % 4 == 0) ptx::st_global(params.partial_lse + index, softmax.lse(m, r, softmax_scale()));
+      }
+    }
+  }
+};
+
+template <class Config>
+FA_DEVICE void forward(const kernel::ForwardParams& params) {
+  Forward<Config>(params).run();
+}
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_FORWARD_CUH_

@@ -1,0 +1,135 @@
+#ifndef FA_TEMPLATES_SM80_SM80_MMA16_CUH_
+#define FA_TEMPLATES_SM80_SM80_MMA16_CUH_
+
+#include <common/online_softmax.cuh>
+#include <common/shared_tile.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mma.cuh>
+
+namespace fa::sm80 {
+
+using namespace kernel;
+
+/// The two matrix products of attention for one warp in fp16 or bf16: mma.m16n8k16, and one mma.m16n8k8 where the head
+/// dim is an odd multiple of 8, so that no head dim is padded.
+template <class T>
+struct WarpGemm {
+  static constexpr int kStep = 16;  // depth of one mma
+
+  /// Q fragments of one warp, all of its rows and the whole head dim.
+  template <int kMTiles, int kHeadDim>
+  using QFragment = uint32_t[kMTiles][ceil_div(kHeadDim, kStep)][4];
+
+  // Addresses are a part that depends on the lane plus a constant, kept apart so that the constant folds into the
+  // instruction.
+  template <class Tile>
+  static FA_DEVICE uint32_t a_lane(uint32_t tile, int lane) {
+    return tile + Tile::offset(lane % 16, lane / 16 * 8);
+  }
+
+  /// The A operand of depth step `k` from rows `row`.. of a tile: 16 rows, 16 (or the last 8) columns.
+  template <class Tile, int kHeadDim>
+  static FA_DEVICE void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
+    if (kHeadDim % kStep == 0 || k < kHeadDim / kStep) {
+      ptx::ldmatrix_x4(a, a_lane<Tile>(tile, lane) + Tile::offset(row, k * kStep));
+    } else {
+      uint32_t half[2];
+      ptx::ldmatrix_x2(half, tile + Tile::offset(lane % 16, 0) + Tile::offset(row, k * kStep));
+      a[0] = half[0];
+      a[1] = half[1];
+    }
+  }
+
+  template <class Tile, int kMTiles, int kHeadDim>
+  static FA_DEVICE void load_q(QFragment<kMTiles, kHeadDim>& q, uint32_t tile, int row, int lane) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int k = 0; k < ceil_div(kHeadDim, kStep); ++k) {
+        load_a<Tile, kHeadDim>(q[m][k], tile, row + 16 * m, k, lane);
+      }
+    }
+  }
+
+  /// S += Q K^T over the head dim; `load_a(a, m, k)` gives Q's fragment. K is [tile_n, kHeadDim] in shared memory.
+  template <class KTile, int kHeadDim, int kMTiles, int kNTiles, class LoadA>
+  static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
+    static_assert(kNTiles % 2 == 0, "keys are loaded 16 at a time");
+    const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+    FA_UNROLL
+    for (int k = 0; k < kHeadDim / kStep; ++k) {
+      uint32_t a[kMTiles][4];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) load_a(a[m], m, k);
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; n += 2) {
+        uint32_t b[4];  // keys 8n..8n+7 at depth 0-7 and 8-15, then keys 8n+8..8n+15
+        ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, k * kStep));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          ptx::mma_m16n8k16<T>(s[m][n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(s[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+    if constexpr (kHeadDim % kStep != 0) {
+      constexpr int k = kHeadDim / kStep;
+      uint32_t a[kMTiles][4];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) load_a(a[m], m, k);
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; n += 2) {
+        uint32_t b[2];
+        ptx::ldmatrix_x2(b, k_tile + KTile::offset(lane % 16, 0) + KTile::offset(8 * n, k * kStep));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          ptx::mma_m16n8k8<T>(s[m][n], a[m][0], a[m][1], b[0]);
+          ptx::mma_m16n8k8<T>(s[m][n + 1], a[m][0], a[m][1], b[1]);
+        }
+      }
+    }
+  }
+
+  /// O += P V. P stays in registers: the accumulators of two neighbouring n tiles are the A operand of one depth step.
+  /// V is [tile_n, kHeadDimV] in shared memory, read transposed.
+  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
+  static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
+                                   uint32_t v_tile, int lane) {
+    const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 8);
+    FA_UNROLL
+    for (int k = 0; k < kNTiles / 2; ++k) {
+      uint32_t a[kMTiles][4];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float(&c)[4] = p[m][2 * k + half];
+          a[m][2 * half] = ptx::convert_pair<T>(c[0], c[1]);
+          a[m][2 * half + 1] = ptx::convert_pair<T>(c[2], c[3]);
+        }
+      }
+      FA_UNROLL
+      for (int n = 0; n + 1 < kHeadDimV / 8; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(k * kStep, 8 * n));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          ptx::mma_m16n8k16<T>(o[m][n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(o[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+      if constexpr (kHeadDimV / 8 % 2 != 0) {
+        constexpr int n = kHeadDimV / 8 - 1;
+        uint32_t b[2];
+        ptx::ldmatrix_x2_trans(b, v_tile + VTile::offset(lane % 16, 0) + VTile::offset(k * kStep, 8 * n));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(o[m][n], a[m], b[0], b[1]);
+      }
+    }
+  }
+};
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_MMA16_CUH_

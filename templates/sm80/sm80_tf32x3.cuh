@@ -1,0 +1,135 @@
+#ifndef FA_TEMPLATES_SM80_SM80_TF32X3_CUH_
+#define FA_TEMPLATES_SM80_SM80_TF32X3_CUH_
+
+#include <common/online_softmax.cuh>
+#include <common/shared_tile.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/mma.cuh>
+#include <sm80/sm80_mma16.cuh>
+
+namespace fa::sm80 {
+
+/// x = big + small, each of which a TF32 operand holds: big is x rounded to 10 bits of mantissa, small what is left.
+struct Tf32Pair {
+  uint32_t big;
+  uint32_t small;
+};
+
+FA_DEVICE Tf32Pair split_tf32(float x) {
+  // Adding half a unit of the last kept bit and cutting rounds to nearest without the slower cvt.rna.
+  const uint32_t big = (ptx::bits(x) + 0x1000u) & 0xffffe000u;
+  return {big, ptx::bits(x - ptx::from_bits(big))};
+}
+
+/// fp32 products as three TF32 products each, small terms first: close to float arithmetic at a third of the tensor
+/// cores' TF32 rate (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022).
+template <>
+struct WarpGemm<float> {
+  static constexpr int kStep = 8;
+
+  template <int kMTiles, int kHeadDim>
+  using QFragment = uint32_t[kMTiles][kHeadDim / kStep][4];
+
+  struct SplitA {
+    uint32_t big[4];
+    uint32_t small[4];
+  };
+
+  static FA_DEVICE void split_a(SplitA& split, const float (&a)[4]) {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const Tf32Pair pair = split_tf32(a[i]);
+      split.big[i] = pair.big;
+      split.small[i] = pair.small;
+    }
+  }
+
+  /// d += a * b. Tensor cores truncate when they accumulate, a bias that grows with the length of the sum: each step
+  /// starts from zero, and its result is added with rounding.
+  static FA_DEVICE void mma(float (&d)[4], const SplitA& a, Tf32Pair b0, Tf32Pair b1) {
+    float step[4] = {};
+    ptx::mma_m16n8k8_tf32(step, a.small, b0.big, b1.big);
+    ptx::mma_m16n8k8_tf32(step, a.big, b0.small, b1.small);
+    ptx::mma_m16n8k8_tf32(step, a.big, b0.big, b1.big);
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) d[i] += step[i];
+  }
+
+  /// An 8x8 matrix of 16-bit elements is 8 rows of 4 floats, and ldmatrix hands lane (g, t) float t of row g: just the
+  /// TF32 operand.
+  template <class Tile, int kHeadDim>
+  static FA_DEVICE void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
+    ptx::ldmatrix_x4(a, tile + Tile::offset(lane % 16, lane / 16 * 4) + Tile::offset(row, k * kStep));
+  }
+
+  template <class Tile, int kMTiles, int kHeadDim>
+  static FA_DEVICE void load_q(QFragment<kMTiles, kHeadDim>& q, uint32_t tile, int row, int lane) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int k = 0; k < kHeadDim / kStep; ++k) load_a<Tile, kHeadDim>(q[m][k], tile, row + 16 * m, k, lane);
+    }
+  }
+
+  /// S += Q K^T.
+  template <class KTile, int kHeadDim, int kMTiles, int kNTiles, class LoadA>
+  static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
+    const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
+    // Partly rolled: fully unrolled, three products a step cost seconds of compile time at large head dims.
+    FA_UNROLL_BY(2)
+    for (int k = 0; k < kHeadDim / kStep; ++k) {
+      SplitA a[kMTiles];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        uint32_t raw[4];
+        load_a(raw, m, k);
+        const float values[4] = {ptx::from_bits(raw[0]), ptx::from_bits(raw[1]), ptx::from_bits(raw[2]),
+                                 ptx::from_bits(raw[3])};
+        split_a(a[m], values);
+      }
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, k * kStep));
+        FA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const Tf32Pair b0 = split_tf32(ptx::from_bits(b[2 * half]));
+          const Tf32Pair b1 = split_tf32(ptx::from_bits(b[2 * half + 1]));
+          FA_UNROLL
+          for (int m = 0; m < kMTiles; ++m) mma(s[m][n + half], a[m], b0, b1);
+        }
+      }
+    }
+  }
+
+  /// O += P V. The A operand wants columns t and t + 4 of a depth step where the accumulator holds 2t and 2t + 1: the
+  /// sum over keys may run in any order, so the keys of V are permuted instead.
+  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
+  static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
+                                   uint32_t v_tile, int lane) {
+    const uint32_t v_lane = v_tile + VTile::offset(2 * (lane % 4), lane / 4);
+    FA_UNROLL
+    for (int k = 0; k < kNTiles; ++k) {
+      SplitA a[kMTiles];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        const float values[4] = {p[m][k][0], p[m][k][2], p[m][k][1], p[m][k][3]};
+        split_a(a[m], values);
+      }
+      FA_UNROLL
+      for (int n = 0; n < kHeadDimV / 8; ++n) {
+        const uint32_t address = v_lane + VTile::offset(k * kStep, 8 * n);
+        const Tf32Pair b0 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address)));
+        const Tf32Pair b1 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address + VTile::kPitch)));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) mma(o[m][n], a[m], b0, b1);
+      }
+    }
+  }
+};
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_TF32X3_CUH_

@@ -1,0 +1,245 @@
+/* The C ABI on the host device: numbers, error texts, and structs of other versions. */
+
+#include <fa/fa.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+
+#define CHECK(condition)                                                                            \
+  do {                                                                                              \
+    if (!(condition)) {                                                                             \
+      fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fa_last_error_message()); \
+      ++failures;                                                                                   \
+    }                                                                                               \
+  } while (0)
+
+enum { B = 2, H_Q = 4, H_KV = 2, S_Q = 3, S_KV = 5, D = 8 };
+
+static const fa_device kHost = {FA_DEVICE_HOST, 0};
+
+static float q[B * H_Q * S_Q * D], k[B * H_KV * S_KV * D], v[B * H_KV * S_KV * D];
+static float o[B * H_Q * S_Q * D], lse[B * H_Q * S_Q];
+
+static void fill(float* values, int count, unsigned seed) {
+  for (int i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    values[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+  }
+}
+
+static fa_tensor tensor4(void* data, int b, int h, int s, int d) {
+  fa_tensor t = {.struct_size = sizeof t, .dtype = FA_F32, .rank = 4, .flags = FA_TENSOR_ROW_MAJOR, .data = data};
+  t.shape[0] = b;
+  t.shape[1] = h;
+  t.shape[2] = s;
+  t.shape[3] = d;
+  return t;
+}
+
+static fa_config default_config(void) {
+  fa_config config = {.struct_size = sizeof config, .head_dim = D, .dtype = FA_F32, .cache_mode = FA_CACHE_MEMORY};
+  return config;
+}
+
+/* One row by the definition, bottom-right causal. */
+static double expected_row(int b, int h, int i, double scale, double* row) {
+  const float* qi = q + ((b * H_Q + h) * S_Q + i) * D;
+  const int kv = b * H_KV + h / (H_Q / H_KV);
+  double sum = 0;
+  for (int c = 0; c < D; ++c) row[c] = 0;
+  for (int j = 0; j <= i + S_KV - S_Q; ++j) {
+    const float* kj = k + (kv * S_KV + j) * D;
+    double score = 0;
+    for (int c = 0; c < D; ++c) score += (double)qi[c] * kj[c];
+    const double weight = exp(scale * score);
+    sum += weight;
+    for (int c = 0; c < D; ++c) row[c] += weight * v[(kv * S_KV + j) * D + c];
+  }
+  for (int c = 0; c < D; ++c) row[c] /= sum;
+  return log(sum);
+}
+
+static void check_numbers(double scale) {
+  for (int b = 0; b < B; ++b) {
+    for (int h = 0; h < H_Q; ++h) {
+      for (int i = 0; i < S_Q; ++i) {
+        double row[D];
+        const int index = (b * H_Q + h) * S_Q + i;
+        const double expected = expected_row(b, h, i, scale, row);
+        CHECK(fabs(lse[index] - expected) < 1e-5);
+        for (int c = 0; c < D; ++c) CHECK(fabs(o[index * D + c] - row[c]) < 1e-5);
+      }
+    }
+  }
+}
+
+static int run(fa_attention* attention) {
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(o, B, H_Q, S_Q, D), tl = tensor4(lse, B, H_Q, S_Q, 0);
+  tl.rank = 3;
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to, .lse = &tl};
+  return fa_forward(attention, &inputs, &outputs, NULL, NULL);
+}
+
+static void test_forward(int has_scale, float scale) {
+  fa_config config = default_config();
+  config.causal = 1;
+  config.has_scale = has_scale;
+  config.scale = scale;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(run(attention) == FA_OK);
+  check_numbers(has_scale ? scale : 1 / sqrt((double)D));
+  fa_destroy(attention);
+}
+
+static void test_strides(void) {
+  /* [b, s, h, d] in memory, given as [b, h, s, d]. */
+  static float packed[B * H_Q * S_Q * D];
+  fa_config config = default_config();
+  config.causal = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(run(attention) == FA_OK);
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(packed, B, H_Q, S_Q, D);
+  const int64_t strides[4] = {S_Q * H_Q * D, D, H_Q * D, 1};
+  to.flags = 0;
+  memcpy(to.strides, strides, sizeof strides);
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(packed[((1 * S_Q + 2) * H_Q + 3) * D + 5] == o[((1 * H_Q + 3) * S_Q + 2) * D + 5]);
+  to.flags = FA_TENSOR_READ_ONLY;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+}
+
+static void test_errors(void) {
+  fa_config config = default_config();
+  fa_attention* attention = (fa_attention*)&config;
+  config.head_dim = 20;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(attention == NULL);
+  CHECK(fa_last_error_code() == FA_INVALID_ARGUMENT);
+  CHECK(strstr(fa_last_error_message(), "20") != NULL);
+  CHECK(strcmp(fa_last_error_field("value"), "20") == 0);
+  CHECK(strstr(fa_last_error_field("argument"), "head_dim") != NULL);
+  CHECK(strlen(fa_last_error_field("accepted")) > 0);
+  CHECK(strcmp(fa_last_error_field("no such field"), "") == 0);
+  CHECK(strcmp(fa_last_error_field(NULL), "") == 0);
+
+  config = default_config();
+  config.dtype = 17;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.dtype") == 0);
+  config = default_config();
+  CHECK(fa_create(&config, (fa_device){9, 0}, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(fa_create(NULL, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(fa_create(&config, kHost, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_forward(NULL, NULL, NULL, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(fa_forward(attention, NULL, NULL, NULL, NULL) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+  fa_destroy(NULL);
+  CHECK(strcmp(fa_status_name(FA_CACHE_MISS), "cache_miss") == 0);
+  CHECK(strcmp(fa_status_name(FA_OK), "ok") == 0);
+  CHECK(strcmp(fa_status_name(999), "unknown") == 0);
+}
+
+/* A program compiled with a later fa.h, whose config has one more field. */
+typedef struct later_config {
+  fa_config config;
+  int64_t later_field;
+} later_config;
+
+static void test_struct_sizes(void) {
+  fa_attention* attention = NULL;
+
+  later_config later = {.config = default_config()};
+  later.config.struct_size = sizeof later;
+  CHECK(fa_create(&later.config, kHost, &attention) == FA_OK);
+  fa_destroy(attention);
+  later.later_field = 1;
+  CHECK(fa_create(&later.config, kHost, &attention) == FA_UNSUPPORTED);
+
+  /* A program compiled when the struct ended after `dtype`: what follows must not be read. */
+  fa_config earlier;
+  memset(&earlier, 0xff, sizeof earlier);
+  earlier.struct_size = offsetof(fa_config, has_scale);
+  earlier.head_dim = D;
+  earlier.head_dim_v = 0;
+  earlier.dtype = FA_F32;
+  CHECK(fa_create(&earlier, kHost, &attention) == FA_OK);
+  fa_destroy(attention);
+
+  const uint32_t absurd[] = {0, 4, 1u << 20, 0xffffffffu};
+  for (size_t i = 0; i < sizeof absurd / sizeof absurd[0]; ++i) {
+    fa_config config = default_config();
+    config.struct_size = absurd[i];
+    CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+    CHECK(strcmp(fa_last_error_field("argument"), "config.struct_size") == 0);
+  }
+}
+
+static void test_shapes(void) {
+  fa_config config = default_config();
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
+  CHECK(fa_prepare(attention, &shape) == FA_OK);
+  size_t size = 12345;
+  CHECK(fa_workspace_size(attention, &shape, &size) == FA_OK);
+  CHECK(size != 12345);
+  fa_kernel_info info = {.struct_size = sizeof info};
+  CHECK(fa_kernel_info_get(attention, &shape, &info) == FA_OK);
+  CHECK(strcmp(info.origin, "host") == 0);
+  CHECK(info.struct_size == sizeof info);
+
+  /* Nothing beyond the caller's size is written. */
+  memset(&info, 0x55, sizeof info);
+  info.struct_size = offsetof(fa_kernel_info, compile_ms);
+  CHECK(fa_kernel_info_get(attention, &shape, &info) == FA_OK);
+  CHECK(info.origin[0] == 0x55);
+
+  shape.h_kv = 3;
+  CHECK(fa_prepare(attention, &shape) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+}
+
+static void count_messages(void* user, int level, const char* message) {
+  if (level >= FA_LOG_DEBUG && strlen(message) > 0) ++*(int*)user;
+}
+
+static void test_log(void) {
+  int messages = 0;
+  CHECK(fa_set_log_callback(count_messages, &messages) == FA_OK);
+  CHECK(fa_set_log_level(FA_LOG_DEBUG) == FA_OK);
+  CHECK(fa_set_log_level(17) == FA_INVALID_ARGUMENT);
+  CHECK(fa_set_log_level(FA_LOG_WARNING) == FA_OK);
+  CHECK(fa_set_log_callback(NULL, NULL) == FA_OK);
+}
+
+int main(void) {
+  CHECK(fa_last_error_code() == FA_OK);
+  CHECK(strcmp(fa_last_error_message(), "") == 0);
+  CHECK(strcmp(fa_version(), "0.1.0") == 0);
+  fill(q, B * H_Q * S_Q * D, 1);
+  fill(k, B * H_KV * S_KV * D, 2);
+  fill(v, B * H_KV * S_KV * D, 3);
+  test_forward(0, 0.0f);
+  test_forward(1, 0.0f);
+  test_forward(1, -0.5f);
+  test_strides();
+  test_errors();
+  test_struct_sizes();
+  test_shapes();
+  test_log();
+  if (failures == 0) puts("c_abi: all checks passed");
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

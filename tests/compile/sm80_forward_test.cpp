@@ -1,0 +1,78 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "compile/compiler.hpp"
+#include "plan/planner.hpp"
+#include "render/source.hpp"
+
+// Every kernel that the planner picks compiles with NVRTC for every architecture, without a toolkit header and without
+// spilling; no GPU is involved.
+namespace fa {
+namespace {
+
+struct HeadDims {
+  int d_qk, d_v;
+};
+
+constexpr HeadDims kHeadDims[] = {{8, 8}, {40, 40}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
+
+class Sm80ForwardCompile : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void expect_clean(const plan::KernelSpec& spec) {
+    SCOPED_TRACE(canonical(spec));
+    const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+    EXPECT_EQ(cubin.facts.local_bytes, 0) << "spilled registers";
+    EXPECT_GT(cubin.facts.registers, 0);
+    EXPECT_LE(cubin.facts.registers * spec.threads() * spec.min_blocks, plan::limits(spec.arch).registers_per_sm);
+    EXPECT_EQ(cubin.log, "");
+  }
+
+  static plan::Problem problem(const HeadDims& dims, DType dtype, bool causal) {
+    plan::Problem result;
+    result.arch = plan::parse_arch(GetParam());
+    result.dtype = dtype;
+    result.d_qk = dims.d_qk;
+    result.d_v = dims.d_v;
+    result.causal = causal;
+    result.b = 4;
+    result.h_q = result.h_kv = 16;
+    result.s_q = result.s_kv = 2048;
+    return result;
+  }
+};
+
+TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
+  bool causal = false;
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (const HeadDims& dims : kHeadDims) {
+      causal = !causal;  // each head dim meets both over the dtypes
+      expect_clean(plan::plan_forward(problem(dims, dtype, causal), {}).kernel);
+    }
+  }
+}
+
+TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
+  plan::Problem p = problem({64, 64}, DType::bf16, true);
+  p.positive_scale = false;
+  expect_clean(plan::plan_forward(p, {}).kernel);
+  p.positive_scale = true;
+  p.aligned = false;
+  expect_clean(plan::plan_forward(p, {}).kernel);
+  p.aligned = true;
+  p.h_kv = 2;
+  p.s_q = 1;
+  p.b = 1;
+  const plan::ForwardPlan decode = plan::plan_forward(p, {});
+  EXPECT_TRUE(decode.kernel.pack_gqa);
+  EXPECT_TRUE(decode.kernel.split);
+  expect_clean(decode.kernel);
+  expect_clean(decode.combine);
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Sm80ForwardCompile,
+                         ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace fa

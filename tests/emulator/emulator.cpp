@@ -1,0 +1,74 @@
+#include "emulator/emulator.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "emulator/machine.hpp"
+
+namespace emulator {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxSharedBytes = 227 << 10;
+
+void validate(const LaunchOptions& options) {
+  if (options.grid < 1) throw std::invalid_argument(fmt::format("launch: a grid of {} blocks", options.grid));
+  if (options.threads < kWarpSize || options.threads > kMaxThreads || options.threads % kWarpSize != 0) {
+    throw std::invalid_argument(fmt::format("launch: {} threads a block", options.threads));
+  }
+  if (options.shared_bytes < 0 || options.shared_bytes > kMaxSharedBytes) {
+    throw std::invalid_argument(fmt::format("launch: {} bytes of shared memory", options.shared_bytes));
+  }
+}
+
+/// What the OS threads of a launch share.
+struct Progress {
+  std::atomic<int> next_block{0};
+  std::atomic<std::uint64_t> instructions{0};
+  std::mutex mutex;
+  int faulty_block = 0;
+  std::exception_ptr fault;  // of the lowest block, so that it does not depend on the OS
+};
+
+void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const LaunchOptions& options,
+                Progress& progress) noexcept {
+  int block = 0;
+  try {
+    Machine machine(options.threads, options.shared_bytes, memory);
+    for (block = progress.next_block++; block < options.grid; block = progress.next_block++) {
+      machine.run_block(kernel, params, block, options.seed);
+    }
+    progress.instructions += machine.instructions();
+  } catch (...) {
+    const std::lock_guard lock(progress.mutex);
+    if (!progress.fault || block < progress.faulty_block) {
+      progress.fault = std::current_exception();
+      progress.faulty_block = block;
+    }
+    progress.next_block = options.grid;
+  }
+}
+
+}  // namespace
+
+LaunchStatistics launch(ErasedKernel kernel, const void* params, Memory& memory, const LaunchOptions& options) {
+  validate(options);
+  Progress progress;
+  std::vector<std::thread> threads;
+  for (int i = 1; i < std::min(options.workers, options.grid); ++i) {
+    threads.emplace_back([&] { run_blocks(kernel, params, memory, options, progress); });
+  }
+  run_blocks(kernel, params, memory, options, progress);
+  for (std::thread& thread : threads) thread.join();
+  if (progress.fault) std::rethrow_exception(progress.fault);
+  return {progress.instructions};
+}
+
+}  // namespace emulator

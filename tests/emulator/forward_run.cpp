@@ -1,0 +1,222 @@
+#include "emulator/forward_run.hpp"
+
+#include <array>
+#include <cstring>
+#include <ostream>
+#include <stdexcept>
+#include <vector>
+
+#include <common/forward_params.cuh>
+
+#include "emulator/registry.hpp"
+#include "emulator/specs.hpp"
+#include "plan/planner.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::TensorView;
+using fa::kernel::ForwardParams;
+using fa::test::AttentionCase;
+using fa::test::AttentionInputs;
+using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
+
+/// A [b, h, s, d] tensor in the emulator's memory, its strides in elements; `row_bytes` of every row belong to it.
+struct Placed {
+  std::byte* region = nullptr;
+  std::byte* data = nullptr;  // element (0, 0, 0, 0)
+  std::int64_t b = 0, h = 0, s = 0;
+  std::int64_t stride_b = 0, stride_h = 0, stride_s = 0;
+  std::size_t element = 0;
+  std::size_t row_bytes = 0;
+
+  std::byte* row(std::int64_t ib, std::int64_t ih, std::int64_t is) const {
+    return data + (ib * stride_b + ih * stride_h + is * stride_s) * static_cast<std::int64_t>(element);
+  }
+};
+
+template <class Visit>
+void for_each_row(std::int64_t b, std::int64_t h, std::int64_t s, const Visit& visit) {
+  for (std::int64_t ib = 0; ib < b; ++ib) {
+    for (std::int64_t ih = 0; ih < h; ++ih) {
+      for (std::int64_t is = 0; is < s; ++is) visit(ib, ih, is);
+    }
+  }
+}
+
+/// Reserves memory for a tensor like `view`, none of it readable or writable yet.
+Placed place(Memory& memory, const char* name, const TensorView& view, Placement placement, bool aligned) {
+  Placed t;
+  t.b = view.shape[0];
+  t.h = view.shape[1];
+  t.s = view.shape[2];
+  t.element = size_of(view.dtype);
+  const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
+  t.row_bytes = static_cast<std::size_t>(d) * t.element;
+  const std::int64_t chunk = 16 / static_cast<std::int64_t>(t.element);
+  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded ? chunk : 0;
+  const std::int64_t pitch = d + gap;
+  const std::int64_t heads = placement == Placement::broadcast ? 1 : t.h;
+  const std::int64_t batches = placement == Placement::broadcast ? 1 : t.b;
+  const bool rows_outer = placement == Placement::bshd;
+  t.stride_h = rows_outer ? pitch : t.s * pitch;
+  t.stride_s = rows_outer ? heads * pitch : pitch;
+  t.stride_b = heads * t.s * pitch;
+  const std::int64_t front = aligned ? 0 : 1;
+  const auto elements = static_cast<std::size_t>(batches * heads * t.s * pitch + front);
+  t.region = memory.add_output(name, elements * t.element);
+  memory.set_flags(t.region, elements * t.element, 0);
+  t.data = t.region + static_cast<std::size_t>(front) * t.element;
+  if (placement == Placement::broadcast) {
+    t.stride_h = 0;
+    t.stride_b = 0;
+  } else if (placement == Placement::padded && heads > 0) {
+    t.data += (heads - 1) * t.stride_h * static_cast<std::int64_t>(t.element);
+    t.stride_h = -t.stride_h;
+  }
+  return t;
+}
+
+Placed place_input(Memory& memory, const char* name, const HostTensor& tensor, Placement placement, bool aligned) {
+  const TensorView view = tensor.view();
+  const Placed t = place(memory, name, view, placement, aligned);
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const std::int64_t from = b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
+    std::byte* row = t.row(b, h, s);
+    std::memcpy(row, static_cast<const std::byte*>(view.data) + from * static_cast<std::int64_t>(t.element),
+                t.row_bytes);
+    memory.set_flags(row, t.row_bytes, Memory::kReadable);
+  });
+  return t;
+}
+
+Placed place_output(Memory& memory, const char* name, const HostTensor& tensor, Placement placement, bool aligned) {
+  const Placed t = place(memory, name, tensor.view(), placement, aligned);
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    memory.set_flags(t.row(b, h, s), t.row_bytes, Memory::kWritable);
+  });
+  return t;
+}
+
+void fetch(const Memory& memory, const Placed& t, HostTensor& tensor) {
+  const TensorView view = tensor.view();
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const std::byte* row = t.row(b, h, s);
+    if (!memory.written(row, t.row_bytes)) {
+      throw Fault(FaultKind::global_uninitialised, 0, 0, "result", reinterpret_cast<std::uintptr_t>(row), Site(),
+                  "not all of a row was written: " + memory.describe(row));
+    }
+    const std::int64_t to = b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
+    std::memcpy(static_cast<std::byte*>(view.data) + to * static_cast<std::int64_t>(t.element), row, t.row_bytes);
+  });
+}
+
+int ceil_div(std::int64_t a, std::int64_t b) {
+  return static_cast<int>((a + b - 1) / b);
+}
+
+/// The launch parameters that follow from the shapes, as the host computes them.
+ForwardParams shape_params(const ForwardCase& c) {
+  const AttentionCase& a = c.attention;
+  ForwardParams params{};
+  params.b = static_cast<int>(a.b);
+  params.h_q = static_cast<int>(a.h_q);
+  params.h_kv = static_cast<int>(a.h_kv);
+  params.s_q = static_cast<int>(a.s_q);
+  params.s_kv = static_cast<int>(a.s_kv);
+  params.group = static_cast<int>(a.h_q / a.h_kv);
+  params.causal_shift = a.causal_align == fa::CausalAlign::bottom_right ? static_cast<int>(a.s_kv - a.s_q) : 0;
+  params.heads = static_cast<int>(c.spec.pack_gqa ? a.h_kv : a.h_q);
+  params.m_blocks = ceil_div(c.spec.pack_gqa ? a.s_q * params.group : a.s_q, c.spec.tile_m);
+  params.heads_in_flight = c.heads_in_flight;
+  params.splits = c.splits;
+  params.scale = a.softmax_scale();
+  params.scale_log2 = static_cast<float>(static_cast<double>(a.softmax_scale()) * 1.44269504088896340736);
+  return params;
+}
+
+void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
+  b = t.stride_b;
+  h = t.stride_h;
+  s = t.stride_s;
+}
+
+}  // namespace
+
+void PrintTo(const ForwardCase& c, std::ostream* out) {
+  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast"};
+  *out << canonical(c.spec) << ", ";
+  fa::test::PrintTo(c.attention, out);
+  *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
+       << " splits, " << c.heads_in_flight << " heads in flight";
+}
+
+AttentionInputs make_inputs(const ForwardCase& c) {
+  AttentionInputs inputs = fa::test::make_inputs(c.attention);
+  if (c.placement != Placement::broadcast) return inputs;
+  for (HostTensor* tensor : {&inputs.k, &inputs.v}) {
+    const TensorView view = tensor->view();
+    for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      for (std::int64_t d = 0; d < view.shape[3]; ++d) tensor->set(b, h, s, d, tensor->at(0, 0, s, d));
+    });
+  }
+  return inputs;
+}
+
+ForwardKernels kernels_of(const ForwardCase& c) {
+  return {canonical(c.spec), canonical(combine_spec(c.spec))};
+}
+
+AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs, const ForwardKernels& kernels,
+                             std::uint64_t seed) {
+  const bool aligned = c.spec.aligned;
+  const Placement q_placement = c.placement == Placement::broadcast ? Placement::bhsd : c.placement;
+  AttentionOutputs outputs = fa::test::make_outputs(c.attention);
+  Memory memory;
+  ForwardParams params = shape_params(c);
+
+  const Placed q = place_input(memory, "q", inputs.q, q_placement, aligned);
+  const Placed k = place_input(memory, "k", inputs.k, c.placement, aligned);
+  const Placed v = place_input(memory, "v", inputs.v, c.placement, aligned);
+  const Placed o = place_output(memory, "o", outputs.o, q_placement, aligned);
+  const Placed lse = place_output(memory, "lse", outputs.lse, q_placement, aligned);
+  params.q = q.data;
+  params.k = k.data;
+  params.v = v.data;
+  params.o = o.data;
+  params.lse = c.lse ? reinterpret_cast<float*>(lse.data) : nullptr;
+  set_strides(q, params.stride_q_b, params.stride_q_h, params.stride_q_s);
+  set_strides(k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+  set_strides(v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+  set_strides(o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+  set_strides(lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
+  const std::int64_t rows = c.attention.b * c.attention.h_q * c.attention.s_q;
+  if (c.spec.split) {
+    const auto partials = static_cast<std::size_t>(rows * c.splits);
+    params.partial_o = reinterpret_cast<float*>(
+        memory.add_output("partial_o", partials * static_cast<std::size_t>(c.attention.d_v) * sizeof(float)));
+    params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", partials * sizeof(float)));
+  }
+
+  LaunchOptions options;
+  options.seed = seed;
+  const RegisteredKernel& attention = registered_kernel(kernels.attention);
+  options.grid = params.m_blocks * params.heads * params.b * params.splits;
+  options.threads = attention.threads;
+  options.shared_bytes = fa::plan::shared_bytes(c.spec);
+  launch(attention.entry, &params, memory, options);
+  if (c.spec.split) {
+    const RegisteredKernel& combine = registered_kernel(kernels.combine);
+    options.grid = ceil_div(rows, combine.threads / 32);
+    options.threads = combine.threads;
+    options.shared_bytes = 0;
+    launch(combine.entry, &params, memory, options);
+  }
+  fetch(memory, o, outputs.o);
+  if (c.lse) fetch(memory, lse, outputs.lse);
+  return outputs;
+}
+
+}  // namespace emulator

@@ -1,0 +1,50 @@
+#ifndef FA_TESTS_EMULATOR_FORWARD_RUN_HPP_
+#define FA_TESTS_EMULATOR_FORWARD_RUN_HPP_
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+#include "emulator/emulator.hpp"
+#include "plan/kernel_spec.hpp"
+#include "support/attention_case.hpp"
+
+namespace emulator {
+
+/// How tensors lie in memory.
+enum class Placement : std::uint8_t {
+  bhsd,
+  bshd,
+  padded,     ///< unreadable bytes between rows, and rows in reverse order of heads: a negative stride
+  broadcast,  ///< K and V of all heads and batches are one: stride 0
+};
+
+/// One forward call on one kernel (and the combine kernel, if the kernel splits the keys).
+struct ForwardCase {
+  fa::plan::KernelSpec spec;
+  fa::test::AttentionCase attention;
+  Placement placement = Placement::bhsd;
+  bool lse = true;
+  int splits = 1;
+  int heads_in_flight = 1;
+};
+void PrintTo(const ForwardCase& c, std::ostream* out);
+
+/// Inputs as the case places them: with equal heads when they are broadcast.
+fa::test::AttentionInputs make_inputs(const ForwardCase& c);
+
+/// What a mutant changes about a run.
+struct ForwardKernels {
+  std::string attention;  ///< registered names
+  std::string combine;
+};
+ForwardKernels kernels_of(const ForwardCase& c);
+
+/// Runs the case and returns O and LSE in row-major tensors. Throws the first Fault, and global_uninitialised for an
+/// element of O or LSE that was never written.
+fa::test::AttentionOutputs run_forward(const ForwardCase& c, const fa::test::AttentionInputs& inputs,
+                                       const ForwardKernels& kernels, std::uint64_t seed);
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_FORWARD_RUN_HPP_

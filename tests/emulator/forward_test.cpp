@@ -1,0 +1,172 @@
+// Every rendered forward kernel against the float64 reference, and against itself under other schedules.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "emulator/forward_run.hpp"
+#include "emulator/pairwise.hpp"
+#include "emulator/specs.hpp"
+#include "plan/planner.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::CausalAlign;
+using fa::DType;
+using fa::plan::KernelSpec;
+using fa::test::AttentionInputs;
+using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
+
+constexpr std::size_t kRowsPerSpec = 6;
+constexpr std::array<std::uint64_t, 3> kSeeds{1, 2, 3};
+
+// Levels of what a launch may vary.
+constexpr std::array<std::int64_t, 5> kQueries{1, 7, 63, 65, 130};
+constexpr std::array<std::int64_t, 7> kKeys{0, 1, 16, 63, 65, 130, 201};
+constexpr std::array<std::array<std::int64_t, 2>, 4> kHeads{{{1, 1}, {2, 2}, {3, 1}, {4, 2}}};  // query, key/value
+constexpr std::array<float, 3> kPositiveScales{0.f, 0.31f, 1e-3f};                              // 0: the default
+constexpr std::array<float, 3> kOtherScales{-0.25f, 0.f, -1e-2f};
+constexpr std::array<int, 3> kSplits{2, 3, 7};
+constexpr std::array<int, 3> kHeadsInFlight{1, 2, 64};
+
+const std::vector<Row>& launch_rows() {
+  static const std::vector<Row> rows = pairwise_cover(
+      {kQueries.size(), kKeys.size(), kHeads.size(), 3, 4, 2, 2, 3, 3, 2}, [](const Row&) { return true; });
+  return rows;
+}
+
+ForwardCase make_case(const KernelSpec& spec, const Row& row) {
+  ForwardCase c;
+  c.spec = spec;
+  c.attention.dtype = spec.dtype;
+  c.attention.d_qk = spec.d_qk;
+  c.attention.d_v = spec.d_v;
+  c.attention.causal = spec.causal;
+  c.attention.s_q = kQueries[row[0]];
+  c.attention.s_kv = kKeys[row[1]];
+  c.attention.h_q = kHeads[row[2]][0];
+  c.attention.h_kv = kHeads[row[2]][1];
+  if (!spec.positive_scale) {
+    c.attention.scale = kOtherScales[row[3]];
+  } else if (row[3] != 0) {
+    c.attention.scale = kPositiveScales[row[3]];
+  }
+  c.placement = static_cast<Placement>(row[4]);
+  c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
+  c.lse = row[6] == 0;
+  c.splits = spec.split ? kSplits[row[7]] : 1;
+  c.attention.b = static_cast<std::int64_t>(row[9]) + 1;
+  const std::int64_t heads = (spec.pack_gqa ? c.attention.h_kv : c.attention.h_q) * c.attention.b;
+  c.heads_in_flight = static_cast<int>(std::min<std::int64_t>(kHeadsInFlight[row[8]], heads));
+  return c;
+}
+
+/// The largest relative error of rounding to nearest.
+double unit_roundoff(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-24;
+}
+
+/// What rounding P and O can cost at most, and a little for float arithmetic.
+double tolerance(DType dtype, double o, double sum_of_absolute_terms) {
+  const double arithmetic = 1e-5;
+  const double p = dtype == DType::f32 ? 0 : unit_roundoff(dtype);
+  return unit_roundoff(dtype) * std::abs(o) + (p + arithmetic) * sum_of_absolute_terms + 1e-6;
+}
+
+HostTensor absolute(HostTensor tensor) {
+  const fa::TensorView view = tensor.view();
+  for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < view.shape[2]; ++s) {
+        for (std::int64_t d = 0; d < view.shape[3]; ++d) tensor.set(b, h, s, d, std::abs(tensor.at(b, h, s, d)));
+      }
+    }
+  }
+  return tensor;
+}
+
+/// The worst element, as a multiple of what rounding allows.
+double worst_error(const ForwardCase& c, const AttentionInputs& inputs, const AttentionOutputs& actual,
+                   const AttentionOutputs& expected) {
+  AttentionInputs absolute_inputs = inputs;
+  absolute_inputs.v = absolute(absolute_inputs.v);
+  const AttentionOutputs terms = fa::test::reference_f64(c.attention, absolute_inputs);
+  double worst = 0;
+  const fa::test::AttentionCase& a = c.attention;
+  for (std::int64_t b = 0; b < a.b; ++b) {
+    for (std::int64_t h = 0; h < a.h_q; ++h) {
+      for (std::int64_t s = 0; s < a.s_q; ++s) {
+        for (std::int64_t d = 0; d < a.d_v; ++d) {
+          const double o = expected.o.at(b, h, s, d);
+          const double error = std::abs(actual.o.at(b, h, s, d) - o);
+          const double ratio = error / tolerance(c.spec.dtype, o, terms.o.at(b, h, s, d));
+          worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, ratio);
+        }
+      }
+    }
+  }
+  return worst;
+}
+
+void check(const ForwardCase& c) {
+  SCOPED_TRACE(testing::PrintToString(c));
+  const AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  const AttentionOutputs first = run_forward(c, inputs, kernels_of(c), kSeeds[0]);
+  EXPECT_LE(worst_error(c, inputs, first, expected), 1);
+  if (c.lse) {
+    EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), 1e-4);
+  }
+  for (std::size_t i = 1; i < kSeeds.size(); ++i) {
+    const AttentionOutputs again = run_forward(c, inputs, kernels_of(c), kSeeds[i]);
+    EXPECT_EQ(again.o.bytes(), first.o.bytes()) << "O depends on the schedule, seed " << kSeeds[i];
+    EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule, seed " << kSeeds[i];
+  }
+}
+
+class CoveringForward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(CoveringForward, MatchesTheReferenceUnderEverySchedule) {
+  const KernelSpec spec = covering_specs()[GetParam()];
+  const std::vector<Row>& rows = launch_rows();
+  for (std::size_t i = 0; i < kRowsPerSpec; ++i) {
+    const ForwardCase c = make_case(spec, rows[(GetParam() * kRowsPerSpec + i) % rows.size()]);
+    ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringForward, testing::Range<std::size_t>(0, covering_specs().size()));
+
+class PlannedForward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(PlannedForward, MatchesTheReferenceUnderEverySchedule) {
+  const fa::plan::Problem p = planned_problems()[GetParam()];
+  ForwardCase c;
+  c.spec = fa::plan::plan_forward(p, {}).kernel;
+  c.splits = fa::plan::choose(p, {}).splits;
+  c.attention.b = p.b;
+  c.attention.h_q = p.h_q;
+  c.attention.h_kv = p.h_kv;
+  c.attention.s_q = p.s_q;
+  c.attention.s_kv = p.s_kv;
+  c.attention.d_qk = p.d_qk;
+  c.attention.d_v = p.d_v;
+  c.attention.dtype = p.dtype;
+  c.attention.causal = p.causal;
+  ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Planner, PlannedForward, testing::Range<std::size_t>(0, planned_problems().size()));
+
+TEST(CoveringForward, EveryLaunchRowIsRun) {
+  EXPECT_GE(covering_specs().size() * kRowsPerSpec, launch_rows().size());
+}
+
+}  // namespace
+}  // namespace emulator

@@ -1,0 +1,157 @@
+// Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
+// `kernels_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`.
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "emulator/mutations.hpp"
+#include "emulator/specs.hpp"
+#include "render/source.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using emulator::Mutation;
+using fa::plan::KernelSpec;
+using fa::render::Source;
+
+/// Leaves a file alone that has the same text already, so that nothing is compiled twice.
+void write(const fs::path& path, const std::string& text) {
+  std::ostringstream old;
+  if (std::ifstream in(path); in) old << in.rdbuf();
+  if (fs::exists(path) && old.str() == text) return;
+  fs::create_directories(path.parent_path());
+  std::ofstream out(path);
+  out << text;
+  if (!out) throw std::runtime_error("cannot write " + path.string());
+}
+
+/// The unit in a namespace of its own, and its registration. Its #include lines have come before, outside of it.
+std::string wrapped(const Source& source, const std::string& scope, const std::string& name) {
+  return fmt::format(
+      "namespace {0} {{\n{1}\nconst emulator::Registration registration(\"{2}\", {3}_entry, {3}_threads);\n"
+      "}}  // namespace {0}\n\n",
+      scope, source.unit, name, source.kernel_name);
+}
+
+std::string include_lines(const std::string& unit) {
+  std::istringstream lines(unit);
+  std::string result;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("#include")) result += line + "\n";
+  }
+  return result;
+}
+
+std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file, std::size_t files) {
+  std::set<std::string> includes;
+  std::string body;
+  for (std::size_t i = file; i < specs.size(); i += files) {
+    const Source source = fa::render::render(specs[i]);
+    includes.insert(include_lines(source.unit));
+    body += wrapped(source, fmt::format("unit_{}", i), canonical(specs[i]));
+  }
+  std::string text = "#include <emulator/registry.hpp>\n\n";
+  for (const std::string& lines : includes) text += lines;
+  return text + "\n" + body;
+}
+
+std::string mutated(const Mutation& mutation, std::string text) {
+  int count = 0;
+  for (std::size_t at = text.find(mutation.before); at != std::string::npos;
+       at = text.find(mutation.before, at + mutation.after.size())) {
+    text.replace(at, mutation.before.size(), mutation.after);
+    ++count;
+  }
+  if (count == mutation.count) return text;
+  throw std::runtime_error(fmt::format("mutation {}: `{}` occurs {} times in {}, not {}", mutation.name,
+                                       mutation.before, count, mutation.header, mutation.count));
+}
+
+/// "FA_TEMPLATES_PTX_MMA_CUH_" of a header with an include guard.
+std::string guard(const std::string& text) {
+  constexpr std::string_view kPrefix = "#ifndef ";
+  if (!text.starts_with(kPrefix)) throw std::runtime_error("a template without an include guard");
+  return text.substr(kPrefix.size(), text.find('\n') - kPrefix.size());
+}
+
+/// `text` with its `#include <name>` of templates turned into files under `folder`; the emulator's ptx stays as it is.
+std::string redirected(const std::string& text, const fs::path& folder) {
+  std::istringstream lines(text);
+  std::string result;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("#include <") && line.ends_with(".cuh>") && !line.starts_with("#include <ptx/")) {
+      line = fmt::format("#include \"{}\"", (folder / line.substr(10, line.size() - 11)).string());
+    }
+    result += line + "\n";
+  }
+  return result;
+}
+
+/// Writes the templates with one of them changed. Returns the lines that let them be included once more.
+std::string write_mutated_templates(const Mutation& mutation, const Source& source, const fs::path& folder) {
+  std::string undefines = "#undef FA_KERNEL\n#undef FA_DEVICE\n#undef FA_UNROLL\n#undef FA_UNROLL_BY\n";
+  bool found = false;
+  for (const fa::render::Header& header : source.headers) {
+    const std::string name = guard(header.text);
+    undefines += fmt::format("#undef {}\n", name);
+    if (header.name.starts_with("ptx/")) {
+      constexpr std::string_view kPrefix = "FA_TEMPLATES_PTX_";
+      undefines += fmt::format("#undef FA_TESTS_EMULATOR_PTX_{}\n", name.substr(kPrefix.size()));
+    }
+    const bool changed = header.name == mutation.header;
+    found = found || changed;
+    write(folder / header.name, redirected(changed ? mutated(mutation, header.text) : header.text, folder));
+  }
+  if (!found) throw std::runtime_error("mutation of an unknown header: " + mutation.header);
+  return undefines;
+}
+
+/// A mutant sees every header anew, in a namespace other than `fa`, so that its templates are not taken for the real
+/// ones by the linker.
+std::string mutant(const Mutation& mutation, const fs::path& folder) {
+  const bool combine = mutation.header == "common/forward_combine.cuh";
+  const Source source = fa::render::render(combine ? emulator::combine_spec(mutation.spec) : mutation.spec);
+  const fs::path own = folder / mutation.name;
+  return write_mutated_templates(mutation, source, own) +
+         fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +
+         redirected(wrapped(source, "mutant_" + mutation.name, "mutant " + mutation.name), own) + "#undef fa\n\n";
+}
+
+std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t files) {
+  std::string text = "#include <emulator/registry.hpp>\n#include <emulator/instructions.hpp>\n\n";
+  const std::vector<Mutation>& all = emulator::mutations();
+  for (std::size_t i = file; i < all.size(); i += files) text += mutant(all[i], folder / "mutants");
+  return text;
+}
+
+}  // namespace
+
+/// generate FOLDER KERNEL_FILES MUTANT_FILES
+int main(int argc, char** argv) {
+  try {
+    if (argc != 4) throw std::runtime_error("usage: generate FOLDER KERNEL_FILES MUTANT_FILES");
+    const fs::path folder = argv[1];
+    const std::size_t kernel_files = std::stoul(argv[2]);
+    const std::size_t mutant_files = std::stoul(argv[3]);
+    const std::vector<KernelSpec> specs = emulator::all_specs();
+    for (std::size_t i = 0; i < kernel_files; ++i) {
+      write(folder / fmt::format("kernels_{}.cpp", i), kernels_file(specs, i, kernel_files));
+    }
+    for (std::size_t i = 0; i < mutant_files; ++i) {
+      write(folder / fmt::format("mutants_{}.cpp", i), mutants_file(folder, i, mutant_files));
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "generate: " << error.what() << '\n';
+    return 1;
+  }
+}

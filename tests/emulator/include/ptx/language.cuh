@@ -1,0 +1,20 @@
+#ifndef FA_TESTS_EMULATOR_PTX_LANGUAGE_CUH_
+#define FA_TESTS_EMULATOR_PTX_LANGUAGE_CUH_
+
+// The emulator's templates/ptx/language.cuh: kernels are host functions that every fiber calls.
+
+#define FA_DEVICE inline
+#define FA_UNROLL
+#define FA_UNROLL_BY(count)
+
+// FA_KERNEL(name, Params, threads, min_blocks) { body using `params` }; name_entry and name_threads are what a launch
+// needs to know.
+#define FA_KERNEL(name, Params, threads, min_blocks)                                   \
+  static void name(const Params& params);                                              \
+  [[maybe_unused]] static void name##_entry(const void* params) {                      \
+    name(*static_cast<const Params*>(params));                                         \
+  }                                                                                    \
+  [[maybe_unused]] static constexpr int name##_threads = (threads) + 0 * (min_blocks); \
+  static void name(const Params& params)
+
+#endif  // FA_TESTS_EMULATOR_PTX_LANGUAGE_CUH_

@@ -1,0 +1,60 @@
+#ifndef FA_TESTS_EMULATOR_PTX_MATH_CUH_
+#define FA_TESTS_EMULATOR_PTX_MATH_CUH_
+
+#include <emulator/instructions.hpp>
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+using kernel::bf16;
+using kernel::f16;
+
+FA_DEVICE float ex2(float x) {
+  return emulator::ex2(x);
+}
+
+FA_DEVICE float lg2(float x) {
+  return emulator::lg2(x);
+}
+
+FA_DEVICE float fma(float a, float b, float c) {
+  return __builtin_fmaf(a, b, c);
+}
+
+FA_DEVICE float max(float a, float b) {
+  return a > b || b != b ? a : b;
+}
+
+FA_DEVICE uint32_t bits(float x) {
+  return __builtin_bit_cast(uint32_t, x);
+}
+FA_DEVICE float from_bits(uint32_t x) {
+  return __builtin_bit_cast(float, x);
+}
+
+template <class T>
+FA_DEVICE T convert(float x);
+
+template <>
+FA_DEVICE float convert<float>(float x) {
+  return x;
+}
+template <>
+FA_DEVICE bf16 convert<bf16>(float x) {
+  return {emulator::convert_bf16(x)};
+}
+template <>
+FA_DEVICE f16 convert<f16>(float x) {
+  return {emulator::convert_f16(x)};
+}
+
+template <class T>
+FA_DEVICE uint32_t convert_pair(float low, float high) {
+  return convert<T>(low).bits | static_cast<uint32_t>(convert<T>(high).bits) << 16;
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TESTS_EMULATOR_PTX_MATH_CUH_

@@ -1,0 +1,62 @@
+#ifndef FA_TESTS_EMULATOR_PTX_MEMORY_CUH_
+#define FA_TESTS_EMULATOR_PTX_MEMORY_CUH_
+
+#include <emulator/instructions.hpp>
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+using kernel::Chunk;
+
+FA_DEVICE uint32_t dynamic_shared() {
+  return emulator::dynamic_shared();
+}
+
+template <class T>
+FA_DEVICE T ld_global(const T* address, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_load(address, sizeof(T), "ld.global", site);
+  return *address;
+}
+template <class T>
+FA_DEVICE void st_global(T* address, T value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_store(address, sizeof(T), "st.global", site);
+  *address = value;
+}
+
+FA_DEVICE void st_global_chunk(void* address, Chunk value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_store(address, sizeof(Chunk), "st.global.v4.b32", site);
+  __builtin_memcpy(address, &value, sizeof(Chunk));
+}
+
+FA_DEVICE uint32_t ld_shared_b32(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
+  uint32_t value;
+  emulator::load_shared(address, &value, sizeof value, "ld.shared.b32", site);
+  return value;
+}
+FA_DEVICE uint16_t ld_shared_b16(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
+  uint16_t value;
+  emulator::load_shared(address, &value, sizeof value, "ld.shared.b16", site);
+  return value;
+}
+FA_DEVICE Chunk ld_shared_chunk(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
+  Chunk value;
+  emulator::load_shared(address, &value, sizeof value, "ld.shared.v4.b32", site);
+  return value;
+}
+FA_DEVICE void st_shared_b32(uint32_t address, uint32_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::store_shared(address, &value, sizeof value, "st.shared.b32", site);
+}
+FA_DEVICE void st_shared_b16(uint32_t address, uint16_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::store_shared(address, &value, sizeof value, "st.shared.b16", site);
+}
+FA_DEVICE void st_shared_b64(uint32_t address, uint32_t low, uint32_t high,
+                             const emulator::Site& site = emulator::Site::current()) {
+  const uint32_t value[2] = {low, high};
+  emulator::store_shared(address, value, sizeof value, "st.shared.v2.b32", site);
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TESTS_EMULATOR_PTX_MEMORY_CUH_

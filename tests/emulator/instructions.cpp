@@ -1,0 +1,439 @@
+#include "emulator/instructions.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "emulator/machine.hpp"
+#include "reference/convert.hpp"
+
+namespace emulator {
+namespace {
+
+constexpr std::size_t kLanes = kWarpSize;
+
+template <class Operands>
+const Operands& operands(const Warp& warp, std::size_t lane) {
+  return *static_cast<const Operands*>(warp.lanes[lane].operands);
+}
+
+void converge(const Instruction& instruction, const void* operands, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).converge(lane, instruction, operands, site);
+}
+
+// Barriers.
+
+constexpr Instruction kBarSync{"bar.sync", [](Machine& machine, Warp& warp) { machine.block_barrier(warp); }};
+constexpr Instruction kBarWarpSync{"bar.warp.sync", [](Machine& machine, Warp& warp) { machine.warp_barrier(warp); }};
+
+// Exchanges within a warp.
+
+struct ShuffleOperands {
+  float value;
+  int lane_mask;
+  float* result;
+};
+
+void execute_shuffle(Machine&, Warp& warp) {
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const ShuffleOperands& own = operands<ShuffleOperands>(warp, i);
+    *own.result = operands<ShuffleOperands>(warp, i ^ static_cast<std::size_t>(own.lane_mask)).value;
+  }
+}
+constexpr Instruction kShuffle{"shfl.sync.bfly", execute_shuffle};
+
+struct VoteOperands {
+  bool predicate;
+  bool* result;
+};
+
+void execute_vote_any(Machine&, Warp& warp) {
+  bool any = false;
+  for (std::size_t i = 0; i < kLanes; ++i) any = any || operands<VoteOperands>(warp, i).predicate;
+  for (std::size_t i = 0; i < kLanes; ++i) *operands<VoteOperands>(warp, i).result = any;
+}
+constexpr Instruction kVoteAny{"vote.sync.any", execute_vote_any};
+
+// Matrix loads.
+
+struct LdmatrixOperands {
+  std::uint32_t* r;
+  std::uint32_t row;
+};
+
+std::uint16_t load_half(const std::byte* at) {
+  std::uint16_t value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+/// The row that lane `lane` gives the address of. All lanes of the warp read it.
+const std::byte* matrix_row(Machine& machine, Warp& warp, std::size_t lane) {
+  const std::uint32_t address = operands<LdmatrixOperands>(warp, lane).row;
+  if (address % 16 != 0) {
+    machine.raise(FaultKind::misaligned, warp.lanes[lane], warp.instruction->name, address, warp.site,
+                  "rows of ldmatrix are 16-byte aligned");
+  }
+  if (const Conflict conflict = machine.shared().read(address, 16, machine.stamp(warp))) {
+    machine.raise(conflict, warp.lanes[lane], warp.instruction->name, address, warp.site);
+  }
+  return machine.shared().at(address);
+}
+
+template <int kMatrices, bool kTransposed>
+void execute_ldmatrix(Machine& machine, Warp& warp) {
+  for (std::size_t matrix = 0; matrix < kMatrices; ++matrix) {
+    const std::byte* rows[8];
+    for (std::size_t row = 0; row < 8; ++row) rows[row] = matrix_row(machine, warp, 8 * matrix + row);
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      const std::size_t g = i / 4;
+      const std::size_t t = i % 4;
+      std::uint32_t value;
+      if constexpr (kTransposed) {
+        value = load_half(rows[2 * t] + 2 * g) | static_cast<std::uint32_t>(load_half(rows[2 * t + 1] + 2 * g)) << 16;
+      } else {
+        std::memcpy(&value, rows[g] + 4 * t, sizeof value);
+      }
+      operands<LdmatrixOperands>(warp, i).r[matrix] = value;
+    }
+  }
+}
+constexpr Instruction kLdmatrixX4{"ldmatrix.x4", execute_ldmatrix<4, false>};
+constexpr Instruction kLdmatrixX2{"ldmatrix.x2", execute_ldmatrix<2, false>};
+constexpr Instruction kLdmatrixX4Trans{"ldmatrix.x4.trans", execute_ldmatrix<4, true>};
+constexpr Instruction kLdmatrixX2Trans{"ldmatrix.x2.trans", execute_ldmatrix<2, true>};
+
+// Matrix products. Products of two f16, bf16 or tf32 values are exact in float; they are added up in float, from the
+// accumulator on and in the order of the depth.
+
+struct MmaOperands {
+  float* d;
+  std::uint32_t a[4];
+  std::uint32_t b[2];
+};
+
+template <int kDepth>
+struct MmaTiles {
+  float a[16][kDepth];
+  float b[kDepth][8];
+};
+
+template <int kDepth>
+void multiply(Warp& warp, const MmaTiles<kDepth>& tiles) {
+  float d[16][8];
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const float* own = operands<MmaOperands>(warp, i).d;
+    const std::size_t g = i / 4;
+    const std::size_t t = i % 4;
+    d[g][2 * t] = own[0];
+    d[g][2 * t + 1] = own[1];
+    d[g + 8][2 * t] = own[2];
+    d[g + 8][2 * t + 1] = own[3];
+  }
+  for (std::size_t row = 0; row < 16; ++row) {
+    for (std::size_t k = 0; k < kDepth; ++k) {
+      for (std::size_t n = 0; n < 8; ++n) d[row][n] += tiles.a[row][k] * tiles.b[k][n];
+    }
+  }
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    float* own = operands<MmaOperands>(warp, i).d;
+    const std::size_t g = i / 4;
+    const std::size_t t = i % 4;
+    own[0] = d[g][2 * t];
+    own[1] = d[g][2 * t + 1];
+    own[2] = d[g + 8][2 * t];
+    own[3] = d[g + 8][2 * t + 1];
+  }
+}
+
+template <Half kHalf>
+float low_half(std::uint32_t pair) {
+  const auto bits = static_cast<std::uint16_t>(pair);
+  return kHalf == Half::bf16 ? fa::reference::decode_bf16(bits) : fa::reference::decode_f16(bits);
+}
+
+template <Half kHalf, int kDepth>
+void execute_mma_16(Machine&, Warp& warp) {
+  MmaTiles<kDepth> tiles;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const MmaOperands& own = operands<MmaOperands>(warp, i);
+    const std::size_t g = i / 4;
+    const std::size_t t = i % 4;
+    for (std::size_t half = 0; half < kDepth / 8; ++half) {
+      for (std::size_t odd = 0; odd < 2; ++odd) {
+        const std::size_t k = 8 * half + 2 * t + odd;
+        const std::uint32_t shift = odd == 0 ? 0 : 16;
+        tiles.a[g][k] = low_half<kHalf>(own.a[2 * half] >> shift);
+        tiles.a[g + 8][k] = low_half<kHalf>(own.a[2 * half + 1] >> shift);
+        tiles.b[k][g] = low_half<kHalf>(own.b[half] >> shift);
+      }
+    }
+  }
+  multiply(warp, tiles);
+}
+
+float tf32(std::uint32_t bits) {
+  return std::bit_cast<float>(bits & 0xffffe000u);
+}
+
+void execute_mma_tf32(Machine&, Warp& warp) {
+  MmaTiles<8> tiles;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const MmaOperands& own = operands<MmaOperands>(warp, i);
+    const std::size_t g = i / 4;
+    const std::size_t t = i % 4;
+    for (std::size_t half = 0; half < 2; ++half) {
+      tiles.a[g][t + 4 * half] = tf32(own.a[2 * half]);
+      tiles.a[g + 8][t + 4 * half] = tf32(own.a[2 * half + 1]);
+      tiles.b[t + 4 * half][g] = tf32(own.b[half]);
+    }
+  }
+  multiply(warp, tiles);
+}
+
+template <Half kHalf>
+constexpr Instruction kMma16{kHalf == Half::bf16 ? "mma.m16n8k16.bf16" : "mma.m16n8k16.f16", execute_mma_16<kHalf, 16>};
+template <Half kHalf>
+constexpr Instruction kMma8{kHalf == Half::bf16 ? "mma.m16n8k8.bf16" : "mma.m16n8k8.f16", execute_mma_16<kHalf, 8>};
+constexpr Instruction kMmaTf32{"mma.m16n8k8.tf32", execute_mma_tf32};
+
+// Global and shared accesses of one thread.
+
+const Memory::Region& check_global(const void* address, std::size_t bytes, std::size_t alignment, const char* name,
+                                   const Site& site) {
+  Lane& lane = Machine::current();
+  const Machine& machine = Machine::of(lane);
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  Memory& memory = Machine::of(lane).memory();
+  if ((at & (alignment - 1)) != 0) {
+    machine.raise(FaultKind::misaligned, lane, name, at, site,
+                  fmt::format("{} wants {}-byte alignment", memory.describe(address), alignment));
+  }
+  const Memory::Region* region = memory.find(address, bytes);
+  if (region == nullptr) {
+    machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
+                  fmt::format("{} bytes from {}", bytes, memory.describe(address)));
+  }
+  return *region;
+}
+
+void check_shared_alignment(Lane& lane, std::uint32_t address, std::uint32_t bytes, const char* name,
+                            const Site& site) {
+  if ((address & (bytes - 1)) == 0) return;
+  Machine::of(lane).raise(FaultKind::misaligned, lane, name, address, site,
+                          fmt::format("wants {}-byte alignment", bytes));
+}
+
+// cp.async
+
+void arrive(Machine& machine, AsyncCopy& copy) {
+  if (copy.arrived) return;
+  copy.arrived = true;
+  std::byte* target = machine.shared().at(copy.target);
+  if (copy.source != nullptr) {
+    std::memcpy(target, copy.source, 16);
+  } else {
+    std::memset(target, 0, 16);
+  }
+}
+
+}  // namespace
+
+int thread_index() {
+  return Machine::current().thread;
+}
+
+int block_index() {
+  return Machine::of(Machine::current()).block();
+}
+
+std::uint32_t dynamic_shared() {
+  return SharedMemory::kBase;
+}
+
+void bar_sync(const Site& site) {
+  converge(kBarSync, nullptr, site);
+}
+
+void bar_warp_sync(const Site& site) {
+  converge(kBarWarpSync, nullptr, site);
+}
+
+float shfl_bfly(float value, int lane_mask, const Site& site) {
+  float result = 0;
+  const ShuffleOperands own{value, lane_mask & 31, &result};
+  converge(kShuffle, &own, site);
+  return result;
+}
+
+bool vote_any(bool predicate, const Site& site) {
+  bool result = false;
+  const VoteOperands own{predicate, &result};
+  converge(kVoteAny, &own, site);
+  return result;
+}
+
+void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site) {
+  const Memory::Region& region = check_global(address, bytes, bytes, name, site);
+  const std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    if ((flags[i] & Memory::kReadable) != 0) continue;
+    Lane& lane = Machine::current();
+    const std::byte* bad = static_cast<const std::byte*>(address) + i;
+    Machine::of(lane).raise(FaultKind::global_uninitialised, lane, name, reinterpret_cast<std::uintptr_t>(bad), site,
+                            "nobody has written " + Machine::of(lane).memory().describe(bad));
+  }
+}
+
+void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site) {
+  const Memory::Region& region = check_global(address, bytes, bytes, name, site);
+  std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    if ((flags[i] & Memory::kWritable) == 0) {
+      Lane& lane = Machine::current();
+      const std::byte* bad = static_cast<const std::byte*>(address) + i;
+      Machine::of(lane).raise(FaultKind::global_not_writable, lane, name, reinterpret_cast<std::uintptr_t>(bad), site,
+                              Machine::of(lane).memory().describe(bad));
+    }
+    flags[i] |= Memory::kReadable;
+  }
+}
+
+void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  check_shared_alignment(lane, address, bytes, name, site);
+  if (const Conflict conflict = machine.shared().read(address, bytes, machine.stamp(lane))) {
+    machine.raise(conflict, lane, name, address, site);
+  }
+  std::memcpy(value, machine.shared().at(address), bytes);
+}
+
+void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  check_shared_alignment(lane, address, bytes, name, site);
+  if (const Conflict conflict = machine.shared().write(address, bytes, machine.stamp(lane))) {
+    machine.raise(conflict, lane, name, address, site);
+  }
+  std::memcpy(machine.shared().at(address), value, bytes);
+}
+
+void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site) {
+  constexpr const char* kName = "cp.async.cg.16";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  check_shared_alignment(lane, shared, 16, kName, site);
+  if (valid) {
+    check_global_load(global, 16, kName, site);
+  } else if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
+    machine.raise(FaultKind::misaligned, lane, kName, reinterpret_cast<std::uintptr_t>(global), site,
+                  "an address that is not read is still 16-byte aligned");
+  }
+  if (const Conflict conflict = machine.shared().begin_copy(shared, machine.stamp(lane))) {
+    machine.raise(conflict, lane, kName, shared, site);
+  }
+  std::memset(machine.shared().at(shared), 0xff, 16);
+  AsyncCopies& async = lane.async;
+  async.copies.push_back({shared, valid ? static_cast<const std::byte*>(global) : nullptr, false});
+  ++async.uncommitted;
+  // Some arrive at once, some later, some only when they are waited for.
+  const std::uint64_t dice = machine.random() >> 40;
+  if ((dice & 3) == 0) arrive(machine, async.copies.back());
+  if ((dice & 12) == 0) arrive(machine, async.copies[(dice >> 4) % async.copies.size()]);
+}
+
+void cp_async_commit() {
+  AsyncCopies& async = Machine::current().async;
+  async.groups.push_back(async.uncommitted);
+  async.uncommitted = 0;
+}
+
+void cp_async_wait(int pending) {
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  AsyncCopies& async = lane.async;
+  const int done = static_cast<int>(async.groups.size()) - pending;
+  if (done <= 0) return;
+  int copies = 0;
+  for (int i = 0; i < done; ++i) copies += async.groups[static_cast<std::size_t>(i)];
+  for (int i = 0; i < copies; ++i) {
+    AsyncCopy& copy = async.copies[static_cast<std::size_t>(i)];
+    arrive(machine, copy);
+    machine.shared().end_copy(copy.target, machine.stamp(lane));
+  }
+  async.copies.erase(async.copies.begin(), async.copies.begin() + copies);
+  async.groups.erase(async.groups.begin(), async.groups.begin() + done);
+}
+
+void ldmatrix_x4(std::uint32_t* r, std::uint32_t row, const Site& site) {
+  const LdmatrixOperands own{r, row};
+  converge(kLdmatrixX4, &own, site);
+}
+
+void ldmatrix_x2(std::uint32_t* r, std::uint32_t row, const Site& site) {
+  const LdmatrixOperands own{r, row};
+  converge(kLdmatrixX2, &own, site);
+}
+
+void ldmatrix_x4_trans(std::uint32_t* r, std::uint32_t row, const Site& site) {
+  const LdmatrixOperands own{r, row};
+  converge(kLdmatrixX4Trans, &own, site);
+}
+
+void ldmatrix_x2_trans(std::uint32_t* r, std::uint32_t row, const Site& site) {
+  const LdmatrixOperands own{r, row};
+  converge(kLdmatrixX2Trans, &own, site);
+}
+
+template <Half kHalf>
+void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site) {
+  const MmaOperands own{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  converge(kMma16<kHalf>, &own, site);
+}
+template void mma_m16n8k16<Half::f16>(float*, const std::uint32_t*, std::uint32_t, std::uint32_t, const Site&);
+template void mma_m16n8k16<Half::bf16>(float*, const std::uint32_t*, std::uint32_t, std::uint32_t, const Site&);
+
+template <Half kHalf>
+void mma_m16n8k8(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b0, const Site& site) {
+  const MmaOperands own{d, {a0, a1, 0, 0}, {b0, 0}};
+  converge(kMma8<kHalf>, &own, site);
+}
+template void mma_m16n8k8<Half::f16>(float*, std::uint32_t, std::uint32_t, std::uint32_t, const Site&);
+template void mma_m16n8k8<Half::bf16>(float*, std::uint32_t, std::uint32_t, std::uint32_t, const Site&);
+
+void mma_m16n8k8_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site) {
+  const MmaOperands own{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  converge(kMmaTf32, &own, site);
+}
+
+namespace {
+
+float flush(float x) {
+  return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
+}
+
+}  // namespace
+
+float ex2(float x) {
+  return flush(std::exp2(flush(x)));
+}
+
+float lg2(float x) {
+  return std::log2(x);
+}
+
+std::uint16_t convert_f16(float x) {
+  return std::isnan(x) ? std::uint16_t{0x7fff} : fa::reference::encode_f16(x);
+}
+
+std::uint16_t convert_bf16(float x) {
+  return std::isnan(x) ? std::uint16_t{0x7fff} : fa::reference::encode_bf16(x);
+}
+
+}  // namespace emulator

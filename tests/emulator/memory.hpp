@@ -1,0 +1,67 @@
+#ifndef FA_TESTS_EMULATOR_MEMORY_HPP_
+#define FA_TESTS_EMULATOR_MEMORY_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+/// The global memory that a launch may touch: named regions in which every byte is readable (somebody wrote it),
+/// writable, both or neither. Everything else is out of bounds.
+class Memory {
+ public:
+  static constexpr std::uint8_t kReadable = 1;
+  static constexpr std::uint8_t kWritable = 2;
+
+  struct Region {
+    std::string name;
+    std::byte* base;
+    std::size_t bytes;
+    std::unique_ptr<std::uint8_t[]> flags;  ///< one a byte
+  };
+
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  /// An input: a copy of `contents`, far from every other region, so that no overrun of one lands in another.
+  std::byte* add_input(const std::string& name, std::span<const std::byte> contents);
+
+  /// An output (or workspace) of `bytes` bytes, which become readable as they are written.
+  std::byte* add_output(const std::string& name, std::size_t bytes);
+
+  /// Memory of the caller's, with the same flags for every byte.
+  void add(const std::string& name, void* base, std::size_t bytes, std::uint8_t flags);
+
+  /// Changes the flags of part of a region: gaps between rows, rows already written.
+  void set_flags(const void* address, std::size_t bytes, std::uint8_t flags);
+
+  /// Every byte of [address, address + bytes) has been written, or was readable from the start.
+  bool written(const void* address, std::size_t bytes) const;
+
+  /// The region that holds [address, address + bytes), else null.
+  const Region* find(const void* address, std::size_t bytes) const noexcept {
+    const std::byte* at = static_cast<const std::byte*>(address);
+    for (const Region& region : regions_) {
+      if (at >= region.base && at + bytes <= region.base + region.bytes) return &region;
+    }
+    return nullptr;
+  }
+
+  /// "12 bytes past the end of `k`", for messages.
+  std::string describe(const void* address) const;
+
+ private:
+  std::byte* allocate(const std::string& name, std::size_t bytes, std::uint8_t flags);
+
+  std::vector<Region> regions_;
+  std::vector<std::unique_ptr<std::byte[]>> storage_;
+};
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_MEMORY_HPP_

@@ -1,0 +1,29 @@
+#ifndef FA_TESTS_EMULATOR_MUTATIONS_HPP_
+#define FA_TESTS_EMULATOR_MUTATIONS_HPP_
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "emulator/fault.hpp"
+#include "plan/kernel_spec.hpp"
+
+namespace emulator {
+
+/// A deliberate mistake in the kernel text, and the faults that may name it. The generator writes the changed header
+/// and fails when `before` does not occur exactly `count` times, so a mutation cannot silently stop applying.
+struct Mutation {
+  std::string name;    ///< an identifier
+  std::string header;  ///< "sm80/sm80_forward.cuh"
+  std::string before;
+  std::string after;
+  int count = 1;
+  fa::plan::KernelSpec spec;
+  std::set<FaultKind> faults;
+};
+
+const std::vector<Mutation>& mutations();
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_MUTATIONS_HPP_

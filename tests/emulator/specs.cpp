@@ -1,0 +1,132 @@
+#include "emulator/specs.hpp"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+
+#include "emulator/mutations.hpp"
+#include "emulator/pairwise.hpp"
+#include "plan/planner.hpp"
+#include "plan/sm80_forward.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::plan::Arch;
+using fa::plan::KernelSpec;
+using fa::plan::Op;
+using fa::plan::Problem;
+
+constexpr std::array kDTypes{DType::f16, DType::bf16, DType::f32};
+constexpr std::array kHeadDims{8, 40, 64, 96, 128, 192, 256};
+constexpr std::array kHeadDimsV{0, 0, 8, 40, 64, 192};  // 0: that of q and k
+constexpr std::array<std::array<int, 2>, 5> kRowTiles{{{16, 1}, {32, 2}, {64, 4}, {32, 1}, {64, 2}}};  // rows, warps
+constexpr std::array kKeyTiles{16, 32, 48, 64};
+constexpr Arch kArch{8, 0, '\0'};
+
+enum Factor : std::size_t {
+  dtype,
+  d_qk,
+  d_v,
+  row_tile,
+  key_tile,
+  stages,
+  causal,
+  positive_scale,
+  aligned,
+  q_in_registers,
+  loop_bodies,
+  pack_gqa,
+  split,
+  factor_count
+};
+
+KernelSpec to_spec(const Row& row) {
+  KernelSpec spec;
+  spec.arch = kArch;
+  spec.dtype = kDTypes[row[dtype]];
+  spec.d_qk = kHeadDims[row[d_qk]];
+  spec.d_v = kHeadDimsV[row[d_v]] == 0 ? spec.d_qk : kHeadDimsV[row[d_v]];
+  spec.tile_m = kRowTiles[row[row_tile]][0];
+  spec.warps = kRowTiles[row[row_tile]][1];
+  spec.tile_n = kKeyTiles[row[key_tile]];
+  spec.stages = static_cast<int>(row[stages]) + 1;
+  spec.causal = row[causal] != 0;
+  spec.positive_scale = row[positive_scale] != 0;
+  spec.aligned = row[aligned] != 0;
+  spec.q_in_registers = row[q_in_registers] != 0;
+  spec.loop_bodies = static_cast<int>(row[loop_bodies]) + 1;
+  spec.pack_gqa = row[pack_gqa] != 0;
+  spec.split = row[split] != 0;
+  return spec;
+}
+
+Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q = 1, std::int64_t h_kv = 1) {
+  Problem p;
+  p.arch = kArch;
+  p.dtype = type;
+  p.d_qk = d;
+  p.d_v = d;
+  p.causal = is_causal;
+  p.h_q = h_q;
+  p.h_kv = h_kv;
+  p.s_q = s;
+  p.s_kv = s;
+  return p;
+}
+
+std::vector<KernelSpec> find_covering_specs() {
+  const std::vector<std::size_t> levels{
+      kDTypes.size(), kHeadDims.size(), kHeadDimsV.size(), kRowTiles.size(), kKeyTiles.size(), 4, 2, 2, 2, 2, 2, 2, 2};
+  std::vector<KernelSpec> specs;
+  for (const Row& row : pairwise_cover(
+           levels, [](const Row& candidate) { return fa::plan::sm80_forward_refusal(to_spec(candidate)).empty(); })) {
+    specs.push_back(to_spec(row));
+  }
+  return specs;
+}
+
+}  // namespace
+
+const std::vector<KernelSpec>& covering_specs() {
+  static const std::vector<KernelSpec> specs = find_covering_specs();
+  return specs;
+}
+
+std::vector<Problem> planned_problems() {
+  std::vector<Problem> problems{problem(DType::bf16, 64, true, 200), problem(DType::f16, 128, false, 150),
+                                problem(DType::f32, 64, true, 100), problem(DType::bf16, 128, true, 5, 4, 2)};
+  problems.push_back(problem(DType::bf16, 64, false, 1100, 2, 1));  // one query row over many keys: split and packed
+  problems.back().s_q = 1;
+  return problems;
+}
+
+KernelSpec combine_spec(const KernelSpec& split) {
+  KernelSpec spec;
+  spec.op = Op::combine;
+  spec.arch = split.arch;
+  spec.dtype = split.dtype;
+  spec.d_v = split.d_v;
+  spec.warps = 4;
+  return spec;
+}
+
+std::vector<KernelSpec> all_specs() {
+  std::vector<KernelSpec> specs = covering_specs();
+  for (const Problem& p : planned_problems()) specs.push_back(fa::plan::plan_forward(p, {}).kernel);
+  for (const Mutation& mutation : mutations()) specs.push_back(mutation.spec);
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
+    if (seen.insert(canonical(spec)).second) unique.push_back(spec);
+  };
+  for (const KernelSpec& spec : specs) {
+    add(spec);
+    if (spec.split) add(combine_spec(spec));
+  }
+  return unique;
+}
+
+}  // namespace emulator

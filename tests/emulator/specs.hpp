@@ -1,0 +1,27 @@
+#ifndef FA_TESTS_EMULATOR_SPECS_HPP_
+#define FA_TESTS_EMULATOR_SPECS_HPP_
+
+#include <vector>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+/// Which kernels the emulator tests run. The generator renders them at build time, the tests launch them.
+namespace emulator {
+
+/// A cover of every pair of: dtype, head dims, tile, stages, flags. Small tiles, so that short sequences take many
+/// steps.
+const std::vector<fa::plan::KernelSpec>& covering_specs();
+
+/// Problems whose kernels the planner chooses: full-size tiles.
+std::vector<fa::plan::Problem> planned_problems();
+
+/// The combine kernel that goes with a split kernel.
+fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
+
+/// All of the above, each once.
+std::vector<fa::plan::KernelSpec> all_specs();
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_SPECS_HPP_

@@ -1,0 +1,130 @@
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "gpu/device_case.hpp"
+
+namespace fa::test {
+namespace {
+
+using ForwardStream = GpuTest;
+
+const driver::Api& api() {
+  return driver::api();
+}
+
+class ScopedStream {
+ public:
+  ScopedStream() { driver::check(api().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate"); }
+  ~ScopedStream() { api().cuStreamDestroy(stream_); }
+  ScopedStream(const ScopedStream&) = delete;
+  ScopedStream& operator=(const ScopedStream&) = delete;
+  CUstream get() const { return stream_; }
+
+ private:
+  CUstream stream_ = nullptr;
+};
+
+/// One kernel, and two kernels with partial results in between.
+std::vector<AttentionCase> captured_cases() {
+  return {{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 300, .s_kv = 300, .causal = true},
+          {.b = 1, .h_q = 4, .h_kv = 1, .s_q = 2, .s_kv = 5000}};
+}
+
+TEST_F(ForwardStream, CapturedGraphReplays) {
+  for (const AttentionCase& c : captured_cases()) {
+    for (const bool with_workspace : {true, false}) {
+      DeviceCase device(c);
+      const Attention attention = Attention::create(config_of(c));
+      const AttentionShape shape{.b = c.b, .h_q = c.h_q, .h_kv = c.h_kv, .s_q = c.s_q, .s_kv = c.s_kv};
+      attention.prepare(shape);
+      DeviceBuffer scratch(attention.workspace_size(shape) + 256);
+      const Workspace workspace = with_workspace ? Workspace{scratch.data(), scratch.size()} : Workspace{};
+      const ScopedStream stream;
+      CUgraph graph = nullptr;
+      CUgraphExec executable = nullptr;
+      driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+      attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
+      driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
+      driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+      for (int replay = 0; replay < 3; ++replay) {
+        device.o.buffer.write(make_outputs(c).o.bytes());  // NaN again
+        driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+        expect_correct(device);
+      }
+      api().cuGraphExecDestroy(executable);
+      api().cuGraphDestroy(graph);
+    }
+  }
+}
+
+TEST_F(ForwardStream, ThreadsAndStreamsShareOneAttention) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 4, .s_q = 257, .s_kv = 3000, .causal = true};
+  const Attention attention = Attention::create(config_of(c));
+  std::vector<std::unique_ptr<DeviceCase>> devices;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    AttentionCase seeded = c;
+    seeded.seed = seed;
+    devices.push_back(std::make_unique<DeviceCase>(seeded));
+  }
+  CUcontext context = driver::current_context();
+  std::vector<std::thread> threads;
+  for (auto& device : devices) {
+    threads.emplace_back([&, target = device.get()] {
+      driver::check(api().cuCtxPushCurrent(context), "cuCtxPushCurrent");
+      const ScopedStream stream;
+      for (int i = 0; i < 20; ++i) attention.forward(target->inputs(), target->outputs(), stream.get());
+      driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (auto& device : devices) expect_correct(*device);
+}
+
+TEST_F(ForwardStream, RepeatsAreBitwiseEqual) {
+  for (const AttentionCase& c : captured_cases()) {
+    DeviceCase device(c);
+    const Attention attention = Attention::create(config_of(c));
+    std::vector<std::byte> first;
+    for (int i = 0; i < 200; ++i) {
+      attention.forward(device.inputs(), device.outputs());
+      driver::check(api().cuCtxSynchronize(), "cuCtxSynchronize");
+      std::vector<std::byte> now = device.o.buffer.read();
+      const std::vector<std::byte> lse = device.lse.buffer.read();
+      now.insert(now.end(), lse.begin(), lse.end());
+      if (first.empty()) first = now;
+      ASSERT_EQ(now, first) << "run " << i;
+    }
+    expect_correct(device);
+  }
+}
+
+TEST_F(ForwardStream, ATooSmallWorkspaceIsRefused) {
+  const AttentionCase c = captured_cases()[1];
+  DeviceCase device(c);
+  const Attention attention = Attention::create(config_of(c));
+  const AttentionShape shape{.b = c.b, .h_q = c.h_q, .h_kv = c.h_kv, .s_q = c.s_q, .s_kv = c.s_kv};
+  ASSERT_GT(attention.workspace_size(shape), 0u);
+  DeviceBuffer scratch(attention.workspace_size(shape));
+  EXPECT_THROW(attention.forward(device.inputs(), device.outputs(), nullptr, {scratch.data(), scratch.size() - 1}),
+               Error);
+  attention.forward(device.inputs(), device.outputs(), nullptr, {scratch.data(), scratch.size()});
+  expect_correct(device);
+  EXPECT_TRUE(scratch.guards_intact());
+}
+
+TEST_F(ForwardStream, WorksWithoutACurrentContext) {
+  const AttentionCase c{.s_q = 64, .s_kv = 64};
+  DeviceCase device(c);
+  std::thread([&] {
+    ASSERT_EQ(driver::current_context(), nullptr);
+    const Attention attention = Attention::create(config_of(c), Device::cuda(0));
+    attention.forward(device.inputs(), device.outputs());
+    EXPECT_EQ(driver::current_context(), nullptr) << "the caller's thread must be left as it was";
+  }).join();
+  expect_correct(device);
+}
+
+}  // namespace
+}  // namespace fa::test

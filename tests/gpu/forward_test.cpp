@@ -1,0 +1,282 @@
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "gpu/device_case.hpp"
+
+namespace fa::test {
+namespace {
+
+class ForwardShapes : public GpuTest, public ::testing::WithParamInterface<AttentionCase> {};
+
+TEST_P(ForwardShapes, MatchesFloat64) {
+  run_case(GetParam(), config_of(GetParam()));
+}
+
+/// b 32, h 8, d 128: the shapes that every attention library is first tried on.
+std::vector<AttentionCase> classic_shapes() {
+  std::vector<AttentionCase> cases;
+  for (const bool causal : {false, true}) {
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+      const auto add = [&](std::int64_t b, std::int64_t s_q, std::int64_t s_kv) {
+        cases.push_back({.b = b,
+                         .h_q = 8,
+                         .h_kv = 8,
+                         .s_q = s_q,
+                         .s_kv = s_kv,
+                         .d_qk = 128,
+                         .d_v = 128,
+                         .dtype = dtype,
+                         .causal = causal});
+      };
+      add(32, 128, 128);
+      add(32, 500, 500);
+      add(8, 1024, 1024);
+      add(2, 1024, 4096);
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Classic, ForwardShapes, ::testing::ValuesIn(classic_shapes()),
+                         [](const auto& test) { return to_string(test.param); });
+
+std::vector<AttentionCase> head_dims() {
+  std::vector<AttentionCase> cases;
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (std::int64_t d = 8; d <= 256; d += 8) {
+      cases.push_back({.b = 2,
+                       .h_q = 2,
+                       .h_kv = 1,
+                       .s_q = 200,
+                       .s_kv = 300,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = dtype,
+                       .causal = d % 16 == 0});
+    }
+    const std::pair<std::int64_t, std::int64_t> unequal[] = {{192, 128}, {8, 256}, {256, 8}, {72, 40}, {64, 200}};
+    for (const auto& [d_qk, d_v] : unequal) {
+      cases.push_back(
+          {.h_q = 4, .h_kv = 2, .s_q = 130, .s_kv = 257, .d_qk = d_qk, .d_v = d_v, .dtype = dtype, .causal = true});
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(HeadDims, ForwardShapes, ::testing::ValuesIn(head_dims()),
+                         [](const auto& test) { return to_string(test.param); });
+
+std::vector<AttentionCase> lengths() {
+  std::vector<AttentionCase> cases;
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 1},    {1, 4097}, {63, 500}, {500, 63},  {64, 64},
+                                                         {65, 129}, {4097, 1}, {300, 0},  {129, 4097}};
+  for (const auto& [s_q, s_kv] : sizes) {
+    for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
+      for (const bool causal : {false, true}) {
+        if (!causal && align == CausalAlign::top_left) continue;
+        for (const std::int64_t h_kv : {1, 6}) {
+          cases.push_back({.b = 2,
+                           .h_q = 6,
+                           .h_kv = h_kv,
+                           .s_q = s_q,
+                           .s_kv = s_kv,
+                           .d_qk = 64,
+                           .d_v = 64,
+                           .dtype = h_kv == 1 ? DType::bf16 : DType::f16,
+                           .causal = causal,
+                           .causal_align = align,
+                           .layout = h_kv == 1 ? Layout::bshd : Layout::bhsd});
+        }
+      }
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, ForwardShapes, ::testing::ValuesIn(lengths()),
+                         [](const auto& test) { return to_string(test.param); });
+
+using Forward = GpuTest;
+
+TEST_F(Forward, ScaleMayBeZeroNegativeOrLarge) {
+  for (const float scale : {0.f, -0.25f, 2.f, 1e-20f}) {
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      const AttentionCase c{
+          .h_q = 2, .h_kv = 2, .s_q = 100, .s_kv = 200, .dtype = dtype, .causal = true, .scale = scale};
+      run_case(c, config_of(c));
+    }
+  }
+}
+
+/// Every field of a kernel override, alone and together.
+TEST_F(Forward, KernelOverrides) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
+  std::vector<KernelOverride> overrides;
+  for (const int stages : {1, 2, 3}) {
+    for (const int bodies : {1, 2}) {
+      for (const bool q_in_registers : {false, true}) {
+        overrides.push_back({.tile_m = 64,
+                             .tile_n = 32,
+                             .warps = 4,
+                             .stages = stages,
+                             .q_in_registers = q_in_registers,
+                             .loop_bodies = bodies});
+      }
+    }
+  }
+  overrides.push_back({.tile_m = 128, .tile_n = 64, .warps = 4});
+  overrides.push_back({.tile_m = 128, .tile_n = 128, .warps = 8});
+  overrides.push_back({.pack_gqa = true});
+  overrides.push_back({.splits = 3});
+  overrides.push_back({.pack_gqa = true, .splits = 5});
+  for (const KernelOverride& kernel : overrides) {
+    AttentionConfig config = config_of(c);
+    config.kernel = kernel;
+    run_case(c, config);
+  }
+}
+
+/// Strides that are not multiples of 16 bytes, pointers that are not, and zero strides.
+TEST_F(Forward, UnalignedRowsAndBroadcasts) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    const AttentionCase c{
+        .b = 2, .h_q = 2, .h_kv = 2, .s_q = 70, .s_kv = 90, .d_qk = 40, .d_v = 24, .dtype = dtype, .causal = true};
+    DeviceCase device(c);
+    // The same values, moved to rows that start one element late.
+    const auto shifted = [&](const DeviceTensor& tensor, const HostTensor& host, std::int64_t d) {
+      const std::size_t element = size_of(dtype);
+      const std::size_t rows = host.bytes().size() / (static_cast<std::size_t>(d) * element);
+      std::vector<std::byte> bytes((rows * static_cast<std::size_t>(d + 1) + 1) * element);
+      for (std::size_t row = 0; row < rows; ++row) {
+        std::copy_n(host.bytes().begin() + static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(d) * element),
+                    static_cast<std::size_t>(d) * element,
+                    bytes.begin() + static_cast<std::ptrdiff_t>((row * static_cast<std::size_t>(d + 1) + 1) * element));
+      }
+      TensorView view = tensor.const_view();
+      for (std::size_t axis = 0; axis < 3; ++axis) view.strides[axis] = view.strides[axis] / d * (d + 1);
+      return std::pair{DeviceBuffer(bytes), view};
+    };
+    auto [q_memory, q] = shifted(device.q, device.host_inputs.q, c.d_qk);
+    auto [k_memory, k] = shifted(device.k, device.host_inputs.k, c.d_qk);
+    auto [v_memory, v] = shifted(device.v, device.host_inputs.v, c.d_v);
+    const std::size_t element = size_of(dtype);
+    q.data = static_cast<std::byte*>(q_memory.data()) + element;
+    k.data = static_cast<std::byte*>(k_memory.data()) + element;
+    v.data = static_cast<std::byte*>(v_memory.data()) + element;
+    const Attention attention = Attention::create(config_of(c));
+    attention.forward({.q = q, .k = k, .v = v}, device.outputs());
+    expect_correct(device);
+  }
+}
+
+TEST_F(Forward, OneHeadTensorsAndNoLse) {
+  const AttentionCase c{.b = 3, .s_q = 100, .s_kv = 100};
+  DeviceCase device(c);
+  const auto drop_heads = [](TensorView view) {
+    for (std::size_t axis = 1; axis + 1 < static_cast<std::size_t>(view.rank); ++axis) {
+      view.shape[axis] = view.shape[axis + 1];
+      view.strides[axis] = view.strides[axis + 1];
+    }
+    --view.rank;
+    view.shape[static_cast<std::size_t>(view.rank)] = 0;
+    return view;
+  };
+  const Attention attention = Attention::create(config_of(c));
+  attention.forward({drop_heads(device.q.view()), drop_heads(device.k.view()), drop_heads(device.v.view())},
+                    {drop_heads(device.o.view()), drop_heads(device.lse.view())});
+  expect_correct(device);
+  attention.forward(device.inputs(), {.o = device.o.view()});
+  expect_correct(device);
+}
+
+TEST_F(Forward, NanReachesTheOutputAndMaskedKeysDoNot) {
+  const AttentionCase c{.s_q = 96, .s_kv = 96, .causal = true};
+  DeviceCase device(c);
+  device.host_inputs.k.set(0, 0, 95, 3, std::numeric_limits<double>::quiet_NaN());  // seen by the last row only
+  device.k.buffer.write(device.host_inputs.k.bytes());
+  const Attention attention = Attention::create(config_of(c));
+  attention.forward(device.inputs(), device.outputs());
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  device.o.read(device.host_outputs.o);
+  device.lse.read(device.host_outputs.lse);
+  for (std::int64_t row = 0; row < c.s_q; ++row) {
+    EXPECT_EQ(std::isnan(device.host_outputs.o.at(0, 0, row, 0)), row == 95) << row;
+    EXPECT_EQ(std::isnan(device.host_outputs.lse.at(0, 0, row)), row == 95) << row;
+  }
+}
+
+TEST_F(Forward, NanBehindTheLastKeyIsNotRead) {
+  // Keys 70.. belong to somebody else: a sequence of 70 in memory for 96.
+  const AttentionCase c{.s_q = 96, .s_kv = 96};
+  DeviceCase device(c);
+  for (std::int64_t row = 70; row < 96; ++row) {
+    for (std::int64_t d = 0; d < 64; ++d) {
+      device.host_inputs.k.set(0, 0, row, d, std::numeric_limits<double>::quiet_NaN());
+      device.host_inputs.v.set(0, 0, row, d, std::numeric_limits<double>::infinity());
+    }
+  }
+  device.k.buffer.write(device.host_inputs.k.bytes());
+  device.v.buffer.write(device.host_inputs.v.bytes());
+  ForwardInputs inputs = device.inputs();
+  inputs.k.shape[2] = 70;
+  inputs.v.shape[2] = 70;
+  Attention::create(config_of(c)).forward(inputs, device.outputs());
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  device.o.read(device.host_outputs.o);
+  for (std::int64_t row = 0; row < c.s_q; ++row) EXPECT_TRUE(std::isfinite(device.host_outputs.o.at(0, 0, row, 0)));
+}
+
+TEST_F(Forward, RandomProblems) {
+  std::mt19937_64 random(20);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int i = 0; i < 60; ++i) {
+    AttentionCase c;
+    c.b = pick(1, 3);
+    c.h_kv = pick(1, 3);
+    c.h_q = c.h_kv * pick(1, 4);
+    c.s_q = pick(1, 700);
+    c.s_kv = pick(1, 900);
+    const std::int64_t dims[] = {24, 64, 80, 128};
+    c.d_qk = dims[pick(0, 3)];
+    c.d_v = dims[pick(0, 3)];
+    c.dtype = static_cast<DType>(pick(0, 2));
+    c.causal = pick(0, 1) == 1;
+    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+    c.layout = static_cast<Layout>(pick(0, 1));
+    c.seed = random();
+    run_case(c, config_of(c));
+    if (HasFailure()) break;
+  }
+}
+
+TEST_F(Forward, NoKernelOfTheGridSpills) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (int d = 8; d <= 256; d += 8) {
+      for (const bool causal : {false, true}) {
+        const Attention attention = Attention::create({.head_dim = d, .dtype = dtype, .causal = causal});
+        const KernelInfo info = attention.kernel_info({.b = 4, .h_q = 16, .s_q = 2048, .s_kv = 2048});
+        EXPECT_EQ(info.local_bytes, 0) << info.spec;
+      }
+    }
+  }
+}
+
+TEST_F(Forward, BadInputLeavesTheContextUsable) {
+  const AttentionCase c{.s_q = 32, .s_kv = 32};
+  DeviceCase device(c);
+  const Attention attention = Attention::create(config_of(c));
+  ForwardOutputs wrong = device.outputs();
+  wrong.o.shape[3] = 32;
+  EXPECT_THROW(attention.forward(device.inputs(), wrong), Error);
+  ForwardInputs inputs = device.inputs();
+  inputs.k.data = nullptr;
+  EXPECT_THROW(attention.forward(inputs, device.outputs()), Error);
+  EXPECT_THROW(Attention::create({.head_dim = 64, .kernel = KernelOverride{.tile_m = 256, .tile_n = 256, .warps = 4}}),
+               Error);
+  attention.forward(device.inputs(), device.outputs());
+  expect_correct(device);
+}
+
+}  // namespace
+}  // namespace fa::test

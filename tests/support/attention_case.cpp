@@ -1,0 +1,209 @@
+#include "support/attention_case.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <random>
+#include <span>
+
+#include "reference/forward.hpp"
+#include "reference/geometry.hpp"
+
+namespace fa::test {
+namespace {
+
+/// The sum of twelve 16-bit uniforms, which integer arithmetic makes the same everywhere, shifted to mean 0 and scaled
+/// to variance 1.
+double next_normal(std::mt19937_64& engine) {
+  std::int64_t sum = 0;
+  for (int draw = 0; draw < 3; ++draw) {
+    const std::uint64_t bits = engine();
+    for (int part = 0; part < 4; ++part) sum += static_cast<std::int64_t>(bits >> (16 * part) & 0xffff);
+  }
+  return (static_cast<double>(sum) - 12 * 32767.5) / 65536;
+}
+
+void fill_with_normals(HostTensor& tensor, std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  const TensorView t = tensor.view();
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < t.shape[2]; ++s) {
+        for (std::int64_t d = 0; d < t.shape[3]; ++d) tensor.set(b, h, s, d, next_normal(engine));
+      }
+    }
+  }
+}
+
+double element(const TensorView& t, std::int64_t offset) {
+  double value = 0;
+  reference::load(t, offset, 1, 1, &value);
+  return value;
+}
+
+/// 0 for equal infinities; infinite where one is NaN or they are infinitely far apart.
+double distance(double actual, double expected) {
+  if (actual == expected) return 0;
+  const double difference = std::abs(actual - expected);
+  return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+}
+
+/// Calls visit(offset in a, offset in b) for every element of two tensors of one shape.
+template <class Visit>
+void for_each_pair(const TensorView& a, const TensorView& b, const Visit& visit) {
+  std::array<std::int64_t, 4> shape{1, 1, 1, 1};
+  std::copy_n(a.shape.begin(), a.rank, shape.begin());
+  for (std::int64_t n0 = 0; n0 < shape[0]; ++n0) {
+    for (std::int64_t n1 = 0; n1 < shape[1]; ++n1) {
+      for (std::int64_t n2 = 0; n2 < shape[2]; ++n2) {
+        for (std::int64_t n3 = 0; n3 < shape[3]; ++n3) {
+          const auto offset = [&](const TensorView& t) {
+            return n0 * t.strides[0] + n1 * t.strides[1] + n2 * t.strides[2] + (t.rank == 4 ? n3 * t.strides[3] : 0);
+          };
+          visit(offset(a), offset(b));
+        }
+      }
+    }
+  }
+}
+
+bool same_shape(const TensorView& a, const TensorView& b) {
+  return a.rank == b.rank && std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin());
+}
+
+}  // namespace
+
+float AttentionCase::softmax_scale() const {
+  return scale.value_or(static_cast<float>(1.0 / std::sqrt(static_cast<double>(d_qk))));
+}
+
+std::string to_string(const AttentionCase& c) {
+  const auto number = [](auto value) { return std::to_string(value); };
+  std::string text = std::string(fa::to_string(c.dtype)) + "_b" + number(c.b) + "_h" + number(c.h_q) + "kv" +
+                     number(c.h_kv) + "_s" + number(c.s_q) + "x" + number(c.s_kv) + "_d" + number(c.d_qk) + "x" +
+                     number(c.d_v);
+  if (c.causal) text += c.causal_align == CausalAlign::bottom_right ? "_causal" : "_causal_top_left";
+  if (c.scale) {
+    std::string value = number(*c.scale);
+    std::replace(value.begin(), value.end(), '-', 'm');
+    std::replace(value.begin(), value.end(), '.', 'p');
+    text += "_scale" + value;
+  }
+  if (c.layout == Layout::bshd) text += "_bshd";
+  return text;
+}
+
+void PrintTo(const AttentionCase& c, std::ostream* out) {
+  *out << to_string(c) << " seed " << c.seed;
+}
+
+HostTensor::HostTensor(DType dtype, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d, Layout layout)
+    : bytes_(static_cast<std::size_t>(b * h * s * d) * size_of(dtype)) {
+  layout_.dtype = dtype;
+  layout_.rank = 4;
+  layout_.shape = {b, h, s, d};
+  layout_.strides = layout == Layout::bhsd ? std::array{h * s * d, s * d, d, std::int64_t{1}}
+                                           : std::array{s * h * d, d, h * d, std::int64_t{1}};
+}
+
+HostTensor::HostTensor(DType dtype, std::int64_t b, std::int64_t h, std::int64_t s)
+    : bytes_(static_cast<std::size_t>(b * h * s) * size_of(dtype)) {
+  layout_.dtype = dtype;
+  layout_.rank = 3;
+  layout_.shape = {b, h, s};
+  layout_.strides = {h * s, s, 1};
+}
+
+TensorView HostTensor::view() {
+  TensorView v = layout_;
+  v.data = bytes_.data();
+  return v;
+}
+
+TensorView HostTensor::view() const {
+  TensorView v = layout_;
+  v.data = const_cast<std::byte*>(bytes_.data());
+  v.read_only = true;
+  return v;
+}
+
+void HostTensor::fill_with_nan() {
+  std::fill(bytes_.begin(), bytes_.end(), std::byte{0xff});
+}
+
+double HostTensor::at(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) const {
+  return element(view(), reference::row_offset(layout_, b, h, s) + d * layout_.strides[3]);
+}
+
+void HostTensor::set(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d, double value) {
+  reference::store_element(view(), reference::row_offset(layout_, b, h, s) + d * layout_.strides[3], value);
+}
+
+AttentionInputs make_inputs(const AttentionCase& c) {
+  AttentionInputs inputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
+                         HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),
+                         HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_v, c.layout)};
+  // mt19937_64 spreads neighbouring seeds well; three streams a case must only not coincide with another case's.
+  fill_with_normals(inputs.q, 3 * c.seed);
+  fill_with_normals(inputs.k, 3 * c.seed + 1);
+  fill_with_normals(inputs.v, 3 * c.seed + 2);
+  return inputs;
+}
+
+AttentionOutputs make_outputs(const AttentionCase& c) {
+  const DType lse = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+  AttentionOutputs outputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout), HostTensor(lse, c.b, c.h_q, c.s_q)};
+  outputs.o.fill_with_nan();
+  outputs.lse.fill_with_nan();
+  return outputs;
+}
+
+AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& inputs) {
+  AttentionOutputs outputs{HostTensor(DType::f64, c.b, c.h_q, c.s_q, c.d_v, c.layout),
+                           HostTensor(DType::f64, c.b, c.h_q, c.s_q)};
+  reference::ForwardArgs args;
+  args.q = inputs.q.view();
+  args.k = inputs.k.view();
+  args.v = inputs.v.view();
+  args.o = outputs.o.view();
+  args.lse = outputs.lse.view();
+  args.scale = c.softmax_scale();
+  args.causal = c.causal;
+  args.causal_align = c.causal_align;
+  args.f64 = true;
+  reference::forward(args);
+  return outputs;
+}
+
+AttentionOutputs reference_f64(const AttentionCase& c) {
+  return reference_f64(c, make_inputs(c));
+}
+
+ErrorMetrics compare(const TensorView& actual, const TensorView& expected) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (!same_shape(actual, expected)) return {kInfinity, kInfinity, kInfinity};
+  ErrorMetrics metrics;
+  double sum = 0;
+  double largest = 0;
+  std::int64_t count = 0;
+  for_each_pair(actual, expected, [&](std::int64_t at_actual, std::int64_t at_expected) {
+    const double reference = element(expected, at_expected);
+    const double error = distance(element(actual, at_actual), reference);
+    metrics.max_abs = std::max(metrics.max_abs, error);
+    largest = std::max(largest, std::abs(reference));
+    sum += error;
+    ++count;
+  });
+  if (count == 0 || metrics.max_abs == 0) return metrics;
+  metrics.mean_abs = sum / static_cast<double>(count);
+  metrics.max_abs_over_max_ref = std::isinf(metrics.max_abs) ? kInfinity : metrics.max_abs / largest;
+  return metrics;
+}
+
+double lse_max_abs_error(const TensorView& actual, const TensorView& expected) {
+  return compare(actual, expected).max_abs;
+}
+
+}  // namespace fa::test

@@ -1,0 +1,105 @@
+#ifndef FA_TESTS_SUPPORT_ATTENTION_CASE_HPP_
+#define FA_TESTS_SUPPORT_ATTENTION_CASE_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+/// What the tests of every room share: problems, their inputs, the float64 answer, and the distance from it.
+namespace fa::test {
+
+/// Order of the axes in memory; views are [b, h, s, d] by meaning in both.
+enum class Layout : std::uint8_t { bhsd, bshd };
+
+struct AttentionCase {
+  std::int64_t b = 1;
+  std::int64_t h_q = 1;
+  std::int64_t h_kv = 1;
+  std::int64_t s_q = 1;
+  std::int64_t s_kv = 1;
+  std::int64_t d_qk = 64;
+  std::int64_t d_v = 64;
+  DType dtype = DType::bf16;
+  bool causal = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
+  std::optional<float> scale = std::nullopt;
+  Layout layout = Layout::bhsd;
+  std::uint64_t seed = 1;
+
+  /// The given scale, else 1/sqrt(d_qk) as a float.
+  float softmax_scale() const;
+};
+
+/// "bf16_b2_h6kv2_s63x500_d64x128_causal_top_left_bshd": fit for the name of a GoogleTest parameter.
+std::string to_string(const AttentionCase& c);
+
+/// For GoogleTest's messages.
+void PrintTo(const AttentionCase& c, std::ostream* out);
+
+/// A tensor in host memory of its own.
+class HostTensor {
+ public:
+  HostTensor() = default;
+  /// [b, h, s, d], zero-filled.
+  HostTensor(DType dtype, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d, Layout layout);
+  /// [b, h, s], row-major, zero-filled.
+  HostTensor(DType dtype, std::int64_t b, std::int64_t h, std::int64_t s);
+
+  /// Valid as long as this tensor lives, moves included.
+  TensorView view();
+  TensorView view() const;
+
+  std::vector<std::byte>& bytes() { return bytes_; }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+  /// Sets every byte to 0xff, which is a NaN in every dtype: what a kernel does not write cannot pass.
+  void fill_with_nan();
+
+  double at(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d = 0) const;
+  void set(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d, double value);
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorView layout_;  // dtype, shape and strides; its pointer stays null
+};
+
+struct AttentionInputs {
+  HostTensor q;  ///< [b, h_q, s_q, d_qk]
+  HostTensor k;  ///< [b, h_kv, s_kv, d_qk]
+  HostTensor v;  ///< [b, h_kv, s_kv, d_v]
+};
+
+struct AttentionOutputs {
+  HostTensor o;    ///< [b, h_q, s_q, d_v]
+  HostTensor lse;  ///< [b, h_q, s_q]
+};
+
+/// Nearly normal values of variance 1, rounded to the case's dtype. The same on every platform and for both layouts.
+AttentionInputs make_inputs(const AttentionCase& c);
+
+/// NaN-filled outputs of the case's dtype and layout; lse is f32, or f64 for f64.
+AttentionOutputs make_outputs(const AttentionCase& c);
+
+/// The float64 O and LSE of `inputs` as they are stored, by the CPU reference in double.
+AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& inputs);
+AttentionOutputs reference_f64(const AttentionCase& c);
+
+/// Distance of a tensor from the expected one. Infinite as soon as either holds a NaN, or an infinity that the other
+/// has not: a NaN never passes.
+struct ErrorMetrics {
+  double mean_abs = 0;
+  double max_abs = 0;
+  double max_abs_over_max_ref = 0;  ///< max_abs / the largest |expected|; 0 when both are 0
+};
+ErrorMetrics compare(const TensorView& actual, const TensorView& expected);
+
+/// Largest |actual - expected| of two [b, h_q, s_q] tensors; equal infinities differ by 0, NaN by infinity.
+double lse_max_abs_error(const TensorView& actual, const TensorView& expected);
+
+}  // namespace fa::test
+
+#endif  // FA_TESTS_SUPPORT_ATTENTION_CASE_HPP_

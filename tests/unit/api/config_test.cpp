@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include <fa/attention.hpp>
+
+#include "expect_error.hpp"
+
+namespace fa {
+namespace {
+
+using test::expect_invalid;
+
+AttentionConfig config_f32() {
+  AttentionConfig config;
+  config.head_dim = 64;
+  config.dtype = DType::f32;
+  return config;
+}
+
+void create(const AttentionConfig& config) {
+  Attention::create(config, Device::host());
+}
+
+TEST(ConfigTest, HeadDimsAreMultiplesOfEightUpTo256) {
+  for (const int head_dim : {8, 16, 72, 128, 256}) {
+    AttentionConfig config = config_f32();
+    config.head_dim = head_dim;
+    EXPECT_NO_THROW(create(config)) << head_dim;
+    config.head_dim_v = 264 - head_dim;
+    EXPECT_NO_THROW(create(config)) << head_dim;
+  }
+  for (const int head_dim : {-8, 0, 4, 20, 264, std::numeric_limits<int>::max()}) {
+    AttentionConfig config = config_f32();
+    config.head_dim = head_dim;
+    expect_invalid("head_dim", [&] { create(config); });
+  }
+  for (const int head_dim : {-8, 4, 20, 264}) {
+    AttentionConfig config = config_f32();
+    config.head_dim_v = head_dim;
+    expect_invalid("head_dim_v", [&] { create(config); });
+  }
+}
+
+TEST(ConfigTest, ScaleIsAnyFiniteNumber) {
+  AttentionConfig config = config_f32();
+  for (const float scale : {0.0f, -1.0f, 1e30f, -0.0f, std::numeric_limits<float>::denorm_min()}) {
+    config.scale = scale;
+    EXPECT_NO_THROW(create(config)) << scale;
+  }
+  for (const float scale :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    config.scale = scale;
+    expect_invalid("scale", [&] { create(config); });
+  }
+}
+
+TEST(ConfigTest, EnumerationsAreChecked) {
+  AttentionConfig config = config_f32();
+  config.dtype = static_cast<DType>(17);
+  expect_invalid("dtype", [&] { create(config); });
+  config = config_f32();
+  config.causal_align = static_cast<CausalAlign>(2);
+  expect_invalid("causal_align", [&] { create(config); });
+}
+
+TEST(ConfigTest, KeepsWhatItWasGiven) {
+  AttentionConfig config = config_f32();
+  config.causal = true;
+  config.scale = 0.25f;
+  Attention first = Attention::create(config, Device::host());
+  const Attention attention = std::move(first);
+  EXPECT_EQ(attention.device(), Device::host());
+  EXPECT_EQ(attention.config().head_dim, 64);
+  EXPECT_EQ(attention.config().scale, 0.25f);
+  EXPECT_TRUE(attention.config().causal);
+}
+
+TEST(ConfigTest, ShapesAreChecked) {
+  const Attention attention = Attention::create(config_f32(), Device::host());
+  AttentionShape shape{.b = 2, .h_q = 6, .h_kv = 2, .s_q = 3, .s_kv = 4};
+  EXPECT_NO_THROW(attention.prepare(shape));
+  EXPECT_EQ(attention.workspace_size(shape), 0u);
+  EXPECT_EQ(attention.kernel_info(shape).origin, "host");
+  shape.h_kv = 0;  // as many as query heads
+  EXPECT_NO_THROW(attention.prepare(shape));
+  shape.h_kv = 4;
+  expect_invalid("h_q", [&] { attention.prepare(shape); });
+  expect_invalid("h_q", [&] { (void)attention.workspace_size(shape); });
+  expect_invalid("h_q", [&] { (void)attention.kernel_info(shape); });
+  const std::pair<const char*, std::int64_t AttentionShape::*> sizes[] = {{"b", &AttentionShape::b},
+                                                                          {"h_q", &AttentionShape::h_q},
+                                                                          {"h_kv", &AttentionShape::h_kv},
+                                                                          {"s_q", &AttentionShape::s_q},
+                                                                          {"s_kv", &AttentionShape::s_kv}};
+  for (const auto& [name, member] : sizes) {
+    for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{1} << 40}) {
+      AttentionShape wrong{.b = 2, .h_q = 2, .h_kv = 2, .s_q = 3, .s_kv = 4};
+      wrong.*member = size;
+      expect_invalid(name, [&] { attention.prepare(wrong); });
+    }
+  }
+}
+
+TEST(ConfigTest, VersionIsThatOfTheProject) {
+  EXPECT_STREQ(version(), "0.1.0");
+}
+
+}  // namespace
+}  // namespace fa

@@ -1,0 +1,34 @@
+#include "support/dynamic_library.hpp"
+
+#include <gtest/gtest.h>
+
+namespace fa::support {
+namespace {
+
+TEST(DynamicLibrary, OpensAndResolves) {
+  std::string problem;
+  const DynamicLibrary library = DynamicLibrary::open("libm.so.6", &problem);
+  ASSERT_TRUE(library) << problem;
+  const auto cosine = library.function<double (*)(double)>("cos");
+  ASSERT_NE(cosine, nullptr);
+  EXPECT_EQ(cosine(0.0), 1.0);
+  EXPECT_EQ(library.symbol("fa_no_such_symbol"), nullptr);
+  EXPECT_NE(library.path().find("libm.so.6"), std::string::npos);
+}
+
+TEST(DynamicLibrary, SaysWhyItCannotOpen) {
+  std::string problem;
+  const DynamicLibrary library = DynamicLibrary::open("libfa_no_such_library.so.1", &problem);
+  EXPECT_FALSE(library);
+  EXPECT_NE(problem.find("libfa_no_such_library.so.1"), std::string::npos);
+  EXPECT_EQ(library.symbol("cos"), nullptr);
+  EXPECT_EQ(library.path(), "");
+}
+
+TEST(DynamicLibrary, FindsOnlyWhatIsLoaded) {
+  EXPECT_TRUE(DynamicLibrary::open_loaded("libc.so.6"));
+  EXPECT_FALSE(DynamicLibrary::open_loaded("libfa_no_such_library.so.1"));
+}
+
+}  // namespace
+}  // namespace fa::support

@@ -1,0 +1,96 @@
+#include "support/log.hpp"
+
+#include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
+
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fa {
+namespace {
+
+/// Collects what the library logs, and restores the defaults.
+class LogTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    set_log_level(LogLevel::info);
+    set_log_callback([this](LogLevel level, std::string_view message) {
+      levels_.push_back(level);
+      messages_.emplace_back(message);
+    });
+  }
+  void TearDown() override {
+    set_log_callback({});
+    set_log_level(LogLevel::warning);
+  }
+
+  std::vector<LogLevel> levels_;
+  std::vector<std::string> messages_;
+};
+
+TEST_F(LogTest, CallbackGetsLevelAndBareMessage) {
+  support::log(LogLevel::error, "lost {}");
+  support::logf(LogLevel::info, "{} of {}", 1, 2);
+  EXPECT_EQ(messages_, (std::vector<std::string>{"lost {}", "1 of 2"}));
+  EXPECT_EQ(levels_, (std::vector<LogLevel>{LogLevel::error, LogLevel::info}));
+}
+
+TEST_F(LogTest, LevelDropsWhatIsBelow) {
+  set_log_level(LogLevel::error);
+  EXPECT_FALSE(support::log_enabled(LogLevel::warning));
+  EXPECT_TRUE(support::log_enabled(LogLevel::error));
+  support::log(LogLevel::warning, "no");
+  set_log_level(LogLevel::off);
+  EXPECT_FALSE(support::log_enabled(LogLevel::off));
+  support::log(LogLevel::error, "no");
+  EXPECT_TRUE(messages_.empty());
+}
+
+TEST_F(LogTest, CallbackMayThrowAndMayCallTheLibrary) {
+  int calls = 0;
+  set_log_callback([&](LogLevel, std::string_view) {
+    ++calls;
+    support::log(LogLevel::error, "from inside");
+    throw std::runtime_error("no");
+  });
+  support::log(LogLevel::error, "one");
+  support::log(LogLevel::error, "two");
+  EXPECT_EQ(calls, 2);
+}
+
+TEST_F(LogTest, ThreadsMayLogWhileTheCallbackChanges) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      for (int n = 0; n < 200; ++n) support::logf(LogLevel::info, "{}", n);
+    });
+  }
+  int late = 0;
+  set_log_callback([&late](LogLevel, std::string_view) { ++late; });
+  for (std::thread& thread : threads) thread.join();
+  set_log_callback({});
+  EXPECT_EQ(static_cast<int>(messages_.size()) + late, 800);
+}
+
+TEST_F(LogTest, LeavesTheHostsLoggersAlone) {
+  support::log(LogLevel::error, "one");
+  int registered = 0;
+  spdlog::apply_all([&](const std::shared_ptr<spdlog::logger>& logger) { registered += logger->name() == "fa"; });
+  EXPECT_EQ(registered, 0);
+  EXPECT_EQ(spdlog::default_logger()->name(), "");
+}
+
+TEST_F(LogTest, DefaultsToStandardErrorAndNeverStandardOutput) {
+  set_log_callback({});
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  support::log(LogLevel::warning, "disk is full");
+  const std::string err = testing::internal::GetCapturedStderr();
+  EXPECT_NE(err.find("fa warning: disk is full"), std::string::npos) << err;
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+}
+
+}  // namespace
+}  // namespace fa

@@ -1,0 +1,323 @@
+// Method: inputs are seeded standard normals; every kernel first proves its answer against float64 on the last rows of
+// the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
+// problem take turns; the figure is the median over rounds. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations,
+// half of that under a causal mask.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "bench_host.hpp"
+#include "bench_problem.hpp"
+#include "bench_timing.hpp"
+#include "commands.hpp"
+#include "gpu.hpp"
+#include "options.hpp"
+#include "plan/arch.hpp"
+#include "support/text.hpp"
+#include "terminal.hpp"
+
+namespace fa::cli {
+namespace {
+
+struct BenchOptions {
+  int device = 0;
+  std::vector<DType> dtypes{DType::bf16};
+  std::vector<int> head_dims{64, 128};
+  int head_dim_v = 0;
+  std::vector<int> seqs{512, 1024, 2048, 4096, 8192, 16384};
+  int seq_kv = 0;
+  std::vector<bool> causal{false, true};
+  CausalAlign causal_align = CausalAlign::bottom_right;
+  Layout layout = Layout::bshd;
+  int tokens = 16384;
+  int width = 2048;
+  int batch = 0;
+  int heads = 0;
+  int heads_kv = 0;
+  KernelOverride kernel;
+  std::string sweep;
+  TimingOptions timing;
+  bool host_cost = false;
+  bool latency = false;
+  bool json = false;
+};
+
+AttentionShape shape_of(const BenchOptions& options, int head_dim, int seq) {
+  AttentionShape shape;
+  shape.b = options.batch != 0 ? options.batch : std::max(options.tokens / seq, 1);
+  shape.h_q = options.heads != 0 ? options.heads : std::max(options.width / head_dim, 1);
+  shape.h_kv = options.heads_kv != 0 ? options.heads_kv : shape.h_q;
+  shape.s_q = seq;
+  shape.s_kv = options.seq_kv != 0 ? options.seq_kv : seq;
+  return shape;
+}
+
+std::vector<BenchProblem> make_grid(const BenchOptions& options) {
+  std::vector<BenchProblem> grid;
+  for (const DType dtype : options.dtypes) {
+    for (const int head_dim : options.head_dims) {
+      for (const bool causal : options.causal) {
+        for (const int seq : options.seqs) {
+          grid.push_back({dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
+                          options.causal_align, options.layout, shape_of(options, head_dim, seq)});
+        }
+      }
+    }
+  }
+  return grid;
+}
+
+double tflops(const BenchProblem& problem, double milliseconds) {
+  return problem.flops() / milliseconds / 1e9;
+}
+
+nlohmann::json to_json(const BenchProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  return {{"dtype", to_string(problem.dtype)},
+          {"b", shape.b},
+          {"h_q", shape.h_q},
+          {"h_kv", shape.h_kv},
+          {"s_q", shape.s_q},
+          {"s_kv", shape.s_kv},
+          {"d_qk", problem.d_qk},
+          {"d_v", problem.d_v},
+          {"causal", problem.causal},
+          {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"}};
+}
+
+nlohmann::json to_json(const Gpu& gpu) {
+  const driver::DeviceInfo& info = gpu.info();
+  return {{"name", info.name},
+          {"arch", plan::to_string(info.arch)},
+          {"multiprocessors", info.multiprocessors},
+          {"driver", driver::api().version},
+          {"fa", version()}};
+}
+
+nlohmann::json to_json(const BenchProblem& problem, const Trial& trial) {
+  nlohmann::json record = {{"problem", to_json(problem)}, {"given", describe(trial.kernel)}};
+  if (!trial.runs()) {
+    record["refused"] = trial.refusal;
+    return record;
+  }
+  const double milliseconds = trial.median_ms();
+  record["ms"] = milliseconds;
+  record["ms_min"] = *std::min_element(trial.rounds.begin(), trial.rounds.end());
+  record["ms_max"] = *std::max_element(trial.rounds.begin(), trial.rounds.end());
+  record["tflops"] = tflops(problem, milliseconds);
+  record["error_of_allowed"] = trial.error;
+  record["kernel"] = {{"name", trial.info.name},
+                      {"spec", trial.info.spec},
+                      {"registers", trial.info.registers},
+                      {"local_bytes", trial.info.local_bytes},
+                      {"shared_bytes", trial.info.shared_bytes},
+                      {"threads", trial.info.threads}};
+  return record;
+}
+
+void print_heading(const Gpu& gpu, const TimingOptions& timing) {
+  fmt::print("{}, {}, fa {}; median of {} rounds of about {} ms\n\n", gpu.info().name, plan::to_string(gpu.info().arch),
+             version(), timing.rounds, timing.round_ms);
+}
+
+void print_table_head() {
+  fmt::print("{:<5} {:>4} {:>4} {:>6} {:>5} {:>5} {:>5} {:>6} {:>6} {:>9} {:>8} {:>6}\n", "dtype", "d_qk", "d_v",
+             "causal", "b", "h_q", "h_kv", "s_q", "s_kv", "ms", "TFLOP/s", "spread");
+}
+
+/// (max - min) / median over the rounds.
+double spread(const Trial& trial) {
+  const auto [least, greatest] = std::minmax_element(trial.rounds.begin(), trial.rounds.end());
+  return (*greatest - *least) / trial.median_ms();
+}
+
+void print_row(const BenchProblem& problem, const Trial& trial) {
+  const AttentionShape& shape = problem.shape;
+  fmt::print("{:<5} {:>4} {:>4} {:>6} {:>5} {:>5} {:>5} {:>6} {:>6} ", to_string(problem.dtype), problem.d_qk,
+             problem.d_v, problem.causal ? "yes" : "no", shape.b, shape.h_q, shape.h_kv, shape.s_q, shape.s_kv);
+  if (!trial.runs()) {
+    fmt::print("refused: {}\n", trial.refusal);
+    return;
+  }
+  fmt::print("{:>9.4f} {:>8.1f} {:>5.1f}%\n", trial.median_ms(), tflops(problem, trial.median_ms()),
+             100 * spread(trial));
+}
+
+/// Fastest first; what was refused last.
+void print_candidates(const BenchProblem& problem, std::vector<Trial*> trials) {
+  std::stable_sort(trials.begin(), trials.end(),
+                   [](const Trial* a, const Trial* b) { return a->median_ms() < b->median_ms(); });
+  fmt::print("{}\n", problem.text());
+  for (const Trial* trial : trials) {
+    if (!trial->runs()) {
+      fmt::print("  refused            {}: {}\n", describe(trial->kernel), trial->refusal);
+      continue;
+    }
+    fmt::print("  {:>8.1f} {:>9.4f} ms  {:>3} registers {:>4} local {:>6} shared  {}\n",
+               tflops(problem, trial->median_ms()), trial->median_ms(), trial->info.registers, trial->info.local_bytes,
+               trial->info.shared_bytes, describe(trial->kernel));
+  }
+  fmt::print("\n");
+}
+
+void print_result(const BenchProblem& problem, const std::vector<Trial*>& trials, bool sweep) {
+  if (sweep) {
+    print_candidates(problem, trials);
+  } else {
+    print_row(problem, *trials.front());
+  }
+  std::fflush(stdout);
+}
+
+/// Of the candidates of a problem, one is enough.
+bool served(const std::vector<Trial*>& trials) {
+  return std::any_of(trials.begin(), trials.end(), [](const Trial* trial) { return trial->runs(); });
+}
+
+int bench_grid(const BenchOptions& options) {
+  const bool sweep = !options.sweep.empty();
+  const std::vector<BenchProblem> problems = make_grid(options);
+  const std::vector<KernelOverride> kernels = parse_sweep(options.sweep, options.kernel);
+  const Gpu gpu(options.device);
+  std::vector<Trial> trials = prepare_trials(gpu, problems, kernels, options.timing);
+  if (!options.json) {
+    print_heading(gpu, options.timing);
+    if (!sweep) {
+      print_table_head();
+    }
+  }
+  nlohmann::json records = nlohmann::json::array();
+  bool all_served = true;
+  for (std::size_t problem = 0; problem < problems.size(); ++problem) {
+    std::vector<Trial*> group;
+    for (std::size_t i = 0; i < kernels.size(); ++i) {
+      group.push_back(&trials[problem * kernels.size() + i]);
+    }
+    time_trials(gpu, problems[problem], group, options.timing);
+    all_served = all_served && served(group);
+    if (!options.json) {
+      print_result(problems[problem], group, sweep);
+    }
+    for (const Trial* trial : group) {
+      records.push_back(to_json(problems[problem], *trial));
+    }
+  }
+  if (options.json) {
+    print_json({{"gpu", to_json(gpu)},
+                {"rounds", options.timing.rounds},
+                {"round_ms", options.timing.round_ms},
+                {"results", records}});
+  }
+  return all_served ? kSuccess : kFailure;
+}
+
+void bench_host_cost(const BenchOptions& options) {
+  const Gpu gpu(options.device);
+  const HostCost cost = measure_host_cost(gpu);
+  if (options.json) {
+    print_json(
+        {{"gpu", to_json(gpu)}, {"median_us", cost.median_us}, {"best_us", cost.best_us}, {"calls", cost.calls}});
+  } else {
+    fmt::print("warm forward on the host: median {:.2f} us, best {:.2f} us, of {} calls\n", cost.median_us,
+               cost.best_us, cost.calls);
+  }
+}
+
+/// One sequence of 1024 rows a problem: the grid is over what has kernels of its own.
+std::vector<BenchProblem> latency_grid(BenchOptions options) {
+  options.seqs = {1024};
+  options.tokens = 1024;
+  return make_grid(options);
+}
+
+void print_latencies(const std::vector<Latency>& results) {
+  std::vector<double> compile, cold, warm;
+  fmt::print("{:<64} {:>10} {:>10} {:>10}\n", "problem", "compile ms", "cold ms", "warm ms");
+  for (const Latency& result : results) {
+    fmt::print("{:<64} {:>10.1f} {:>10.1f} {:>10.2f}\n", result.problem.text(), result.compile_ms, result.cold_ms,
+               result.warm_ms);
+    compile.push_back(result.compile_ms);
+    cold.push_back(result.cold_ms);
+    warm.push_back(result.warm_ms);
+  }
+  const auto greatest = [](const std::vector<double>& values) {
+    return *std::max_element(values.begin(), values.end());
+  };
+  fmt::print("{:<64} {:>10.1f} {:>10.1f} {:>10.2f}\n", "median", median(compile), median(cold), median(warm));
+  fmt::print("{:<64} {:>10.1f} {:>10.1f} {:>10.2f}\n", "max", greatest(compile), greatest(cold), greatest(warm));
+}
+
+void bench_latency(const BenchOptions& options) {
+  const std::vector<Latency> results = measure_latency(options.device, latency_grid(options));
+  if (!options.json) {
+    print_latencies(results);
+    return;
+  }
+  nlohmann::json records = nlohmann::json::array();
+  for (const Latency& result : results) {
+    records.push_back({{"problem", to_json(result.problem)},
+                       {"compile_ms", result.compile_ms},
+                       {"cold_ms", result.cold_ms},
+                       {"warm_ms", result.warm_ms}});
+  }
+  print_json({{"gpu", to_json(Gpu(options.device))}, {"results", records}});
+}
+
+int bench(const BenchOptions& options) {
+  if (options.latency) {  // first: it needs a process without a driver
+    bench_latency(options);
+  }
+  if (options.host_cost) {
+    bench_host_cost(options);
+  }
+  return options.host_cost || options.latency ? kSuccess : bench_grid(options);
+}
+
+void add_grid_options(CLI::App& command, BenchOptions* options) {
+  const std::string group = "Grid";
+  const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
+  add_dtype_list_option(command, &options->dtypes);
+  add_causal_list_option(command, &options->causal);
+  add_causal_align_option(command, &options->causal_align);
+  command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
+  command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);
+  command.add_option("--seq", options->seqs, "s_q, a list")->delimiter(',')->check(CLI::PositiveNumber)->group(group);
+  command.add_option("--seq-kv", options->seq_kv, "s_kv (default: s_q)")->group(group);
+  command.add_option("--tokens", options->tokens, "b = tokens / s_q, unless --batch is given")->group(group);
+  command.add_option("--width", options->width, "h_q = width / d_qk, unless --heads is given")->group(group);
+  command.add_option("--batch", options->batch, "b")->group(group);
+  command.add_option("--heads", options->heads, "h_q")->group(group);
+  command.add_option("--heads-kv", options->heads_kv, "h_kv (default: h_q)")->group(group);
+  command.add_option("--layout", options->layout, "Memory order of q, k, v and o: bshd or bhsd")
+      ->transform(CLI::CheckedTransformer(layouts))
+      ->group(group);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand("bench", "Time kernels on the GPU");
+  const auto options = std::make_shared<BenchOptions>();
+  command->add_option("--device", options->device, "CUDA device number");
+  add_grid_options(*command, options.get());
+  add_kernel_options(*command, &options->kernel);
+  command->add_option("--sweep", options->sweep,
+                      "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "
+                      "tile_n, warps, stages, q_in_registers, loop_bodies, pack_gqa, splits");
+  command->add_option("--rounds", options->timing.rounds, "Rounds a candidate")->check(CLI::PositiveNumber);
+  command->add_option("--round-ms", options->timing.round_ms, "GPU time of a round")->check(CLI::PositiveNumber);
+  command->add_option("--jobs", options->timing.jobs, "Threads that compile (default: one a CPU)");
+  command->add_flag("--host-cost", options->host_cost, "Instead: what a warm call costs the calling thread");
+  command->add_flag("--latency", options->latency, "Instead: what a first call costs with an empty and a warm cache");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([options, exit_code] { *exit_code = bench(*options); });
+}
+
+}  // namespace fa::cli

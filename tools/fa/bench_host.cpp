@@ -1,0 +1,113 @@
+#include "bench_host.hpp"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "bench_timing.hpp"
+#include "child.hpp"
+#include "terminal.hpp"
+
+namespace fa::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// A directory that disappears with the object.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "fa-latency-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) {
+      throw Error(ErrorCode::io, fmt::format("{} could not be created", name));
+    }
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A first call of each problem: from nothing to the result, in milliseconds.
+nlohmann::json first_calls(int device, const std::vector<BenchProblem>& problems, const std::filesystem::path& cache,
+                           CompilePolicy policy) {
+  const Gpu gpu(device);
+  nlohmann::json calls = nlohmann::json::array();
+  for (const BenchProblem& problem : problems) {
+    show_progress(fmt::format("{}: {}", policy == CompilePolicy::allow ? "empty cache" : "warm cache", problem.text()));
+    const BenchTensors tensors(problem);
+    AttentionConfig config = problem.config();
+    config.cache.directory = cache.string();
+    config.compile = policy;
+    const Clock::time_point start = Clock::now();
+    const Attention attention = Attention::create(config, gpu.device());
+    attention.forward(tensors.inputs(), tensors.outputs(), gpu.stream());
+    gpu.synchronize();
+    const double elapsed = milliseconds_since(start);
+    calls.push_back({{"ms", elapsed}, {"compile_ms", attention.kernel_info(problem.shape).compile_ms}});
+  }
+  clear_progress();
+  return calls;
+}
+
+}  // namespace
+
+HostCost measure_host_cost(const Gpu& gpu) {
+  constexpr int kBatches = 200;
+  constexpr int kCallsPerBatch = 50;  // few enough that the queue never fills and makes the host wait
+  BenchProblem problem;
+  problem.d_qk = problem.d_v = 64;
+  problem.shape.s_q = problem.shape.s_kv = 64;
+  const BenchTensors tensors(problem);
+  const Attention attention = Attention::create(problem.config(), gpu.device());
+  const DeviceBuffer scratch(attention.workspace_size(problem.shape));
+  const ForwardInputs inputs = tensors.inputs();
+  const ForwardOutputs outputs = tensors.outputs();
+  const Workspace workspace{scratch.data(), scratch.size()};
+  attention.forward(inputs, outputs, gpu.stream(), workspace);
+  gpu.synchronize();
+  std::vector<double> microseconds;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const Clock::time_point start = Clock::now();
+    for (int call = 0; call < kCallsPerBatch; ++call) {
+      attention.forward(inputs, outputs, gpu.stream(), workspace);
+    }
+    microseconds.push_back(milliseconds_since(start) * 1000 / kCallsPerBatch);
+    gpu.synchronize();
+  }
+  return {median(microseconds), *std::min_element(microseconds.begin(), microseconds.end()), kBatches * kCallsPerBatch};
+}
+
+std::vector<Latency> measure_latency(int device, const std::vector<BenchProblem>& problems) {
+  const TemporaryDirectory cache;
+  const auto measure = [&](CompilePolicy policy) {
+    return run_in_child([&] { return first_calls(device, problems, cache.path(), policy); });
+  };
+  const nlohmann::json cold = measure(CompilePolicy::allow);
+  const nlohmann::json warm = measure(CompilePolicy::never);
+  std::vector<Latency> results;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    results.push_back(
+        {problems[i], cold[i]["compile_ms"].get<double>(), cold[i]["ms"].get<double>(), warm[i]["ms"].get<double>()});
+  }
+  return results;
+}
+
+}  // namespace fa::cli

@@ -1,0 +1,155 @@
+#include "bench_problem.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "elements.hpp"
+#include "reference/forward.hpp"
+#include "tolerance.hpp"
+
+namespace fa::cli {
+namespace {
+
+constexpr std::size_t kBlockElements = 1048573;  // the greatest prime below 2^20
+constexpr std::int64_t kCheckedRows = 64;
+
+std::size_t tensor_bytes(const BenchProblem& problem, std::int64_t heads, std::int64_t rows, int head_dim) {
+  return static_cast<std::size_t>(problem.shape.b * heads * rows * head_dim) * size_of(problem.dtype);
+}
+
+std::vector<std::byte> download(const DeviceBuffer& buffer) {
+  std::vector<std::byte> bytes(buffer.size());
+  buffer.download(bytes.data(), bytes.size());
+  return bytes;
+}
+
+/// The rows from `first` on of the last head of the last batch.
+TensorView last_head(TensorView view, std::int64_t first) {
+  const std::int64_t offset =
+      (view.shape[0] - 1) * view.strides[0] + (view.shape[1] - 1) * view.strides[1] + first * view.strides[2];
+  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  view.shape = {1, 1, view.shape[2] - first, view.shape[3]};
+  return view;
+}
+
+double greatest_magnitude(const TensorView& view) {
+  double greatest = 0;
+  for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+    for (std::int64_t column = 0; column < view.shape[3]; ++column) {
+      const auto index = static_cast<std::size_t>(row * view.strides[2] + column);
+      greatest = std::max(greatest, std::abs(load_element(view.data, view.dtype, index)));
+    }
+  }
+  return greatest;
+}
+
+double greatest_difference(const TensorView& view, const std::vector<double>& expected) {
+  double greatest = 0;
+  for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+    for (std::int64_t column = 0; column < view.shape[3]; ++column) {
+      const auto index = static_cast<std::size_t>(row * view.strides[2] + column);
+      const double difference = std::abs(load_element(view.data, view.dtype, index) -
+                                         expected[static_cast<std::size_t>(row * view.shape[3] + column)]);
+      greatest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(greatest, difference);
+    }
+  }
+  return greatest;
+}
+
+}  // namespace
+
+AttentionConfig BenchProblem::config() const {
+  AttentionConfig config;
+  config.head_dim = d_qk;
+  config.head_dim_v = d_v;
+  config.dtype = dtype;
+  config.causal = causal;
+  config.causal_align = causal_align;
+  return config;
+}
+
+std::string BenchProblem::text() const {
+  return fmt::format("{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}", to_string(dtype), shape.b, shape.h_q,
+                     shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "");
+}
+
+double BenchProblem::flops() const {
+  const double all = 2.0 * static_cast<double>(shape.b) * static_cast<double>(shape.h_q) *
+                     static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv) * (d_qk + d_v);
+  return causal ? all / 2 : all;
+}
+
+std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  std::normal_distribution<double> normal;
+  std::vector<std::byte> block(kBlockElements * size_of(dtype));
+  for (std::size_t i = 0; i < kBlockElements; ++i) {
+    store_element(block.data(), dtype, i, normal(generator));
+  }
+  return block;
+}
+
+BenchTensors::BenchTensors(const BenchProblem& problem)
+    : problem_(problem),
+      q_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_qk)),
+      k_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_qk)),
+      v_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_v)),
+      o_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_v)),
+      lse_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.shape.s_q) * sizeof(float)) {
+  std::uint64_t seed = 1;
+  for (DeviceBuffer* buffer : {&q_, &k_, &v_}) {
+    const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
+    buffer->tile(block.data(), block.size());
+  }
+  spoil_output();
+}
+
+TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const {
+  void* memory = const_cast<void*>(data);
+  if (problem_.layout == Layout::bhsd) {
+    return TensorView(memory, problem_.dtype, {problem_.shape.b, heads, rows, head_dim});
+  }
+  return TensorView(memory, problem_.dtype, {problem_.shape.b, rows, heads, head_dim}).swap_axes(1, 2);
+}
+
+ForwardInputs BenchTensors::inputs() const {
+  const AttentionShape& shape = problem_.shape;
+  return {view(q_.data(), shape.h_q, shape.s_q, problem_.d_qk), view(k_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
+          view(v_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+}
+
+ForwardOutputs BenchTensors::outputs() const {
+  const AttentionShape& shape = problem_.shape;
+  return {view(o_.data(), shape.h_q, shape.s_q, problem_.d_v),
+          TensorView(lse_.data(), DType::f32, {shape.b, shape.h_q, shape.s_q})};
+}
+
+void BenchTensors::spoil_output() {
+  const std::vector<std::byte> ones(256, std::byte{0xff});  // NaN in every element type
+  o_.tile(ones.data(), ones.size());
+}
+
+double BenchTensors::check() const {
+  const AttentionShape& shape = problem_.shape;
+  const std::vector<std::byte> q = download(q_), k = download(k_), v = download(v_), o = download(o_);
+  // The last rows keep their keys under a bottom-right mask; a top-left one is the same where s_q == s_kv.
+  const std::int64_t first = std::max<std::int64_t>(shape.s_q - kCheckedRows, 0);
+  const TensorView result = last_head(view(o.data(), shape.h_q, shape.s_q, problem_.d_v), first);
+  std::vector<double> expected(static_cast<std::size_t>(result.elements()));
+  reference::ForwardArgs args;
+  args.q = last_head(view(q.data(), shape.h_q, shape.s_q, problem_.d_qk), first);
+  args.k = last_head(view(k.data(), shape.h_kv, shape.s_kv, problem_.d_qk), 0);
+  args.v = last_head(view(v.data(), shape.h_kv, shape.s_kv, problem_.d_v), 0);
+  args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
+  args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
+  args.causal = problem_.causal;
+  args.f64 = true;
+  reference::forward(args);
+  return greatest_difference(result, expected) / (output_tolerance(problem_.dtype) * greatest_magnitude(args.v));
+}
+
+}  // namespace fa::cli

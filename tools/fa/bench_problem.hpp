@@ -1,0 +1,67 @@
+#ifndef FA_TOOLS_FA_BENCH_PROBLEM_HPP_
+#define FA_TOOLS_FA_BENCH_PROBLEM_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "gpu.hpp"
+
+namespace fa::cli {
+
+/// Memory order of the tensors that are timed.
+enum class Layout { bshd, bhsd };
+
+/// One point of a benchmark's grid.
+struct BenchProblem {
+  DType dtype = DType::bf16;
+  int d_qk = 128;
+  int d_v = 128;
+  bool causal = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
+  Layout layout = Layout::bshd;
+  AttentionShape shape;
+
+  AttentionConfig config() const;
+  std::string text() const;
+
+  /// 2 b h_q s_q s_kv (d_qk + d_v), half of it under a causal mask: the convention of the FlashAttention papers.
+  double flops() const;
+};
+
+/// A seeded block of standard normal numbers, encoded as `dtype`. Its length is prime, so that no two rows of a tensor
+/// that is tiled with it are equal.
+std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
+
+/// The tensors of one problem on a GPU.
+class BenchTensors {
+ public:
+  explicit BenchTensors(const BenchProblem& problem);
+
+  ForwardInputs inputs() const;
+  ForwardOutputs outputs() const;
+
+  /// The greatest error of the last query rows of the last head against float64, as a fraction of what is allowed;
+  /// infinite for NaN. Reads what the last forward call wrote.
+  double check() const;
+
+  /// Makes an output that nobody wrote fail the check.
+  void spoil_output();
+
+ private:
+  TensorView view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const;
+
+  BenchProblem problem_;
+  DeviceBuffer q_;
+  DeviceBuffer k_;
+  DeviceBuffer v_;
+  DeviceBuffer o_;
+  DeviceBuffer lse_;
+};
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_BENCH_PROBLEM_HPP_

@@ -1,0 +1,144 @@
+#include "bench_timing.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "options.hpp"
+#include "parallel.hpp"
+#include "terminal.hpp"
+
+namespace fa::cli {
+namespace {
+
+constexpr int kMaxIterations = 1000;
+
+void prepare(const Gpu& gpu, const BenchProblem& problem, Trial* trial) {
+  try {
+    AttentionConfig config = problem.config();
+    config.kernel = if_given(trial->kernel);
+    trial->attention.emplace(Attention::create(config, gpu.device()));
+    trial->info = trial->attention->kernel_info(problem.shape);
+  } catch (const Error& error) {
+    trial->refusal = error.what();
+  } catch (const std::exception& exception) {
+    trial->refusal = std::string("unexpected exception: ") + exception.what();
+  }
+}
+
+/// Runs a trial on fixed tensors.
+class Launcher {
+ public:
+  Launcher(const Gpu& gpu, const BenchTensors& tensors, const BenchProblem& problem, const Trial& trial)
+      : gpu_(gpu),
+        attention_(*trial.attention),
+        inputs_(tensors.inputs()),
+        outputs_(tensors.outputs()),
+        workspace_(attention_.workspace_size(problem.shape)) {}
+
+  void launch() const { attention_.forward(inputs_, outputs_, gpu_.stream(), {workspace_.data(), workspace_.size()}); }
+
+  /// Milliseconds of a call, averaged over `iterations` queued back to back.
+  double time(int iterations) {
+    start_.record(gpu_.stream());
+    for (int i = 0; i < iterations; ++i) {
+      launch();
+    }
+    end_.record(gpu_.stream());
+    end_.synchronize();
+    return end_.milliseconds_since(start_) / iterations;
+  }
+
+ private:
+  const Gpu& gpu_;
+  const Attention& attention_;
+  ForwardInputs inputs_;
+  ForwardOutputs outputs_;
+  DeviceBuffer workspace_;
+  Event start_;
+  Event end_;
+};
+
+struct Runner {
+  Trial* trial;
+  Launcher launcher;
+  int iterations;
+};
+
+/// Runs once for the answer, then finds out how many calls fill a round.
+std::optional<Runner> warm_up(const Gpu& gpu, BenchTensors* tensors, const BenchProblem& problem, Trial* trial,
+                              const TimingOptions& options) {
+  tensors->spoil_output();
+  Runner runner{trial, Launcher(gpu, *tensors, problem, *trial), 1};
+  runner.launcher.launch();
+  gpu.synchronize();
+  trial->error = tensors->check();
+  if (!(trial->error <= 1)) {
+    trial->refusal = fmt::format("wrong result: {:.2f} times the allowed error", trial->error);
+    return std::nullopt;
+  }
+  const double once = runner.launcher.time(3);
+  const double wanted = std::round(options.round_ms / std::max(once, 1e-3));
+  runner.iterations = static_cast<int>(std::clamp(wanted, 1.0, static_cast<double>(kMaxIterations)));
+  return runner;
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+double Trial::median_ms() const {
+  return rounds.empty() ? std::numeric_limits<double>::infinity() : median(rounds);
+}
+
+std::vector<Trial> prepare_trials(const Gpu& gpu, const std::vector<BenchProblem>& problems,
+                                  const std::vector<KernelOverride>& kernels, const TimingOptions& options) {
+  std::vector<Trial> trials;
+  for (std::size_t problem = 0; problem < problems.size(); ++problem) {
+    for (const KernelOverride& kernel : kernels) {
+      Trial& trial = trials.emplace_back();
+      trial.problem = problem;
+      trial.kernel = kernel;
+    }
+  }
+  std::mutex mutex;
+  std::size_t done = 0;
+  parallel_for(trials.size(), options.jobs, [&](std::size_t i) {
+    prepare(gpu, problems[trials[i].problem], &trials[i]);
+    const std::lock_guard lock(mutex);
+    show_progress(fmt::format("preparing kernels: {} of {}", ++done, trials.size()));
+  });
+  clear_progress();
+  return trials;
+}
+
+void time_trials(const Gpu& gpu, const BenchProblem& problem, const std::vector<Trial*>& trials,
+                 const TimingOptions& options) {
+  BenchTensors tensors(problem);
+  std::vector<Runner> runners;
+  for (Trial* trial : trials) {
+    if (!trial->runs()) {
+      continue;
+    }
+    show_progress(fmt::format("checking {} {}", problem.text(), describe(trial->kernel)));
+    if (std::optional<Runner> runner = warm_up(gpu, &tensors, problem, trial, options)) {
+      runners.push_back(std::move(*runner));
+    }
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    show_progress(fmt::format("timing {}: round {} of {}", problem.text(), round + 1, options.rounds));
+    for (Runner& runner : runners) {
+      runner.trial->rounds.push_back(runner.launcher.time(runner.iterations));
+    }
+  }
+  clear_progress();
+}
+
+}  // namespace fa::cli

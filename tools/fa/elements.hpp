@@ -1,0 +1,51 @@
+#ifndef FA_TOOLS_FA_ELEMENTS_HPP_
+#define FA_TOOLS_FA_ELEMENTS_HPP_
+
+#include <cstddef>
+#include <cstring>
+
+#include <fa/tensor.hpp>
+
+#include "reference/convert.hpp"
+
+namespace fa::cli {
+
+/// Element `index` of densely packed memory, exact.
+inline double load_element(const void* data, DType dtype, std::size_t index) {
+  const auto read = [&]<typename T>(T value) {
+    std::memcpy(&value, static_cast<const std::byte*>(data) + index * sizeof(T), sizeof(T));
+    return value;
+  };
+  switch (dtype) {
+    case DType::f16:
+      return reference::decode_f16(read(std::uint16_t{}));
+    case DType::bf16:
+      return reference::decode_bf16(read(std::uint16_t{}));
+    case DType::f32:
+      return read(float{});
+    case DType::f64:
+      return read(double{});
+  }
+  return 0;
+}
+
+/// Stores `value`, rounded to nearest.
+inline void store_element(void* data, DType dtype, std::size_t index, double value) {
+  const auto write = [&]<typename T>(T rounded) {
+    std::memcpy(static_cast<std::byte*>(data) + index * sizeof(T), &rounded, sizeof(T));
+  };
+  switch (dtype) {
+    case DType::f16:
+      return write(reference::encode_f16(value));
+    case DType::bf16:
+      return write(reference::encode_bf16(value));
+    case DType::f32:
+      return write(static_cast<float>(value));
+    case DType::f64:
+      return write(value);
+  }
+}
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_ELEMENTS_HPP_

@@ -1,0 +1,55 @@
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <fa/attention.hpp>
+
+#include "commands.hpp"
+#include "terminal.hpp"
+
+namespace {
+
+/// What the compiler said belongs to the message of a failed compilation.
+void print_error(const fa::Error& error) {
+  fa::cli::print_failure(error.what());
+  const std::string log(error.field("log"));
+  if (!log.empty()) {
+    std::fprintf(stderr, "%s\n", log.c_str());
+  }
+}
+
+int parse_and_run(CLI::App& app, int argc, char** argv, const int& exit_code) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? fa::cli::kSuccess : fa::cli::kUsage;
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fa::cli::print_failure("standard output could not be written");
+    return fa::cli::kFailure;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    CLI::App app{"fa: exact attention by kernels that are rendered, compiled and cached at run time", "fa"};
+    app.set_version_flag("--version", std::string("fa ") + fa::version());
+    app.require_subcommand(1);
+    int exit_code = fa::cli::kSuccess;
+    fa::cli::add_info(app, &exit_code);
+    fa::cli::add_run(app, &exit_code);
+    fa::cli::add_render(app, &exit_code);
+    fa::cli::add_compile(app, &exit_code);
+    fa::cli::add_bench(app, &exit_code);
+    fa::cli::add_cache(app, &exit_code);
+    return parse_and_run(app, argc, argv, exit_code);
+  } catch (const fa::Error& error) {
+    print_error(error);
+  } catch (const std::exception& exception) {
+    fa::cli::print_failure(exception.what());
+  }
+  return fa::cli::kFailure;
+}

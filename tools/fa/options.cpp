@@ -1,0 +1,191 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "support/text.hpp"
+
+namespace fa::cli {
+namespace {
+
+const std::map<std::string, DType> kDTypes{
+    {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}, {"f64", DType::f64}};
+const std::map<std::string, CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
+                                                       {"top-left", CausalAlign::top_left}};
+const std::map<std::string, Family> kFamilies{{"automatic", Family::automatic}, {"sm80", Family::sm80}};
+
+/// A field of KernelOverride by the name a sweep uses.
+struct SweepField {
+  std::string_view name;
+  void (*set)(KernelOverride&, int);
+};
+
+constexpr SweepField kSweepFields[] = {
+    {"tile_m", [](KernelOverride& kernel, int value) { kernel.tile_m = value; }},
+    {"tile_n", [](KernelOverride& kernel, int value) { kernel.tile_n = value; }},
+    {"warps", [](KernelOverride& kernel, int value) { kernel.warps = value; }},
+    {"stages", [](KernelOverride& kernel, int value) { kernel.stages = value; }},
+    {"q_in_registers", [](KernelOverride& kernel, int value) { kernel.q_in_registers = value != 0; }},
+    {"loop_bodies", [](KernelOverride& kernel, int value) { kernel.loop_bodies = value; }},
+    {"pack_gqa", [](KernelOverride& kernel, int value) { kernel.pack_gqa = value != 0; }},
+    {"splits", [](KernelOverride& kernel, int value) { kernel.splits = value; }},
+};
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    if (end != 0) {
+      parts.push_back(text.substr(0, end));
+    }
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+int parse_int(std::string_view argument, std::string_view text) {
+  int value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size() || value < 0) {
+    support::throw_invalid(argument, text, "whole numbers from 0");
+  }
+  return value;
+}
+
+const SweepField& find_sweep_field(std::string_view name) {
+  for (const SweepField& field : kSweepFields) {
+    if (field.name == name) {
+      return field;
+    }
+  }
+  std::string accepted;
+  for (const SweepField& field : kSweepFields) {
+    accepted += (accepted.empty() ? "" : ", ") + std::string(field.name);
+  }
+  support::throw_invalid("--sweep", name, accepted);
+}
+
+/// Replaces `candidates` by their product with one "name=value,value".
+void multiply(std::string_view axis, std::vector<KernelOverride>* candidates) {
+  const std::size_t equals = axis.find('=');
+  if (equals == std::string_view::npos) {
+    support::throw_invalid("--sweep", axis, "name=value,value;name=...");
+  }
+  const SweepField& field = find_sweep_field(axis.substr(0, equals));
+  std::vector<KernelOverride> product;
+  for (const std::string_view text : split(axis.substr(equals + 1), ',')) {
+    const int value = parse_int(field.name, text);
+    for (KernelOverride candidate : *candidates) {
+      field.set(candidate, value);
+      product.push_back(candidate);
+    }
+  }
+  if (product.empty()) {
+    support::throw_invalid("--sweep", axis, "at least one value for each name");
+  }
+  *candidates = std::move(product);
+}
+
+}  // namespace
+
+void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
+  const std::string group = "Kernel (left to the planner unless given)";
+  command.add_option("--family", kernel->family, "Kernel family")
+      ->transform(CLI::CheckedTransformer(kFamilies))
+      ->group(group);
+  command.add_option("--tile-m", kernel->tile_m, "Query rows of a thread block")->group(group);
+  command.add_option("--tile-n", kernel->tile_n, "Keys of one step of the main loop")->group(group);
+  command.add_option("--warps", kernel->warps, "Warps of a thread block")->group(group);
+  command.add_option("--stages", kernel->stages, "K and V tiles in flight")->group(group);
+  command.add_option("--q-in-registers", kernel->q_in_registers, "Keep the query tile in registers: 0 or 1")
+      ->group(group);
+  command.add_option("--loop-bodies", kernel->loop_bodies, "1: masked and plain tiles share a loop body, 2: one each")
+      ->group(group);
+  command.add_option("--pack-gqa", kernel->pack_gqa, "Query heads of a KV head share a tile: 0 or 1")->group(group);
+  command.add_option("--splits", kernel->splits, "Thread blocks that share the keys of a query tile")->group(group);
+}
+
+std::optional<KernelOverride> if_given(const KernelOverride& kernel) {
+  return describe(kernel).empty() ? std::nullopt : std::optional(kernel);
+}
+
+std::string describe(const KernelOverride& kernel) {
+  std::string text;
+  const auto add = [&](const char* name, int value) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+  };
+  const auto add_count = [&](const char* name, int value) {
+    if (value != 0) {
+      add(name, value);
+    }
+  };
+  const auto add_switch = [&](const char* name, const std::optional<bool>& value) {
+    if (value) {
+      add(name, *value ? 1 : 0);
+    }
+  };
+  if (kernel.family == Family::sm80) {
+    text = "family=sm80";
+  }
+  add_count("tile_m", kernel.tile_m);
+  add_count("tile_n", kernel.tile_n);
+  add_count("warps", kernel.warps);
+  add_count("stages", kernel.stages);
+  add_switch("q_in_registers", kernel.q_in_registers);
+  add_count("loop_bodies", kernel.loop_bodies);
+  add_switch("pack_gqa", kernel.pack_gqa);
+  add_count("splits", kernel.splits);
+  return text;
+}
+
+std::vector<KernelOverride> parse_sweep(std::string_view text, const KernelOverride& base) {
+  std::vector<KernelOverride> candidates{base};
+  for (const std::string_view axis : split(text, ';')) {
+    multiply(axis, &candidates);
+  }
+  return candidates;
+}
+
+void add_causal_align_option(CLI::App& command, CausalAlign* align) {
+  command.add_option("--causal-align", *align, "Diagonal of the causal mask when s_q != s_kv")
+      ->transform(CLI::CheckedTransformer(kCausalAligns));
+}
+
+void add_dtype_option(CLI::App& command, DType* dtype) {
+  command.add_option("--dtype", *dtype, "Element type of q, k, v and o")->transform(CLI::CheckedTransformer(kDTypes));
+}
+
+void add_dtype_list_option(CLI::App& command, std::vector<DType>* dtypes) {
+  command.add_option("--dtype", *dtypes, "Element types, separated by commas")
+      ->delimiter(',')
+      ->transform(CLI::CheckedTransformer(kDTypes));
+}
+
+void add_causal_list_option(CLI::App& command, std::vector<bool>* causal) {
+  const auto set = [causal](const std::string& text) {
+    *causal = text == "both" ? std::vector{false, true} : std::vector{text == "yes"};
+  };
+  command.add_option_function<std::string>("--causal", set, "Causal mask: no, yes or both")
+      ->check(CLI::IsMember({"no", "yes", "both"}));
+}
+
+Device parse_device(std::string_view text) {
+  constexpr std::string_view kPrefix = "cuda:";
+  if (text == "host") {
+    return Device::host();
+  }
+  if (text == "cuda") {
+    return Device::cuda(0);
+  }
+  if (text.starts_with(kPrefix)) {
+    return Device::cuda(parse_int("--device", text.substr(kPrefix.size())));
+  }
+  support::throw_invalid("--device", text, "auto, host, cuda or cuda:N");
+}
+
+}  // namespace fa::cli

@@ -1,0 +1,42 @@
+#ifndef FA_TOOLS_FA_OPTIONS_HPP_
+#define FA_TOOLS_FA_OPTIONS_HPP_
+
+#include <CLI/CLI.hpp>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+namespace fa::cli {
+
+/// Adds --family, --tile-m, ... which fix parts of the kernel.
+void add_kernel_options(CLI::App& command, KernelOverride* kernel);
+
+/// Nothing when every field of `kernel` is open.
+std::optional<KernelOverride> if_given(const KernelOverride& kernel);
+
+/// "tile_m=64 warps=4": the fields that are not open.
+std::string describe(const KernelOverride& kernel);
+
+/// Every combination of "tile_m=64,128;warps=4,8" laid over `base`. Throws fa::Error(invalid_argument).
+std::vector<KernelOverride> parse_sweep(std::string_view text, const KernelOverride& base);
+
+/// Adds --causal-align.
+void add_causal_align_option(CLI::App& command, CausalAlign* align);
+
+/// Adds an option that takes one element type, or a comma-separated list of them.
+void add_dtype_option(CLI::App& command, DType* dtype);
+void add_dtype_list_option(CLI::App& command, std::vector<DType>* dtypes);
+
+/// Adds --causal no|yes|both; the values to go through.
+void add_causal_list_option(CLI::App& command, std::vector<bool>* causal);
+
+/// "host", "cuda", "cuda:1". Throws fa::Error(invalid_argument).
+Device parse_device(std::string_view text);
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_OPTIONS_HPP_

@@ -1,0 +1,70 @@
+#include "plan_options.hpp"
+
+#include "api/validate.hpp"
+#include "gpu.hpp"
+#include "options.hpp"
+
+namespace fa::cli {
+namespace {
+
+AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
+  AttentionConfig config;
+  config.head_dim = point.head_dim;
+  config.head_dim_v = options.head_dim_v;
+  config.dtype = point.dtype;
+  config.scale = options.scale;
+  config.causal = point.causal;
+  config.kernel = options.kernel;
+  return config;
+}
+
+plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
+  const AttentionShape shape = api::checked(options.shape);
+  plan::Problem problem;
+  problem.arch = point.arch;
+  problem.dtype = point.dtype;
+  problem.d_qk = point.head_dim;
+  problem.d_v = options.head_dim_v != 0 ? options.head_dim_v : point.head_dim;
+  problem.causal = point.causal;
+  problem.positive_scale = options.scale.value_or(1) > 0;
+  problem.aligned = !options.unaligned;
+  problem.b = shape.b;
+  problem.h_q = shape.h_q;
+  problem.h_kv = shape.h_kv;
+  problem.s_q = shape.s_q;
+  problem.s_kv = shape.s_kv;
+  return problem;
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& command, PlanOptions* options) {
+  const std::string group = "Problem";
+  command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);
+  command.add_option("--scale", options->scale, "Factor of the scores; only its sign picks a kernel")->group(group);
+  command.add_option("--batch", options->shape.b, "b")->group(group);
+  command.add_option("--heads", options->shape.h_q, "h_q")->group(group);
+  command.add_option("--heads-kv", options->shape.h_kv, "h_kv (default: h_q)")->group(group);
+  command.add_option("--seq", options->shape.s_q, "s_q")->group(group);
+  command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
+  command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
+  add_kernel_options(command, &options->kernel);
+}
+
+std::vector<plan::KernelSpec> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
+  api::validate(config_of(options, point), false);
+  const plan::ForwardPlan planned = plan::plan_forward(problem_of(options, point), options.kernel);
+  std::vector<plan::KernelSpec> kernels{planned.kernel};
+  if (planned.kernel.split) {
+    kernels.push_back(planned.combine);
+  }
+  return kernels;
+}
+
+plan::Arch default_arch() {
+  std::string ignored;
+  const std::optional<driver::DeviceInfo> gpu = find_gpu(&ignored);
+  return gpu ? gpu->arch : plan::parse_arch("sm_90a");
+}
+
+}  // namespace fa::cli

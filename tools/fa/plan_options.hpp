@@ -1,0 +1,44 @@
+#ifndef FA_TOOLS_FA_PLAN_OPTIONS_HPP_
+#define FA_TOOLS_FA_PLAN_OPTIONS_HPP_
+
+#include <CLI/CLI.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "plan/arch.hpp"
+#include "plan/planner.hpp"
+
+namespace fa::cli {
+
+/// What picks a kernel besides architecture, element type, d_qk and the mask, for commands that need no GPU.
+struct PlanOptions {
+  int head_dim_v = 0;  ///< 0: d_qk
+  std::optional<float> scale;
+  AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
+  bool unaligned = false;
+  KernelOverride kernel;
+};
+
+void add_plan_options(CLI::App& command, PlanOptions* options);
+
+/// One choice of everything else.
+struct PlanPoint {
+  plan::Arch arch;
+  DType dtype = DType::bf16;
+  int head_dim = 128;
+  bool causal = false;
+};
+
+/// The kernels that a forward call runs, in order. Throws fa::Error: invalid_argument, unsupported.
+std::vector<plan::KernelSpec> plan_kernels(const PlanOptions& options, const PlanPoint& point);
+
+/// The architecture of the first GPU, else sm_90a.
+plan::Arch default_arch();
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_PLAN_OPTIONS_HPP_

@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "options.hpp"
+#include "plan/arch.hpp"
+#include "plan_options.hpp"
+#include "render/source.hpp"
+
+namespace fa::cli {
+namespace {
+
+struct RenderOptions {
+  std::string arch;
+  PlanPoint point;
+  PlanOptions plan;
+  bool combine = false;
+  bool unit_only = false;
+};
+
+plan::KernelSpec choose_kernel(const RenderOptions& options) {
+  PlanPoint point = options.point;
+  point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
+  const std::vector<plan::KernelSpec> kernels = plan_kernels(options.plan, point);
+  if (options.combine && kernels.size() < 2) {
+    throw Error(ErrorCode::invalid_argument,
+                "--combine: the keys of this problem are not split; --splits N splits them",
+                {{"argument", "--combine"}});
+  }
+  return options.combine ? kernels.back() : kernels.front();
+}
+
+void render_kernel(const RenderOptions& options) {
+  const render::Source source = render::render(choose_kernel(options));
+  const std::string text = options.unit_only ? source.unit : render::flatten(source);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+}  // namespace
+
+void add_render(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand("render", "Print the source of a kernel, as one file that nvcc compiles");
+  const auto options = std::make_shared<RenderOptions>();
+  command->add_option("--arch", options->arch, "Target, as sm_90a (default: the GPU's, else sm_90a)");
+  add_dtype_option(*command, &options->point.dtype);
+  command->add_option("--head-dim", options->point.head_dim, "d_qk (default: 128)");
+  command->add_flag("--causal", options->point.causal, "With a causal mask");
+  command->add_flag("--combine", options->combine, "The kernel that merges split keys instead of the attention kernel");
+  command->add_flag("--unit-only", options->unit_only, "Only the rendered unit, without the headers it includes");
+  add_plan_options(*command, &options->plan);
+  command->callback([options, exit_code] {
+    render_kernel(*options);
+    *exit_code = kSuccess;
+  });
+}
+
+}  // namespace fa::cli

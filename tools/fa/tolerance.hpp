@@ -1,0 +1,32 @@
+#ifndef FA_TOOLS_FA_TOLERANCE_HPP_
+#define FA_TOOLS_FA_TOLERANCE_HPP_
+
+#include <fa/tensor.hpp>
+
+namespace fa::cli {
+
+/// How far o may be from float64, as a multiple of the greatest |v|. A kernel rounds twice to the element type, the
+/// probabilities and the result, each by at most one unit roundoff of a weighted mean of v; float accumulation adds
+/// less than the last term.
+constexpr double output_tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 2.0 / 256 + 1.0 / 65536;
+    case DType::f16:
+      return 2.0 / 2048 + 1.0 / 65536;
+    case DType::f32:
+      return 1.0 / 65536;
+    case DType::f64:
+      return 1e-12;
+  }
+  return 0;
+}
+
+/// How far the log-sum-exp may be from float64, as a multiple of max(1, |lse|).
+constexpr double lse_tolerance(DType dtype) {
+  return dtype == DType::f64 ? 1e-12 : 1e-4;
+}
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_TOLERANCE_HPP_

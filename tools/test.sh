@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Builds fa and runs every test that this machine can run. Installs what is missing where it may (Debian, Ubuntu).
+#
+#   tools/test.sh            everything
+#   tools/test.sh --quick    the release build and its tests only
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source tools/lib.sh
+
+quick=no
+[[ "${1:-}" == --quick ]] && quick=yes
+
+passed=0 failed=0 skipped=0
+failures=()
+
+count() {  # count RESULT NAME
+  case "$1" in
+    pass) passed=$((passed + 1)) ;;
+    fail) failed=$((failed + 1)) failures+=("$2") ;;
+    skip) skipped=$((skipped + 1)) ;;
+  esac
+  printf '%s: %s\n' "$1" "$2"
+}
+
+check() {  # check NAME COMMAND...
+  local name=$1
+  shift
+  if "$@"; then count pass "$name"; else count fail "$name"; fi
+}
+
+# Runs ctest and adds its numbers to ours. What skips itself counts as skipped.
+run_ctest() {  # run_ctest NAME BUILD_DIR ARGUMENTS...
+  local name=$1 build=$2 log
+  shift 2
+  log="$build/ctest-$name.log"
+  say "tests: $name"
+  local status=0
+  ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$jobs" "$@" | tee "$log" || status=$?
+  local skips total fails
+  skips=$(grep -c -E '\*\*\*(Skipped|Not Run)' "$log" || true)
+  total=$(sed -n -E 's/.*tests passed, ([0-9]+) tests failed out of ([0-9]+).*/\2/p' "$log")
+  fails=$(sed -n -E 's/.*tests passed, ([0-9]+) tests failed out of ([0-9]+).*/\1/p' "$log")
+  if [[ -z "$total" || ( "$status" != 0 && "$fails" == 0 ) ]]; then
+    count fail "ctest $name"
+    return
+  fi
+  passed=$((passed + total - fails - skips)) failed=$((failed + fails)) skipped=$((skipped + skips))
+  [[ "$fails" == 0 ]] || failures+=("ctest $name")
+}
+
+configure() {  # configure PRESET OPTIONS...
+  local preset=$1
+  shift
+  cmake --preset "$preset" "$@" >"build/configure-$preset.log" 2>&1 || { cat "build/configure-$preset.log"; return 1; }
+}
+
+check_install() {  # check_install KIND BUILD_DIR
+  local kind=$1 prefix="$PWD/build/install-$1"
+  rm -rf "$prefix" "build/consumer-$kind"
+  cmake --install "$2" --prefix "$prefix" >/dev/null &&
+    cmake -S tests/consumer -B "build/consumer-$kind" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+      -DCMAKE_PREFIX_PATH="$prefix" >/dev/null &&
+    cmake --build "build/consumer-$kind" &&
+    "build/consumer-$kind/consumer" && "build/consumer-$kind/consumer_c"
+}
+
+check_size() {
+  local stripped=build/libfa.stripped.so limit=$((3 * 1024 * 1024)) size
+  strip -o "$stripped" build/release/libfa.so
+  size=$(stat -c %s "$stripped")
+  echo "stripped libfa.so: $size bytes"
+  ((size <= limit))
+}
+
+# The driver and NVRTC are opened at run time: a program that links fa starts on a machine with neither.
+check_links() {
+  ! readelf -d build/release/libfa.so | grep -E 'NEEDED.*(libcuda|libnvrtc|libcudart)'
+}
+
+# Names of a dependency in the dynamic symbol table would collide with the user's own copy of it.
+check_symbols() {
+  ! nm -D --defined-only -C build/release/libfa.so |
+    grep -E ' [TWVBDRu] ((typeinfo|vtable|typeinfo name) for )?(spdlog|fmt|nlohmann|CLI)::|XXH' | head -5 | grep .
+}
+
+check_format() {
+  git ls-files --cached --others --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' '*.cuh' | grep -v '^build' |
+    xargs clang-format --dry-run --Werror
+}
+
+install_packages
+mkdir -p build
+start=$SECONDS
+
+say "build: release"
+configure release -DBUILD_SHARED_LIBS=ON
+cmake --build build/release -j "$jobs"
+
+say_gpu
+run_ctest release build/release
+
+say "checks"
+check "stripped shared library of at most 3 MB" check_size
+check "no link to the CUDA driver, runtime or NVRTC" check_links
+check "no symbol of a dependency exported" check_symbols
+if command -v clang-format >/dev/null; then
+  check "clang-format" check_format
+else
+  count skip "clang-format (not installed)"
+fi
+
+if [[ $quick == no ]]; then
+  say "install and use: shared"
+  check "consumer of the shared library" check_install shared build/release
+
+  say "install and use: static"
+  cmake -S . -B build/static -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DFA_BUILD_TESTS=OFF \
+    -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --build build/static -j "$jobs"
+  check "consumer of the static library" check_install static build/static
+
+  say "build: AddressSanitizer and UndefinedBehaviorSanitizer"
+  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
+  cmake --build build/asan -j "$jobs" --target unit_tests
+  run_ctest asan build/asan -L unit
+
+  say "build: ThreadSanitizer"
+  configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
+  cmake --build build/tsan -j "$jobs" --target fa_unit_cache
+  # The tests that kill processes in the middle of a write are about files, not threads.
+  run_ctest tsan build/tsan -R 'Store'
+fi
+
+say "done in $((SECONDS - start)) s"
+for name in "${failures[@]}"; do echo "failed: $name"; done
+echo "$passed passed, $failed failed, $skipped skipped"
+((failed == 0))
