@@ -57,7 +57,9 @@ class Attention::Impl {
     device_ = Device::cuda(context_->info().ordinal);
     plan::limits(context_->info().arch);
     // A kernel override that can never fit is refused here, not at the first call.
-    plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096}), fixed());
+    for (const std::int64_t s_q : {1, 4096}) {
+      plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096}), fixed());
+    }
     store_ = api::open_store(config_.cache);
   }
 
@@ -84,6 +86,7 @@ class Attention::Impl {
       info.origin = "host";
       return info;
     }
+    if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return {};  // nothing will run
     const plan::Problem problem_of_shape = problem(shape);
     return get(problem_of_shape, plan::choose(problem_of_shape, fixed())).info;
   }
@@ -136,12 +139,14 @@ class Attention::Impl {
   Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
     Ready ready;
-    ready.spec = planned.kernel;
-    ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(planned.kernel));
-    ready.kernel = api::load_kernel(planned.kernel, *store_, config_.compile, *context_, &ready.info);
+    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, config_.compile);
+    ready.spec = chosen.spec;
+    ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
+    ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
     if (choice.splits > 1) {
       KernelInfo combine_info;
-      ready.combine = api::load_kernel(planned.combine, *store_, config_.compile, *context_, &combine_info);
+      const api::ChosenKernel combine{planned.combine, api::get_kernel(planned.combine, *store_, config_.compile)};
+      ready.combine = api::load_kernel(combine, *context_, &combine_info);
       ready.combine_threads = static_cast<unsigned>(planned.combine.threads());
       ready.info.compile_ms += combine_info.compile_ms;
       ready.info.load_ms += combine_info.load_ms;

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "cache/digest.hpp"
 #include "compile/compiler.hpp"
@@ -101,10 +103,30 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, Comp
   return lookup;
 }
 
-std::shared_ptr<const driver::LoadedKernel> load_kernel(const plan::KernelSpec& spec, cache::Store& store,
-                                                        CompilePolicy policy, const driver::ContextRef& device,
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy) {
+  std::vector<plan::KernelSpec> specs{plan.kernel};
+  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
+  std::optional<ChosenKernel> best;
+  std::optional<Error> miss;
+  for (const plan::KernelSpec& spec : specs) {
+    try {
+      ChosenKernel chosen{spec, get_kernel(spec, store, policy)};
+      const int spilled = chosen.lookup.entry->local_bytes;
+      if (!best || spilled < best->lookup.entry->local_bytes) best = std::move(chosen);
+      if (spilled == 0) break;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::cache_miss) throw;
+      if (!miss) miss = error;
+    }
+  }
+  if (!best) throw *miss;
+  return *best;
+}
+
+std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chosen, const driver::ContextRef& device,
                                                         KernelInfo* info) {
-  const cache::Lookup lookup = get_kernel(spec, store, policy);
+  const cache::Lookup& lookup = chosen.lookup;
+  const plan::KernelSpec& spec = chosen.spec;
   const cache::Entry& entry = *lookup.entry;
   const auto start = Clock::now();
   std::shared_ptr<const driver::LoadedKernel> kernel;

@@ -8,6 +8,7 @@
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/kernel_spec.hpp"
+#include "plan/planner.hpp"
 
 namespace fa::api {
 
@@ -21,10 +22,17 @@ cache::Key cache_key(const plan::KernelSpec& spec);
 /// cache_miss.
 cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, CompilePolicy policy);
 
-/// `spec` loaded for `device`, once a process. Kernels stay loaded until the process ends, because queued work may need
-/// them. `info`, if given, is filled with what it took.
-std::shared_ptr<const driver::LoadedKernel> load_kernel(const plan::KernelSpec& spec, cache::Store& store,
-                                                        CompilePolicy policy, const driver::ContextRef& device,
+/// The first of a plan's kernels that does not spill, else the one that spills least. With CompilePolicy::never the
+/// stored ones compete; throws like get_kernel when there is none.
+struct ChosenKernel {
+  plan::KernelSpec spec;
+  cache::Lookup lookup;
+};
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy);
+
+/// A kernel loaded for `device`, once a process. Kernels stay loaded until the process ends, because queued work may
+/// need them. `info`, if given, is filled with what it took.
+std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chosen, const driver::ContextRef& device,
                                                         KernelInfo* info);
 
 }  // namespace fa::api

@@ -46,7 +46,9 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   const Choice choice = choose(problem, fixed);
   ForwardPlan plan;
-  plan.kernel = sm80_forward_spec(problem, fixed, choice.pack_gqa, choice.splits > 1);
+  std::vector<KernelSpec> specs = sm80_forward_specs(problem, fixed, choice);
+  plan.kernel = specs.front();
+  plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine.op = Op::combine;
   plan.combine.arch = problem.arch;
   plan.combine.dtype = problem.dtype;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
@@ -29,7 +30,9 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept;
 
 /// What runs for a problem: the attention kernel, and the combine kernel after it when the keys are split.
 struct ForwardPlan {
-  KernelSpec kernel;
+  KernelSpec kernel;  ///< the first choice
+  /// What to take, in this order, if ptxas spills the first choice's registers: that depends on the compiler's version.
+  std::vector<KernelSpec> alternatives;
   KernelSpec combine;  ///< meaningful when kernel.split
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include <fa/error.hpp>
@@ -11,32 +12,47 @@ namespace fa::plan {
 namespace {
 
 constexpr int kRegistersPerThread = 255;
-// Addresses, row statistics and operand fragments in flight, on top of what sm80_forward_registers counts; measured on
-// the compiled kernels.
-constexpr int kRegisterOverhead = 52;
-// What ptxas wants beyond that before it stops spilling: room to load ahead, and the halves of split fp32 operands.
-constexpr int kSchedulingRegisters = 16;
-constexpr int kF32SplitRegisters = 48;
+// What a kernel needs besides the fragments that sm80_forward_registers counts before ptxas stops spilling: addresses,
+// row statistics, operands loaded ahead, and for fp32 the two halves of every operand. Measured on compiled kernels.
+constexpr int kOverhead16Bit = 76;
+constexpr int kOverheadUnaligned = 12;
+constexpr int kOverhead32Bit = 60;
+constexpr int kOverhead32BitPerMTile = 49;
+// Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
+constexpr int kFixedRegisters = 48;
 constexpr int kReservedSharedPerBlock = 1024;
+constexpr std::size_t kMaxSpecs = 4;
 
-struct Tile {
-  int tile_m, tile_n, warps, stages;
+/// Tiles that differ in tile_n only.
+struct TileFamily {
+  int tile_m, warps, stages;
   bool q_in_registers;
+  std::array<int, 5> tile_n;  ///< in order of preference
 };
 
-// In order of preference; the first that fits the architecture's shared memory and the register file is taken.
-constexpr Tile k16BitSmall[] = {{128, 64, 4, 1, true}, {64, 64, 4, 1, false}};
-constexpr Tile k16BitMedium[] = {{128, 64, 8, 1, false}, {64, 64, 4, 1, false}, {64, 32, 4, 1, false}};
-constexpr Tile k16BitLarge[] = {{128, 64, 8, 1, false}, {64, 64, 4, 1, false}, {64, 32, 4, 1, false}};
-constexpr Tile k16BitShortQuery[] = {{64, 64, 4, 2, false}, {64, 64, 4, 1, false}, {64, 32, 4, 1, false}};
-constexpr Tile k32BitSmall[] = {{64, 64, 4, 1, false}, {64, 32, 4, 1, false}};
-constexpr Tile k32BitLarge[] = {{64, 32, 4, 1, false}, {64, 16, 4, 1, false}, {32, 16, 2, 1, false}};
+// In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. Two
+// m tiles a warp halve the shared memory traffic of K and V, which is what limits mma.sync kernels.
+constexpr TileFamily k16BitSmall[] = {{128, 4, 1, true, {80, 64, 48, 32, 16}}, {64, 4, 1, false, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, {64, 32, 16, 16, 16}},
+                                       {64, 4, 1, false, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitLarge[] = {{128, 8, 1, false, {96, 80, 64, 48, 48}},
+                                      {64, 4, 1, false, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, {64, 48, 32, 32, 32}},
+                                           {64, 4, 1, false, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, {32, 16, 16, 16, 16}},
+                                      {64, 4, 1, false, {32, 16, 16, 16, 16}}};
+constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, {32, 16, 16, 16, 16}},
+                                       {32, 2, 1, false, {16, 16, 16, 16, 16}}};
+constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, {16, 32, 48, 16, 16}}, {32, 2, 1, false, {16, 32, 16, 16, 16}}};
 
-std::span<const Tile> preferred_tiles(const Problem& problem, std::int64_t rows) {
+std::span<const TileFamily> preferred_tiles(const Problem& problem, bool short_query) {
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (problem.dtype == DType::f32) return d <= 64 ? std::span<const Tile>(k32BitSmall) : k32BitLarge;
-  if (rows <= 64) return k16BitShortQuery;
-  return d <= 64 ? std::span<const Tile>(k16BitSmall) : d <= 128 ? k16BitMedium : k16BitLarge;
+  if (problem.dtype == DType::f32) {
+    if (d <= 64 && !short_query) return k32BitSmall;
+    return d > 192 ? std::span<const TileFamily>(k32BitLarge) : k32BitMedium;
+  }
+  if (short_query) return k16BitShortQuery;
+  return d <= 64 ? std::span<const TileFamily>(k16BitSmall) : d <= 128 ? k16BitMedium : k16BitLarge;
 }
 
 int pitch(int columns, int element) {
@@ -47,16 +63,22 @@ bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0 || fixed.q_in_registers;
 }
 
+/// Registers a thread with which the kernel does not spill.
+int comfortable_registers(const KernelSpec& spec) {
+  const int m_tiles = spec.tile_m / spec.warps / 16;
+  const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles : kOverhead16Bit;
+  return sm80_forward_registers(spec) + overhead + (spec.aligned ? 0 : kOverheadUnaligned);
+}
+
 int resident_blocks(const KernelSpec& spec) {
   const ArchLimits arch = limits(spec.arch);
-  const int margin = spec.dtype == DType::f32 ? kF32SplitRegisters : kSchedulingRegisters;
-  const int registers = std::min(kRegistersPerThread, sm80_forward_registers(spec) + margin + 7) / 8 * 8;
-  const int by_registers = arch.registers_per_sm / (spec.threads() * std::max(registers, 32));
+  const int registers = (std::min(kRegistersPerThread, comfortable_registers(spec)) + 7) / 8 * 8;
+  const int by_registers = arch.registers_per_sm / (spec.threads() * registers);
   const int by_shared = arch.shared_per_sm / (sm80_forward_shared_bytes(spec) + kReservedSharedPerBlock);
   return std::clamp(std::min(by_registers, by_shared), 1, 8);
 }
 
-KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed) {
+KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n, const KernelOverride& fixed) {
   KernelSpec spec;
   spec.family = Family::sm80;
   spec.arch = problem.arch;
@@ -66,9 +88,10 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.causal = problem.causal;
   spec.positive_scale = problem.positive_scale;
   spec.aligned = problem.aligned;
-  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : tile.tile_m;
-  spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile.tile_n;
-  spec.warps = fixed.warps != 0 ? fixed.warps : tile.warps;
+  const int warps = fixed.warps != 0 ? fixed.warps : tile.warps;
+  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / (16 * warps), 1) * 16 * warps;
+  spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile_n;
+  spec.warps = warps;
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
   spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : 1;
@@ -89,7 +112,7 @@ int sm80_forward_registers(const KernelSpec& spec) {
   const int output = m_tiles * spec.d_v / 2;
   const int scores = m_tiles * spec.tile_n / 2;
   const int query = spec.q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
-  return output + scores + query + kRegisterOverhead;
+  return output + scores + query;
 }
 
 std::string sm80_forward_refusal(const KernelSpec& spec) {
@@ -104,7 +127,6 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   if (spec.loop_bodies < 1 || spec.loop_bodies > 2) {
     return fmt::format("loop_bodies = {}: accepted are 1 and 2", spec.loop_bodies);
   }
-  // A row of the widest tile must not have more 16-byte chunks than a warp (Q) or the block (K, V) has threads.
   const int shared = sm80_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
@@ -112,26 +134,35 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
                        spec.tile_m, spec.tile_n, spec.stages, shared, to_string(spec.arch), shared_limit);
   }
   const int registers = sm80_forward_registers(spec);
-  if (registers > kRegistersPerThread + 5) {
-    return fmt::format("tile_m = {}, tile_n = {}, warps = {} need about {} registers a thread; {} exist", spec.tile_m,
-                       spec.tile_n, spec.warps, registers, kRegistersPerThread);
+  if (registers + kFixedRegisters > kRegistersPerThread) {
+    return fmt::format("tile_m = {}, tile_n = {}, warps = {} hold {} registers of fragments a thread; at most {} fit",
+                       spec.tile_m, spec.tile_n, spec.warps, registers, kRegistersPerThread - kFixedRegisters);
   }
   return {};
 }
 
-KernelSpec sm80_forward_spec(const Problem& problem, const KernelOverride& fixed, bool pack_gqa, bool split) {
-  const std::int64_t rows = pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
+std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+  std::vector<KernelSpec> specs;
   std::string refusal;
-  for (const Tile& tile : preferred_tiles(problem, rows)) {
-    KernelSpec spec = with_tile(problem, tile, fixed);
-    spec.pack_gqa = pack_gqa;
-    spec.split = split;
-    refusal = sm80_forward_refusal(spec);
-    if (refusal.empty()) {
-      spec.min_blocks = resident_blocks(spec);
-      return spec;
+  const auto add = [&](const TileFamily& tile, int tile_n, bool comfortable) {
+    KernelSpec spec = with_tile(problem, tile, tile_n, fixed);
+    spec.pack_gqa = choice.pack_gqa;
+    spec.split = choice.splits > 1;
+    const std::string reason = sm80_forward_refusal(spec);
+    if (!reason.empty()) {
+      refusal = reason;
+      return;
+    }
+    if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
+    spec.min_blocks = resident_blocks(spec);
+    if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
+  };
+  for (const bool comfortable : {true, false}) {
+    for (const TileFamily& tile : preferred_tiles(problem, choice.short_query)) {
+      for (const int tile_n : tile.tile_n) add(tile, tile_n, comfortable);
     }
   }
+  if (!specs.empty()) return specs;
   throw Error(has_override(fixed) ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm80 forward kernel fits: {}", refusal),
               {{"argument", "kernel"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});

@@ -2,8 +2,10 @@
 #define FA_SRC_PLAN_SM80_FORWARD_HPP_
 
 #include <string>
+#include <vector>
 
 #include "plan/kernel_spec.hpp"
+#include "plan/planner.hpp"
 #include "plan/problem.hpp"
 
 namespace fa::plan {
@@ -11,14 +13,16 @@ namespace fa::plan {
 /// Dynamic shared memory of a thread block: the layout of templates/sm80/sm80_forward.cuh.
 int sm80_forward_shared_bytes(const KernelSpec& spec);
 
-/// Registers a thread needs, by the accumulators and operands that live across the main loop.
+/// Registers a thread spends on the fragments that live across the main loop: O, scores, and Q if it stays there.
 int sm80_forward_registers(const KernelSpec& spec);
 
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_forward_refusal(const KernelSpec& spec);
 
-/// The planner's choice for `problem`, with what `fixed` fixes. Throws fa::Error(unsupported) when nothing fits.
-KernelSpec sm80_forward_spec(const Problem& problem, const KernelOverride& fixed, bool pack_gqa, bool split);
+/// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
+/// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
+/// unsupported.
+std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
 
 }  // namespace fa::plan
 

@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/types.cuh>
 #include <ptx/cp_async.cuh>
+#include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 
 namespace fa::kernel {

@@ -6,11 +6,17 @@
 
 namespace fa::ptx {
 
+/// %tid.x and %ctaid.x. Each call reads the register anew: what a kernel derives from one call need not stay in
+/// registers until the next.
 FA_DEVICE int thread_index() {
-  return static_cast<int>(threadIdx.x);
+  int value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value;
 }
 FA_DEVICE int block_index() {
-  return static_cast<int>(blockIdx.x);
+  int value;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(value));
+  return value;
 }
 
 /// bar.sync 0: every thread of the block, and their shared memory accesses, before and after.

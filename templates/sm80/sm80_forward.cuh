@@ -125,10 +125,12 @@ struct Forward {
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) attend(range, o, softmax);
     softmax.finish();
+    // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
+    const Forward epilogue(params);
     if constexpr (Config::kSplit) {
-      store_partial(o, softmax);
+      epilogue.store_partial(o, softmax);
     } else {
-      store(o, softmax);
+      epilogue.store(o, softmax);
     }
   }
 

@@ -46,13 +46,16 @@ struct WarpGemm<float> {
     }
   }
 
-  /// d += a * b. Tensor cores truncate when they accumulate, a bias that grows with the length of the sum: each step
-  /// starts from zero, and its result is added with rounding.
+  /// d += a * b, small terms first.
   static FA_DEVICE void mma(float (&d)[4], const SplitA& a, Tf32Pair b0, Tf32Pair b1) {
-    float step[4] = {};
-    ptx::mma_m16n8k8_tf32(step, a.small, b0.big, b1.big);
-    ptx::mma_m16n8k8_tf32(step, a.big, b0.small, b1.small);
-    ptx::mma_m16n8k8_tf32(step, a.big, b0.big, b1.big);
+    ptx::mma_m16n8k8_tf32(d, a.small, b0.big, b1.big);
+    ptx::mma_m16n8k8_tf32(d, a.big, b0.small, b1.small);
+    ptx::mma_m16n8k8_tf32(d, a.big, b0.big, b1.big);
+  }
+
+  /// Tensor cores truncate when they accumulate, a bias that grows with the length of the sum: sums are kept to a few
+  /// steps and added up here, with rounding.
+  static FA_DEVICE void add(float (&d)[4], const float (&step)[4]) {
     FA_UNROLL
     for (int i = 0; i < 4; ++i) d[i] += step[i];
   }
@@ -78,7 +81,8 @@ struct WarpGemm<float> {
   static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
     const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
     // Partly rolled: fully unrolled, three products a step cost seconds of compile time at large head dims.
-    FA_UNROLL_BY(2)
+    constexpr int kDepthUnroll = kHeadDim <= 128 ? 2 : 1;
+    FA_UNROLL_BY(kDepthUnroll)
     for (int k = 0; k < kHeadDim / kStep; ++k) {
       SplitA a[kMTiles];
       FA_UNROLL
@@ -98,7 +102,11 @@ struct WarpGemm<float> {
           const Tf32Pair b0 = split_tf32(ptx::from_bits(b[2 * half]));
           const Tf32Pair b1 = split_tf32(ptx::from_bits(b[2 * half + 1]));
           FA_UNROLL
-          for (int m = 0; m < kMTiles; ++m) mma(s[m][n + half], a[m], b0, b1);
+          for (int m = 0; m < kMTiles; ++m) {
+            float step[4] = {};
+            mma(step, a[m], b0, b1);
+            add(s[m][n + half], step);
+          }
         }
       }
     }
@@ -110,21 +118,31 @@ struct WarpGemm<float> {
   static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
                                    uint32_t v_tile, int lane) {
     const uint32_t v_lane = v_tile + VTile::offset(2 * (lane % 4), lane / 4);
+    constexpr int kChain = kNTiles % 4 == 0 ? 4 : 2;
     FA_UNROLL
-    for (int k = 0; k < kNTiles; ++k) {
-      SplitA a[kMTiles];
+    for (int k = 0; k < kNTiles; k += kChain) {
+      SplitA a[kChain][kMTiles];
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        const float values[4] = {p[m][k][0], p[m][k][2], p[m][k][1], p[m][k][3]};
-        split_a(a[m], values);
+      for (int c = 0; c < kChain; ++c) {
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          const float values[4] = {p[m][k + c][0], p[m][k + c][2], p[m][k + c][1], p[m][k + c][3]};
+          split_a(a[c][m], values);
+        }
       }
       FA_UNROLL
       for (int n = 0; n < kHeadDimV / 8; ++n) {
-        const uint32_t address = v_lane + VTile::offset(k * kStep, 8 * n);
-        const Tf32Pair b0 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address)));
-        const Tf32Pair b1 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address + VTile::kPitch)));
+        float step[kMTiles][4] = {};
         FA_UNROLL
-        for (int m = 0; m < kMTiles; ++m) mma(o[m][n], a[m], b0, b1);
+        for (int c = 0; c < kChain; ++c) {
+          const uint32_t address = v_lane + VTile::offset((k + c) * kStep, 8 * n);
+          const Tf32Pair b0 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address)));
+          const Tf32Pair b1 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address + VTile::kPitch)));
+          FA_UNROLL
+          for (int m = 0; m < kMTiles; ++m) mma(step[m], a[c][m], b0, b1);
+        }
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) add(o[m][n], step[m]);
       }
     }
   }

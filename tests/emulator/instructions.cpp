@@ -136,9 +136,12 @@ void multiply(Warp& warp, const MmaTiles<kDepth>& tiles) {
     d[g + 8][2 * t + 1] = own[3];
   }
   for (std::size_t row = 0; row < 16; ++row) {
+    float sums[8];  // in registers
+    std::copy_n(d[row], 8, sums);
     for (std::size_t k = 0; k < kDepth; ++k) {
-      for (std::size_t n = 0; n < 8; ++n) d[row][n] += tiles.a[row][k] * tiles.b[k][n];
+      for (std::size_t n = 0; n < 8; ++n) sums[n] += tiles.a[row][k] * tiles.b[k][n];
     }
+    std::copy_n(sums, 8, d[row]);
   }
   for (std::size_t i = 0; i < kLanes; ++i) {
     float* own = operands<MmaOperands>(warp, i).d;

@@ -74,7 +74,7 @@ HostCost measure_host_cost(const Gpu& gpu) {
   constexpr int kCallsPerBatch = 50;  // few enough that the queue never fills and makes the host wait
   BenchProblem problem;
   problem.d_qk = problem.d_v = 64;
-  problem.shape.s_q = problem.shape.s_kv = 64;
+  problem.shape = {.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 64};
   const BenchTensors tensors(problem);
   const Attention attention = Attention::create(problem.config(), gpu.device());
   const DeviceBuffer scratch(attention.workspace_size(problem.shape));

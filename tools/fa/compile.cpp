@@ -32,16 +32,16 @@ struct CompileOptions {
 
 /// One kernel and what became of it.
 struct Job {
-  plan::KernelSpec spec;
+  plan::ForwardPlan plan;
   cache::Lookup lookup;
   std::string problem;  ///< empty when it is in the cache now
 };
 
 /// Kernels that several points share appear once.
-void add_jobs(const std::vector<plan::KernelSpec>& specs, std::vector<Job>* jobs) {
-  for (const plan::KernelSpec& spec : specs) {
-    if (std::none_of(jobs->begin(), jobs->end(), [&](const Job& job) { return job.spec == spec; })) {
-      jobs->push_back({spec, {}, {}});
+void add_jobs(const std::vector<plan::ForwardPlan>& plans, std::vector<Job>* jobs) {
+  for (const plan::ForwardPlan& plan : plans) {
+    if (std::none_of(jobs->begin(), jobs->end(), [&](const Job& job) { return job.plan.kernel == plan.kernel; })) {
+      jobs->push_back({plan, {}, {}});
     }
   }
 }
@@ -79,7 +79,7 @@ std::string head(std::string_view log) {
 
 void build(cache::Store& store, Job* job) {
   try {
-    job->lookup = api::get_kernel(job->spec, store, CompilePolicy::allow);
+    job->lookup = api::choose_kernel(job->plan, store, CompilePolicy::allow).lookup;
   } catch (const Error& error) {
     job->problem = std::string(error.what()) + "\n" + head(error.field("log"));
   } catch (const std::exception& exception) {
@@ -93,7 +93,7 @@ const char* origin_name(cache::Origin origin) {
 
 void print_job(const Job& job) {
   if (!job.problem.empty()) {
-    fmt::print("failed   {}\n{}\n", canonical(job.spec), job.problem);
+    fmt::print("failed   {}\n{}\n", canonical(job.plan.kernel), job.problem);
     return;
   }
   const cache::Entry& entry = *job.lookup.entry;
@@ -104,7 +104,7 @@ void print_job(const Job& job) {
 
 nlohmann::json to_json(const Job& job) {
   if (!job.problem.empty()) {
-    return {{"spec", canonical(job.spec)}, {"error", job.problem}};
+    return {{"spec", canonical(job.plan.kernel)}, {"error", job.problem}};
   }
   const cache::Entry& entry = *job.lookup.entry;
   return {{"spec", entry.key.spec},

@@ -51,12 +51,13 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   add_kernel_options(command, &options->kernel);
 }
 
-std::vector<plan::KernelSpec> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
+std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
   api::validate(config_of(options, point), false);
-  const plan::ForwardPlan planned = plan::plan_forward(problem_of(options, point), options.kernel);
-  std::vector<plan::KernelSpec> kernels{planned.kernel};
-  if (planned.kernel.split) {
-    kernels.push_back(planned.combine);
+  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point), options.kernel)};
+  if (kernels.front().kernel.split) {
+    plan::ForwardPlan combine;
+    combine.kernel = kernels.front().combine;
+    kernels.push_back(combine);
   }
   return kernels;
 }

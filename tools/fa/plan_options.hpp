@@ -34,7 +34,7 @@ struct PlanPoint {
 };
 
 /// The kernels that a forward call runs, in order. Throws fa::Error: invalid_argument, unsupported.
-std::vector<plan::KernelSpec> plan_kernels(const PlanOptions& options, const PlanPoint& point);
+std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point);
 
 /// The architecture of the first GPU, else sm_90a.
 plan::Arch default_arch();

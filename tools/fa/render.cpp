@@ -25,13 +25,13 @@ struct RenderOptions {
 plan::KernelSpec choose_kernel(const RenderOptions& options) {
   PlanPoint point = options.point;
   point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
-  const std::vector<plan::KernelSpec> kernels = plan_kernels(options.plan, point);
+  const std::vector<plan::ForwardPlan> kernels = plan_kernels(options.plan, point);
   if (options.combine && kernels.size() < 2) {
     throw Error(ErrorCode::invalid_argument,
                 "--combine: the keys of this problem are not split; --splits N splits them",
                 {{"argument", "--combine"}});
   }
-  return options.combine ? kernels.back() : kernels.front();
+  return options.combine ? kernels.back().kernel : kernels.front().kernel;
 }
 
 void render_kernel(const RenderOptions& options) {

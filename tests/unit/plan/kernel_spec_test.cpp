@@ -1,0 +1,105 @@
+#include "plan/kernel_spec.hpp"
+
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <set>
+#include <string>
+
+namespace fa::plan {
+namespace {
+
+struct Mutation {
+  const char* field;
+  void (*apply)(KernelSpec& spec);
+};
+
+constexpr Mutation kMutations[] = {
+    {"family", [](KernelSpec& spec) { spec.family = Family::automatic; }},
+    {"op", [](KernelSpec& spec) { spec.op = Op::combine; }},
+    {"arch", [](KernelSpec& spec) { spec.arch.minor = 6; }},
+    {"dtype", [](KernelSpec& spec) { spec.dtype = DType::f16; }},
+    {"d_qk", [](KernelSpec& spec) { spec.d_qk = 72; }},
+    {"d_v", [](KernelSpec& spec) { spec.d_v = 72; }},
+    {"causal", [](KernelSpec& spec) { spec.causal = !spec.causal; }},
+    {"positive_scale", [](KernelSpec& spec) { spec.positive_scale = !spec.positive_scale; }},
+    {"aligned", [](KernelSpec& spec) { spec.aligned = !spec.aligned; }},
+    {"tile_m", [](KernelSpec& spec) { spec.tile_m = 192; }},
+    {"tile_n", [](KernelSpec& spec) { spec.tile_n = 48; }},
+    {"warps", [](KernelSpec& spec) { spec.warps = 2; }},
+    {"stages", [](KernelSpec& spec) { spec.stages = 3; }},
+    {"q_in_registers", [](KernelSpec& spec) { spec.q_in_registers = !spec.q_in_registers; }},
+    {"loop_bodies", [](KernelSpec& spec) { spec.loop_bodies = 2; }},
+    {"pack_gqa", [](KernelSpec& spec) { spec.pack_gqa = !spec.pack_gqa; }},
+    {"split", [](KernelSpec& spec) { spec.split = !spec.split; }},
+    {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
+};
+
+KernelSpec some_spec() {
+  KernelSpec spec;
+  spec.arch = {8, 0, '\0'};
+  spec.d_qk = spec.d_v = 64;
+  spec.tile_m = 128;
+  spec.tile_n = 64;
+  spec.warps = 4;
+  spec.stages = 1;
+  return spec;
+}
+
+// A field added to KernelSpec breaks this binding: give it a mutation above, and a place in canonical().
+TEST(KernelSpec, MutationsCoverEveryField) {
+  const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
+               q_in_registers, loop_bodies, pack_gqa, split, min_blocks] = some_spec();
+  const auto count = [](const auto&... fields) { return sizeof...(fields); };
+  EXPECT_EQ(std::size(kMutations),
+            count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
+                  q_in_registers, loop_bodies, pack_gqa, split, min_blocks));
+}
+
+TEST(KernelSpec, EveryFieldChangesTheText) {
+  std::set<std::string> texts{canonical(some_spec())};
+  for (const Mutation& mutation : kMutations) {
+    KernelSpec spec = some_spec();
+    mutation.apply(spec);
+    EXPECT_NE(spec, some_spec()) << mutation.field;
+    EXPECT_TRUE(texts.insert(canonical(spec)).second) << mutation.field << ": " << canonical(spec);
+  }
+}
+
+TEST(KernelSpec, EveryPartOfTheArchitectureChangesTheText) {
+  std::set<std::string> texts;
+  for (const Arch arch : {Arch{8, 0, '\0'}, Arch{9, 0, '\0'}, Arch{9, 0, 'a'}, Arch{9, 0, 'f'}, Arch{8, 6, '\0'}}) {
+    for (const Op op : {Op::forward, Op::combine}) {
+      KernelSpec spec = some_spec();
+      spec.op = op;
+      spec.arch = arch;
+      EXPECT_TRUE(texts.insert(canonical(spec)).second) << canonical(spec);
+    }
+  }
+}
+
+TEST(KernelSpec, WhatTheCombineKernelUsesChangesItsText) {
+  KernelSpec combine = some_spec();
+  combine.op = Op::combine;
+  std::set<std::string> texts{canonical(combine)};
+  for (const char* field : {"arch", "dtype", "d_v", "warps"}) {
+    for (const Mutation& mutation : kMutations) {
+      if (std::string(field) != mutation.field) continue;
+      KernelSpec spec = combine;
+      mutation.apply(spec);
+      EXPECT_TRUE(texts.insert(canonical(spec)).second) << field;
+    }
+  }
+  EXPECT_EQ(texts.size(), 5U);
+}
+
+TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
+  const std::string text = canonical(some_spec());
+  EXPECT_EQ(text,
+            "sm80_forward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 positive_scale=1 aligned=1 tile_m=128 "
+            "tile_n=64 warps=4 stages=1 q_in_registers=0 loop_bodies=1 pack_gqa=0 split=0 min_blocks=1");
+  EXPECT_EQ(kernel_name(some_spec()), "fa_sm80_forward");
+}
+
+}  // namespace
+}  // namespace fa::plan

@@ -1,0 +1,234 @@
+#include "plan/planner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <optional>
+#include <random>
+#include <set>
+
+namespace fa::plan {
+namespace {
+
+Problem shaped(std::int64_t b, std::int64_t h_q, std::int64_t h_kv, std::int64_t s_q, std::int64_t s_kv) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.d_qk = problem.d_v = 128;
+  problem.b = b;
+  problem.h_q = h_q;
+  problem.h_kv = h_kv;
+  problem.s_q = s_q;
+  problem.s_kv = s_kv;
+  return problem;
+}
+
+template <class T, std::size_t kCount>
+T pick(std::mt19937& random, const std::array<T, kCount>& values) {
+  return values[random() % kCount];
+}
+
+/// Sets the facts that an Attention fixes when it is created.
+void fix_config(std::mt19937& random, Problem& problem) {
+  constexpr std::array kArchs = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+  problem.arch = parse_arch(pick(random, kArchs));
+  problem.dtype = pick(random, std::array{DType::f16, DType::bf16, DType::f32});
+  problem.d_qk = 8 * (1 + static_cast<int>(random() % 32));
+  problem.d_v = random() % 2 == 0 ? problem.d_qk : 8 * (1 + static_cast<int>(random() % 32));
+  problem.causal = random() % 2 == 0;
+  problem.causal_align = random() % 2 == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
+  problem.positive_scale = random() % 2 == 0;
+}
+
+/// Sets what differs from call to call, degenerate sizes included.
+void set_call(std::mt19937& random, Problem& problem) {
+  constexpr std::array<std::int64_t, 16> kLengths = {0,   1,   2,   7,    16,   63,    64,     65,
+                                                     127, 128, 129, 1000, 4096, 32768, 131072, 1 << 24};
+  problem.aligned = random() % 2 == 0;
+  problem.b = pick(random, std::array<std::int64_t, 6>{0, 1, 2, 3, 16, 512});
+  problem.h_kv = pick(random, std::array<std::int64_t, 6>{0, 1, 2, 5, 8, 64});
+  problem.h_q = problem.h_kv * pick(random, std::array<std::int64_t, 6>{0, 1, 2, 3, 8, 32});
+  problem.s_q = pick(random, kLengths);
+  problem.s_kv = pick(random, kLengths);
+}
+
+KernelOverride some_override(std::mt19937& random) {
+  KernelOverride fixed;
+  if (random() % 2 == 0) return fixed;
+  if (random() % 2 == 0) fixed.pack_gqa = random() % 2 == 0;
+  fixed.splits = pick(random, std::array{0, 0, 1, 2, 7});
+  fixed.loop_bodies = pick(random, std::array{0, 1, 2});
+  return fixed;
+}
+
+// An Attention keeps one set of kernels a slot and never plans again for it: whatever the plan depends on must either
+// be fixed when the Attention is created or be told apart by the slot.
+TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
+  std::mt19937 random(20240501);
+  for (int configuration = 0; configuration < 300; ++configuration) {
+    Problem problem;
+    fix_config(random, problem);
+    const KernelOverride fixed = some_override(random);
+    std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
+    for (int call = 0; call < 200; ++call) {
+      set_call(random, problem);
+      const Choice choice = choose(problem, fixed);
+      const ForwardPlan plan = plan_forward(problem, fixed);
+      ASSERT_EQ(plan.kernel.split, choice.splits > 1);
+      ASSERT_EQ(plan.kernel.pack_gqa, choice.pack_gqa);
+      ASSERT_EQ(plan.kernel.aligned, choice.aligned);
+      std::optional<ForwardPlan>& known = plans[static_cast<std::size_t>(choice.slot())];
+      if (!known) known = plan;
+      ASSERT_EQ(canonical(plan.kernel), canonical(known->kernel))
+          << "slot " << choice.slot() << ", b " << problem.b << ", h_q " << problem.h_q << ", h_kv " << problem.h_kv
+          << ", s_q " << problem.s_q << ", s_kv " << problem.s_kv;
+      ASSERT_EQ(plan.kernel, known->kernel);
+      ASSERT_EQ(plan.combine, known->combine);
+    }
+  }
+}
+
+TEST(Choice, SlotsAreDenseAndUnique) {
+  std::set<int> slots;
+  for (int bits = 0; bits < Choice::kSlots; ++bits) {
+    Choice choice;
+    choice.aligned = (bits & 1) != 0;
+    choice.short_query = (bits & 2) != 0;
+    choice.pack_gqa = (bits & 4) != 0;
+    choice.splits = (bits & 8) != 0 ? 5 : 1;
+    EXPECT_GE(choice.slot(), 0);
+    EXPECT_LT(choice.slot(), Choice::kSlots);
+    EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
+    if (choice.splits == 1) continue;
+    const int slot = choice.slot();
+    choice.splits = 64;  // the kernel does not know the count
+    EXPECT_EQ(choice.slot(), slot);
+  }
+  // A new member of Choice breaks this binding: it needs a bit of the slot.
+  const auto [aligned, short_query, pack_gqa, splits] = Choice{};
+  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || pack_gqa || splits > 1 ? 2 : 0));
+}
+
+TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 20000; ++i) {
+    Problem problem;
+    fix_config(random, problem);
+    set_call(random, problem);
+    const Choice choice = choose(problem, {});
+    ASSERT_GE(choice.splits, 1);
+    ASSERT_LE(choice.splits, 64);
+    if (choice.splits == 1) continue;
+    ASSERT_GE(problem.s_kv / choice.splits, 512) << "a split must be worth its overhead";
+    const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
+    const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
+    const std::int64_t tile = choice.short_query ? 64 : 128;
+    const std::int64_t blocks = (rows + tile - 1) / tile * heads * problem.b;
+    ASSERT_LE(blocks * choice.splits, 192) << "more blocks than were aimed at";
+  }
+}
+
+TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
+  EXPECT_EQ(choose(shaped(4, 16, 16, 4096, 4096), {}).splits, 1);
+  EXPECT_EQ(choose(shaped(1, 16, 16, 16384, 16384), {}).splits, 1);
+  EXPECT_EQ(choose(shaped(128, 32, 8, 1, 32768), {}).splits, 1);
+  EXPECT_EQ(choose(shaped(1, 97, 97, 1, 32768), {}).splits, 1);
+}
+
+TEST(Choice, DecodeShapesAreSplit) {
+  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 24);
+  EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), {}).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 131072), {}).splits, 64);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 8);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1024), {}).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1023), {}).splits, 1);
+}
+
+TEST(Choice, WithoutKeysOrQueriesNothingIsSplit) {
+  for (const Problem& problem : {shaped(1, 8, 1, 1, 0), shaped(1, 8, 1, 0, 32768), shaped(0, 8, 1, 1, 32768),
+                                 shaped(1, 0, 1, 1, 32768), shaped(1, 0, 0, 1, 32768)}) {
+    EXPECT_EQ(choose(problem, {}).splits, 1);
+  }
+}
+
+TEST(Choice, DependsOnShapesOnly) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 5000; ++i) {
+    Problem problem;
+    fix_config(random, problem);
+    set_call(random, problem);
+    const Choice choice = choose(problem, {});
+    fix_config(random, problem);
+    const Choice other = choose(problem, {});
+    ASSERT_EQ(choice.slot(), other.slot());
+    ASSERT_EQ(choice.splits, other.splits);
+  }
+}
+
+TEST(Choice, OverrideFixesTheSplits) {
+  const Problem decode = shaped(1, 32, 8, 1, 32768);
+  for (const int splits : {1, 2, 100}) EXPECT_EQ(choose(decode, {.splits = splits}).splits, splits);
+  EXPECT_EQ(choose(shaped(4, 16, 16, 4096, 4096), {.splits = 3}).splits, 3);
+}
+
+TEST(Choice, PacksQueryHeadsOfShortQueries) {
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 1, 4096), {}).pack_gqa);
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 64, 4096), {}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 8, 65, 4096), {}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 32, 1, 4096), {}).pack_gqa) << "there is nothing to pack";
+}
+
+TEST(Choice, OverrideFixesThePacking) {
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 4096, 4096), {.pack_gqa = true}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 8, 1, 4096), {.pack_gqa = false}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 32, 1, 4096), {.pack_gqa = true}).pack_gqa) << "there is nothing to pack";
+}
+
+TEST(Choice, CountsPackedRowsOfAShortQuery) {
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 16, 4096), {}).short_query);   // 64 packed rows
+  EXPECT_FALSE(choose(shaped(1, 32, 8, 17, 4096), {}).short_query);  // 68
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 64, 4096), {.pack_gqa = false}).short_query);
+  EXPECT_FALSE(choose(shaped(1, 32, 32, 65, 4096), {}).short_query);
+}
+
+TEST(ForwardPlan, CombinesWhatItSplits) {
+  const Problem decode = shaped(1, 32, 8, 1, 32768);
+  const ForwardPlan plan = plan_forward(decode, {});
+  EXPECT_TRUE(plan.kernel.split);
+  EXPECT_EQ(plan.combine.op, Op::combine);
+  EXPECT_EQ(plan.combine.arch, decode.arch);
+  EXPECT_EQ(plan.combine.dtype, decode.dtype);
+  EXPECT_EQ(plan.combine.d_v, decode.d_v);
+  EXPECT_EQ(kernel_name(plan.combine), "fa_forward_combine");
+  EXPECT_EQ(shared_bytes(plan.combine), 0);
+}
+
+TEST(ForwardPlan, DoesNotDependOnLengthsBeyondTheChoice) {
+  EXPECT_EQ(plan_forward(shaped(4, 16, 16, 4096, 4096), {}).kernel,
+            plan_forward(shaped(9, 32, 32, 1 << 20, 77), {}).kernel);
+}
+
+TEST(Workspace, HoldsOutputAndLogSumExpOfEverySplit) {
+  Problem problem = shaped(2, 6, 3, 5, 4096);
+  problem.d_v = 40;
+  EXPECT_EQ(forward_workspace_bytes(problem, 1), 0U);
+  EXPECT_EQ(forward_workspace_bytes(problem, 0), 0U);
+  const std::size_t rows = 2 * 6 * 5;
+  for (const std::size_t splits : {2U, 3U, 64U}) {
+    const std::size_t partial_o = splits * rows * 40 * sizeof(float);
+    const std::size_t partial_lse = splits * rows * sizeof(float);
+    EXPECT_EQ(forward_workspace_bytes(problem, static_cast<int>(splits)), partial_o + partial_lse);
+  }
+}
+
+TEST(Workspace, CountsIn64Bits) {
+  const Problem problem = shaped(64, 64, 64, 1 << 20, 4096);
+  EXPECT_EQ(forward_workspace_bytes(problem, 4), (std::size_t{4} << 32) * 129 * sizeof(float));
+}
+
+TEST(Workspace, ShapesWithoutRowsNeedNone) {
+  EXPECT_EQ(forward_workspace_bytes(shaped(0, 8, 8, 1, 4096), 4), 0U);
+  EXPECT_EQ(forward_workspace_bytes(shaped(1, 8, 8, 0, 4096), 4), 0U);
+}
+
+}  // namespace
+}  // namespace fa::plan

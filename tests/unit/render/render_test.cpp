@@ -1,0 +1,164 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string>
+
+#include "files.hpp"
+#include "plan/planner.hpp"
+#include "render/source.hpp"
+#include "render/templates.hpp"
+
+namespace fa::render {
+namespace {
+
+plan::KernelSpec forward_spec() {
+  plan::KernelSpec spec;
+  spec.arch = plan::parse_arch("sm_90a");
+  spec.dtype = DType::bf16;
+  spec.d_qk = 192;
+  spec.d_v = 128;
+  spec.causal = true;
+  spec.tile_m = 128;
+  spec.tile_n = 64;
+  spec.warps = 8;
+  spec.stages = 2;
+  spec.min_blocks = 1;
+  return spec;
+}
+
+plan::KernelSpec combine_spec() {
+  plan::KernelSpec spec;
+  spec.op = plan::Op::combine;
+  spec.arch = plan::parse_arch("sm_80");
+  spec.dtype = DType::f16;
+  spec.d_v = 72;
+  spec.warps = 4;
+  return spec;
+}
+
+/// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
+void expect_golden(const std::string& name, const std::string& text) {
+  const std::filesystem::path path = std::filesystem::path(FA_TEST_GOLDEN_DIR) / name;
+  if (std::getenv("FA_UPDATE_GOLDEN") != nullptr) write_file(path, text);
+  EXPECT_EQ(text, read_file(path)) << path;
+}
+
+TEST(Render, ForwardUnitIsGolden) {
+  expect_golden("sm80_forward.cu", render(forward_spec()).unit);
+}
+
+TEST(Render, CombineUnitIsGolden) {
+  expect_golden("forward_combine.cu", render(combine_spec()).unit);
+}
+
+TEST(Render, EqualSpecsGiveEqualBytes) {
+  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+    const plan::KernelSpec copy = spec;
+    const Source first = render(spec);
+    const Source second = render(copy);
+    EXPECT_EQ(first.unit, second.unit);
+    EXPECT_EQ(first.kernel_name, second.kernel_name);
+    EXPECT_EQ(flatten(first), flatten(second));
+  }
+}
+
+TEST(Render, WhatTheKernelDependsOnReachesIt) {
+  using Spec = plan::KernelSpec;
+  void (*const mutations[])(Spec&) = {
+      [](Spec& spec) { spec.dtype = DType::f16; }, [](Spec& spec) { spec.dtype = DType::f32; },
+      [](Spec& spec) { spec.d_qk = 8; },           [](Spec& spec) { spec.d_v = 8; },
+      [](Spec& spec) { spec.causal = false; },     [](Spec& spec) { spec.positive_scale = false; },
+      [](Spec& spec) { spec.aligned = false; },    [](Spec& spec) { spec.tile_m = 256; },
+      [](Spec& spec) { spec.tile_n = 16; },        [](Spec& spec) { spec.warps = 4; },
+      [](Spec& spec) { spec.stages = 1; },         [](Spec& spec) { spec.q_in_registers = true; },
+      [](Spec& spec) { spec.loop_bodies = 2; },    [](Spec& spec) { spec.pack_gqa = true; },
+      [](Spec& spec) { spec.split = true; },       [](Spec& spec) { spec.min_blocks = 2; },
+  };
+  // The first line is a comment with the whole spec: it does not count.
+  const auto code_of = [](const Spec& spec) {
+    const std::string unit = render(spec).unit;
+    return unit.substr(unit.find('\n'));
+  };
+  std::set<std::string> units{code_of(forward_spec())};
+  for (std::size_t i = 0; i < std::size(mutations); ++i) {
+    Spec spec = forward_spec();
+    mutations[i](spec);
+    EXPECT_TRUE(units.insert(code_of(spec)).second) << "mutation " << i << ": " << canonical(spec);
+  }
+}
+
+TEST(Render, UnitNamesTheSpecAndTheEntryPoint) {
+  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+    const Source source = render(spec);
+    EXPECT_EQ(lines_of(source.unit).front(), "// " + canonical(spec));
+    EXPECT_EQ(source.kernel_name, kernel_name(spec));
+    EXPECT_EQ(count_of(source.unit, "FA_KERNEL(" + source.kernel_name + ","), 1);
+    EXPECT_EQ(source.unit.back(), '\n');
+  }
+}
+
+TEST(Render, BringsEveryTemplate) {
+  const std::vector<Header>& all = templates();
+  const Source source = render(forward_spec());
+  ASSERT_EQ(source.headers.size(), all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(source.headers[i].name, all[i].name);
+    EXPECT_EQ(source.headers[i].text, all[i].text);
+  }
+}
+
+/// The macro that guards a template header, which flattening must define once.
+std::string guard_of(const std::string& name) {
+  std::string guard = "FA_TEMPLATES_" + name + "_";
+  for (char& c : guard) {
+    c = c == '/' || c == '.' ? '_' : c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  }
+  return guard;
+}
+
+TEST(Flatten, PastesEachIncludedHeaderOnce) {
+  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+    const Source source = render(spec);
+    const std::string flat = flatten(source);
+    int pasted = 0;
+    for (const Header& header : source.headers) {
+      const int count = count_of(flat, "#define " + guard_of(header.name) + "\n");
+      EXPECT_LE(count, 1) << header.name;
+      pasted += count;
+      EXPECT_EQ(count_of(flat, "#include <" + header.name + ">"), 0) << header.name;
+    }
+    EXPECT_GE(pasted, 5);
+    EXPECT_EQ(count_of(flat, "struct Config {"), 1);
+    EXPECT_EQ(count_of(flat, "#define " + guard_of("sm80/sm80_forward.cuh") + "\n"),
+              spec.op == plan::Op::forward ? 1 : 0);
+  }
+}
+
+TEST(Flatten, LeavesNoIncludeButTheHostsOwn) {
+  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+    std::set<std::string> left;
+    for (const std::string& line : lines_of(flatten(render(spec)))) {
+      if (line.find("#include") != std::string::npos) left.insert(line);
+    }
+    EXPECT_EQ(left, (std::set<std::string>{"#include <cstddef>", "#include <cstdint>"}));
+  }
+}
+
+TEST(Flatten, PastesNestedHeadersWhereTheyAreNeeded) {
+  Source source;
+  source.unit = "#include <a.cuh>\nunit\n#include <b.cuh>\n#include <unknown.h>\nlast";
+  source.headers = {{"a.cuh", "a1\n#include <b.cuh>\na2\n"}, {"b.cuh", "b\n"}, {"unused.cuh", "unused\n"}};
+  EXPECT_EQ(flatten(source), "a1\nb\na2\nunit\n#include <unknown.h>\nlast\n");
+}
+
+TEST(Flatten, EndsWithCyclicIncludes) {
+  Source source;
+  source.unit = "#include <a.cuh>\n";
+  source.headers = {{"a.cuh", "#include <b.cuh>\na\n"}, {"b.cuh", "#include <a.cuh>\nb\n"}};
+  EXPECT_EQ(flatten(source), "b\na\n");
+}
+
+}  // namespace
+}  // namespace fa::render
