@@ -223,6 +223,17 @@ def kept_rows(path, digest, replaced):
     return [row for row in old["attention"] if old["templates"] == digest and (row["op"], row["family"]) not in replaced]
 
 
+def print_accuracy(entry):
+    size = f"{entry['dtype']:<5} s {entry['s_q']}x{entry['s_kv']} {'causal' if entry['causal'] else 'full'}"
+    error, peer = entry["fa"], entry.get("fa2")
+    beside = (
+        f"of FlashAttention-2's: mean {error['mean_abs'] / peer['mean_abs']:.3f}, max {error['max_abs'] / peer['max_abs']:.3f}"
+        if peer
+        else f"over max |O|: {entry['max_abs_over_max_ref']:.2e}"
+    )
+    print(f"accuracy {size:<24} {beside}, lse {entry['lse_max_abs']:.2e}", flush=True)
+
+
 def print_row(entry):
     size = f"{entry['op']:<8} {entry['dtype']:<5} d {entry['d_qk']:<3} {'causal' if entry['causal'] else 'full  '} s {entry['s_q']:<6}"
     rates = "  ".join(f"{name} {rate:7.1f}" for name, rate in entry["tflops"].items())
@@ -240,7 +251,7 @@ def main():
 
     table, failed = accuracy(library, args.family)
     for entry in table:
-        print({k: v for k, v in entry.items() if k not in ("h_q", "h_kv", "d_v")}, flush=True)
+        print_accuracy(entry)
     matmul_tflops, copy_tbps = ceilings(args.ms)
     print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s", flush=True)
 
@@ -261,7 +272,7 @@ def main():
 
     result = {
         "gpu": gpu,
-        "driver": info["driver"]["version"],
+        "driver": info["driver"],
         "nvrtc": info["nvrtc"]["version"],
         "templates": info["templates"],
         "commit": args.commit or commit(),

@@ -27,6 +27,7 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
+constexpr std::uintptr_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
 /// The kernels of one slot of the planner, ready to launch.
@@ -139,7 +140,7 @@ class Attention::Impl {
   Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
     Ready ready;
-    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, config_.compile);
+    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, config_.compile, config_.deterministic);
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
@@ -213,6 +214,9 @@ class Attention::Impl {
   void launch_split(const plan::Problem& wanted, const Ready& ready, kernel::ForwardParams& arguments, unsigned grid,
                     Stream stream, Workspace workspace) const {
     const std::size_t needed = plan::forward_workspace_bytes(wanted, arguments.splits);
+    if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+      support::throw_invalid("workspace", workspace.data, "a multiple of 256 bytes");
+    }
     if (workspace.data != nullptr && workspace.size < needed) {
       throw Error(
           ErrorCode::out_of_memory,
@@ -231,7 +235,7 @@ class Attention::Impl {
       driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
                      stream, &arguments);
     } catch (...) {
-      if (owned != 0) driver::free(owned, stream);
+      if (owned != 0) driver::api().cuMemFreeAsync(owned, stream);  // the first error is the one to report
       throw;
     }
     if (owned != 0) driver::free(owned, stream);

@@ -103,7 +103,8 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, Comp
   return lookup;
 }
 
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy) {
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy,
+                           bool deterministic) {
   std::vector<plan::KernelSpec> specs{plan.kernel};
   specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
   std::optional<ChosenKernel> best;
@@ -113,9 +114,10 @@ ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, C
       ChosenKernel chosen{spec, get_kernel(spec, store, policy)};
       const int spilled = chosen.lookup.entry->local_bytes;
       if (!best || spilled < best->lookup.entry->local_bytes) best = std::move(chosen);
-      if (spilled == 0) break;
+      if (spilled == 0 || deterministic) break;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::cache_miss) throw;
+      if (best) break;  // a spilling kernel is slower, and right
+      if (error.code() != ErrorCode::cache_miss || deterministic) throw;
       if (!miss) miss = error;
     }
   }

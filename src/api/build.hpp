@@ -22,13 +22,14 @@ cache::Key cache_key(const plan::KernelSpec& spec);
 /// cache_miss.
 cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, CompilePolicy policy);
 
-/// The first of a plan's kernels that does not spill, else the one that spills least. With CompilePolicy::never the
-/// stored ones compete; throws like get_kernel when there is none.
+/// The first of a plan's kernels that does not spill, else the one that spills least; with `deterministic` the first,
+/// whatever it spills. With CompilePolicy::never the stored ones compete; throws like get_kernel when there is none.
 struct ChosenKernel {
   plan::KernelSpec spec;
   cache::Lookup lookup;
 };
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy);
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy,
+                           bool deterministic = false);
 
 /// A kernel loaded for `device`, once a process. Kernels stay loaded until the process ends, because queued work may
 /// need them. `info`, if given, is filled with what it took.

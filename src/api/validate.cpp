@@ -20,6 +20,10 @@ using support::throw_invalid;
 constexpr int kMaxHeadDim = 256;
 // Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
 constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 48;
+constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;  // bytes from a tensor's first element to any other
+constexpr int kMaxSplits = 64;
+constexpr float kMaxScale = 2.3e38f;  // times log2(e) it is still finite
 
 std::span<const std::int64_t> shape_of(const TensorView& view) {
   return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank))};
@@ -43,6 +47,14 @@ void check_sizes(const AttentionShape& shape) {
   check_size("h_kv", shape.h_kv);
   check_size("s_q", shape.s_q);
   check_size("s_kv", shape.s_kv);
+  // With this no product of sizes overflows anywhere later.
+  for (const std::int64_t s : {shape.s_q, shape.s_kv}) {
+    std::int64_t rows = 0;
+    if (__builtin_mul_overflow(shape.b * std::max(shape.h_q, shape.h_kv), s, &rows) || rows > kMaxRows) {
+      throw_invalid("b * h_q * s_q", fmt::format("{} * {} * {}", shape.b, shape.h_q, s),
+                    fmt::format("at most {}", kMaxRows));
+    }
+  }
   const bool heads_match = shape.h_kv == 0 ? shape.h_q == 0 : shape.h_q % shape.h_kv == 0;
   if (!heads_match) throw_invalid("h_q", shape.h_q, fmt::format("a multiple of h_kv = {}", shape.h_kv));
 }
@@ -61,6 +73,17 @@ TensorView with_heads(const TensorView& view, int full_rank) {
   return result;
 }
 
+/// No offset into the tensor overflows.
+void check_reach(std::string_view name, const TensorView& view) {
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    std::int64_t reach = 0;
+    if (view.shape[axis] > 1 && (__builtin_mul_overflow(view.strides[axis], 8 * (view.shape[axis] - 1), &reach) ||
+                                 reach > kMaxReach || reach < -kMaxReach)) {
+      throw_invalid(name, fmt::format("stride {} of axis {}", view.strides[axis], axis), "offsets below 2^60 bytes");
+    }
+  }
+}
+
 TensorView checked_tensor(std::string_view name, const TensorView& view, DType dtype) {
   if (!view.defined()) throw_invalid(name, "nothing", "a tensor [b, h, s, d] or [b, s, d]");
   if (view.rank != 3 && view.rank != 4) {
@@ -76,6 +99,7 @@ TensorView checked_tensor(std::string_view name, const TensorView& view, DType d
   if (full.shape[3] > 1 && full.strides[3] != 1) {
     throw_invalid(name, fmt::format("stride {} of the last axis", full.strides[3]), "a contiguous head dim, stride 1");
   }
+  check_reach(name, full);
   const bool empty = std::ranges::any_of(shape_of(full), [](std::int64_t size) { return size == 0; });
   if (full.data == nullptr && !empty) throw_invalid(name, "a null pointer", "memory for its elements");
   return full;
@@ -106,10 +130,11 @@ TensorView checked_lse(const AttentionConfig& config, const TensorView& lse, con
   const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
   const int rank = rank3 ? 2 : 3;
   if (lse.rank != rank && lse.rank != 3) {
-    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)), rank3 ? "[b, s_q]" : "[b, h_q, s_q]");
+    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)), rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]");
   }
   if (lse.dtype != dtype) throw_invalid("lse", to_string(lse.dtype), fmt::format("dtype {}", to_string(dtype)));
   const TensorView full = with_heads(lse, 3);
+  check_reach("lse", full);
   if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
     throw_invalid("lse", fmt::format("shape {}", shape_text(lse)),
                   fmt::format("[b, h_q, s_q] = [{}, {}, {}]", shape.b, shape.h_q, shape.s_q));
@@ -210,7 +235,7 @@ bool solvable(std::span<const Term> terms, std::int64_t target, int& budget) noe
   return false;
 }
 
-constexpr int kSolveBudget = 4096;
+constexpr int kSolveBudget = 512;
 
 }  // namespace
 
@@ -219,11 +244,15 @@ void validate(const AttentionConfig& config, bool host) {
   if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v);
   if (config.dtype > DType::f64) throw_invalid("dtype", static_cast<int>(config.dtype), "f16, bf16, f32 or f64");
   if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
-  if (config.scale && !std::isfinite(*config.scale)) throw_invalid("scale", *config.scale, "a finite number");
+  if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
+    throw_invalid("scale", *config.scale, fmt::format("a finite number of at most {:g}", kMaxScale));
+  }
   if (config.causal_align > CausalAlign::top_left) {
     throw_invalid("causal_align", static_cast<int>(config.causal_align), "bottom_right or top_left");
   }
-  if (config.kernel && config.kernel->splits < 0) throw_invalid("kernel.splits", config.kernel->splits, "0 or more");
+  if (config.kernel && (config.kernel->splits < 0 || config.kernel->splits > kMaxSplits)) {
+    throw_invalid("kernel.splits", config.kernel->splits, fmt::format("0 to {}", kMaxSplits));
+  }
 }
 
 AttentionShape checked(const AttentionShape& shape) {

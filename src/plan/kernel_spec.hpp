@@ -38,8 +38,8 @@ struct KernelSpec {
   int threads() const noexcept { return warps * 32; }
 };
 
-/// "sm80_forward arch=sm_90a dtype=bf16 d_qk=128 ...": every field, in a fixed order. Equal specs and only they have
-/// equal texts; it is what the cache hashes and `fa` prints.
+/// "sm80_forward arch=sm_90a dtype=bf16 d_qk=128 ...": every field that the kernel depends on, in a fixed order. Equal
+/// texts render equal kernels; it is what the cache hashes and `fa` prints.
 std::string canonical(const KernelSpec& spec);
 
 /// The entry point, "fa_sm80_forward".

@@ -8,6 +8,8 @@ namespace fa::plan {
 namespace {
 
 constexpr std::int64_t kShortQueryRows = 64;
+constexpr std::int64_t kShortKeys = 1024;
+constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
 // Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
 // that the choice need not know the GPU.
 constexpr std::int64_t kEnoughBlocks = 192;
@@ -25,7 +27,9 @@ int choose_splits(const Problem& problem, const Choice& choice) {
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, choice.short_query ? 64 : 128) * heads * problem.b;
   if (blocks == 0 || blocks * 2 > kEnoughBlocks) return 1;
-  const std::int64_t splits = std::min({kEnoughBlocks / blocks, problem.s_kv / kKeysPerSplit, kMaxSplits});
+  const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
+  const std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
+  const std::int64_t splits = std::min({kEnoughBlocks / blocks, keys / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
 }
 
@@ -34,10 +38,12 @@ int choose_splits(const Problem& problem, const Choice& choice) {
 Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
+  choice.short_keys = problem.s_kv <= kShortKeys;
   if (problem.h_kv == 0) return choice;
   const std::int64_t group = problem.h_q / problem.h_kv;
   // Packing fills a tile that one head's few rows would leave mostly empty.
-  choice.pack_gqa = fixed.pack_gqa.value_or(group > 1 && problem.s_q <= kShortQueryRows) && group > 1;
+  const bool packable = group > 1 && problem.s_q <= kMaxPackedRows / group;
+  choice.pack_gqa = packable && fixed.pack_gqa.value_or(problem.s_q <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? problem.s_q * group : problem.s_q) <= kShortQueryRows;
   choice.splits = fixed.splits != 0 ? fixed.splits : choose_splits(problem, choice);
   return choice;

@@ -14,7 +14,8 @@ namespace {
 constexpr int kRegistersPerThread = 255;
 // What a kernel needs besides the fragments that sm80_forward_registers counts before ptxas stops spilling: addresses,
 // row statistics, operands loaded ahead, and for fp32 the two halves of every operand. Measured on compiled kernels.
-constexpr int kOverhead16Bit = 76;
+constexpr int kOverhead16Bit = 44;
+constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
@@ -22,37 +23,52 @@ constexpr int kOverhead32BitPerMTile = 49;
 constexpr int kFixedRegisters = 48;
 constexpr int kReservedSharedPerBlock = 1024;
 constexpr std::size_t kMaxSpecs = 4;
+constexpr int kMaxWarps = 16;
+constexpr int kMaxTileM = 1024;
 
 /// Tiles that differ in tile_n only.
 struct TileFamily {
   int tile_m, warps, stages;
   bool q_in_registers;
+  int loop_bodies;
   std::array<int, 5> tile_n;  ///< in order of preference
 };
 
-// In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. Two
-// m tiles a warp halve the shared memory traffic of K and V, which is what limits mma.sync kernels.
-constexpr TileFamily k16BitSmall[] = {{128, 4, 1, true, {80, 64, 48, 32, 16}}, {64, 4, 1, false, {64, 48, 32, 16, 16}}};
-constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, {64, 32, 16, 16, 16}},
-                                       {64, 4, 1, false, {64, 48, 32, 16, 16}}};
-constexpr TileFamily k16BitLarge[] = {{128, 8, 1, false, {96, 80, 64, 48, 48}},
-                                      {64, 4, 1, false, {64, 48, 32, 16, 16}}};
-constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, {64, 48, 32, 32, 32}},
-                                           {64, 4, 1, false, {64, 48, 32, 16, 16}}};
-constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, {32, 16, 16, 16, 16}},
-                                      {64, 4, 1, false, {32, 16, 16, 16, 16}}};
-constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, {32, 16, 16, 16, 16}},
-                                       {32, 2, 1, false, {16, 16, 16, 16, 16}}};
-constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, {16, 32, 48, 16, 16}}, {32, 2, 1, false, {16, 32, 16, 16, 16}}};
+// In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. The
+// traffic of shared memory limits mma.sync kernels: two m tiles a warp halve what is read of K and V, and where the
+// accumulators leave no room for two, more keys a step save reads of Q. Measured on an H200 (docs/performance.md).
+constexpr TileFamily k16BitSmall[] = {{128, 4, 1, true, 1, {96, 80, 64, 48, 32}},
+                                      {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitSmallCausal[] = {{128, 4, 1, true, 1, {80, 64, 48, 32, 16}},
+                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16}},
+                                       {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
+                                             {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitLarge[] = {{128, 8, 1, false, 1, {128, 80, 64, 48, 32}},
+                                      {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Two small blocks a multiprocessor: one computes while the other starts or ends.
+constexpr TileFamily k16BitLargeShort[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                           {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
+                                      {64, 4, 1, false, 1, {32, 16, 16, 16, 16}}};
+constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
+                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
+constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 48, 16, 16}},
+                                      {32, 2, 1, false, 1, {16, 32, 16, 16, 16}}};
 
-std::span<const TileFamily> preferred_tiles(const Problem& problem, bool short_query) {
+std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
+  using Tiles = std::span<const TileFamily>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (problem.dtype == DType::f32) {
-    if (d <= 64 && !short_query) return k32BitSmall;
-    return d > 192 ? std::span<const TileFamily>(k32BitLarge) : k32BitMedium;
+    if (d <= 64 && !choice.short_query) return k32BitSmall;
+    return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
-  if (short_query) return k16BitShortQuery;
-  return d <= 64 ? std::span<const TileFamily>(k16BitSmall) : d <= 128 ? k16BitMedium : k16BitLarge;
+  if (choice.short_query) return k16BitShortQuery;
+  if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
+  if (d <= 128) return problem.causal ? Tiles(k16BitMediumCausal) : k16BitMedium;
+  return problem.causal && choice.short_keys ? Tiles(k16BitLargeShort) : k16BitLarge;
 }
 
 int pitch(int columns, int element) {
@@ -60,13 +76,15 @@ int pitch(int columns, int element) {
 }
 
 bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0 || fixed.q_in_registers;
+  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0 || fixed.loop_bodies != 0 ||
+         fixed.q_in_registers;
 }
 
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
   const int m_tiles = spec.tile_m / spec.warps / 16;
-  const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles : kOverhead16Bit;
+  const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles
+                                                : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
   return sm80_forward_registers(spec) + overhead + (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
@@ -89,12 +107,13 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.positive_scale = problem.positive_scale;
   spec.aligned = problem.aligned;
   const int warps = fixed.warps != 0 ? fixed.warps : tile.warps;
-  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / (16 * warps), 1) * 16 * warps;
+  const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
+  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / granule, 1) * granule;
   spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile_n;
   spec.warps = warps;
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
-  spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : 1;
+  spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
   return spec;
 }
 
@@ -116,9 +135,12 @@ int sm80_forward_registers(const KernelSpec& spec) {
 }
 
 std::string sm80_forward_refusal(const KernelSpec& spec) {
-  if (spec.warps < 1 || spec.warps > 16) return fmt::format("warps = {}: accepted are 1 to 16", spec.warps);
-  if (spec.tile_m < 16 || spec.tile_m % (16 * spec.warps) != 0) {
-    return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {}", spec.tile_m, 16 * spec.warps);
+  if (spec.warps < 1 || spec.warps > kMaxWarps) {
+    return fmt::format("warps = {}: accepted are 1 to {}", spec.warps, kMaxWarps);
+  }
+  if (spec.tile_m < 16 || spec.tile_m > kMaxTileM || spec.tile_m % (16 * spec.warps) != 0) {
+    return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {} up to {}", spec.tile_m, 16 * spec.warps,
+                       kMaxTileM);
   }
   if (spec.tile_n < 16 || spec.tile_n % 16 != 0 || spec.tile_n > 256) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
@@ -133,10 +155,14 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {}, stages = {} need {} bytes of shared memory; {} offers {}",
                        spec.tile_m, spec.tile_n, spec.stages, shared, to_string(spec.arch), shared_limit);
   }
+  if (spec.q_in_registers && spec.dtype == DType::f32) {
+    return "q_in_registers = true: fp32 kernels keep Q in shared memory";
+  }
   const int registers = sm80_forward_registers(spec);
-  if (registers + kFixedRegisters > kRegistersPerThread) {
+  const int offered = std::min(kRegistersPerThread, limits(spec.arch).registers_per_sm / spec.threads() / 8 * 8);
+  if (registers + kFixedRegisters > offered) {
     return fmt::format("tile_m = {}, tile_n = {}, warps = {} hold {} registers of fragments a thread; at most {} fit",
-                       spec.tile_m, spec.tile_n, spec.warps, registers, kRegistersPerThread - kFixedRegisters);
+                       spec.tile_m, spec.tile_n, spec.warps, registers, offered - kFixedRegisters);
   }
   return {};
 }
@@ -158,7 +184,7 @@ std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelO
     if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
   };
   for (const bool comfortable : {true, false}) {
-    for (const TileFamily& tile : preferred_tiles(problem, choice.short_query)) {
+    for (const TileFamily& tile : preferred_tiles(problem, choice)) {
       for (const int tile_n : tile.tile_n) add(tile, tile_n, comfortable);
     }
   }

@@ -9,7 +9,7 @@
 #include <common/forward_params.cuh>
 #include <fa/error.hpp>
 
-#include "plan/kernel_spec.hpp"
+#include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
 
@@ -80,14 +80,18 @@ std::string combine_config(const plan::KernelSpec& spec) {
 
 std::string render_unit(const plan::KernelSpec& spec) {
   const bool combine = spec.op == plan::Op::combine;
+  const std::string shared_assert =
+      combine
+          ? ""
+          : fmt::format("static_assert(fa::sm80::Forward<Config>::kSharedBytes == {});\n", plan::shared_bytes(spec));
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"
-      "namespace {{\n\n{}\n{}\n}}  // namespace\n\n"
+      "namespace {{\n\n{}\n{}{}\n}}  // namespace\n\n"
       "FA_KERNEL({}, fa::kernel::ForwardParams, {}, {}) {{ {}<Config>(params); }}\n",
       canonical(spec), combine ? "common/forward_combine.cuh" : "sm80/sm80_forward.cuh", layout_asserts(),
-      combine ? combine_config(spec) : forward_config(spec), kernel_name(spec), spec.threads(), spec.min_blocks,
-      combine ? "fa::kernel::forward_combine" : "fa::sm80::forward");
+      combine ? combine_config(spec) : forward_config(spec), shared_assert, kernel_name(spec), spec.threads(),
+      spec.min_blocks, combine ? "fa::kernel::forward_combine" : "fa::sm80::forward");
 }
 
 /// The name between the brackets of an `#include <name>` line; empty for any other line.

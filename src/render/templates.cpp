@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <system_error>
 
 #include <fa/error.hpp>
@@ -24,15 +24,24 @@ std::vector<Header> read_embedded() {
   return headers;
 }
 
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  if (!file || file.bad()) {
+    throw Error(ErrorCode::io, fmt::format("FA_TEMPLATE_DIR: {} cannot be read", path.string()),
+                {{"argument", "FA_TEMPLATE_DIR"}, {"value", path.string()}});
+  }
+  return text.str();
+}
+
 std::vector<Header> read_directory(const std::filesystem::path& root) {
   std::vector<Header> headers;
   std::error_code error;
   for (std::filesystem::recursive_directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() != ".cuh") continue;
-    std::ifstream file(it->path(), std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (!file) error = std::make_error_code(std::errc::io_error);
-    headers.push_back({it->path().lexically_relative(root).generic_string(), std::move(text)});
+    std::error_code ignored;
+    if (it->path().extension() != ".cuh" || it->is_directory(ignored)) continue;
+    headers.push_back({it->path().lexically_relative(root).generic_string(), read_file(it->path())});
   }
   if (error || headers.empty()) {
     throw Error(ErrorCode::io,

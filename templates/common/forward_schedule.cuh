@@ -61,7 +61,8 @@ struct KvRange {
   int end;
 };
 
-/// `first_row` and `last_row` are query positions. `splits` blocks share the range in equal parts.
+/// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at
+/// most.
 template <bool kCausal, int kTileN>
 FA_DEVICE KvRange kv_range(const ForwardParams& params, int first_row, int last_row, int split) {
   int visible_to_any = params.s_kv;
@@ -77,9 +78,9 @@ FA_DEVICE KvRange kv_range(const ForwardParams& params, int first_row, int last_
   range.end = visible_to_any > 0 ? ceil_div(visible_to_any, kTileN) : 0;
   range.plain_end = visible_to_all > 0 ? visible_to_all / kTileN : 0;
   if (params.splits > 1) {
-    const int part = ceil_div(range.end, params.splits);
-    range.begin = split * part;
-    range.end = range.begin + part < range.end ? range.begin + part : range.end;
+    const int64_t tiles = range.end;
+    range.begin = static_cast<int>(tiles * split / params.splits);
+    range.end = static_cast<int>(tiles * (split + 1) / params.splits);
   }
   return range;
 }

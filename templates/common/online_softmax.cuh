@@ -31,9 +31,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns scores S into P = exp2(scale_log2 * S - offset) in place, with one offset a row over the whole loop as far
-  /// as possible: O and the sum are rescaled only when a maximum of the warp's rows grew so much that P could lose
-  /// range. The offset cancels in O / sum, and in the log-sum-exp, so the result is the softmax whatever the offset is.
+  /// Turns scores S into P = exp2(scale_log2 * (S - max)) in place. O and the sum are rescaled only when the maximum of
+  /// one of the warp's rows grew, which becomes rare as the loop goes on; the result is the same bit for bit.
   template <int kNTiles, int kOTiles>
   FA_DEVICE void update(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, float scale_log2) {
     float new_max[kMTiles][2];
@@ -43,7 +42,7 @@ struct OnlineSoftmax {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
-        grew = grew || (new_max[m][r] - max[m][r]) * scale_log2 > kMaxGrowth;
+        grew = grew || new_max[m][r] > max[m][r];
       }
     }
     if (ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
@@ -79,9 +78,6 @@ struct OnlineSoftmax {
   }
 
  private:
-  // In powers of two: P stays below 2^8, far inside the range of fp16 and without loss in any of the dtypes.
-  static constexpr float kMaxGrowth = 8.f;
-
   /// A row without keys so far subtracts 0 instead of -inf, so that exp2(-inf) = 0 and never inf - inf.
   static FA_DEVICE float offset(float row_max, float scale_log2) {
     return row_max == -kInfinity ? 0.f : row_max * scale_log2;
@@ -93,7 +89,9 @@ struct OnlineSoftmax {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float factor = ptx::ex2(ptx::fma(max[m][r], scale_log2, -offset(new_max[m][r], scale_log2)));
+        // From the very offsets that P was and will be computed with: exactly 1 for a row whose maximum stayed.
+        const float factor =
+            max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - offset(new_max[m][r], scale_log2));
         max[m][r] = new_max[m][r];
         sum[m][r] *= factor;
         FA_UNROLL

@@ -28,8 +28,9 @@ struct SharedTile {
 /// become zero and are not read.
 template <class Tile, class T, int kRows, int kThreads, bool kAligned>
 struct TileCopy {
-  static constexpr int kLanes = ceil_power_of_two(Tile::kChunks) < kThreads ? ceil_power_of_two(Tile::kChunks)
-                                                                            : kThreads;  // side by side on a row
+  // Threads side by side on a row.
+  static constexpr int kLanes =
+      ceil_power_of_two(Tile::kChunks) < kWarpSize ? ceil_power_of_two(Tile::kChunks) : kWarpSize;
   static constexpr int kChunkSteps = ceil_div(Tile::kChunks, kLanes);
   static_assert(kThreads % kLanes == 0, "a row must not straddle the block's threads");
   static constexpr int kRowStep = kThreads / kLanes;

@@ -159,10 +159,13 @@ struct Forward {
     }
   }
 
-  /// Starts the first tiles' copies, one group each (Q rides with the first).
+  /// Starts the first tiles' copies (Q rides with the first): K and V a group each with one buffer, else a tile a
+  /// group.
   FA_DEVICE void prefetch(const KvRange& range) const {
     if constexpr (kStages == 1) {
       load_k(range.end - 1, 0);
+      ptx::cp_async_commit();
+      load_v(range.end - 1, 0);
       ptx::cp_async_commit();
     } else {
       FA_UNROLL
@@ -180,10 +183,10 @@ struct Forward {
   template <bool kMaybeMasked, class Q>
   FA_DEVICE void step(const KvRange& range, int n_block, int& stage, const Q& q, Fragment<kMTiles, kOTiles>& o,
                       OnlineSoftmax<kMTiles>& softmax) const {
-    ptx::cp_async_wait<(kStages == 1 ? 0 : kStages - 2)>();
+    ptx::cp_async_wait<(kStages == 1 ? 1 : kStages - 2)>();
     ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
     if constexpr (kStages == 1) {
-      load_v(n_block, 0);
+      if (n_block != range.end - 1) load_v(n_block, 0);
     } else {
       const int next = n_block - (kStages - 1);
       const int next_stage = stage == 0 ? kStages - 1 : stage - 1;
@@ -209,6 +212,7 @@ struct Forward {
       ptx::sync_threads();  // V has landed for all, and all have read K
       if (n_block > range.begin) load_k(n_block - 1, 0);
       ptx::cp_async_commit();
+      ptx::cp_async_commit();  // an empty group, so that every step's first wait leaves one group, as after prefetch
     }
 
     if constexpr (!Config::kPositiveScale) scale_scores(s);

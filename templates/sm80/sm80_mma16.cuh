@@ -57,9 +57,7 @@ struct WarpGemm {
   static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
     static_assert(kNTiles % 2 == 0, "keys are loaded 16 at a time");
     const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
-    // Rolled beyond head dim 128, where a straight line would double the compile time for nothing.
-    constexpr int kDepthUnroll = kHeadDim <= 128 ? 8 : 4;
-    FA_UNROLL_BY(kDepthUnroll)
+    FA_UNROLL
     for (int k = 0; k < kHeadDim / kStep; ++k) {
       uint32_t a[kMTiles][4];
       FA_UNROLL

@@ -81,7 +81,7 @@ struct WarpGemm<float> {
   static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
     const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 4);
     // Partly rolled: fully unrolled, three products a step cost seconds of compile time at large head dims.
-    constexpr int kDepthUnroll = kHeadDim <= 128 ? 2 : 1;
+    [[maybe_unused]] constexpr int kDepthUnroll = kHeadDim <= 128 ? 2 : 1;
     FA_UNROLL_BY(kDepthUnroll)
     for (int k = 0; k < kHeadDim / kStep; ++k) {
       SplitA a[kMTiles];

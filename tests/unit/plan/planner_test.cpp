@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <string>
 
 namespace fa::plan {
 namespace {
@@ -82,6 +83,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
           << "slot " << choice.slot() << ", b " << problem.b << ", h_q " << problem.h_q << ", h_kv " << problem.h_kv
           << ", s_q " << problem.s_q << ", s_kv " << problem.s_kv;
       ASSERT_EQ(plan.kernel, known->kernel);
+      ASSERT_EQ(plan.alternatives, known->alternatives);
       ASSERT_EQ(plan.combine, known->combine);
     }
   }
@@ -95,6 +97,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.short_query = (bits & 2) != 0;
     choice.pack_gqa = (bits & 4) != 0;
     choice.splits = (bits & 8) != 0 ? 5 : 1;
+    choice.short_keys = (bits & 16) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -104,8 +107,8 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, splits] = Choice{};
-  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || pack_gqa || splits > 1 ? 2 : 0));
+  const auto [aligned, short_query, short_keys, pack_gqa, splits] = Choice{};
+  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || short_keys || pack_gqa || splits > 1 ? 2 : 0));
 }
 
 TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
@@ -157,7 +160,10 @@ TEST(Choice, DependsOnShapesOnly) {
     fix_config(random, problem);
     set_call(random, problem);
     const Choice choice = choose(problem, {});
+    const Problem same_shape = problem;
     fix_config(random, problem);
+    problem.causal = same_shape.causal;  // these two say how many of the keys are visible
+    problem.causal_align = same_shape.causal_align;
     const Choice other = choose(problem, {});
     ASSERT_EQ(choice.slot(), other.slot());
     ASSERT_EQ(choice.splits, other.splits);
@@ -200,6 +206,30 @@ TEST(ForwardPlan, CombinesWhatItSplits) {
   EXPECT_EQ(plan.combine.d_v, decode.d_v);
   EXPECT_EQ(kernel_name(plan.combine), "fa_forward_combine");
   EXPECT_EQ(shared_bytes(plan.combine), 0);
+}
+
+TEST(ForwardPlan, AlternativesServeTheSameCalls) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 500; ++i) {
+    Problem problem;
+    fix_config(random, problem);
+    set_call(random, problem);
+    const ForwardPlan plan = plan_forward(problem, {});
+    std::set<std::string> texts{canonical(plan.kernel)};
+    for (const KernelSpec& spec : plan.alternatives) {
+      EXPECT_TRUE(texts.insert(canonical(spec)).second) << "twice: " << canonical(spec);
+      EXPECT_EQ(spec.arch, plan.kernel.arch);
+      EXPECT_EQ(spec.dtype, plan.kernel.dtype);
+      EXPECT_EQ(spec.d_qk, plan.kernel.d_qk);
+      EXPECT_EQ(spec.d_v, plan.kernel.d_v);
+      EXPECT_EQ(spec.causal, plan.kernel.causal);
+      EXPECT_EQ(spec.positive_scale, plan.kernel.positive_scale);
+      EXPECT_EQ(spec.aligned, plan.kernel.aligned);
+      EXPECT_EQ(spec.pack_gqa, plan.kernel.pack_gqa);
+      EXPECT_EQ(spec.split, plan.kernel.split);
+    }
+    ASSERT_FALSE(HasFailure());
+  }
 }
 
 TEST(ForwardPlan, DoesNotDependOnLengthsBeyondTheChoice) {

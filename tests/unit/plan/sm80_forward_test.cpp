@@ -70,8 +70,10 @@ TEST_P(Sm80ForwardPlan, EveryHeadDimHasAKernelThatFits) {
         problem.aligned = (flags & 2) != 0;
         problem.positive_scale = (flags & 4) != 0;
         problem.s_q = (flags & 8) != 0 ? 1 : 2048;
-        const KernelSpec spec = plan_forward(problem, {}).kernel;
+        const ForwardPlan plan = plan_forward(problem, {});
+        const KernelSpec& spec = plan.kernel;
         expect_fits(spec);
+        for (const KernelSpec& alternative : plan.alternatives) expect_fits(alternative);
         EXPECT_EQ(spec.arch, problem.arch);
         EXPECT_EQ(spec.dtype, dtype);
         EXPECT_EQ(spec.d_qk, d_qk);
@@ -201,6 +203,14 @@ TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
       EXPECT_NE(std::string(error.what()).find(limit), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Sm80ForwardSpec, RefusesSizesThatOverflow) {
+  Problem problem = long_problem();
+  problem.d_qk = problem.d_v = 256;
+  const KernelOverride cases[] = {
+      {.warps = 1 << 28}, {.tile_m = 1 << 28, .tile_n = 128, .warps = 1}, {.tile_m = 1 << 30}, {.stages = 1 << 30}};
+  for (const KernelOverride& fixed : cases) EXPECT_THROW(plan_forward(problem, fixed), Error);
 }
 
 TEST(Sm80ForwardSpec, TakesWhatTheOverrideFixes) {

@@ -30,6 +30,7 @@ struct Config {
   static constexpr bool kPackGqa = false;
   static constexpr bool kSplit = false;
 };
+static_assert(fa::sm80::Forward<Config>::kSharedBytes == 137216);
 
 }  // namespace
 
