@@ -30,8 +30,9 @@ struct KernelSpec {
   bool q_in_registers = false;
   int loop_bodies = 1;
   bool pack_gqa = false;
-  bool split = false;  ///< writes partial O and LSE for the combine kernel
-  int min_blocks = 1;  ///< resident thread blocks a multiprocessor that the register allocation must allow
+  bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
+  bool split = false;               ///< writes partial O and LSE for the combine kernel
+  int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;
 

@@ -8,7 +8,6 @@ namespace fa::plan {
 namespace {
 
 constexpr std::int64_t kShortQueryRows = 64;
-constexpr std::int64_t kShortKeys = 1024;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
 // Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
 // that the choice need not know the GPU.
@@ -38,7 +37,6 @@ int choose_splits(const Problem& problem, const Choice& choice) {
 Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
-  choice.short_keys = problem.s_kv <= kShortKeys;
   if (problem.h_kv == 0) return choice;
   const std::int64_t group = problem.h_q / problem.h_kv;
   // Packing fills a tile that one head's few rows would leave mostly empty.

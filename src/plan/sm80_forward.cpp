@@ -45,10 +45,8 @@ constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16
                                        {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
-constexpr TileFamily k16BitLarge[] = {{128, 8, 1, false, 1, {128, 80, 64, 48, 32}},
-                                      {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
-// Two small blocks a multiprocessor: one computes while the other starts or ends.
-constexpr TileFamily k16BitLargeShort[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// One m tile a warp, and two blocks a multiprocessor: one computes while the other starts, waits or ends.
+constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
@@ -68,7 +66,7 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
   if (d <= 128) return problem.causal ? Tiles(k16BitMediumCausal) : k16BitMedium;
-  return problem.causal && choice.short_keys ? Tiles(k16BitLargeShort) : k16BitLarge;
+  return k16BitLarge;
 }
 
 int pitch(int columns, int element) {
@@ -113,6 +111,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.warps = warps;
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
+  // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
+  spec.conditional_rescale = problem.d_v <= 128;
   spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
   return spec;
 }

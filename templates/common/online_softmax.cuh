@@ -31,9 +31,10 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns scores S into P = exp2(scale_log2 * (S - max)) in place. O and the sum are rescaled only when the maximum of
-  /// one of the warp's rows grew, which becomes rare as the loop goes on; the result is the same bit for bit.
-  template <int kNTiles, int kOTiles>
+  /// Turns scores S into P = exp2(scale_log2 * (S - max)) in place. With kConditional, O and the sum are
+  /// rescaled only when the maximum of one of the warp's rows grew, which becomes rare as the loop goes on; the result
+  /// is the same bit for bit.
+  template <bool kConditional, int kNTiles, int kOTiles>
   FA_DEVICE void update(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, float scale_log2) {
     float new_max[kMTiles][2];
     bool grew = false;
@@ -45,7 +46,7 @@ struct OnlineSoftmax {
         grew = grew || new_max[m][r] > max[m][r];
       }
     }
-    if (ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
+    if (!kConditional || ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL

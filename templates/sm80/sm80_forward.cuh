@@ -21,7 +21,7 @@ namespace fa::sm80 {
 /// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
-/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kPackGqa, kSplit.
+/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit.
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -219,7 +219,7 @@ struct Forward {
     if (kMaybeMasked && (Config::kLoopBodies == 2 || n_block >= range.plain_end)) {
       mask(s, n_block);
     }
-    softmax.template update<kNTiles, kOTiles>(s, o, softmax_scale_log2());
+    softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
     Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }

@@ -30,6 +30,7 @@ constexpr Mutation kMutations[] = {
     {"stages", [](KernelSpec& spec) { spec.stages = 3; }},
     {"q_in_registers", [](KernelSpec& spec) { spec.q_in_registers = !spec.q_in_registers; }},
     {"loop_bodies", [](KernelSpec& spec) { spec.loop_bodies = 2; }},
+    {"conditional_rescale", [](KernelSpec& spec) { spec.conditional_rescale = !spec.conditional_rescale; }},
     {"pack_gqa", [](KernelSpec& spec) { spec.pack_gqa = !spec.pack_gqa; }},
     {"split", [](KernelSpec& spec) { spec.split = !spec.split; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
@@ -49,11 +50,11 @@ KernelSpec some_spec() {
 // A field added to KernelSpec breaks this binding: give it a mutation above, and a place in canonical().
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-               q_in_registers, loop_bodies, pack_gqa, split, min_blocks] = some_spec();
+               q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-                  q_in_registers, loop_bodies, pack_gqa, split, min_blocks));
+                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, min_blocks));
 }
 
 TEST(KernelSpec, EveryFieldChangesTheText) {

@@ -97,7 +97,6 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.short_query = (bits & 2) != 0;
     choice.pack_gqa = (bits & 4) != 0;
     choice.splits = (bits & 8) != 0 ? 5 : 1;
-    choice.short_keys = (bits & 16) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -107,8 +106,8 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, short_keys, pack_gqa, splits] = Choice{};
-  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || short_keys || pack_gqa || splits > 1 ? 2 : 0));
+  const auto [aligned, short_query, pack_gqa, splits] = Choice{};
+  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || pack_gqa || splits > 1 ? 2 : 0));
 }
 
 TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {

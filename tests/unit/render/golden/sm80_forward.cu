@@ -1,4 +1,4 @@
-// sm80_forward arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 positive_scale=1 aligned=1 tile_m=128 tile_n=64 warps=8 stages=2 q_in_registers=0 loop_bodies=1 pack_gqa=0 split=0 min_blocks=1
+// sm80_forward arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 positive_scale=1 aligned=1 tile_m=128 tile_n=64 warps=8 stages=2 q_in_registers=0 loop_bodies=1 conditional_rescale=1 pack_gqa=0 split=0 min_blocks=1
 #include <sm80/sm80_forward.cuh>
 
 namespace {
@@ -27,6 +27,7 @@ struct Config {
   static constexpr bool kPositiveScale = true;
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
   static constexpr bool kQInRegisters = false;
+  static constexpr bool kConditionalRescale = true;
   static constexpr bool kPackGqa = false;
   static constexpr bool kSplit = false;
 };
