@@ -22,7 +22,7 @@ constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
 constexpr int kFixedRegisters = 48;
 constexpr int kReservedSharedPerBlock = 1024;
-constexpr std::size_t kMaxSpecs = 4;
+constexpr std::size_t kMaxSpecs = 5;
 constexpr int kMaxWarps = 16;
 constexpr int kMaxTileM = 1024;
 
@@ -53,8 +53,9 @@ constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}
                                       {64, 4, 1, false, 1, {32, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
                                        {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
-constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 48, 16, 16}},
-                                      {32, 2, 1, false, 1, {16, 32, 16, 16, 16}}};
+constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}},
+                                      {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
+                                      {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
   using Tiles = std::span<const TileFamily>;
@@ -112,7 +113,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
-  spec.conditional_rescale = problem.d_v <= 128;
+  spec.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32;
   spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
   return spec;
 }

@@ -32,6 +32,7 @@ struct Forward {
   static constexpr int kHeadDimQk = Config::kHeadDimQk;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kStages = Config::kStages;
+  static constexpr bool kEarlyV = sizeof(T) == 2;  // the first V with the first K; fp32 has no register left for it
   static constexpr int kThreads = Config::kWarps * kWarpSize;
   static constexpr int kWarpRows = kTileM / Config::kWarps;
   static constexpr int kMTiles = kWarpRows / 16;
@@ -165,7 +166,7 @@ struct Forward {
     if constexpr (kStages == 1) {
       load_k(range.end - 1, 0);
       ptx::cp_async_commit();
-      load_v(range.end - 1, 0);
+      if constexpr (kEarlyV) load_v(range.end - 1, 0);
       ptx::cp_async_commit();
     } else {
       FA_UNROLL
@@ -186,7 +187,7 @@ struct Forward {
     ptx::cp_async_wait<(kStages == 1 ? 1 : kStages - 2)>();
     ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
     if constexpr (kStages == 1) {
-      if (n_block != range.end - 1) load_v(n_block, 0);
+      if (!kEarlyV || n_block != range.end - 1) load_v(n_block, 0);
     } else {
       const int next = n_block - (kStages - 1);
       const int next_stage = stage == 0 ? kStages - 1 : stage - 1;

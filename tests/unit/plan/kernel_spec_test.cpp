@@ -98,7 +98,8 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
   const std::string text = canonical(some_spec());
   EXPECT_EQ(text,
             "sm80_forward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 positive_scale=1 aligned=1 tile_m=128 "
-            "tile_n=64 warps=4 stages=1 q_in_registers=0 loop_bodies=1 pack_gqa=0 split=0 min_blocks=1");
+            "tile_n=64 warps=4 stages=1 q_in_registers=0 loop_bodies=1 "
+            "conditional_rescale=1 pack_gqa=0 split=0 min_blocks=1");
   EXPECT_EQ(kernel_name(some_spec()), "fa_sm80_forward");
 }
 
