@@ -54,7 +54,8 @@ constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}
 constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
                                        {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}},
-                                      {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
+                                      {64, 4, 2, false, 1, {32, 16, 16, 16, 16}},
+                                      {64, 4, 1, false, 2, {16, 16, 16, 16, 16}},
                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
