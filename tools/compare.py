@@ -40,7 +40,7 @@ MEAN_RATIO, MAX_RATIO, F32_BOUND, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-5, 1e
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/release/libfa.so")
+    parser.add_argument("--lib", type=pathlib.Path, default=ROOT / "build/release/libfa.so")
     parser.add_argument("--cli", type=pathlib.Path, default=ROOT / "build/release/tools/fa")
     parser.add_argument("--family", default="sm80", choices=["automatic", "sm80"])
     parser.add_argument("--rounds", type=int, default=5)
@@ -257,7 +257,7 @@ def print_row(entry):
 
 def main():
     args = parse()
-    library = fa_ctypes.Library(args.library)
+    library = fa_ctypes.Library(args.lib)
     gpu = torch.cuda.get_device_name()
     output = args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
     info = cli_json(args.cli, "info")
