@@ -50,6 +50,8 @@ const char* to_string(FaultKind kind) noexcept {
       return "divergence";
     case FaultKind::deadlock:
       return "deadlock";
+    case FaultKind::source_overwritten:
+      return "source_overwritten";
     case FaultKind::copies_at_exit:
       return "copies_at_exit";
   }

@@ -23,6 +23,7 @@ enum class FaultKind : std::uint8_t {
   shared_race,           ///< two threads, one of them writing, and no barrier in between
   divergence,            ///< lanes of a warp at different warp-wide instructions
   deadlock,              ///< threads wait at a barrier that others can no longer reach
+  source_overwritten,    ///< store to global bytes that an asynchronous copy in flight still reads
   copies_at_exit,        ///< a thread ended before it waited for its asynchronous copies
 };
 

@@ -296,9 +296,13 @@ void check_global_load(const void* address, std::size_t bytes, const char* name,
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site) {
   const Memory::Region& region = check_global(address, bytes, bytes, name, site);
   std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
+  Lane& lane = Machine::current();
+  if (const Lane* reader = Machine::of(lane).copying_from(address, bytes)) {
+    Machine::of(lane).raise(FaultKind::source_overwritten, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
+                            fmt::format("thread {} has a copy of it in flight", reader->thread));
+  }
   for (std::size_t i = 0; i < bytes; ++i) {
     if ((flags[i] & Memory::kWritable) == 0) {
-      Lane& lane = Machine::current();
       const std::byte* bad = static_cast<const std::byte*>(address) + i;
       Machine::of(lane).raise(FaultKind::global_not_writable, lane, name, reinterpret_cast<std::uintptr_t>(bad), site,
                               Machine::of(lane).memory().describe(bad));

@@ -222,6 +222,19 @@ void Machine::block_barrier(Warp& warp) {
 }
 
 /// xorshift64*
+const Lane* Machine::copying_from(const void* address, std::size_t bytes) const {
+  const auto first = reinterpret_cast<std::uintptr_t>(address);
+  for (const auto& warp : warps_) {
+    for (const Lane& lane : warp->lanes) {
+      for (const AsyncCopy& copy : lane.async.copies) {
+        const auto source = reinterpret_cast<std::uintptr_t>(copy.source);
+        if (copy.source != nullptr && first < source + 16 && source < first + bytes) return &lane;
+      }
+    }
+  }
+  return nullptr;
+}
+
 std::uint64_t Machine::random() {
   random_ ^= random_ >> 12;
   random_ ^= random_ << 25;

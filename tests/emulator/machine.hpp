@@ -106,6 +106,9 @@ class Machine {
     return Stamp::make(block_epoch_, warp.epoch, Stamp::whole_warp(static_cast<std::uint64_t>(warp.index)));
   }
 
+  /// A lane of the block with a copy in flight that reads some of these global bytes, or nullptr.
+  const Lane* copying_from(const void* address, std::size_t bytes) const;
+
   std::uint64_t random();
 
   [[noreturn]] void raise(FaultKind kind, const Lane& lane, const char* instruction, std::uint64_t address,

@@ -310,6 +310,29 @@ TEST(AsyncCopies, MisalignedSource) {
   EXPECT_EQ(fault.kind, FaultKind::misaligned) << fault.what();
 }
 
+TEST(AsyncCopies, StoringToTheirSourceBeforeTheWait) {
+  const Fault fault = copy_fault_of([](const Source& source) {
+    if (thread_index() == 0) copy(source, 0);
+    check_global_store(&source.words[1], 4, "st.global", Site::current());
+  });
+  EXPECT_EQ(fault.kind, FaultKind::source_overwritten) << fault.what();
+}
+
+TEST(AsyncCopies, StoringToTheirSourceAfterTheWait) {
+  Source source;
+  Memory memory;
+  memory.add("source", &source, sizeof source, Memory::kReadable | Memory::kWritable);
+  EXPECT_NO_THROW(run(
+      [&] {
+        copy(source, thread_index());
+        cp_async_commit();
+        cp_async_wait(0);
+        check_global_store(&source.words[static_cast<std::size_t>(4 * thread_index())], 16, "st.global.v4.b32",
+                           Site::current());
+      },
+      memory, {1, 32, 4096, 1, 1}));
+}
+
 TEST(AsyncCopies, ReadTheirSourceAtAnyMomentUpToTheWait) {
   std::set<std::uint32_t> seen;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
