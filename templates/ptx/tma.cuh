@@ -42,6 +42,29 @@ FA_DEVICE void tma_load_5d(uint32_t shared, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
+/// cp.async.bulk.tensor.5d, shared to global: by one thread, after `fence_proxy_async` by those that wrote the source.
+/// Elements outside of the tensor are dropped. Joins this thread's current bulk group.
+FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+               "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+               : "memory");
+}
+
+/// cp.async.bulk.commit_group
+FA_DEVICE void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// cp.async.bulk.wait_group.read 0: the sources of all this thread's stores have been read.
+FA_DEVICE void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// cp.async.bulk.wait_group 0: all this thread's stores are complete.
+FA_DEVICE void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_TMA_CUH_

@@ -29,6 +29,13 @@ FA_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// Makes the compiler finish computing `x`, which is never negative, before what follows: a store that never happens.
+/// Without it arithmetic that could run beside a product is moved behind the wait for it. `shared` is any address.
+FA_DEVICE void settle(float x, uint32_t shared) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(x), "r"(shared)
+               : "memory");
+}
+
 /// Keeps the compiler from moving accesses to accumulators across a wgmma fence or wait.
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount]) {

@@ -12,6 +12,7 @@ struct Sm90ForwardParams {
   TensorMap map_q;  // [d_qk, group, s_q, h_kv, b], a box of tile_m packed rows
   TensorMap map_k;  // [d_qk, s_kv, h_kv, b], a box of tile_n keys
   TensorMap map_v;  // [d_v, s_kv, h_kv, b], likewise
+  TensorMap map_o;  // [d_v, group, s_q, h_kv, b], a box of 16 rows of one query head
   ForwardParams base;
 };
 
