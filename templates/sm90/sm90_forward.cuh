@@ -278,7 +278,8 @@ struct Forward {
 
   FA_DEVICE void consume(int consumer) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const int warp_row = consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16;  // in the query tile
+    // The warp's first row in the query tile.
+    const int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     RingSlot<kStages> k_slot, v_slot;
     RingSlot<kQBuffers> q_slot;
     S s;
@@ -412,17 +413,21 @@ struct Forward {
     const int row = cursor.query.tile.m_block * kTileM + warp_row;
     const int first_key = cursor.n * kTileN;
     // The smallest limit of the warp's rows is that of its first.
-    if (kernel::key_limit<Config::kCausal>(params, rows.position(row)) >= first_key + kTileN) return;
+    const int first_limit = kernel::key_limit<Config::kCausal>(params, rows.position(row)) - first_key;
+    if (first_limit >= kTileN) return;
+    int limit[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int limit = kernel::key_limit<Config::kCausal>(params, rows.position(row + lane / 4 + 8 * r)) - first_key -
-                        2 * (lane % 4);
+      limit[r] = kernel::key_limit<Config::kCausal>(params, rows.position(row + lane / 4 + 8 * r)) - first_key -
+                 2 * (lane % 4);
+    }
+    constexpr int kGroup = 4;  // n8 tiles that are tested, or found wholly visible, together
+    FA_UNROLL
+    for (int group = 0; group < kTileN / 8; group += kGroup) {
+      if (first_limit >= 8 * (group + kGroup)) continue;
       FA_UNROLL
-      for (int j = 0; j < kTileN / 8; ++j) {
-        FA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          if (8 * j + e >= limit) s[4 * j + 2 * r + e] = -kInfinity;
-        }
+      for (int i = 4 * group; i < kTileN / 2 && i < 4 * (group + kGroup); ++i) {
+        if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -kInfinity;
       }
     }
   }
