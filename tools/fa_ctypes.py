@@ -106,6 +106,10 @@ class KernelInfo(_Struct):
     )
 
 
+class Unsupported(RuntimeError):
+    """FA_UNSUPPORTED: valid, but no kernel of this library or GPU can do it."""
+
+
 class Library:
     """libfa.so, with failures as RuntimeError."""
 
@@ -117,9 +121,12 @@ class Library:
     def version(self):
         return self._fa.fa_version().decode()
 
+    def check(self, status):
+        if status != 0:
+            raise (Unsupported if status == 2 else RuntimeError)(self._fa.fa_last_error_message().decode())
+
     def call(self, name, *arguments):
-        if getattr(self._fa, name)(*arguments) != 0:
-            raise RuntimeError(self._fa.fa_last_error_message().decode())
+        self.check(getattr(self._fa, name)(*arguments))
 
 
 def _tensor(t):
@@ -169,8 +176,9 @@ class Attention:
                      ctypes.byref(scratch) if scratch is not None else None)
 
         def run(_keep=(keep, workspace, self)):
-            if function(*arguments) != 0:
-                raise RuntimeError(self._library._fa.fa_last_error_message().decode())
+            status = function(*arguments)
+            if status != 0:
+                self._library.check(status)
 
         return run
 
