@@ -22,8 +22,8 @@ HostCost measure_host_cost(const Gpu& gpu);
 struct Latency {
   BenchProblem problem;
   double compile_ms = 0;  ///< NVRTC alone
-  double cold_ms = 0;     ///< create and first forward with an empty cache
-  double warm_ms = 0;     ///< create and first forward with the kernel on disk
+  double cold_ms = 0;     ///< create and first call with an empty cache
+  double warm_ms = 0;     ///< create and first call with the kernels on disk
 };
 
 /// Every problem in one process with an empty cache, then in another with the cache that the first has filled. To be
