@@ -9,6 +9,7 @@ tensors (fp64 too; the host device). Heads of k and v may be fewer than those of
 build directory, or FA_LIBRARY, or what `load` was given.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -51,6 +52,11 @@ def _readable(t):
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
 
 
+def _current(t):
+    """Makes the tensor's device the current one."""
+    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
+
+
 def _stream(t):
     return torch.cuda.current_stream(t.device).cuda_stream if t.is_cuda else None
 
@@ -66,8 +72,9 @@ class _Attention(torch.autograd.Function):
         sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
         o = _like(q, q.shape[1], q.shape[2], v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-        with torch.cuda.device(q.device if q.is_cuda else -1):
-            handle.bind_forward(q, k, v, o, lse, _stream(q), _workspace(handle.workspace_size(*sizes), q))()
+        with _current(q):
+            size = handle.workspace_size(*sizes, rows_aligned=fa_ctypes.aligned(q, k, v, o))
+            handle.bind_forward(q, k, v, o, lse, _stream(q), _workspace(size, q))()
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.handle, ctx.sizes = handle, sizes
         ctx.set_materialize_grads(False)
@@ -81,9 +88,10 @@ class _Attention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else _readable(dout)
         dq, dk, dv = (_like(t, *t.shape[1:]) for t in (q, k, v))
-        with torch.cuda.device(q.device if q.is_cuda else -1):
-            scratch = _workspace(ctx.handle.backward_workspace_size(*ctx.sizes), q)
-            ctx.handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), scratch)()
+        with _current(q):
+            rows_aligned = fa_ctypes.aligned(q, k, v, o, dout, dq, dk, dv)
+            size = ctx.handle.backward_workspace_size(*ctx.sizes, rows_aligned=rows_aligned)
+            ctx.handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), _workspace(size, q))()
         return dq, dk, dv, None
 
 

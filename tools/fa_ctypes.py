@@ -146,12 +146,21 @@ def _pointer(t):
     return ctypes.pointer(_tensor(t)) if t is not None else None
 
 
-def _shape(sizes):
-    return Shape(**dict(zip(("b", "h_q", "h_kv", "s_q", "s_kv"), sizes)))
+def aligned(*tensors):
+    """Whether all their rows start at multiples of 16 bytes."""
+    return all(
+        t.data_ptr() % 16 == 0 and all(n == 1 or step * t.element_size() % 16 == 0 for n, step in zip(t.shape[:-1], t.stride()))
+        for t in tensors
+    )
+
+
+def _shape(sizes, rows_aligned):
+    return Shape(unaligned=int(not rows_aligned), **dict(zip(("b", "h_q", "h_kv", "s_q", "s_kv"), sizes)))
 
 
 class Attention:
-    """fa_attention for tensors [b, h, s, d] in any memory order. Sizes are (b, h_q, h_kv, s_q, s_kv)."""
+    """fa_attention for tensors [b, h, s, d] in any memory order. Sizes are (b, h_q, h_kv, s_q, s_kv); rows_aligned is what
+    `aligned` says of q, k, v, o and, for backward, their gradients."""
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
                  family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False):
@@ -195,24 +204,18 @@ class Attention:
         outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))))
         return self._bind("fa_backward", inputs, outputs, stream, workspace, (read, written))
 
-    def _size(self, name, sizes):
-        size = ctypes.c_size_t()
-        self._library.call(name, self._handle, ctypes.byref(_shape(sizes)), ctypes.byref(size))
-        return size.value
+    def _get(self, name, result, sizes, rows_aligned):
+        self._library.call(name, self._handle, ctypes.byref(_shape(sizes, rows_aligned)), ctypes.byref(result))
+        return result
 
-    def workspace_size(self, *sizes):
-        return self._size("fa_workspace_size", sizes)
+    def workspace_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_workspace_size", ctypes.c_size_t(), sizes, rows_aligned).value
 
-    def backward_workspace_size(self, *sizes):
-        return self._size("fa_backward_workspace_size", sizes)
+    def backward_workspace_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_backward_workspace_size", ctypes.c_size_t(), sizes, rows_aligned).value
 
-    def _info(self, name, sizes):
-        info = KernelInfo()
-        self._library.call(name, self._handle, ctypes.byref(_shape(sizes)), ctypes.byref(info))
-        return info
+    def kernel_info(self, *sizes, rows_aligned=True):
+        return self._get("fa_kernel_info_get", KernelInfo(), sizes, rows_aligned)
 
-    def kernel_info(self, *sizes):
-        return self._info("fa_kernel_info_get", sizes)
-
-    def backward_kernel_info(self, *sizes):
-        return self._info("fa_backward_kernel_info_get", sizes)
+    def backward_kernel_info(self, *sizes, rows_aligned=True):
+        return self._get("fa_backward_kernel_info_get", KernelInfo(), sizes, rows_aligned)

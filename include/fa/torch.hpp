@@ -21,7 +21,8 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
-#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -100,13 +101,24 @@ inline Workspace workspace_of(const at::Tensor& memory) {
   return memory.defined() ? Workspace{memory.data_ptr(), static_cast<std::size_t>(memory.numel())} : Workspace{};
 }
 
-inline AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k) {
+inline bool rows_aligned(const at::Tensor& tensor) {
+  if (reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16 != 0) return false;
+  for (std::int64_t axis = 0; axis < 3; ++axis) {
+    if (tensor.size(axis) > 1 && tensor.stride(axis) * tensor.element_size() % 16 != 0) return false;
+  }
+  return true;
+}
+
+/// The sizes of a call with q, k and `others`, which count for the alignment.
+template <typename... Others>
+AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const Others&... others) {
   AttentionShape shape;
   shape.b = q.size(0);
   shape.h_q = q.size(1);
   shape.h_kv = k.size(1);
   shape.s_q = q.size(2);
   shape.s_kv = k.size(2);
+  shape.aligned = rows_aligned(q) && rows_aligned(k) && (rows_aligned(others) && ...);
   return shape;
 }
 
@@ -146,7 +158,7 @@ class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
     const at::Tensor o = empty_like(q, v.size(3));
     const at::ScalarType statistics = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(statistics));
-    const at::Tensor memory = scratch(attention->workspace_size(shape_of(q, k)), q);
+    const at::Tensor memory = scratch(attention->workspace_size(shape_of(q, k, v, o)), q);
     attention->forward({view_of(q), view_of(k), view_of(v)}, {view_of(o), view_of(lse)}, stream_of(q),
                        workspace_of(memory));
     context->save_for_backward({q, k, v, o, lse});
@@ -165,7 +177,7 @@ class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
     const at::Tensor dout = gradients[0].defined() ? readable(gradients[0]) : at::zeros_like(o);
     const at::Tensor& dlse = gradients[1];
     const at::Tensor dq = empty_like(q, q.size(3)), dk = empty_like(k, k.size(3)), dv = empty_like(v, v.size(3));
-    const at::Tensor memory = scratch(attention.backward_workspace_size(shape_of(q, k)), q);
+    const at::Tensor memory = scratch(attention.backward_workspace_size(shape_of(q, k, v, o, dout, dq, dk, dv)), q);
     attention.backward({view_of(q), view_of(k), view_of(v), view_of(o), view_of(lse), view_of(dout), view_of(dlse)},
                        {view_of(dq), view_of(dk), view_of(dv)}, stream_of(q), workspace_of(memory));
     return {dq, dk, dv, at::Tensor()};

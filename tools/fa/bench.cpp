@@ -83,7 +83,7 @@ double tflops(const BenchProblem& problem, double milliseconds) {
 
 nlohmann::json to_json(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
-  return {{"op", problem.op == Operation::backward ? "backward" : "forward"},
+  return {{"op", to_string(problem.op)},
           {"deterministic", problem.deterministic},
           {"dtype", to_string(problem.dtype)},
           {"b", shape.b},
@@ -225,13 +225,13 @@ int bench_grid(const BenchOptions& options) {
 
 void bench_host_cost(const BenchOptions& options) {
   const Gpu gpu(options.device);
-  const HostCost cost = measure_host_cost(gpu);
+  const HostCost cost = measure_host_cost(gpu, options.op);
   if (options.json) {
     print_json(
         {{"gpu", to_json(gpu)}, {"median_us", cost.median_us}, {"best_us", cost.best_us}, {"calls", cost.calls}});
   } else {
-    fmt::print("warm forward on the host: median {:.2f} us, best {:.2f} us, of {} calls\n", cost.median_us,
-               cost.best_us, cost.calls);
+    fmt::print("warm {} on the host: median {:.2f} us, best {:.2f} us, of {} calls\n", to_string(options.op),
+               cost.median_us, cost.best_us, cost.calls);
   }
 }
 

@@ -10,13 +10,13 @@
 
 namespace fa::cli {
 
-/// Microseconds that the calling thread spends in a warm forward call.
+/// Microseconds that the calling thread spends in a warm call.
 struct HostCost {
   double median_us = 0;
   double best_us = 0;
   int calls = 0;
 };
-HostCost measure_host_cost(const Gpu& gpu);
+HostCost measure_host_cost(const Gpu& gpu, Operation op);
 
 /// What a first call costs a process that has its CUDA context, in milliseconds.
 struct Latency {

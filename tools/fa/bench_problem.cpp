@@ -75,6 +75,10 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
 
 }  // namespace
 
+const char* to_string(Operation op) {
+  return op == Operation::backward ? "backward" : "forward";
+}
+
 AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   AttentionConfig config;
   config.head_dim = d_qk;

@@ -18,6 +18,9 @@ enum class Layout { bshd, bhsd };
 /// What is timed.
 enum class Operation { forward, backward };
 
+/// "forward" or "backward".
+const char* to_string(Operation op);
+
 /// One point of a benchmark's grid.
 struct BenchProblem {
   Operation op = Operation::forward;
