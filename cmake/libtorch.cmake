@@ -24,8 +24,10 @@ if(FA_TORCH_INCLUDE AND FA_TORCH_LIB_torch_cpu AND FA_TORCH_LIB_c10)
     target_include_directories(fa_libtorch SYSTEM INTERFACE ${FA_TORCH_INCLUDE}
                                                             ${FA_TORCH_INCLUDE}/torch/csrc/api/include)
     target_link_libraries(fa_libtorch INTERFACE ${FA_TORCH_LIB_torch_cpu} ${FA_TORCH_LIB_c10})
-    if(FA_TORCH_LIB_c10_cuda AND FA_TORCH_LIB_torch_cuda)
-      # Nothing names a symbol of it, but the CUDA backend registers itself when it is loaded.
+    if(FA_TORCH_LIB_c10_cuda AND FA_TORCH_LIB_torch_cuda AND EXISTS "${CUDAToolkit_INCLUDE_DIRS}/cuda_runtime_api.h")
+      target_compile_definitions(fa_libtorch INTERFACE FA_TORCH_CUDA)
+      target_include_directories(fa_libtorch SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+      # Nothing names a symbol of torch_cuda, but the CUDA backend registers itself when it is loaded.
       target_link_libraries(fa_libtorch INTERFACE ${FA_TORCH_LIB_c10_cuda} -Wl,--no-as-needed
                                                   ${FA_TORCH_LIB_torch_cuda} -Wl,--as-needed)
     endif()

@@ -10,11 +10,10 @@
 ///   auto [o, lse] = fa::torch_attention(attention, q, k, v);  // [b, h, s, d] in any memory order
 ///   o.sum().backward();
 ///
-/// CUDA tensors are worked on in LibTorch's current stream. A LibTorch whose c10::Stream has no native_handle() needs
-/// FA_TORCH_CUDA defined for them, the headers of the CUDA toolkit, and c10_cuda to be linked.
+/// CUDA tensors are worked on in LibTorch's current stream. For them the program defines FA_TORCH_CUDA, has the headers
+/// of the CUDA toolkit, and links c10_cuda; CPU tensors need none of that.
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 #if defined(FA_TORCH_CUDA)
@@ -72,24 +71,15 @@ inline at::Tensor empty_like(const at::Tensor& like, std::int64_t d) {
   return at::empty({b, h, s, d}, like.options());
 }
 
-template <typename TorchStream>
-Stream native(const TorchStream& stream) {
-#if defined(FA_TORCH_CUDA)
-  return c10::cuda::CUDAStream(stream).stream();
-#else
-  if constexpr (requires { stream.native_handle(); }) {
-    return static_cast<Stream>(stream.native_handle());
-  } else {
-    throw Error(ErrorCode::unsupported, "CUDA tensors with this LibTorch: FA_TORCH_CUDA must be defined",
-                {{"argument", "device"}});
-  }
-#endif
-}
-
 /// LibTorch's current stream of the tensor's device.
 inline Stream stream_of(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return nullptr;
-  return native(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+#if defined(FA_TORCH_CUDA)
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(tensor.get_device())).stream();
+#else
+  throw Error(ErrorCode::unsupported, "device = " + tensor.device().str() + ": FA_TORCH_CUDA must be defined for it",
+              {{"argument", "device"}, {"value", tensor.device().str()}});
+#endif
 }
 
 /// Scratch memory that outlives the work on the current stream; undefined for 0 bytes.
