@@ -13,12 +13,13 @@
 #include <fa/log.hpp>
 #include <fa/tensor.hpp>
 
-/// Exact attention, O = softmax(scale * Q K^T + mask) V, by FlashAttention kernels that are rendered, compiled, cached
-/// and launched at run time (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning",
-/// 2023).
+/// Exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients, by FlashAttention kernels that are
+/// rendered, compiled, cached and launched at run time (Dao, "FlashAttention-2: Faster Attention with Better
+/// Parallelism and Work Partitioning", 2023).
 ///
 /// Axis vocabulary, here and everywhere in the project: b batch, h_q query heads, h_kv key/value heads, s_q query rows,
-/// s_kv keys, d_qk head dim of q and k, d_v head dim of v and o.
+/// s_kv keys, d_qk head dim of q and k, d_v head dim of v and o. dX is the gradient of a loss with respect to X; the
+/// one that comes in, of o, is called dout.
 namespace fa {
 
 /// Which diagonal a causal mask follows when s_q != s_kv. Row i keeps key j when
@@ -66,16 +67,19 @@ struct KernelOverride {
 
 /// Everything that is fixed over the life of an Attention.
 struct AttentionConfig {
-  int head_dim = 0;                           ///< d_qk: a multiple of 8 from 8 to 256
-  int head_dim_v = 0;                         ///< d_v: likewise; 0 means head_dim
-  DType dtype = DType::bf16;                  ///< of q, k, v and o. The log-sum-exp is f32 (f64 when dtype is f64)
+  int head_dim = 0;           ///< d_qk: a multiple of 8 from 8 to 256
+  int head_dim_v = 0;         ///< d_v: likewise; 0 means head_dim
+  DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients. The log-sum-exp is f32 (f64 for f64)
   std::optional<float> scale = std::nullopt;  ///< any finite float, 0 and negatives included; default 1/sqrt(head_dim)
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
-  bool deterministic = false;  ///< never swap the kernel of a problem between runs
+  /// Never swap the kernel of a problem between runs, and make dq bitwise repeatable too, which costs time and scratch
+  /// memory (`backward_workspace_size`). o, lse, dk and dv of one kernel are bitwise repeatable without it.
+  bool deterministic = false;
   CachePolicy cache = {};
   CompilePolicy compile = CompilePolicy::allow;
-  std::optional<KernelOverride> kernel = std::nullopt;
+  std::optional<KernelOverride> kernel = std::nullopt;           ///< of forward
+  std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
 };
 
@@ -86,7 +90,7 @@ struct AttentionShape {
   std::int64_t h_kv = 0;  ///< divides h_q (GQA; 1 is MQA): query head h reads KV head h / (h_q / h_kv). 0 means h_q
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
-  bool aligned = true;  ///< rows of q, k, v and o start at multiples of 16 bytes
+  bool aligned = true;  ///< rows of q, k, v, o and their gradients start at multiples of 16 bytes
 };
 
 struct ForwardInputs {
@@ -100,9 +104,29 @@ struct ForwardOutputs {
   TensorView lse = {};  ///< [b, h_q, s_q], natural log, -inf for a row without keys; optional
 };
 
-/// Scratch memory of one call, at least `workspace_size(shape)` bytes on the Attention's device, 256-byte aligned.
-/// Calls that may overlap in time need one each. An empty workspace makes the call allocate from the stream's memory
-/// pool.
+/// What forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
+/// broadcast (stride 0) over b, h or s.
+struct BackwardInputs {
+  TensorView q;          ///< [b, h_q, s_q, d_qk]
+  TensorView k;          ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;          ///< [b, h_kv, s_kv, d_v]
+  TensorView o;          ///< [b, h_q, s_q, d_v], of forward
+  TensorView lse;        ///< [b, h_q, s_q], of forward: natural log; -inf, or +inf, for a row without keys
+  TensorView dout;       ///< [b, h_q, s_q, d_v], gradient of o
+  TensorView dlse = {};  ///< [b, h_q, s_q], gradient of lse, of its dtype; optional: 0
+};
+
+/// Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
+/// itself, another output or an input.
+struct BackwardOutputs {
+  TensorView dq;  ///< [b, h_q, s_q, d_qk]
+  TensorView dk;  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
+  TensorView dv;  ///< [b, h_kv, s_kv, d_v], likewise
+};
+
+/// Scratch memory of one call, at least `workspace_size(shape)` bytes (of backward: `backward_workspace_size(shape)`)
+/// on the Attention's device, 256-byte aligned. Calls that may overlap in time need one each. An empty workspace makes
+/// the call allocate from the stream's memory pool.
 struct Workspace {
   void* data = nullptr;
   std::size_t size = 0;
@@ -144,6 +168,15 @@ class FA_API Attention {
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr,
                Workspace workspace = {}) const;
 
+  /// Computes the gradients of q, k and v: with P = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse),
+  ///   dV = P^T dout,  dS = P o (dout V^T - rowsum(dout o O) + dlse),  dQ = scale * dS K,  dK = scale * dS^T Q,
+  /// P recomputed tile by tile. Exact gradients of what `forward` of an Attention with the same configuration computed;
+  /// o and lse must come from it, or from a merge of such states over shards of the keys, in which case every shard's
+  /// call is given the merged o and lse. Queued on `stream` like `forward`, under the same promises and errors; rows
+  /// without keys (or of infinite lse) give and get exact zeros.
+  void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = nullptr,
+                Workspace workspace = {}) const;
+
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured.
   void prepare(const AttentionShape& shape) const;
 
@@ -152,6 +185,12 @@ class FA_API Attention {
 
   /// Which kernel serves `shape`; prepares it first.
   KernelInfo kernel_info(const AttentionShape& shape) const;
+
+  /// The same three for `backward`: what it needs for `shape` is made ready; its bytes of scratch; its main kernel,
+  /// with the times of every kernel of the call.
+  void prepare_backward(const AttentionShape& shape) const;
+  std::size_t backward_workspace_size(const AttentionShape& shape) const;
+  KernelInfo backward_kernel_info(const AttentionShape& shape) const;
 
   const AttentionConfig& config() const noexcept;
   Device device() const noexcept;

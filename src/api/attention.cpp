@@ -17,6 +17,7 @@
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/planner.hpp"
+#include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
@@ -78,18 +79,30 @@ class Attention::Impl {
     launch(call, wanted, choice, ready, stream, workspace);
   }
 
+  void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
+    const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
+    if (call.empty) return;
+    if (!context_) return backward_on_host(call);
+    backward_on_device(call, stream, workspace);
+  }
+
   KernelInfo prepare(const AttentionShape& wanted) {
     const AttentionShape shape = api::checked(wanted);
-    if (!context_) {
-      KernelInfo info;
-      info.name = "fa_reference_forward";
-      info.spec = fmt::format("reference_forward dtype={} f64={:d}", to_string(config_.dtype), config_.host_f64);
-      info.origin = "host";
-      return info;
-    }
+    if (!context_) return host_info("forward");
     if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return {};  // nothing will run
     const plan::Problem problem_of_shape = problem(shape);
     return get(problem_of_shape, plan::choose(problem_of_shape, fixed())).info;
+  }
+
+  KernelInfo prepare_backward(const AttentionShape& wanted) {
+    const AttentionShape shape = api::checked(wanted);
+    if (!context_) return host_info("backward");
+    return prepare_backward_on_device(shape);
+  }
+
+  std::size_t backward_workspace_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(wanted);
+    return context_ ? backward_workspace_on_device(shape) : 0;
   }
 
   std::size_t workspace_size(const AttentionShape& wanted) const {
@@ -241,6 +254,47 @@ class Attention::Impl {
     if (owned != 0) driver::free(owned, stream);
   }
 
+  // ---- backward on a GPU ----
+
+  void backward_on_device(const api::BackwardCall&, Stream, Workspace) const { no_device_backward(); }
+  KernelInfo prepare_backward_on_device(const AttentionShape&) const { no_device_backward(); }
+  std::size_t backward_workspace_on_device(const AttentionShape&) const { no_device_backward(); }
+
+  [[noreturn]] void no_device_backward() const {
+    throw Error(ErrorCode::unsupported, "backward: the host device only", {{"argument", "device"}});
+  }
+
+  // ---- the host device ----
+
+  KernelInfo host_info(const char* operation) const {
+    KernelInfo info;
+    info.name = fmt::format("fa_reference_{}", operation);
+    info.spec = fmt::format("reference_{} dtype={} f64={:d}", operation, to_string(config_.dtype), config_.host_f64);
+    info.origin = "host";
+    return info;
+  }
+
+  bool host_f64() const noexcept { return config_.host_f64 || config_.dtype == DType::f64; }
+
+  void backward_on_host(const api::BackwardCall& call) const {
+    reference::BackwardArgs args;
+    args.q = call.q;
+    args.k = call.k;
+    args.v = call.v;
+    args.o = call.o;
+    args.lse = call.lse;
+    args.dout = call.dout;
+    args.dlse = call.dlse;
+    args.dq = call.dq;
+    args.dk = call.dk;
+    args.dv = call.dv;
+    args.scale = scale_;
+    args.causal = config_.causal;
+    args.causal_align = config_.causal_align;
+    args.f64 = host_f64();
+    reference::backward(args);
+  }
+
   void forward_on_host(const api::ForwardCall& call) const {
     reference::ForwardArgs args;
     args.q = call.q;
@@ -251,7 +305,7 @@ class Attention::Impl {
     args.scale = scale_;
     args.causal = config_.causal;
     args.causal_align = config_.causal_align;
-    args.f64 = config_.host_f64 || config_.dtype == DType::f64;
+    args.f64 = host_f64();
     reference::forward(args);
   }
 
@@ -281,6 +335,11 @@ void Attention::forward(const ForwardInputs& inputs, const ForwardOutputs& outpu
   impl_->forward(inputs, outputs, stream, workspace);
 }
 
+void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream,
+                         Workspace workspace) const {
+  impl_->backward(inputs, outputs, stream, workspace);
+}
+
 void Attention::prepare(const AttentionShape& shape) const {
   impl_->prepare(shape);
 }
@@ -291,6 +350,18 @@ std::size_t Attention::workspace_size(const AttentionShape& shape) const {
 
 KernelInfo Attention::kernel_info(const AttentionShape& shape) const {
   return impl_->prepare(shape);
+}
+
+void Attention::prepare_backward(const AttentionShape& shape) const {
+  impl_->prepare_backward(shape);
+}
+
+std::size_t Attention::backward_workspace_size(const AttentionShape& shape) const {
+  return impl_->backward_workspace_size(shape);
+}
+
+KernelInfo Attention::backward_kernel_info(const AttentionShape& shape) const {
+  return impl_->prepare_backward(shape);
 }
 
 const AttentionConfig& Attention::config() const noexcept {

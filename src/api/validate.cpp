@@ -37,6 +37,12 @@ void check_head_dim(std::string_view name, int value) {
   if (value < 8 || value > kMaxHeadDim || value % 8 != 0) throw_invalid(name, value, "a multiple of 8 from 8 to 256");
 }
 
+void check_override(std::string_view name, const std::optional<KernelOverride>& fixed) {
+  if (fixed && (fixed->splits < 0 || fixed->splits > kMaxSplits)) {
+    throw_invalid(fmt::format("{}.splits", name), fixed->splits, fmt::format("0 to {}", kMaxSplits));
+  }
+}
+
 void check_size(std::string_view name, std::int64_t value) {
   if (value < 0 || value > kMaxLength) throw_invalid(name, value, fmt::format("0 to {}", kMaxLength));
 }
@@ -84,6 +90,13 @@ void check_reach(std::string_view name, const TensorView& view) {
   }
 }
 
+void check_alignment(std::string_view name, const TensorView& view) {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+    throw_invalid(name, fmt::format("pointer {}", view.data),
+                  fmt::format("a multiple of {} bytes", size_of(view.dtype)));
+  }
+}
+
 TensorView checked_tensor(std::string_view name, const TensorView& view, DType dtype) {
   if (!view.defined()) throw_invalid(name, "nothing", "a tensor [b, h, s, d] or [b, s, d]");
   if (view.rank != 3 && view.rank != 4) {
@@ -102,14 +115,8 @@ TensorView checked_tensor(std::string_view name, const TensorView& view, DType d
   check_reach(name, full);
   const bool empty = std::ranges::any_of(shape_of(full), [](std::int64_t size) { return size == 0; });
   if (full.data == nullptr && !empty) throw_invalid(name, "a null pointer", "memory for its elements");
+  check_alignment(name, full);
   return full;
-}
-
-void check_alignment(std::string_view name, const TensorView& view) {
-  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
-    throw_invalid(name, fmt::format("pointer {}", view.data),
-                  fmt::format("a multiple of {} bytes", size_of(view.dtype)));
-  }
 }
 
 void check_shape(std::string_view name, const TensorView& view, const std::array<std::int64_t, 4>& expected,
@@ -126,22 +133,22 @@ void check_writable(std::string_view name, const TensorView& view) {
   }
 }
 
-TensorView checked_lse(const AttentionConfig& config, const TensorView& lse, const AttentionShape& shape, bool rank3) {
+TensorView checked_statistic(std::string_view name, const AttentionConfig& config, const TensorView& view,
+                             const AttentionShape& shape, bool rank3) {
+  const char* axes = rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]";
+  if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
   const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
   const int rank = rank3 ? 2 : 3;
-  if (lse.rank != rank && lse.rank != 3) {
-    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)), rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]");
-  }
-  if (lse.dtype != dtype) throw_invalid("lse", to_string(lse.dtype), fmt::format("dtype {}", to_string(dtype)));
-  const TensorView full = with_heads(lse, 3);
-  check_reach("lse", full);
+  if (view.rank != rank && view.rank != 3) throw_invalid(name, fmt::format("shape {}", shape_text(view)), axes);
+  if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+  const TensorView full = with_heads(view, 3);
+  check_reach(name, full);
   if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
-    throw_invalid("lse", fmt::format("shape {}", shape_text(lse)),
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
                   fmt::format("[b, h_q, s_q] = [{}, {}, {}]", shape.b, shape.h_q, shape.s_q));
   }
-  if (full.data == nullptr && full.elements() != 0) throw_invalid("lse", "a null pointer", "memory for its elements");
-  check_alignment("lse", full);
-  check_writable("lse", full);
+  if (full.data == nullptr && full.elements() != 0) throw_invalid(name, "a null pointer", "memory for its elements");
+  check_alignment(name, full);
   return full;
 }
 
@@ -159,6 +166,59 @@ bool rows_aligned(const TensorView& view) noexcept {
     if (view.shape[axis] > 1 && view.strides[axis] % elements != 0) return false;
   }
   return true;
+}
+
+/// A tensor and what the caller knows it by.
+struct Named {
+  std::string_view name;
+  const TensorView& view;
+};
+
+/// The sizes that q and k give a call, to hold the other tensors against.
+struct Axes {
+  Axes(const AttentionConfig& config, const TensorView& q, const TensorView& k)
+      : d_qk(config.head_dim), d_v(config.head_dim_v != 0 ? config.head_dim_v : config.head_dim) {
+    shape.b = q.shape[0];
+    shape.h_q = q.shape[1];
+    shape.h_kv = k.shape[1];
+    shape.s_q = q.shape[2];
+    shape.s_kv = k.shape[2];
+  }
+
+  void check_q(std::string_view name, const TensorView& view) const {
+    check_shape(name, view, {shape.b, shape.h_q, shape.s_q, d_qk}, "[b, h_q, s_q, head_dim]");
+  }
+  void check_k(std::string_view name, const TensorView& view) const {
+    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_qk}, "[b, h_kv, s_kv, head_dim]");
+  }
+  void check_v(std::string_view name, const TensorView& view) const {
+    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_v}, "[b, h_kv, s_kv, head_dim_v]");
+  }
+  void check_o(std::string_view name, const TensorView& view) const {
+    check_shape(name, view, {shape.b, shape.h_q, shape.s_q, d_v}, "[b, h_q, s_q, head_dim_v]");
+  }
+
+  AttentionShape shape;
+  std::int64_t d_qk;
+  std::int64_t d_v;
+};
+
+/// No gradient shares memory with itself, another gradient or what it is computed from.
+void check_backward_overlap(const BackwardCall& call) {
+  const std::array<Named, 3> written = {{{"dq", call.dq}, {"dk", call.dk}, {"dv", call.dv}}};
+  const std::array<Named, 7> read = {{{"q", call.q},
+                                      {"k", call.k},
+                                      {"v", call.v},
+                                      {"o", call.o},
+                                      {"lse", call.lse},
+                                      {"dout", call.dout},
+                                      {"dlse", call.dlse}}};
+  for (std::size_t n = 0; n < written.size(); ++n) {
+    const auto& [name, view] = written[n];
+    check_writable(name, view);
+    for (const Named& other : read) check_disjoint(name, view, other.name, other.view);
+    for (const Named& other : std::span(written).first(n)) check_disjoint(name, view, other.name, other.view);
+  }
 }
 
 // ---- overlap ----
@@ -250,9 +310,8 @@ void validate(const AttentionConfig& config, bool host) {
   if (config.causal_align > CausalAlign::top_left) {
     throw_invalid("causal_align", static_cast<int>(config.causal_align), "bottom_right or top_left");
   }
-  if (config.kernel && (config.kernel->splits < 0 || config.kernel->splits > kMaxSplits)) {
-    throw_invalid("kernel.splits", config.kernel->splits, fmt::format("0 to {}", kMaxSplits));
-  }
+  check_override("kernel", config.kernel);
+  check_override("kernel_backward", config.kernel_backward);
 }
 
 AttentionShape checked(const AttentionShape& shape) {
@@ -308,36 +367,60 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   call.k = checked_tensor("k", inputs.k, config.dtype);
   call.v = checked_tensor("v", inputs.v, config.dtype);
   call.o = checked_tensor("o", outputs.o, config.dtype);
-  const std::int64_t d_qk = config.head_dim;
-  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
-  shape.b = call.q.shape[0];
-  shape.h_q = call.q.shape[1];
-  shape.s_q = call.q.shape[2];
-  shape.h_kv = call.k.shape[1];
-  shape.s_kv = call.k.shape[2];
-  check_shape("q", call.q, {shape.b, shape.h_q, shape.s_q, d_qk}, "[b, h_q, s_q, head_dim]");
-  check_shape("k", call.k, {shape.b, shape.h_kv, shape.s_kv, d_qk}, "[b, h_kv, s_kv, head_dim]");
-  check_shape("v", call.v, {shape.b, shape.h_kv, shape.s_kv, d_v}, "[b, h_kv, s_kv, head_dim_v]");
-  check_shape("o", call.o, {shape.b, shape.h_q, shape.s_q, d_v}, "[b, h_q, s_q, head_dim_v]");
+  shape = axes.shape;
+  axes.check_q("q", call.q);
+  axes.check_k("k", call.k);
+  axes.check_v("v", call.v);
+  axes.check_o("o", call.o);
   check_sizes(shape);
-  check_alignment("q", call.q);
-  check_alignment("k", call.k);
-  check_alignment("v", call.v);
-  check_alignment("o", call.o);
   check_writable("o", call.o);
   if (outputs.lse.defined()) {
-    call.lse = checked_lse(config, outputs.lse, shape, inputs.q.rank == 3);
+    call.lse = checked_statistic("lse", config, outputs.lse, shape, inputs.q.rank == 3);
+    check_writable("lse", call.lse);
     check_disjoint("lse", call.lse, "o", call.o);
   }
-  const std::array<std::pair<const char*, const TensorView*>, 3> read = {
-      {{"q", &call.q}, {"k", &call.k}, {"v", &call.v}}};
+  const std::array<Named, 3> read = {{{"q", call.q}, {"k", call.k}, {"v", call.v}}};
   for (const auto& [name, view] : read) {
-    check_disjoint("o", call.o, name, *view);
-    check_disjoint("lse", call.lse, name, *view);
+    check_disjoint("o", call.o, name, view);
+    check_disjoint("lse", call.lse, name, view);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
+  return call;
+}
+
+BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
+                            const BackwardOutputs& outputs) {
+  BackwardCall call;
+  call.q = checked_tensor("q", inputs.q, config.dtype);
+  call.k = checked_tensor("k", inputs.k, config.dtype);
+  call.v = checked_tensor("v", inputs.v, config.dtype);
+  call.o = checked_tensor("o", inputs.o, config.dtype);
+  call.dout = checked_tensor("dout", inputs.dout, config.dtype);
+  call.dq = checked_tensor("dq", outputs.dq, config.dtype);
+  call.dk = checked_tensor("dk", outputs.dk, config.dtype);
+  call.dv = checked_tensor("dv", outputs.dv, config.dtype);
+  const Axes axes(config, call.q, call.k);
+  call.shape = axes.shape;
+  axes.check_q("q", call.q);
+  axes.check_k("k", call.k);
+  axes.check_v("v", call.v);
+  axes.check_o("o", call.o);
+  axes.check_o("dout", call.dout);
+  axes.check_q("dq", call.dq);
+  axes.check_k("dk", call.dk);
+  axes.check_v("dv", call.dv);
+  check_sizes(call.shape);
+  const bool rank3 = inputs.q.rank == 3;
+  call.lse = checked_statistic("lse", config, inputs.lse, call.shape, rank3);
+  if (inputs.dlse.defined()) call.dlse = checked_statistic("dlse", config, inputs.dlse, call.shape, rank3);
+  check_backward_overlap(call);
+  call.shape.aligned = std::ranges::all_of(
+      std::array{call.q, call.k, call.v, call.o, call.dout, call.dq, call.dk, call.dv}, rows_aligned);
+  const std::array gradients = {call.dq, call.dk, call.dv};
+  call.empty = std::ranges::all_of(gradients, [](const TensorView& view) { return view.elements() == 0; });
   return call;
 }
 

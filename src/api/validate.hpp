@@ -27,6 +27,26 @@ struct ForwardCall {
 /// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs);
 
+/// The tensors of a backward call as rank-4 views (lse and dlse: rank 3), checked against each other.
+struct BackwardCall {
+  TensorView q;     ///< [b, h_q, s_q, d_qk]
+  TensorView k;     ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;     ///< [b, h_kv, s_kv, d_v]
+  TensorView o;     ///< [b, h_q, s_q, d_v]
+  TensorView lse;   ///< [b, h_q, s_q]
+  TensorView dout;  ///< [b, h_q, s_q, d_v]
+  TensorView dlse;  ///< [b, h_q, s_q]; optional
+  TensorView dq;    ///< [b, h_q, s_q, d_qk]
+  TensorView dk;    ///< [b, h_kv, s_kv, d_qk]
+  TensorView dv;    ///< [b, h_kv, s_kv, d_v]
+  AttentionShape shape;
+  bool empty = false;  ///< no output element: nothing to do. Without it s_q, h_q or s_kv may still be 0
+};
+
+/// Throws fa::Error(invalid_argument) for anything that backward must not be launched with.
+BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
+                            const BackwardOutputs& outputs);
+
 /// Whether two of `view`'s elements share a byte, by a test that may call exotic stride patterns overlapping but never
 /// the reverse.
 bool overlaps_itself(const TensorView& view) noexcept;

@@ -34,10 +34,16 @@ struct Geometry {
 
   /// Row i keeps the keys [0, visible_keys(i)). Never decreases with i.
   std::int64_t visible_keys(std::int64_t i) const {
-    if (!causal) return s_kv;
-    const std::int64_t diagonal = causal_align == CausalAlign::bottom_right ? i + s_kv - s_q : i;
-    return std::clamp<std::int64_t>(diagonal + 1, 0, s_kv);
+    return causal ? std::clamp<std::int64_t>(i + diagonal_shift() + 1, 0, s_kv) : s_kv;
   }
+
+  /// Key j is kept by the rows [first_row(j), s_q). Never decreases with j.
+  std::int64_t first_row(std::int64_t j) const {
+    return causal ? std::clamp<std::int64_t>(j - diagonal_shift(), 0, s_q) : 0;
+  }
+
+  /// The last key that row i keeps is i + diagonal_shift(), where that is a key.
+  std::int64_t diagonal_shift() const { return causal_align == CausalAlign::bottom_right ? s_kv - s_q : 0; }
 };
 
 /// Offset, in elements, of row (b, h, s) of a [b, h, s, d] or [b, h, s] tensor.

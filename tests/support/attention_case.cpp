@@ -8,11 +8,14 @@
 #include <random>
 #include <span>
 
+#include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "reference/geometry.hpp"
 
 namespace fa::test {
 namespace {
+
+constexpr std::uint64_t kGradientSeeds = std::uint64_t{1} << 40;  // far from those of q, k and v
 
 /// The sum of twelve 16-bit uniforms, which integer arithmetic makes the same everywhere, shifted to mean 0 and scaled
 /// to variance 1.
@@ -31,7 +34,7 @@ void fill_with_normals(HostTensor& tensor, std::uint64_t seed) {
   for (std::int64_t b = 0; b < t.shape[0]; ++b) {
     for (std::int64_t h = 0; h < t.shape[1]; ++h) {
       for (std::int64_t s = 0; s < t.shape[2]; ++s) {
-        for (std::int64_t d = 0; d < t.shape[3]; ++d) tensor.set(b, h, s, d, next_normal(engine));
+        for (std::int64_t d = 0; d < (t.rank == 4 ? t.shape[3] : 1); ++d) tensor.set(b, h, s, d, next_normal(engine));
       }
     }
   }
@@ -71,6 +74,16 @@ void for_each_pair(const TensorView& a, const TensorView& b, const Visit& visit)
 
 bool same_shape(const TensorView& a, const TensorView& b) {
   return a.rank == b.rank && std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin());
+}
+
+DType statistics_dtype(const AttentionCase& c) {
+  return c.dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+AttentionGradients gradients_of(const AttentionCase& c, DType dtype) {
+  return {HostTensor(dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
+          HostTensor(dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),
+          HostTensor(dtype, c.b, c.h_kv, c.s_kv, c.d_v, c.layout)};
 }
 
 }  // namespace
@@ -145,7 +158,7 @@ AttentionInputs make_inputs(const AttentionCase& c) {
   AttentionInputs inputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
                          HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),
                          HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_v, c.layout)};
-  // mt19937_64 spreads neighbouring seeds well; three streams a case must only not coincide with another case's.
+  // mt19937_64 spreads neighbouring seeds well; the streams of a case must only not coincide with another case's.
   fill_with_normals(inputs.q, 3 * c.seed);
   fill_with_normals(inputs.k, 3 * c.seed + 1);
   fill_with_normals(inputs.v, 3 * c.seed + 2);
@@ -153,8 +166,8 @@ AttentionInputs make_inputs(const AttentionCase& c) {
 }
 
 AttentionOutputs make_outputs(const AttentionCase& c) {
-  const DType lse = c.dtype == DType::f64 ? DType::f64 : DType::f32;
-  AttentionOutputs outputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout), HostTensor(lse, c.b, c.h_q, c.s_q)};
+  AttentionOutputs outputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout),
+                           HostTensor(statistics_dtype(c), c.b, c.h_q, c.s_q)};
   outputs.o.fill_with_nan();
   outputs.lse.fill_with_nan();
   return outputs;
@@ -179,6 +192,47 @@ AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& in
 
 AttentionOutputs reference_f64(const AttentionCase& c) {
   return reference_f64(c, make_inputs(c));
+}
+
+HostTensor make_dout(const AttentionCase& c) {
+  HostTensor dout(c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout);
+  fill_with_normals(dout, kGradientSeeds + 2 * c.seed);
+  return dout;
+}
+
+HostTensor make_dlse(const AttentionCase& c) {
+  HostTensor dlse(statistics_dtype(c), c.b, c.h_q, c.s_q);
+  fill_with_normals(dlse, kGradientSeeds + 2 * c.seed + 1);
+  return dlse;
+}
+
+AttentionGradients make_gradients(const AttentionCase& c) {
+  AttentionGradients gradients = gradients_of(c, c.dtype);
+  for (HostTensor* tensor : {&gradients.dq, &gradients.dk, &gradients.dv}) tensor->fill_with_nan();
+  return gradients;
+}
+
+AttentionGradients reference_gradients_f64(const AttentionCase& c, const AttentionInputs& inputs,
+                                           const TensorView& dout, const TensorView& dlse) {
+  const AttentionOutputs forward = reference_f64(c, inputs);
+  AttentionGradients gradients = gradients_of(c, DType::f64);
+  reference::BackwardArgs args;
+  args.q = inputs.q.view();
+  args.k = inputs.k.view();
+  args.v = inputs.v.view();
+  args.o = forward.o.view();
+  args.lse = forward.lse.view();
+  args.dout = dout;
+  args.dlse = dlse;
+  args.dq = gradients.dq.view();
+  args.dk = gradients.dk.view();
+  args.dv = gradients.dv.view();
+  args.scale = c.softmax_scale();
+  args.causal = c.causal;
+  args.causal_align = c.causal_align;
+  args.f64 = true;
+  reference::backward(args);
+  return gradients;
 }
 
 ErrorMetrics compare(const TensorView& actual, const TensorView& expected) {

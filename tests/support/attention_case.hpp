@@ -78,6 +78,12 @@ struct AttentionOutputs {
   HostTensor lse;  ///< [b, h_q, s_q]
 };
 
+struct AttentionGradients {
+  HostTensor dq;  ///< [b, h_q, s_q, d_qk]
+  HostTensor dk;  ///< [b, h_kv, s_kv, d_qk]
+  HostTensor dv;  ///< [b, h_kv, s_kv, d_v]
+};
+
 /// Nearly normal values of variance 1, rounded to the case's dtype. The same on every platform and for both layouts.
 AttentionInputs make_inputs(const AttentionCase& c);
 
@@ -87,6 +93,19 @@ AttentionOutputs make_outputs(const AttentionCase& c);
 /// The float64 O and LSE of `inputs` as they are stored, by the CPU reference in double.
 AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& inputs);
 AttentionOutputs reference_f64(const AttentionCase& c);
+
+/// Gradients of o and lse, as make_inputs makes inputs: dout [b, h_q, s_q, d_v] of the case's dtype and layout, dlse
+/// [b, h_q, s_q] of lse's dtype.
+HostTensor make_dout(const AttentionCase& c);
+HostTensor make_dlse(const AttentionCase& c);
+
+/// NaN-filled gradients of the case's dtype and layout.
+AttentionGradients make_gradients(const AttentionCase& c);
+
+/// The float64 gradients of `inputs`, `dout` and, if defined, `dlse` as they are stored, by the CPU reference in double
+/// from its own O and LSE in float64.
+AttentionGradients reference_gradients_f64(const AttentionCase& c, const AttentionInputs& inputs,
+                                           const TensorView& dout, const TensorView& dlse = {});
 
 /// Distance of a tensor from the expected one. Infinite as soon as either holds a NaN, or an infinity that the other
 /// has not: a NaN never passes.

@@ -16,6 +16,12 @@ struct NaiveResult {
   std::vector<double> lse;  // [b, h_q, s_q], row-major
 };
 
+struct NaiveGradients {
+  std::vector<double> dq;  // [b, h_q, s_q, d_qk], row-major
+  std::vector<double> dk;  // [b, h_kv, s_kv, d_qk], row-major
+  std::vector<double> dv;  // [b, h_kv, s_kv, d_v], row-major
+};
+
 /// Reads one element, whatever its dtype.
 inline double naive_element(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) {
   const std::int64_t at = b * t.strides[0] + h * t.strides[1] + s * t.strides[2] + d * t.strides[3];
@@ -73,6 +79,47 @@ inline NaiveResult naive_attention(const AttentionCase& c, const TensorView& q, 
           }
           result.o.push_back(o);
         }
+      }
+    }
+  }
+  return result;
+}
+
+/// The gradients of sum(dout * o) + sum(dlse * lse), row by row, by the derivative of the softmax itself:
+/// dS_j = P_j * (dP_j - sum over l of P_l * dP_l + dlse).
+inline NaiveGradients naive_gradients(const AttentionCase& c, const TensorView& q, const TensorView& k,
+                                      const TensorView& v, const TensorView& dout, const TensorView& dlse) {
+  const double scale = c.softmax_scale();
+  const NaiveResult forward = naive_attention(c, q, k, v);
+  NaiveGradients result{std::vector<double>(static_cast<std::size_t>(c.b * c.h_q * c.s_q * c.d_qk)),
+                        std::vector<double>(static_cast<std::size_t>(c.b * c.h_kv * c.s_kv * c.d_qk)),
+                        std::vector<double>(static_cast<std::size_t>(c.b * c.h_kv * c.s_kv * c.d_v))};
+  for (std::int64_t row = 0; row < c.b * c.h_q * c.s_q; ++row) {
+    const std::int64_t b = row / (c.h_q * c.s_q), h = row / c.s_q % c.h_q, i = row % c.s_q;
+    const std::int64_t kv = h * c.h_kv / c.h_q;
+    std::vector<double> p, dp;
+    double mean = 0;  // sum over l of P_l * dP_l
+    for (std::int64_t j = 0; j < c.s_kv; ++j) {
+      double dot = 0, product = 0;
+      for (std::int64_t d = 0; d < c.d_qk; ++d) dot += naive_element(q, b, h, i, d) * naive_element(k, b, kv, j, d);
+      for (std::int64_t d = 0; d < c.d_v; ++d)
+        product += naive_element(dout, b, h, i, d) * naive_element(v, b, kv, j, d);
+      p.push_back(naive_keeps(c, i, j) ? std::exp(scale * dot - forward.lse[static_cast<std::size_t>(row)]) : 0);
+      dp.push_back(product);
+      mean += p.back() * dp.back();
+    }
+    for (std::int64_t j = 0; j < c.s_kv; ++j) {
+      const auto n = static_cast<std::size_t>(j);
+      const auto key = static_cast<std::size_t>((b * c.h_kv + kv) * c.s_kv + j);
+      const double ds = p[n] * (dp[n] - mean + (dlse.defined() ? naive_element(dlse, b, h, i, 0) : 0));
+      for (std::int64_t d = 0; d < c.d_v; ++d) {
+        result.dv[key * static_cast<std::size_t>(c.d_v) + static_cast<std::size_t>(d)] +=
+            p[n] * naive_element(dout, b, h, i, d);
+      }
+      for (std::int64_t d = 0; d < c.d_qk; ++d) {
+        const auto at = static_cast<std::size_t>(d), width = static_cast<std::size_t>(c.d_qk);
+        result.dq[static_cast<std::size_t>(row) * width + at] += scale * ds * naive_element(k, b, kv, j, d);
+        result.dk[key * width + at] += scale * ds * naive_element(q, b, h, i, d);
       }
     }
   }
