@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -309,6 +310,15 @@ BuildLock Disk::lock(const Key& key, std::chrono::milliseconds wait, std::string
       return {};
     }
     std::this_thread::sleep_for(pause);
+  }
+}
+
+void Disk::remove_other_versions() const {
+  std::string problem;
+  for (const std::string& name : names_in(open_private_root(root_, Missing::fail, &problem))) {
+    const bool version = name.size() > 1 && name[0] == 'v' && name.find_first_not_of("0123456789", 1) == name.npos;
+    std::error_code error;  // what cannot be removed stays
+    if (version && name != version_folder()) std::filesystem::remove_all(root_ / name, error);
   }
 }
 

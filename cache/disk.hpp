@@ -79,6 +79,9 @@ class Disk {
   /// Removes what crashed writers left behind more than an hour ago.
   void remove_stale_files() const;
 
+  /// Removes the folders of other schema versions.
+  void remove_other_versions() const;
+
   const std::filesystem::path& root() const noexcept { return root_; }
 
  private:

@@ -384,11 +384,12 @@ Usage directory_usage(const std::filesystem::path& directory) {
   return Disk::existing(directory).usage();
 }
 
-Collected collect_garbage(const std::filesystem::path& directory, const Limits& limits, bool damaged) {
+Collected collect_garbage(const std::filesystem::path& directory, const Garbage& garbage) {
   const Disk disk = Disk::existing(directory);
   disk.remove_stale_files();
+  if (garbage.other_versions) disk.remove_other_versions();
   Collected result;
-  if (damaged) {
+  if (garbage.damaged) {
     const Usage before = disk.usage();
     disk.visit([&](const auto& path, std::optional<Entry> entry, const std::string&) {
       if (!entry) disk.remove(path);
@@ -396,7 +397,7 @@ Collected collect_garbage(const std::filesystem::path& directory, const Limits& 
     const Usage after = disk.usage();
     result.removed = {before.entries - after.entries, before.bytes - after.bytes};
   }
-  const Collected collected = disk.collect(limits);
+  const Collected collected = disk.collect(garbage.limits);
   result.removed.entries += collected.removed.entries;
   result.removed.bytes += collected.removed.bytes;
   result.left = collected.left;

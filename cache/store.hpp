@@ -178,9 +178,13 @@ struct Collected {
   Usage removed;
   Usage left;
 };
-/// Removes what was used least recently, and nothing that is being read, until the directory keeps within `limits`; and
-/// what crashed writers left. With `damaged` every entry that cannot be trusted goes too.
-Collected collect_garbage(const std::filesystem::path& directory, const Limits& limits, bool damaged = false);
+struct Garbage {
+  Limits limits = {};    ///< what was used least recently goes until they are kept, and nothing that is being read
+  bool damaged = false;  ///< every entry that cannot be trusted
+  bool other_versions = false;  ///< what older and newer versions of fa keep in the same directory
+};
+/// Removes that, and what crashed writers left behind.
+Collected collect_garbage(const std::filesystem::path& directory, const Garbage& garbage);
 
 /// FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa; empty (memory only) when none is an absolute path, with
 /// the reason in `*problem`. A path that is not absolute is passed over, and `*problem` says so.
