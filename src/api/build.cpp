@@ -169,8 +169,9 @@ ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, c
       if (!best || spilled < best->lookup.entry->local_bytes) best = std::move(chosen);
       if (spilled == 0 || deterministic) break;
     } catch (const Error& error) {
-      if (best) break;  // a spilling kernel is slower, and right
-      if (error.code() != ErrorCode::cache_miss || deterministic) throw;
+      const bool missing = error.code() == ErrorCode::cache_miss;
+      if (best && !missing) break;  // a spilling kernel is slower, and right
+      if (!missing || deterministic) throw;
       if (!miss) miss = error;
     }
   }
