@@ -208,7 +208,9 @@ Collected Disk::collect(const Limits& limits) const {
     return std::tie(a.used.tv_sec, a.used.tv_nsec, a.digest) < std::tie(b.used.tv_sec, b.used.tv_nsec, b.digest);
   });
   for (const File& file : all) {
-    if (!over(result.left, with_room(limits))) break;
+    // Room for the next ones is worth every entry but the last, which may have just been written.
+    const bool last = &file == &all.back();
+    if (!over(result.left, last ? limits : with_room(limits))) break;
     std::string problem;
     const Descriptor folder = open_folder(file.folders, Missing::fail, &problem);
     if (!folder.valid() || !remove_idle_file(folder.get(), entry_name(file.digest), file.used)) continue;

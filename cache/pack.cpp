@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "cache/encoding.hpp"
@@ -57,7 +58,9 @@ std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* p
   struct stat status {};
   const Descriptor descriptor = open_shipped_file(file, &status, problem);
   Pack pack;
-  pack.file_ = file;
+  std::error_code error;  // a program may change its working directory later
+  pack.file_ = std::filesystem::absolute(file, error);
+  if (error) pack.file_ = file;
   if (descriptor.valid()) {
     pack.identity_ = identity_of(status);
     if (pack.read_index(descriptor.get(), problem)) return pack;

@@ -232,8 +232,9 @@ void Store::Impl::publish(const Entry& entry) noexcept {
   if (!disk_ || entry.cubin.empty()) return;
   try {
     std::string problem;
-    if (limits_.bytes != 0 && entry.cubin.size() > limits_.bytes) {
-      problem = fmt::format("{} bytes are more than it may hold", entry.cubin.size());
+    const std::uint64_t bytes = encoded_size(entry) + entry.source.size();
+    if (limits_.bytes != 0 && bytes > limits_.bytes) {
+      problem = fmt::format("{} bytes are more than it may hold", bytes);
     } else if (disk_->publish(entry, &problem)) {
       return keep_within_limits(entry);
     }

@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
       prepare(config, shape);
     }
     return 0;
-  } catch (const std::exception& exception) {  // a miss names the kernel, and the command that puts it into the pack
+  } catch (const std::exception& exception) {  // a miss names the kernel, and the command that builds it
     std::fprintf(stderr, "%s\n", exception.what());
     return 1;
   }

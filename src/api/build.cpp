@@ -25,20 +25,6 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-cache::Key key_of(const plan::KernelSpec& spec, const render::Source& source) {
-  cache::Key key;
-  key.templates = render::templates_digest();
-  key.spec = canonical(spec);
-  key.options = compile::code_options(spec.arch);
-  // NVRTC adds these by itself.
-  if (const std::string appended = support::environment("NVRTC_APPEND_FLAGS"); !appended.empty()) {
-    key.options.push_back("NVRTC_APPEND_FLAGS=" + appended);
-  }
-  key.target = to_string(spec.arch);
-  key.unit = cache::digest(source.unit);  // written by code of the library, not by a template
-  return key;
-}
-
 /// Tells the hook that compiling is over, whatever it makes of that.
 void tell_end(const Supply& supply, const CompileEvent& event) noexcept {
   if (!supply.on_compile) return;
@@ -144,7 +130,17 @@ Supply::Supply(const AttentionConfig& config)
       keep_source(config.cache.keep_source) {}
 
 cache::Key cache_key(const plan::KernelSpec& spec) {
-  return key_of(spec, render::render(spec));
+  cache::Key key;
+  key.templates = render::templates_digest();
+  key.spec = canonical(spec);
+  key.options = compile::code_options(spec.arch);
+  // NVRTC adds these by itself.
+  if (const std::string appended = support::environment("NVRTC_APPEND_FLAGS"); !appended.empty()) {
+    key.options.push_back("NVRTC_APPEND_FLAGS=" + appended);
+  }
+  key.target = to_string(spec.arch);
+  key.unit = cache::digest(render::unit_of(spec));  // written by code of the library, not by a template
+  return key;
 }
 
 cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "api/build.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -253,6 +254,7 @@ void validate(const AttentionConfig& config, bool host) {
   if (config.kernel && (config.kernel->splits < 0 || config.kernel->splits > kMaxSplits)) {
     throw_invalid("kernel.splits", config.kernel->splits, fmt::format("0 to {}", kMaxSplits));
   }
+  if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }
 
 AttentionShape checked(const AttentionShape& shape) {

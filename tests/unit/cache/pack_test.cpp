@@ -122,6 +122,16 @@ TEST(Pack, ReadableByOthersAndReachedThroughALink) {
   EXPECT_EQ(store.get(numbered(0), no_build()).origin, Origin::pack);
 }
 
+TEST(Pack, ARelativePathSurvivesAChangeOfDirectory) {
+  const TemporaryDirectory directory;
+  write(directory / "pack", make_entries(1));
+  const fs::path before = fs::current_path();
+  fs::current_path(directory.path());
+  Store store(with_pack("pack"));
+  fs::current_path(before);
+  EXPECT_EQ(store.get(numbered(0), no_build()).origin, Origin::pack);
+}
+
 TEST(Pack, OneThatCannotBeTrustedCostsOneWarning) {
   const TemporaryDirectory directory;
   const fs::path good = directory / "good";

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <cerrno>
 #include <chrono>
-#include <map>
 
 #include "cache/disk.hpp"
 #include "cache/entry.hpp"
@@ -163,6 +163,29 @@ TEST(Quota, AKernelLargerThanTheCapStaysInMemory) {
   EXPECT_EQ(store.counters().publish_failures, 3U);
   EXPECT_EQ(listener.messages().size(), 1U);
   EXPECT_EQ(testing::files_under(directory.path()), 2U);
+}
+
+TEST(Quota, TheKernelJustBuiltStaysHoweverLargeItIs) {
+  const TemporaryDirectory directory;
+  fill(directory.path(), 3);
+  const std::uint64_t size = encoded_size(make_entry(make_key("large 0"), 50'000));
+  Store store(capped(directory.path(), {size, 0}));
+  for (int i = 0; i < 3; ++i) {
+    const Key key = make_key("large " + std::to_string(i));
+    store.get(key, [&] { return make_entry(key, 50'000); });
+    EXPECT_TRUE(fs::exists(entry_path(directory.path(), key)));
+    EXPECT_EQ(testing::files_under(directory.path()), 1U);
+  }
+  EXPECT_EQ(store.counters().publish_failures, 0U);
+}
+
+TEST(Quota, IsKeptWhereLocksDoNotWork) {
+  const TemporaryDirectory directory;
+  const FaultScope scope;
+  faults().flock_error = ENOLCK;
+  Store store(capped(directory.path(), {0, 4}));
+  for (int i = 0; i < 12; ++i) store.get(numbered(i), builder(numbered(i)));
+  EXPECT_EQ(testing::files_under(directory / testing::version_folder() / "sm_90a"), 4U);
 }
 
 TEST(Quota, SeveralStoresOverOneDirectoryStayNearTheCap) {
