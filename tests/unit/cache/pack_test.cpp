@@ -167,7 +167,8 @@ TEST(Pack, EveryTruncationIsRefused) {
   write(file, make_entries(2, 40));
   const Bytes good = testing::read_bytes(file);
   std::string problem;
-  for (std::size_t size = 0; size < good.size(); ++size) {
+  constexpr std::size_t kHead = 24 + 2 * 32 + 16;  // header, index, digest: every length; of the entries every fifth
+  for (std::size_t size = 0; size < good.size(); size += size < kHead ? 1 : 5) {
     testing::write_bytes(file, Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)));
     EXPECT_FALSE(Pack::open(file, &problem)) << size;
   }
@@ -198,7 +199,8 @@ TEST(Pack, NoFlippedByteIsEverServed) {
   write(file, entries);
   const Bytes good = testing::read_bytes(file);
   std::mt19937_64 random(1);
-  for (std::size_t i = 0; i < good.size(); ++i) {
+  constexpr std::size_t kHead = 24 + 3 * 32 + 16;  // header, index, digest: every byte; of the entries every fourth
+  for (std::size_t i = 0; i < good.size(); i += i < kHead ? 1 : 4) {
     Bytes bad = good;
     bad[i] ^= std::byte{1} << (random() % 8);
     testing::write_bytes(file, bad);
@@ -219,7 +221,7 @@ TEST(Pack, AForgedIndexDoesNotMakeTheReaderUnsafe) {
   const Bytes good = testing::read_bytes(file);
   constexpr std::size_t kIndexEnd = 24 + 3 * 32;
   std::mt19937_64 random(2);
-  for (int i = 0; i < 700; ++i) {
+  for (int i = 0; i < 400; ++i) {
     Bytes bad = good;
     const std::size_t where = 16 + random() % (kIndexEnd - 16);
     bad[where] = random() % 3 == 0 ? std::byte{0xff} : static_cast<std::byte>(random());

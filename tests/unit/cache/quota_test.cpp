@@ -121,6 +121,22 @@ TEST(Quota, WhatIsBeingReadStays) {
   EXPECT_FALSE(stored(directory.path(), 0));
 }
 
+TEST(Quota, AReaderKeepsEvictionsAwayFromItsFile) {
+  const TemporaryDirectory directory;
+  fill(directory.path(), 2);
+  const fs::path read = entry_path(directory.path(), numbered(0));
+  fs::last_write_time(read, fs::file_time_type::clock::now() - 30min);  // too lately used to be marked again
+  const FaultScope scope;
+  Store store({directory.path(), nullptr});
+  Usage removed;
+  faults().at = "read";
+  faults().once = [&] { removed = collect_garbage(directory.path(), {.limits = {0, 1}}).removed; };
+  EXPECT_EQ(store.get(numbered(0), no_build()).origin, Origin::disk);
+  EXPECT_EQ(removed.entries, 1U);
+  EXPECT_TRUE(stored(directory.path(), 0));
+  EXPECT_FALSE(stored(directory.path(), 1));
+}
+
 TEST(Quota, AnEvictionInTheMiddleOfAReadTakesNothingFromIt) {
   const TemporaryDirectory directory;
   fill(directory.path(), 1);
