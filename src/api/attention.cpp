@@ -138,7 +138,8 @@ class Attention::Impl {
   Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
     api::Supply supply(config_);
-    supply.command = [&] { return api::compile_command(wanted, fixed(), config_.cache.directory); };
+    supply.accept.driver = driver::api().version;
+    supply.command = [&] { return api::remedy(wanted, config_); };
     Ready ready;
     const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, supply, config_.deterministic);
     ready.spec = chosen.spec;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -48,6 +49,16 @@ void check_compiler(const cache::Acceptance& accept) {
               {{"argument", "compilers"}, {"value", compiler.version}});
 }
 
+/// Said once: it costs a compilation in every process.
+void warn_of_later_driver(const compile::Cubin& cubin, const cache::Acceptance& accept) {
+  static std::atomic<bool> told{false};
+  if (accept.driver == 0 || cubin.min_driver <= accept.driver || told.exchange(true)) return;
+  support::logf(LogLevel::warning,
+                "{} compiles for drivers of CUDA {} and later, and this one is of CUDA {}.{}: what it compiled is not "
+                "taken from the cache. Name an older NVRTC in FA_NVRTC_PATH, or update the driver.",
+                cubin.compiler, cubin.min_driver / 1000, accept.driver / 1000, accept.driver % 1000 / 10);
+}
+
 compile::Cubin compile_told(const plan::KernelSpec& spec, const render::Source& source, const Supply& supply) {
   check_compiler(supply.accept);
   CompileEvent event;
@@ -59,6 +70,7 @@ compile::Cubin compile_told(const plan::KernelSpec& spec, const render::Source& 
     event.phase = CompileEvent::Phase::finished;
     event.milliseconds = cubin.milliseconds;
     tell_end(supply, event);
+    warn_of_later_driver(cubin, supply.accept);
     return cubin;
   } catch (const std::exception& exception) {
     event.phase = CompileEvent::Phase::failed;

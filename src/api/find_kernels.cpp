@@ -19,7 +19,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   const plan::ForwardPlan planned = plan::plan_forward(problem, fixed);
   const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
   api::Supply supply(config);
-  supply.command = [&] { return api::compile_command(problem, fixed, config.cache.directory); };
+  supply.command = [&] { return api::remedy(problem, config); };
   std::vector<KernelInfo> kernels{api::kernel_info(api::choose_kernel(planned, *store, supply, config.deterministic))};
   if (planned.kernel.split) {
     kernels.push_back(api::kernel_info({planned.combine, api::get_kernel(planned.combine, *store, supply)}));

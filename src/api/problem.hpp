@@ -15,6 +15,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
 /// The `fa` command that compiles what `problem` needs into `directory`, or into the default one if it is empty.
 std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory);
 
+/// The command that puts what `problem` needs where `config` looks: the directory, or the pack of a program that has no
+/// directory.
+std::string remedy(const plan::Problem& problem, const AttentionConfig& config);
+
 }  // namespace fa::api
 
 #endif  // FA_SRC_API_PROBLEM_HPP_

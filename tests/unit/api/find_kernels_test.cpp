@@ -139,6 +139,20 @@ TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
   EXPECT_FALSE(process_maps("libnvrtc"));
 }
 
+TEST(FindKernels, AProgramWithAPackAndNoDirectoryIsToldHowToRenewThePack) {
+  AttentionConfig config = base_config();
+  config.cache.packs = {"my kernels.fapack"};
+  set_log_level(LogLevel::error);
+  try {
+    find_kernels(config, kShape, kArch);
+    ADD_FAILURE() << "there is no such pack";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.field("command").ends_with(" --seq-kv 1024 && fa cache export 'my kernels.fapack'"))
+        << error.field("command");
+  }
+  set_log_level(LogLevel::warning);
+}
+
 TEST(FindKernels, AMissSaysWhatWasRefusedAndWhichPackIsUnusable) {
   const TemporaryDirectory directory;
   AttentionConfig config = base_config();
