@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,9 +84,12 @@ int write(const PackOptions& options, const std::vector<Job>& jobs) {
   if (!cache::write_pack(options.output, entries_of(jobs), &problem)) {
     throw Error(ErrorCode::io, fmt::format("{} cannot be written: {}", options.output, problem));
   }
-  std::error_code ignored;
-  const auto bytes = std::filesystem::file_size(options.output, ignored);
-  fmt::print("{}: {} kernels, {}\n", options.output, jobs.size(), format_bytes(static_cast<double>(bytes)));
+  const std::optional<cache::Pack> pack = cache::Pack::open(options.output, &problem);
+  if (!pack) {
+    throw Error(ErrorCode::io, fmt::format("what was written cannot be opened: {}", problem));
+  }
+  fmt::print("{}: {} kernels, {}\n", options.output, pack->size(),
+             format_bytes(static_cast<double>(pack->file_bytes())));
   return kSuccess;
 }
 
