@@ -8,13 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <ctime>
+#include <map>
 #include <memory>
-#include <random>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "cache/entry.hpp"
@@ -25,6 +26,7 @@ namespace {
 constexpr std::time_t kStaleSeconds = 3600;
 constexpr std::size_t kMaxTargetLength = 64;
 constexpr const char* kEntrySuffix = ".fac";
+constexpr const char* kSourceSuffix = ".cu";
 
 std::string version_folder() {
   return fmt::format("v{}", kSchemaVersion);
@@ -49,11 +51,8 @@ std::string entry_name(const std::string& digest) {
   return digest + kEntrySuffix;
 }
 
-/// Unique among threads by the counter, among processes and hosts by chance; O_EXCL catches what is left.
-std::string temporary_name(const std::string& digest) {
-  static std::atomic<unsigned> counter{0};
-  std::random_device random;
-  return fmt::format("{}.{}.{}.{:08x}{:08x}", digest, getpid(), counter.fetch_add(1), random(), random());
+std::string source_name(const std::string& digest) {
+  return digest + kSourceSuffix;
 }
 
 /// False once the holder before us has removed the name from the file that we have open.
@@ -83,11 +82,23 @@ std::filesystem::path normalized(const std::filesystem::path& root) {
   return normal;
 }
 
-std::optional<Entry> load_named(int folder, const std::string& name) {
+std::optional<Entry> load_named(int folder, const std::string& name, std::string* problem) {
   const FileBytes content = read_private_file(folder, name, kMaxEntryBytes);
-  std::optional<Entry> entry = decode_entry(content.bytes);
-  if (entry && entry_name(entry->key.digest()) != name) entry.reset();
-  return entry;
+  *problem = content.problem;
+  if (content.status != FileBytes::Status::read) return std::nullopt;
+  std::optional<Entry> entry = decode_entry(content.bytes, problem);
+  if (!entry || entry_name(entry->key.digest()) == name) return entry;
+  *problem = "it holds the kernel of another key";
+  return std::nullopt;
+}
+
+bool over(const Usage& usage, const Limits& limits) {
+  return (limits.bytes != 0 && usage.bytes > limits.bytes) || (limits.entries != 0 && usage.entries > limits.entries);
+}
+
+/// A tenth below `limits`, so that a full store does not look through its files for every new one.
+Limits with_room(const Limits& limits) {
+  return {limits.bytes - limits.bytes / 10, limits.entries - limits.entries / 10};
 }
 
 }  // namespace
@@ -113,28 +124,115 @@ std::optional<Disk> Disk::open(const std::filesystem::path& root, std::string* p
   return disk;
 }
 
-std::vector<Entry> Disk::list(const std::filesystem::path& root, int* damaged) {
-  const Disk disk(normalized(root));
+Disk Disk::existing(const std::filesystem::path& root) {
+  return Disk(normalized(root));
+}
+
+/// An entry as a directory shows it, with the source beside it.
+struct Disk::File {
+  std::vector<std::string> folders;
+  std::string digest;
+  std::uint64_t bytes = 0;
+  struct timespec used {};
+};
+
+std::vector<std::vector<std::string>> Disk::all_entry_folders() const {
   std::string problem;
-  std::vector<Entry> entries;
-  const auto names = [&](const std::vector<std::string>& folders) {
-    return names_in(disk.open_folder(folders, Missing::fail, &problem));
-  };
-  for (const std::string& target : names({version_folder()})) {
+  std::vector<std::vector<std::string>> folders;
+  for (const std::string& target : names_in(open_folder({version_folder()}, Missing::fail, &problem))) {
     if (target == "tmp" || target == "locks") continue;
-    for (const std::string& prefix : names({version_folder(), target})) {
-      const Descriptor folder = disk.open_folder({version_folder(), target, prefix}, Missing::fail, &problem);
-      for (const std::string& name : names({version_folder(), target, prefix})) {
-        if (!name.ends_with(kEntrySuffix)) continue;
-        std::optional<Entry> entry = load_named(folder.get(), name);
-        if (entry)
-          entries.push_back(std::move(*entry));
-        else if (damaged != nullptr)
-          ++*damaged;
-      }
+    const std::vector<std::string> of_target{version_folder(), target};
+    for (const std::string& prefix : names_in(open_folder(of_target, Missing::fail, &problem))) {
+      folders.push_back({version_folder(), target, prefix});
     }
   }
-  return entries;
+  return folders;
+}
+
+void Disk::visit(const Visit& visit) const {
+  for (const std::vector<std::string>& names : all_entry_folders()) {
+    std::string problem;
+    const Descriptor folder = open_folder(names, Missing::fail, &problem);
+    for (const std::string& name : names_in(open_folder(names, Missing::fail, &problem))) {
+      if (!name.ends_with(kEntrySuffix)) continue;
+      problem.clear();
+      std::optional<Entry> entry = load_named(folder.get(), name, &problem);
+      const bool gone = !entry && problem.empty();
+      if (!gone) visit(root_ / names[0] / names[1] / names[2] / name, std::move(entry), problem);
+    }
+  }
+}
+
+std::vector<Disk::File> Disk::files() const {
+  std::vector<File> files;
+  for (const std::vector<std::string>& names : all_entry_folders()) {
+    std::string problem;
+    const Descriptor folder = open_folder(names, Missing::fail, &problem);
+    std::map<std::string, File> by_digest;
+    for (const std::string& name : names_in(open_folder(names, Missing::fail, &problem))) {
+      const bool entry = name.ends_with(kEntrySuffix);
+      struct stat status {};
+      if (!entry && !name.ends_with(kSourceSuffix)) continue;
+      if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+      File& file = by_digest[name.substr(0, name.rfind('.'))];
+      file.bytes += static_cast<std::uint64_t>(status.st_size);
+      if (entry || file.used.tv_sec == 0) file.used = status.st_mtim;
+    }
+    for (auto& [digest, file] : by_digest) {
+      file.folders = names;
+      file.digest = digest;
+      files.push_back(std::move(file));
+    }
+  }
+  return files;
+}
+
+Usage Disk::usage() const {
+  Usage usage;
+  for (const File& file : files()) {
+    ++usage.entries;
+    usage.bytes += file.bytes;
+  }
+  return usage;
+}
+
+Collected Disk::collect(const Limits& limits) const {
+  std::vector<File> all = files();
+  Collected result;
+  for (const File& file : all) {
+    ++result.left.entries;
+    result.left.bytes += file.bytes;
+  }
+  if (!over(result.left, limits)) return result;
+  std::ranges::sort(all, [](const File& a, const File& b) {
+    return std::tie(a.used.tv_sec, a.used.tv_nsec, a.digest) < std::tie(b.used.tv_sec, b.used.tv_nsec, b.digest);
+  });
+  for (const File& file : all) {
+    // Room for the next ones is worth every entry but the last, which may have just been written.
+    const bool last = &file == &all.back();
+    if (!over(result.left, last ? limits : with_room(limits))) break;
+    std::string problem;
+    const Descriptor folder = open_folder(file.folders, Missing::fail, &problem);
+    if (!folder.valid() || !remove_idle_file(folder.get(), entry_name(file.digest), file.used)) continue;
+    unlinkat(folder.get(), source_name(file.digest).c_str(), 0);
+    ++result.removed.entries;
+    result.removed.bytes += file.bytes;
+    --result.left.entries;
+    result.left.bytes -= file.bytes;
+  }
+  return result;
+}
+
+void Disk::remove(const std::filesystem::path& entry) const {
+  const std::filesystem::path inside = entry.lexically_relative(root_);
+  std::vector<std::string> names;
+  for (const std::filesystem::path& part : inside) names.push_back(part.string());
+  if (names.size() != 4 || names[0] != version_folder() || !names[3].ends_with(kEntrySuffix)) return;
+  std::string problem;
+  const Descriptor folder = open_folder({names[0], names[1], names[2]}, Missing::fail, &problem);
+  if (!folder.valid()) return;
+  unlinkat(folder.get(), names[3].c_str(), 0);
+  unlinkat(folder.get(), source_name(names[3].substr(0, names[3].rfind('.'))).c_str(), 0);
 }
 
 Descriptor Disk::open_folder(const std::vector<std::string>& names, Missing missing, std::string* problem) const {
@@ -151,7 +249,7 @@ Disk::Found Disk::load(const Key& key) const {
   std::string problem;
   const Descriptor folder = open_folder(entry_folders(key, digest), Missing::fail, &problem);
   if (!folder.valid()) return {};
-  const FileBytes content = read_private_file(folder.get(), entry_name(digest), kMaxEntryBytes);
+  const FileBytes content = read_private_file(folder.get(), entry_name(digest), kMaxEntryBytes, Reading::use);
   if (content.status == FileBytes::Status::absent) return {};
   const auto damaged = [&](const std::string& reason) {
     return Found{std::nullopt, fmt::format("{} under {}: {}", entry_name(digest), root_.string(), reason)};
@@ -170,19 +268,26 @@ bool Disk::publish(const Entry& entry, std::string* problem) const {
     return false;
   }
   const std::string digest = entry.key.digest();
-  const Descriptor temporaries = open_folder({version_folder(), "tmp"}, Missing::create, problem);
-  if (!temporaries.valid()) return false;
   const Descriptor folder = open_folder(entry_folders(entry.key, digest), Missing::create, problem);
   if (!folder.valid()) return false;
-  const std::string temporary = temporary_name(digest);
-  if (!write_private_file(temporaries.get(), temporary, bytes, problem)) return false;
-  if (renameat(temporaries.get(), temporary.c_str(), folder.get(), entry_name(digest).c_str()) != 0) {
-    *problem = error_text(errno);
-    unlinkat(temporaries.get(), temporary.c_str(), 0);
-    return false;
+  if (!entry.source.empty()) {
+    // Before the entry, and whatever becomes of it: a source without an entry goes when space is made.
+    write(source_name(digest), std::as_bytes(std::span(entry.source)), folder.get(), problem);
   }
+  if (!write(entry_name(digest), bytes, folder.get(), problem)) return false;
   fsync(folder.get());  // best effort: an entry lost to a power cut is built again
   return true;
+}
+
+bool Disk::write(const std::string& name, std::span<const std::byte> bytes, int folder, std::string* problem) const {
+  const Descriptor temporaries = open_folder({version_folder(), "tmp"}, Missing::create, problem);
+  if (!temporaries.valid()) return false;
+  const std::string temporary = temporary_name(name);
+  if (!write_private_file(temporaries.get(), temporary, bytes, problem)) return false;
+  if (renameat(temporaries.get(), temporary.c_str(), folder, name.c_str()) == 0) return true;
+  *problem = error_text(errno);
+  unlinkat(temporaries.get(), temporary.c_str(), 0);
+  return false;
 }
 
 BuildLock Disk::lock(const Key& key, std::chrono::milliseconds wait, std::string* problem) const {
@@ -207,6 +312,15 @@ BuildLock Disk::lock(const Key& key, std::chrono::milliseconds wait, std::string
       return {};
     }
     std::this_thread::sleep_for(pause);
+  }
+}
+
+void Disk::remove_other_versions() const {
+  std::string problem;
+  for (const std::string& name : names_in(open_private_root(root_, Missing::fail, &problem))) {
+    const bool version = name.size() > 1 && name[0] == 'v' && name.find_first_not_of("0123456789", 1) == name.npos;
+    std::error_code error;  // what cannot be removed stays
+    if (version && name != version_folder()) std::filesystem::remove_all(root_ / name, error);
   }
 }
 

@@ -1,16 +1,19 @@
 #include "cache/entry.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <concepts>
+#include <charconv>
 #include <limits>
 #include <string_view>
+#include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "cache/digest.hpp"
+#include "cache/encoding.hpp"
 #include "cache/files.hpp"
 
 namespace fa::cache {
@@ -24,102 +27,50 @@ constexpr std::size_t kDigestBytes = sizeof(DigestBytes);
 constexpr std::size_t kHeaderBytes = 32;
 static_assert(std::numeric_limits<double>::is_iec559 && sizeof(double) == sizeof(std::uint64_t));
 
-class Writer {
- public:
-  template <std::unsigned_integral Number>
-  void number(Number value) {
-    for (std::size_t i = 0; i < sizeof value; ++i) out_ += static_cast<char>((value >> (8 * i)) & 0xffU);
-  }
-  void raw(std::string_view bytes) { out_ += bytes; }
-  void text(std::string_view text) {
-    number(static_cast<std::uint32_t>(text.size()));
-    raw(text);
-  }
-  void signed32(std::int32_t value) { number(static_cast<std::uint32_t>(value)); }
-  void key(const Key& key) {
-    text(key.templates);
-    text(key.spec);
-    number(static_cast<std::uint32_t>(key.options.size()));
-    for (const std::string& option : key.options) text(option);
-    text(key.target);
-  }
-  std::string take() { return std::move(out_); }
+void write_key(Writer& writer, const Key& key) {
+  writer.text(key.templates);
+  writer.text(key.spec);
+  writer.number(static_cast<std::uint32_t>(key.options.size()));
+  for (const std::string& option : key.options) writer.text(option);
+  writer.text(key.target);
+  writer.text(key.unit);
+}
 
- private:
-  std::string out_;
-};
-
-/// Reads what Writer wrote. The first thing that does not fit spoils it, and all that follows reads as zero.
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : left_(bytes) {}
-
-  bool good() const { return good_; }
-  bool at_end() const { return left_.empty(); }
-
-  std::span<const std::byte> raw(std::uint64_t size) {
-    good_ = good_ && size <= left_.size();
-    if (!good_) return {};
-    const std::span<const std::byte> bytes = left_.first(size);
-    left_ = left_.subspan(size);
-    return bytes;
-  }
-  template <std::unsigned_integral Number>
-  Number number() {
-    Number value = 0;
-    const std::span<const std::byte> bytes = raw(sizeof(Number));
-    for (std::size_t i = 0; i < bytes.size(); ++i) value |= std::to_integer<Number>(bytes[i]) << (8 * i);
-    return value;
-  }
-  std::int32_t signed32() { return static_cast<std::int32_t>(number<std::uint32_t>()); }
-  std::uint32_t count(std::uint32_t limit) {
-    const auto value = number<std::uint32_t>();
-    good_ = good_ && value <= limit;
-    return good_ ? value : 0;
-  }
-  std::string text() {
-    const std::span<const std::byte> bytes = raw(count(kMaxTextBytes));
-    std::string out(bytes.size(), '\0');
-    std::ranges::transform(bytes, out.begin(), [](std::byte byte) { return std::to_integer<char>(byte); });
-    return out;
-  }
-  Key key() {
-    Key key;
-    key.templates = text();
-    key.spec = text();
-    const std::uint32_t options = count(kMaxOptions);
-    for (std::uint32_t i = 0; i < options && good_; ++i) key.options.push_back(text());
-    key.target = text();
-    return key;
-  }
-
- private:
-  std::span<const std::byte> left_;
-  bool good_ = true;
-};
+Key read_key(Reader& reader) {
+  Key key;
+  key.templates = reader.text(kMaxTextBytes);
+  key.spec = reader.text(kMaxTextBytes);
+  const std::uint32_t options = reader.count(kMaxOptions);
+  for (std::uint32_t i = 0; i < options && reader.good(); ++i) key.options.push_back(reader.text(kMaxTextBytes));
+  key.target = reader.text(kMaxTextBytes);
+  key.unit = reader.text(kMaxTextBytes);
+  return key;
+}
 
 std::string encode_facts(const Entry& entry) {
   Writer writer;
-  writer.key(entry.key);
+  write_key(writer, entry.key);
   writer.text(entry.kernel_name);
   writer.text(entry.compiler);
   writer.signed32(entry.registers);
   writer.signed32(entry.local_bytes);
   writer.signed32(entry.shared_bytes);
   writer.signed32(entry.threads);
+  writer.signed32(entry.min_driver);
   writer.number(std::bit_cast<std::uint64_t>(entry.compile_ms));
   return writer.take();
 }
 
 Entry decode_facts(Reader& reader) {
   Entry entry;
-  entry.key = reader.key();
-  entry.kernel_name = reader.text();
-  entry.compiler = reader.text();
+  entry.key = read_key(reader);
+  entry.kernel_name = reader.text(kMaxTextBytes);
+  entry.compiler = reader.text(kMaxTextBytes);
   entry.registers = reader.signed32();
   entry.local_bytes = reader.signed32();
   entry.shared_bytes = reader.signed32();
   entry.threads = reader.signed32();
+  entry.min_driver = reader.signed32();
   entry.compile_ms = std::bit_cast<double>(reader.number<std::uint64_t>());
   return entry;
 }
@@ -128,8 +79,19 @@ bool within_limits(const Entry& entry) {
   const auto fits = [](const std::string& text) { return text.size() <= kMaxTextBytes; };
   const Key& key = entry.key;
   return !entry.cubin.empty() && entry.cubin.size() <= kMaxCubinBytes && key.options.size() <= kMaxOptions &&
-         fits(key.templates) && fits(key.spec) && fits(key.target) && fits(entry.kernel_name) && fits(entry.compiler) &&
-         std::ranges::all_of(key.options, fits);
+         fits(key.templates) && fits(key.spec) && fits(key.target) && fits(key.unit) && fits(entry.kernel_name) &&
+         fits(entry.compiler) && std::ranges::all_of(key.options, fits);
+}
+
+/// "13.0".
+std::optional<std::pair<int, int>> parse_version(std::string_view text) {
+  std::pair<int, int> version;
+  const char* const end = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), end, version.first);
+  if (major.ec != std::errc() || major.ptr == end || *major.ptr != '.') return std::nullopt;
+  const auto minor = std::from_chars(major.ptr + 1, end, version.second);
+  if (minor.ec != std::errc() || minor.ptr != end || version.first < 0 || version.second < 0) return std::nullopt;
+  return version;
 }
 
 std::optional<Entry> refuse(std::string* problem, const char* reason) {
@@ -143,13 +105,17 @@ std::string Key::digest() const {
   FieldHasher hasher;
   hasher.number(kSchemaVersion).text(templates).text(spec).number(options.size());
   for (const std::string& option : options) hasher.text(option);
-  return hasher.text(target).hex();
+  return hasher.text(target).text(unit).hex();
 }
 
 std::string encode_key(const Key& key) {
   Writer writer;
-  writer.key(key);
+  write_key(writer, key);
   return writer.take();
+}
+
+std::uint64_t encoded_size(const Entry& entry) {
+  return kHeaderBytes + encode_facts(entry).size() + entry.cubin.size() + kDigestBytes;
 }
 
 std::vector<std::byte> encode_entry(const Entry& entry) {
@@ -201,6 +167,37 @@ std::optional<Entry> decode_entry(std::span<const std::byte> bytes, std::string*
   const std::span<const std::byte> cubin = body.last(cubin_size);
   entry.cubin.assign(cubin.begin(), cubin.end());
   return entry;
+}
+
+bool Acceptance::accepts(int compiler_major, int compiler_minor) const noexcept {
+  const auto wanted = std::pair(major, minor);
+  const auto given = std::pair(compiler_major, compiler_minor);
+  return rule == Rule::any || (rule == Rule::exactly ? given == wanted : given >= wanted);
+}
+
+std::string Acceptance::refusal(const Entry& entry) const {
+  if (driver != 0 && entry.min_driver > driver) {
+    return fmt::format("it needs a driver for CUDA {}.{}, and this one is for {}.{}", entry.min_driver / 1000,
+                       entry.min_driver % 1000 / 10, driver / 1000, driver % 1000 / 10);
+  }
+  if (rule == Rule::any) return {};
+  const std::string_view compiler = entry.compiler;
+  const std::size_t space = compiler.rfind(' ');
+  const auto version = parse_version(space == std::string_view::npos ? compiler : compiler.substr(space + 1));
+  if (version && accepts(version->first, version->second)) return {};
+  return fmt::format("it was compiled by {}, and accepted is {}{}.{}", entry.compiler,
+                     rule == Rule::at_least ? ">=" : "", major, minor);
+}
+
+std::optional<Acceptance> parse_acceptance(std::string_view text) {
+  Acceptance accept;
+  if (text.empty()) return accept;
+  accept.rule = text.starts_with(">=") ? Acceptance::Rule::at_least : Acceptance::Rule::exactly;
+  if (accept.rule == Acceptance::Rule::at_least) text.remove_prefix(2);
+  const auto version = parse_version(text);
+  if (!version) return std::nullopt;
+  std::tie(accept.major, accept.minor) = *version;
+  return accept;
 }
 
 std::optional<Entry> read_entry(const std::filesystem::path& file, std::string* problem) {

@@ -13,8 +13,8 @@
 /// The bytes of an entry file. Everything is little endian and fixed width; a text is a u32 length and its bytes.
 ///
 ///     magic[8]  u32 schema  u32 zero  u64 facts_size  u64 cubin_size
-///     facts:    templates  spec  u32 count, options  target                        (the key)
-///               kernel_name  compiler  i32 registers, local_bytes, shared_bytes, threads  f64 compile_ms
+///     facts:    templates  spec  u32 count, options  target  unit                  (the key)
+///               kernel_name  compiler  i32 registers, local_bytes, shared_bytes, threads, min_driver  f64 compile_ms
 ///     cubin
 ///     digest[16] over all bytes before it
 namespace fa::cache {
@@ -27,6 +27,9 @@ inline constexpr std::uint64_t kMaxEntryBytes = kMaxFactsBytes + kMaxCubinBytes 
 
 /// The key's fields as they stand in an entry file: equal exactly for equal keys.
 std::string encode_key(const Key& key);
+
+/// The size of its file.
+std::uint64_t encoded_size(const Entry& entry);
 
 /// Empty when the entry has no cubin or breaks a limit, so that nothing is written that `decode_entry` would refuse.
 std::vector<std::byte> encode_entry(const Entry& entry);

@@ -2,12 +2,16 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <ctime>
+#include <random>
 #include <system_error>
 
 namespace fa::cache {
@@ -18,14 +22,18 @@ constexpr mode_t kDirectoryMode = 0700;
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kOthersWrite = 022;
 
-/// What keeps an open file from being ours alone; empty when nothing does.
-std::string ownership_problem(const struct stat& status) {
-  if (status.st_uid != geteuid()) return fmt::format("belongs to another user (uid {})", status.st_uid);
+std::string writable_problem(const struct stat& status) {
   if ((status.st_mode & kOthersWrite) != 0) {
     return fmt::format("can be written by other users (mode {:04o}; chmod go-w makes it usable)",
                        static_cast<unsigned>(status.st_mode) & 07777U);
   }
   return {};
+}
+
+/// What keeps an open file from being ours alone; empty when nothing does.
+std::string ownership_problem(const struct stat& status) {
+  if (status.st_uid != geteuid()) return fmt::format("belongs to another user (uid {})", status.st_uid);
+  return writable_problem(status);
 }
 
 Descriptor checked_directory(int descriptor, const std::string& name, std::string* problem) {
@@ -59,14 +67,24 @@ bool make_directories(const std::filesystem::path& path) {
   return make_directories(path.parent_path()) && make_directory(path);
 }
 
+/// With errno 0 where the file ends too early.
 bool read_all(int file, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t count = read(file, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = 0;
     if (count <= 0) return false;
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
   return true;
+}
+
+/// A file is marked as used once an hour at most: enough to tell what is idle, and no write for each of many processes.
+void mark_used(int file, const struct stat& status) {
+  constexpr std::time_t kGranularity = 3600;
+  if (std::time(nullptr) - status.st_mtime < kGranularity) return;
+  const struct timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
+  futimens(file, times);  // a read-only file system keeps its times, and evicts nothing either
 }
 
 bool write_all(int file, std::span<const std::byte> bytes) {
@@ -122,7 +140,7 @@ Descriptor open_private_root(const std::filesystem::path& root, Missing missing,
   return checked_directory(descriptor, root.string(), problem);
 }
 
-FileBytes read_private_file(int parent, const std::string& name, std::uint64_t limit) {
+FileBytes read_private_file(int parent, const std::string& name, std::uint64_t limit, Reading reading) {
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   const Descriptor file(openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) {
@@ -135,17 +153,62 @@ FileBytes read_private_file(int parent, const std::string& name, std::uint64_t l
   if (std::string reason = ownership_problem(status); !reason.empty()) return refused(std::move(reason));
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size > limit) return refused(fmt::format("{} bytes are too many", size));
+  // Whether the lock is granted or not, what is open can be read; it only keeps an eviction from choosing this file.
+  flock(file.get(), LOCK_SH | LOCK_NB);
+  if (reading == Reading::use) mark_used(file.get(), status);
   FileBytes result{FileBytes::Status::read, std::vector<std::byte>(size), {}};
-  if (!read_all(file.get(), result.bytes)) return refused("cannot be read to its end");
-  return result;
+  if (read_all(file.get(), result.bytes)) return result;
+  if (errno == ESTALE) return {};  // removed by another host of a network file system
+  return refused("cannot be read to its end");
 }
 
-bool write_private_file(int parent, const std::string& name, std::span<const std::byte> bytes, std::string* problem) {
+Descriptor open_shipped_file(const std::filesystem::path& file, struct stat* status, std::string* problem) {
+  Descriptor descriptor(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!descriptor.valid() || fstat(descriptor.get(), status) != 0) {
+    *problem = error_text(errno);
+    return {};
+  }
+  if (!S_ISREG(status->st_mode)) {
+    *problem = "not a regular file";
+    return {};
+  }
+  *problem = status->st_uid == 0 ? writable_problem(*status) : ownership_problem(*status);
+  return problem->empty() ? std::move(descriptor) : Descriptor();
+}
+
+bool read_at(int file, std::uint64_t offset, std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = pread(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+  }
+  return true;
+}
+
+bool remove_idle_file(int parent, const std::string& name, const struct timespec& used) {
+  const Descriptor file(openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (file.valid()) {
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+    struct stat status {};
+    const bool same = fstat(file.get(), &status) == 0 && status.st_mtim.tv_sec == used.tv_sec &&
+                      status.st_mtim.tv_nsec == used.tv_nsec;
+    if (!same) return false;
+  }
+  return unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT;
+}
+
+namespace {
+
+/// Writes a new file of that mode through to the disk; on failure nothing is left behind.
+bool write_new_file(int parent, const std::string& name, mode_t mode, std::span<const std::byte> bytes,
+                    std::string* problem) {
   if (!within_file_size_limit(bytes.size())) {
     *problem = error_text(EFBIG);
     return false;
   }
-  Descriptor file(openat(parent, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+  Descriptor file(openat(parent, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!file.valid()) {
     *problem = error_text(errno);
     return false;
@@ -160,6 +223,28 @@ bool write_private_file(int parent, const std::string& name, std::span<const std
   *problem = error_text(error);
   unlinkat(parent, name.c_str(), 0);
   return false;
+}
+
+}  // namespace
+
+bool write_private_file(int parent, const std::string& name, std::span<const std::byte> bytes, std::string* problem) {
+  return write_new_file(parent, name, kFileMode, bytes, problem);
+}
+
+bool write_shared_file(const std::filesystem::path& file, std::span<const std::byte> bytes, std::string* problem) {
+  constexpr mode_t kSharedMode = 0644;
+  const std::filesystem::path temporary = file.parent_path() / temporary_name("." + file.filename().string());
+  if (!write_new_file(AT_FDCWD, temporary.string(), kSharedMode, bytes, problem)) return false;
+  if (renameat(AT_FDCWD, temporary.c_str(), AT_FDCWD, file.c_str()) == 0) return true;
+  *problem = error_text(errno);
+  unlinkat(AT_FDCWD, temporary.c_str(), 0);
+  return false;
+}
+
+std::string temporary_name(const std::string& stem) {
+  static std::atomic<unsigned> counter{0};
+  std::random_device random;
+  return fmt::format("{}.{}.{}.{:08x}{:08x}", stem, getpid(), counter.fetch_add(1), random(), random());
 }
 
 }  // namespace fa::cache

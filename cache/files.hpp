@@ -1,6 +1,8 @@
 #ifndef FA_CACHE_FILES_HPP_
 #define FA_CACHE_FILES_HPP_
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -53,8 +55,28 @@ struct FileBytes {
   std::string problem;  ///< of a refused file
 };
 
-/// Reads a whole regular file that is ours, that nobody else can write to, and that has at most `limit` bytes.
-FileBytes read_private_file(int parent, const std::string& name, std::uint64_t limit);
+/// Whether reading a file counts as using it: its time of modification, which says when it was last used, is then set
+/// to now if it is more than an hour old (times of access are off on many file systems).
+enum class Reading : std::uint8_t { look, use };
+
+/// Reads a whole regular file that is ours, that nobody else can write to, and that has at most `limit` bytes. Where
+/// locks work, `remove_idle_file` leaves it alone meanwhile.
+FileBytes read_private_file(int parent, const std::string& name, std::uint64_t limit, Reading reading = Reading::look);
+
+/// Opens a regular file, through links, that only we or the system's administrator can have written, to be read only.
+Descriptor open_shipped_file(const std::filesystem::path& file, struct stat* status, std::string* problem);
+
+/// Reads `bytes.size()` bytes from `offset` on.
+bool read_at(int file, std::uint64_t offset, std::span<std::byte> bytes);
+
+/// Removes a file that is not being read and was last used at `used`, as it was found in a list; true when it is gone.
+bool remove_idle_file(int parent, const std::string& name, const struct timespec& used);
+
+/// Writes a file that others may read; it appears under its name at once or not at all.
+bool write_shared_file(const std::filesystem::path& file, std::span<const std::byte> bytes, std::string* problem);
+
+/// Unique among threads by a counter, among processes and hosts by chance.
+std::string temporary_name(const std::string& stem);
 
 /// Writes a new file of mode 0600 through to the disk; on failure nothing is left behind.
 bool write_private_file(int parent, const std::string& name, std::span<const std::byte> bytes, std::string* problem);

@@ -1,6 +1,8 @@
 #include "cache/store.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -17,11 +19,12 @@
 
 #include "cache/disk.hpp"
 #include "cache/entry.hpp"
+#include "cache/pack.hpp"
 
 namespace fa::cache {
 namespace {
 
-enum class Cause : std::uint8_t { directory, damage, lock, publish, count };
+enum class Cause : std::uint8_t { directory, packs, damage, lock, publish, count };
 
 /// Tells each cause once, with no lock held, and lets no exception of the callback out.
 class Warnings {
@@ -53,15 +56,29 @@ struct Flight {
 
 class Store::Impl {
  public:
-  explicit Impl(const StoreOptions& options) : warnings_(options.warn), lock_wait_(options.lock_wait) {
+  explicit Impl(const StoreOptions& options)
+      : warnings_(options.warn), lock_wait_(options.lock_wait), accept_(options.accept), limits_(options.limits) {
+    for (const std::filesystem::path& file : options.packs) {
+      std::string problem;
+      if (std::optional<Pack> pack = Pack::open(file, &problem)) {
+        packs_.push_back(std::move(*pack));
+      } else {
+        pack_problems_.push_back(std::move(problem));
+      }
+    }
     if (!options.directory.empty()) disk_ = Disk::open(options.directory, &opening_problem_);
   }
 
-  /// Apart from the constructor, so that `shared` can tell it after letting go of its mutex.
-  void tell_opening_problem() {
+  /// Apart from the constructor, so that `shared` can tell them after letting go of its mutex.
+  void tell_opening_problems() {
+    if (!pack_problems_.empty()) {
+      warnings_.once(Cause::packs, fmt::format("Packs of kernels are not used: {}.", fmt::join(pack_problems_, "; ")));
+    }
     if (opening_problem_.empty() || disk_) return;
     warnings_.once(Cause::directory, fmt::format("Compiled kernels stay in memory: {}.", opening_problem_));
   }
+
+  const std::vector<std::string>& pack_problems() const noexcept { return pack_problems_; }
 
   Lookup get(const Key& key, const Build& build);
 
@@ -78,9 +95,15 @@ class Store::Impl {
  private:
   Lookup lead(const std::string& id, Flight& flight, const Key& key, const Build& build);
   Lookup build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build);
-  std::shared_ptr<const Entry> load(const Key& key, bool* damaged);
+  /// What a look-up does before it has the lock of the key, and again with it: then only the directory can have
+  /// changed, and what is refused has been counted.
+  enum class Look : std::uint8_t { first, again };
+  Lookup load(const Key& key, Look look);
+  std::shared_ptr<const Entry> taken(std::optional<Entry> entry, const std::string& damage, Look look,
+                                     std::string* refused);
   BuildLock lock(const Key& key);
   void publish(const Entry& entry) noexcept;
+  void keep_within_limits(const Entry& entry);
   void land(const std::string& id, Flight& flight, std::shared_ptr<const Entry> entry, std::exception_ptr error);
   void count(std::uint64_t Counters::*counter) {
     const std::scoped_lock lock(mutex_);
@@ -89,8 +112,16 @@ class Store::Impl {
 
   Warnings warnings_;
   std::chrono::milliseconds lock_wait_;
+  Acceptance accept_;
+  Limits limits_;
   std::string opening_problem_;
+  std::vector<std::string> pack_problems_;
+  std::vector<Pack> packs_;
   std::optional<Disk> disk_;
+
+  std::mutex quota_mutex_;
+  Usage usage_;                   ///< of the directory when it was last looked at, and what was published since
+  int publishes_until_look_ = 0;  ///< others write there too
 
   mutable std::mutex mutex_;  ///< never held while building or touching a file
   Counters counters_;
@@ -134,37 +165,56 @@ Lookup Store::Impl::lead(const std::string& id, Flight& flight, const Key& key, 
 }
 
 Lookup Store::Impl::build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build) {
-  bool damaged = false;
-  std::shared_ptr<const Entry> entry = load(key, &damaged);
-  const BuildLock held = entry || !build ? BuildLock() : lock(key);
-  if (!entry && build) entry = load(key, &damaged);  // another process may have published it meanwhile
-  if (damaged) count(&Counters::damaged);
-  if (entry) {
-    count(&Counters::disk_hits);
-    land(id, flight, entry, nullptr);
-    return {std::move(entry), Origin::disk};
+  Lookup found = load(key, Look::first);
+  const BuildLock held = found.entry || !build ? BuildLock() : lock(key);
+  if (!found.entry && build) {  // another process may have published it meanwhile
+    std::string refused = std::move(found.refused);
+    found = load(key, Look::again);
+    if (!found.entry && found.refused.empty()) found.refused = std::move(refused);
   }
-  if (!build) {
-    land(id, flight, nullptr, nullptr);
-    return {};
+  if (!found.entry && build) {
+    Entry built = build();
+    built.key = key;
+    found.entry = std::make_shared<const Entry>(std::move(built));
+    found.origin = Origin::built;
+    count(&Counters::builds);
+    land(id, flight, found.entry, nullptr);
+    publish(*found.entry);
+    return found;
   }
-  Entry built = build();
-  built.key = key;
-  entry = std::make_shared<const Entry>(std::move(built));
-  count(&Counters::builds);
-  land(id, flight, entry, nullptr);
-  publish(*entry);
-  return {std::move(entry), Origin::built};
+  if (found.entry) count(found.origin == Origin::pack ? &Counters::pack_hits : &Counters::disk_hits);
+  land(id, flight, found.entry, nullptr);
+  return found;
 }
 
-std::shared_ptr<const Entry> Store::Impl::load(const Key& key, bool* damaged) {
-  if (!disk_) return nullptr;
-  Disk::Found found = disk_->load(key);
-  if (found.entry) return std::make_shared<const Entry>(std::move(*found.entry));
-  if (!found.damage.empty()) {
-    *damaged = true;
-    warnings_.once(Cause::damage, fmt::format("A stored kernel failed its check and is not used: {}.", found.damage));
+Lookup Store::Impl::load(const Key& key, Look look) {
+  Lookup found;
+  for (const Pack& pack : packs_) {
+    if (look == Look::again) break;
+    Pack::Found stored = pack.load(key);
+    found.origin = Origin::pack;
+    found.entry = taken(std::move(stored.entry), stored.damage, look, &found.refused);
+    if (found.entry) return found;
   }
+  if (!disk_) return found;
+  Disk::Found stored = disk_->load(key);
+  found.origin = Origin::disk;
+  found.entry = taken(std::move(stored.entry), stored.damage, look, &found.refused);
+  return found;
+}
+
+std::shared_ptr<const Entry> Store::Impl::taken(std::optional<Entry> entry, const std::string& damage, Look look,
+                                                std::string* refused) {
+  if (!damage.empty()) {
+    if (look == Look::first) count(&Counters::damaged);
+    *refused = damage;
+    warnings_.once(Cause::damage, fmt::format("A stored kernel failed its check and is not used: {}.", damage));
+  }
+  if (!entry) return nullptr;
+  std::string refusal = accept_.refusal(*entry);
+  if (refusal.empty()) return std::make_shared<const Entry>(std::move(*entry));
+  if (look == Look::first) count(&Counters::unaccepted);
+  *refused = std::move(refusal);
   return nullptr;
 }
 
@@ -182,13 +232,39 @@ void Store::Impl::publish(const Entry& entry) noexcept {
   if (!disk_ || entry.cubin.empty()) return;
   try {
     std::string problem;
-    if (disk_->publish(entry, &problem)) return;
+    const std::uint64_t bytes = encoded_size(entry) + entry.source.size();
+    if (limits_.bytes != 0 && bytes > limits_.bytes) {
+      problem = fmt::format("{} bytes are more than it may hold", bytes);
+    } else if (disk_->publish(entry, &problem)) {
+      return keep_within_limits(entry);
+    }
     count(&Counters::publish_failures);
     warnings_.once(Cause::publish, fmt::format("Compiled kernels stay in memory: {} refused one ({}).",
                                                disk_->root().string(), problem));
   } catch (...) {
     count(&Counters::publish_failures);
   }
+}
+
+void Store::Impl::keep_within_limits(const Entry& entry) {
+  constexpr int kPublishesBetweenLooks = 64;
+  if (limits_ == Limits{}) return;
+  const std::scoped_lock lock(quota_mutex_);
+  if (publishes_until_look_ <= 0) {
+    usage_ = disk_->usage();
+    publishes_until_look_ = kPublishesBetweenLooks;
+  } else {
+    --publishes_until_look_;
+    ++usage_.entries;
+    usage_.bytes += encoded_size(entry) + entry.source.size();
+  }
+  const bool full = (limits_.bytes != 0 && usage_.bytes > limits_.bytes) ||
+                    (limits_.entries != 0 && usage_.entries > limits_.entries);
+  if (!full) return;
+  const Collected collected = disk_->collect(limits_);
+  usage_ = collected.left;
+  const std::scoped_lock counting(mutex_);
+  counters_.evictions += collected.removed.entries;
 }
 
 void Store::Impl::land(const std::string& id, Flight& flight, std::shared_ptr<const Entry> entry,
@@ -203,7 +279,7 @@ void Store::Impl::land(const std::string& id, Flight& flight, std::shared_ptr<co
 }
 
 Store::Store(const StoreOptions& options) : Store(std::make_unique<Impl>(options)) {
-  impl_->tell_opening_problem();
+  impl_->tell_opening_problems();
 }
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -218,11 +294,29 @@ Counters Store::counters() const {
   return impl_->counters();
 }
 
+const std::vector<std::string>& Store::pack_problems() const noexcept {
+  return impl_->pack_problems();
+}
+
 const std::filesystem::path& Store::directory() const noexcept {
   return impl_->directory();
 }
 
 namespace {
+
+auto sort_key(const Key& key) {
+  return std::tie(key.target, key.spec, key.options, key.templates, key.unit);
+}
+
+/// Sizes and time of use, from the file system.
+void add_file_facts(const std::filesystem::path& path, StoredEntry* item) {
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0) return;
+  item->file_bytes = static_cast<std::uint64_t>(status.st_size);
+  item->last_used = std::chrono::system_clock::from_time_t(status.st_mtime);
+  const std::filesystem::path source = std::filesystem::path(path).replace_extension(".cu");
+  if (lstat(source.c_str(), &status) == 0) item->file_bytes += static_cast<std::uint64_t>(status.st_size);
+}
 
 /// One spelling for each directory. Its own last component stays as given: a root must not be a symbolic link.
 std::filesystem::path canonical_directory(const std::filesystem::path& directory) {
@@ -238,40 +332,96 @@ std::filesystem::path canonical_directory(const std::filesystem::path& directory
 
 std::shared_ptr<Store> Store::shared(const StoreOptions& options) {
   static std::mutex mutex;
-  static std::map<std::filesystem::path, std::weak_ptr<Store>> stores;
-  const std::filesystem::path directory = canonical_directory(options.directory);
+  using Identity = std::tuple<std::filesystem::path, std::vector<std::filesystem::path>, Acceptance, Limits>;
+  static std::map<Identity, std::weak_ptr<Store>> stores;
+  const Identity identity(canonical_directory(options.directory), options.packs, options.accept, options.limits);
   std::shared_ptr<Store> store;
   {
     const std::scoped_lock lock(mutex);
     std::erase_if(stores, [](const auto& item) { return item.second.expired(); });
-    std::weak_ptr<Store>& slot = stores[directory];
+    std::weak_ptr<Store>& slot = stores[identity];
     if (std::shared_ptr<Store> existing = slot.lock()) return existing;
     store.reset(new Store(std::make_unique<Impl>(options)));
     slot = store;
   }
-  store->impl_->tell_opening_problem();
+  store->impl_->tell_opening_problems();
   return store;
 }
 
 std::vector<Entry> list_entries(const std::filesystem::path& directory, int* damaged) {
   if (damaged != nullptr) *damaged = 0;
-  std::vector<Entry> entries = Disk::list(directory, damaged);
-  std::ranges::sort(entries, [](const Entry& a, const Entry& b) {
-    return std::tie(a.key.target, a.key.spec, a.key.options, a.key.templates) <
-           std::tie(b.key.target, b.key.spec, b.key.options, b.key.templates);
+  std::vector<Entry> entries;
+  Disk::existing(directory).visit([&](const auto&, std::optional<Entry> entry, const std::string&) {
+    if (entry) {
+      entries.push_back(std::move(*entry));
+    } else if (damaged != nullptr) {
+      ++*damaged;
+    }
   });
+  std::ranges::sort(entries, [](const Entry& a, const Entry& b) { return sort_key(a.key) < sort_key(b.key); });
   return entries;
 }
 
-std::filesystem::path default_directory() {
-  const auto absolute = [](const char* name) {
+std::vector<StoredEntry> list_stored(const std::filesystem::path& directory) {
+  std::vector<StoredEntry> stored;
+  Disk::existing(directory).visit([&](const auto& path, std::optional<Entry> entry, const std::string& problem) {
+    StoredEntry item;
+    item.path = path;
+    item.problem = problem;
+    add_file_facts(path, &item);
+    if (entry) {
+      item.entry = std::move(*entry);
+      item.cubin_bytes = item.entry.cubin.size();
+      item.entry.cubin = {};
+    }
+    stored.push_back(std::move(item));
+  });
+  std::ranges::sort(
+      stored, [](const StoredEntry& a, const StoredEntry& b) { return sort_key(a.entry.key) < sort_key(b.entry.key); });
+  return stored;
+}
+
+Usage directory_usage(const std::filesystem::path& directory) {
+  return Disk::existing(directory).usage();
+}
+
+Collected collect_garbage(const std::filesystem::path& directory, const Garbage& garbage) {
+  const Disk disk = Disk::existing(directory);
+  disk.remove_stale_files();
+  if (garbage.other_versions) disk.remove_other_versions();
+  Collected result;
+  if (garbage.damaged) {
+    const Usage before = disk.usage();
+    disk.visit([&](const auto& path, std::optional<Entry> entry, const std::string&) {
+      if (!entry) disk.remove(path);
+    });
+    const Usage after = disk.usage();
+    result.removed = {before.entries - after.entries, before.bytes - after.bytes};
+  }
+  const Collected collected = disk.collect(garbage.limits);
+  result.removed.entries += collected.removed.entries;
+  result.removed.bytes += collected.removed.bytes;
+  result.left = collected.left;
+  return result;
+}
+
+std::filesystem::path default_directory(std::string* problem) {
+  std::string ignored;
+  std::string& passed_over = problem != nullptr ? *problem : ignored;
+  passed_over.clear();
+  const auto absolute = [&passed_over](const char* name) {
     const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only, as every program does
     std::filesystem::path path = value == nullptr ? "" : value;
-    return path.is_absolute() ? path : std::filesystem::path();
+    if (path.is_absolute()) return path;
+    if (!path.empty() && passed_over.empty()) {
+      passed_over = fmt::format("{} = {} is not an absolute path", name, path.string());
+    }
+    return std::filesystem::path();
   };
   if (std::filesystem::path own = absolute("FA_CACHE_DIR"); !own.empty()) return own;
   if (const std::filesystem::path caches = absolute("XDG_CACHE_HOME"); !caches.empty()) return caches / "fa";
   if (const std::filesystem::path home = absolute("HOME"); !home.empty()) return home / ".cache" / "fa";
+  if (passed_over.empty()) passed_over = "none of FA_CACHE_DIR, XDG_CACHE_HOME and HOME is set";
   return {};
 }
 

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fa/device.hpp>
 #include <fa/error.hpp>
@@ -37,12 +39,35 @@ struct CachePolicy {
   /// Empty: FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa, else memory only. A directory that others can
   /// write to, or that cannot be written, costs speed and one warning, never the run.
   std::string directory = {};
+  /// Files made by `fa pack`, searched before the directory and never written, with those that FA_CACHE_PACKS names
+  /// (separated by colons) behind them. One that cannot be used costs a warning.
+  std::vector<std::string> packs = {};
+  /// Caps of the directory: what was used least recently goes. 0: FA_CACHE_MAX_BYTES (may end in K, M or G), else 256
+  /// MiB; negative: none.
+  std::int64_t max_bytes = 0;
+  std::int64_t max_entries = 0;  ///< 0: FA_CACHE_MAX_ENTRIES, else 4096; negative: none
+  /// Which NVRTC versions may have compiled what is stored, and may compile: "13.0" exactly that one, ">=12.8" that one
+  /// or later, "any". Empty: FA_CACHE_COMPILERS, else any.
+  std::string compilers = {};
+  bool keep_source = false;  ///< puts the source of every kernel compiled from now on beside it, as one file for nvcc
 };
 
 /// Whether a kernel may be compiled when the cache has none.
 enum class CompilePolicy : std::uint8_t {
   allow,  ///< compile with NVRTC, in the calling thread
-  never,  ///< fail with ErrorCode::cache_miss
+  /// Take the best kernel that is stored; without any fail with ErrorCode::cache_miss (fields: kernel, key, command),
+  /// whose message is the `fa` command that would build it. Never opens NVRTC.
+  never,
+};
+
+/// One compilation, as AttentionConfig::on_compile is told of it.
+struct CompileEvent {
+  enum class Phase : std::uint8_t { started, finished, failed };
+  Phase phase = Phase::started;
+  std::string spec;         ///< every choice of the planner, in one line
+  std::string target;       ///< "sm_90a"
+  double milliseconds = 0;  ///< of a finished one
+  std::string problem;      ///< of a failed one
 };
 
 /// A kernel family: one way of using the tensor cores.
@@ -81,6 +106,10 @@ struct AttentionConfig {
   std::optional<KernelOverride> kernel = std::nullopt;           ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
+  /// Told of every compilation by the thread that compiles, before and after: a program that has finished starting up
+  /// expects none. What it throws when one starts ends the call, with nothing compiled; after that nothing may be
+  /// thrown.
+  std::function<void(const CompileEvent&)> on_compile = nullptr;
 };
 
 /// Sizes of one call. 0 is a legal size for b, s_q and s_kv.
@@ -136,13 +165,26 @@ struct Workspace {
 struct KernelInfo {
   std::string name;    ///< entry point, "fa_sm80_forward"
   std::string spec;    ///< every choice of the planner, in one line
-  std::string origin;  ///< "compiled", "disk", "memory" or "host"
+  std::string origin;  ///< "compiled", "pack", "disk", "memory" or "host"
   double compile_ms = 0;
   double load_ms = 0;
   int registers = 0;     ///< a thread
   int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
   int shared_bytes = 0;  ///< a thread block
   int threads = 0;       ///< a thread block
+};
+
+/// What became of look-ups in one cache of this process, since it was opened: every Attention with an equal CachePolicy
+/// shares it.
+struct CacheCounters {
+  std::uint64_t memory_hits = 0;
+  std::uint64_t pack_hits = 0;
+  std::uint64_t disk_hits = 0;
+  std::uint64_t compiles = 0;
+  std::uint64_t damaged = 0;           ///< stored kernels that failed their check; they are compiled anew
+  std::uint64_t unaccepted = 0;        ///< stored kernels of a compiler, or for a driver, that is not accepted
+  std::uint64_t publish_failures = 0;  ///< kernels that stayed in memory because the directory refused them
+  std::uint64_t evictions = 0;         ///< stored kernels removed to keep within the caps
 };
 
 class FA_API Attention {
@@ -194,12 +236,20 @@ class FA_API Attention {
 
   const AttentionConfig& config() const noexcept;
   Device device() const noexcept;
+  CacheCounters cache_counters() const;  ///< zero on the host device
 
  private:
   class Impl;
   explicit Attention(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
+
+/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order: found in the cache or compiled,
+/// as `config` says, and not loaded. Needs no GPU. A program that ships a pack proves with CompilePolicy::never that
+/// the pack is complete; with CompilePolicy::allow it fills a cache. Throws fa::Error: invalid_argument, unsupported,
+/// no_compiler, compile_failed, cache_miss.
+FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
+                                            const std::string& arch);
 
 /// "0.1.0".
 FA_API const char* version() noexcept;

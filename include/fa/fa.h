@@ -93,6 +93,19 @@ enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
 /* Whether a kernel may be compiled when the cache has none. */
 enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1 };
 
+/* One compilation, as fa_config.on_compile is told of it, by the thread that compiles, before and after. The texts are
+ * valid during the call only. */
+enum fa_compile_phase { FA_COMPILE_STARTED = 0, FA_COMPILE_FINISHED = 1, FA_COMPILE_ABORTED = 2 };
+typedef struct fa_compile_event {
+  uint32_t struct_size;
+  int32_t phase;       /* enum fa_compile_phase */
+  const char* spec;    /* every choice of the planner, in one line */
+  const char* target;  /* "sm_90a" */
+  const char* problem; /* of a failed one, else "" */
+  double milliseconds; /* of a finished one */
+} fa_compile_event;
+typedef void (*fa_compile_callback)(void* user, const fa_compile_event* event);
+
 /* A kernel family: one way of using the tensor cores. */
 enum fa_family {
   FA_FAMILY_AUTOMATIC = 0,
@@ -135,6 +148,17 @@ typedef struct fa_config {
   const char* cache_directory;      /* UTF-8. NULL or "": FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa */
   const fa_kernel_override* kernel; /* of fa_forward; NULL: the planner decides */
   const fa_kernel_override* kernel_backward; /* of fa_backward; NULL: the planner decides */
+  /* Files made by `fa pack`, searched before the directory; FA_CACHE_PACKS adds to them. Read during fa_create only. */
+  const char* const* cache_packs;
+  uint64_t cache_pack_count;
+  /* Caps of the directory. 0: FA_CACHE_MAX_BYTES and FA_CACHE_MAX_ENTRIES, else 256 MiB and 4096; negative: none. */
+  int64_t cache_max_bytes;
+  int64_t cache_max_entries;
+  const char* cache_compilers;    /* "13.0", ">=12.8" or "any" NVRTC. NULL or "": FA_CACHE_COMPILERS, else any */
+  fa_compile_callback on_compile; /* NULL: nobody is told */
+  void* on_compile_user;
+  int32_t cache_keep_source; /* nonzero: puts the source of every kernel compiled from now on beside it */
+  int32_t reserved;          /* 0 */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -227,9 +251,23 @@ typedef struct fa_kernel_info {
   double compile_ms;
   double load_ms;
   char name[64];   /* entry point */
-  char origin[16]; /* "compiled", "disk", "memory" or "host" */
+  char origin[16]; /* "compiled", "pack", "disk", "memory" or "host" */
   char spec[512];  /* every choice of the planner, in one line */
 } fa_kernel_info;
+
+/* What became of look-ups in one cache of this process: every attention with an equal cache configuration shares it. */
+typedef struct fa_cache_counters {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t memory_hits;
+  uint64_t pack_hits;
+  uint64_t disk_hits;
+  uint64_t compiles;
+  uint64_t damaged;          /* stored kernels that failed their check; they are compiled anew */
+  uint64_t unaccepted;       /* stored kernels of a compiler, or for a driver, that is not accepted */
+  uint64_t publish_failures; /* kernels that stayed in memory because the directory refused them */
+  uint64_t evictions;        /* stored kernels removed to keep within the caps */
+} fa_cache_counters;
 
 /* Computes attention for one fa_config on one device. */
 typedef struct fa_attention fa_attention;
@@ -270,6 +308,15 @@ FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* s
 FA_C_API int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape);
 FA_C_API int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
 FA_C_API int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
+
+/* Zero on the host device. The caller sets counters->struct_size; no byte beyond it is written. */
+FA_C_API int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* counters);
+
+/* The attention kernel for `shape` on a GPU of `arch` ("sm_90a"), found in the cache or compiled, as `config` says,
+ * with every other kernel that the shape needs; nothing is loaded, and no GPU is needed. A program that ships a pack
+ * proves with FA_COMPILE_NEVER that the pack is complete. After FA_CACHE_MISS, fa_last_error_field("command") is the
+ * `fa` command that builds what is missing. `info` may be NULL; else the caller sets info->struct_size. */
+FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info);
 
 /* The last failure on the calling thread: its code (FA_OK when there was none), its message, and its named facts, among
  * them "argument", "value" and "accepted" (see fa_status for more). Never NULL: empty when there is nothing. The texts

@@ -13,6 +13,7 @@
 #include <common/forward_params.cuh>
 
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
@@ -51,9 +52,7 @@ class Attention::Impl {
  public:
   Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
     api::validate(config_, device.kind() == Device::Kind::host);
-    const double scale = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
-    scale_ = scale;
-    positive_scale_ = scale > 0;
+    scale_ = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
     if (device.kind() == Device::Kind::host) return;
     context_.emplace(driver::ContextRef::acquire(device));
     device_ = Device::cuda(context_->info().ordinal);
@@ -62,11 +61,24 @@ class Attention::Impl {
     for (const std::int64_t s_q : {1, 4096}) {
       plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096}), fixed());
     }
-    store_ = api::open_store(config_.cache);
+    store_ = api::open_store(config_.cache, driver::api().version);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
   Device device() const noexcept { return device_; }
+
+  CacheCounters cache_counters() const {
+    if (store_ == nullptr) return {};
+    const cache::Counters from = store_->counters();
+    return {.memory_hits = from.memory_hits,
+            .pack_hits = from.pack_hits,
+            .disk_hits = from.disk_hits,
+            .compiles = from.builds,
+            .damaged = from.damaged,
+            .unaccepted = from.unaccepted,
+            .publish_failures = from.publish_failures,
+            .evictions = from.evictions};
+  }
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
@@ -121,21 +133,7 @@ class Attention::Impl {
   int d_v() const noexcept { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
 
   plan::Problem problem(const AttentionShape& shape) const noexcept {
-    plan::Problem result;
-    result.arch = context_->info().arch;
-    result.dtype = config_.dtype;
-    result.d_qk = config_.head_dim;
-    result.d_v = d_v();
-    result.causal = config_.causal;
-    result.causal_align = config_.causal_align;
-    result.positive_scale = positive_scale_;
-    result.aligned = shape.aligned;
-    result.b = shape.b;
-    result.h_q = shape.h_q;
-    result.h_kv = shape.h_kv;
-    result.s_q = shape.s_q;
-    result.s_kv = shape.s_kv;
-    return result;
+    return api::make_problem(config_, shape, context_->info().arch);
   }
 
   /// The ready kernels of a choice: one atomic load once they exist.
@@ -152,14 +150,17 @@ class Attention::Impl {
 
   Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
+    api::Supply supply(config_);
+    supply.accept.driver = driver::api().version;
+    supply.command = [&] { return api::remedy(wanted, config_); };
     Ready ready;
-    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, config_.compile, config_.deterministic);
+    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, supply, config_.deterministic);
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
     if (choice.splits > 1) {
       KernelInfo combine_info;
-      const api::ChosenKernel combine{planned.combine, api::get_kernel(planned.combine, *store_, config_.compile)};
+      const api::ChosenKernel combine{planned.combine, api::get_kernel(planned.combine, *store_, supply)};
       ready.combine = api::load_kernel(combine, *context_, &combine_info);
       ready.combine_threads = static_cast<unsigned>(planned.combine.threads());
       ready.info.compile_ms += combine_info.compile_ms;
@@ -312,7 +313,6 @@ class Attention::Impl {
   AttentionConfig config_;
   Device device_;
   double scale_ = 1;
-  bool positive_scale_ = true;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device
   std::shared_ptr<cache::Store> store_;
 
@@ -370,6 +370,10 @@ const AttentionConfig& Attention::config() const noexcept {
 
 Device Attention::device() const noexcept {
   return impl_->device();
+}
+
+CacheCounters Attention::cache_counters() const {
+  return impl_->cache_counters();
 }
 
 const char* version() noexcept {

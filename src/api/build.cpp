@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "support/log.hpp"
+#include "support/text.hpp"
 
 namespace fa::api {
 namespace {
@@ -24,37 +26,94 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-cache::Key key_of(const plan::KernelSpec& spec, const render::Source& source) {
-  cache::Key key;
-  // The unit is written by code of the library, not by a template: it is part of what is digested.
-  key.templates = cache::digest(render::templates_digest() + source.unit);
-  key.spec = canonical(spec);
-  key.options = compile::code_options(spec.arch);
-  key.target = to_string(spec.arch);
-  return key;
+/// Tells the hook that compiling is over, whatever it makes of that.
+void tell_end(const Supply& supply, const CompileEvent& event) noexcept {
+  if (!supply.on_compile) return;
+  try {
+    supply.on_compile(event);
+  } catch (const std::exception& exception) {
+    support::logf(LogLevel::warning, "on_compile threw after a compilation: {}", exception.what());
+  } catch (...) {
+    support::log(LogLevel::warning, "on_compile threw after a compilation");
+  }
 }
 
-cache::Entry build(const plan::KernelSpec& spec, const render::Source& source, const cache::Key& key) {
-  compile::Cubin cubin = compile::compile(source, spec.arch);
-  support::logf(LogLevel::info, "compiled {} in {:.0f} ms: {} registers, {} bytes of local memory", key.spec,
-                cubin.milliseconds, cubin.facts.registers, cubin.facts.local_bytes);
+void check_compiler(const cache::Acceptance& accept) {
+  if (accept.rule == cache::Acceptance::Rule::any) return;
+  const compile::CompilerInfo compiler = compile::compiler_info();
+  if (!compiler.available || accept.accepts(compiler.major, compiler.minor)) return;
+  throw Error(ErrorCode::no_compiler,
+              fmt::format("NVRTC {} ({}) may not compile: CachePolicy::compilers accepts {}{}.{}", compiler.version,
+                          compiler.path, accept.rule == cache::Acceptance::Rule::at_least ? ">=" : "", accept.major,
+                          accept.minor),
+              {{"argument", "compilers"}, {"value", compiler.version}});
+}
+
+/// Said once: it costs a compilation in every process.
+void warn_of_later_driver(const compile::Cubin& cubin, const cache::Acceptance& accept) {
+  static std::atomic<bool> told{false};
+  if (accept.driver == 0 || cubin.min_driver <= accept.driver || told.exchange(true)) return;
+  support::logf(LogLevel::warning,
+                "{} compiles for drivers of CUDA {} and later, and this one is of CUDA {}.{}: what it compiled is not "
+                "taken from the cache. Name an older NVRTC in FA_NVRTC_PATH, or update the driver.",
+                cubin.compiler, cubin.min_driver / 1000, accept.driver / 1000, accept.driver % 1000 / 10);
+}
+
+compile::Cubin compile_told(const plan::KernelSpec& spec, const render::Source& source, const Supply& supply) {
+  check_compiler(supply.accept);
+  CompileEvent event;
+  event.spec = canonical(spec);
+  event.target = to_string(spec.arch);
+  if (supply.on_compile) supply.on_compile(event);
+  try {
+    compile::Cubin cubin = compile::compile(source, spec.arch);
+    event.phase = CompileEvent::Phase::finished;
+    event.milliseconds = cubin.milliseconds;
+    tell_end(supply, event);
+    warn_of_later_driver(cubin, supply.accept);
+    return cubin;
+  } catch (const std::exception& exception) {
+    event.phase = CompileEvent::Phase::failed;
+    event.problem = exception.what();
+    tell_end(supply, event);
+    throw;
+  }
+}
+
+cache::Entry build(const plan::KernelSpec& spec, const Supply& supply) {
+  const render::Source source = render::render(spec);
+  compile::Cubin cubin = compile_told(spec, source, supply);
   cache::Entry entry;
-  entry.key = key;
   entry.kernel_name = source.kernel_name;
   entry.compiler = cubin.compiler;
   entry.registers = cubin.facts.registers;
   entry.local_bytes = cubin.facts.local_bytes;
   entry.shared_bytes = plan::shared_bytes(spec) + cubin.facts.static_shared;
   entry.threads = spec.threads();
+  entry.min_driver = cubin.min_driver;
   entry.compile_ms = cubin.milliseconds;
   entry.cubin = std::move(cubin.bytes);
+  if (supply.keep_source) entry.source = render::flatten(source);
   return entry;
+}
+
+[[noreturn]] void throw_miss(const cache::Key& key, const std::string& refused, const cache::Store& store,
+                             const Supply& supply) {
+  const std::string command = supply.command ? supply.command() : std::string();
+  std::string message = fmt::format("no stored kernel for {}, and CompilePolicy::never forbids compiling it", key.spec);
+  if (!refused.empty()) message += fmt::format("; what is stored was refused: {}", refused);
+  for (const std::string& problem : store.pack_problems()) message += fmt::format("; unusable pack {}", problem);
+  if (!command.empty()) message += fmt::format("; to build it: {}", command);
+  throw Error(ErrorCode::cache_miss, message,
+              {{"kernel", key.spec}, {"key", key.digest()}, {"command", command}, {"refused", refused}});
 }
 
 const char* origin_name(cache::Origin origin) {
   switch (origin) {
     case cache::Origin::memory:
       return "memory";
+    case cache::Origin::pack:
+      return "pack";
     case cache::Origin::disk:
       return "disk";
     case cache::Origin::built:
@@ -76,34 +135,36 @@ Registry& registry() {
 
 }  // namespace
 
-std::shared_ptr<cache::Store> open_store(const CachePolicy& policy) {
-  cache::StoreOptions options;
-  if (policy.mode == CachePolicy::Mode::disk) {
-    options.directory = policy.directory.empty() ? cache::default_directory() : std::filesystem::path(policy.directory);
-  }
-  options.warn = [](const std::string& message) { support::log(LogLevel::warning, message); };
-  return cache::Store::shared(options);
-}
+Supply::Supply(const AttentionConfig& config)
+    : compile(config.compile),
+      on_compile(config.on_compile),
+      accept(cache_acceptance(config.cache)),
+      keep_source(config.cache.keep_source) {}
 
 cache::Key cache_key(const plan::KernelSpec& spec) {
-  return key_of(spec, render::render(spec));
+  cache::Key key;
+  key.templates = render::templates_digest();
+  key.spec = canonical(spec);
+  key.options = compile::code_options(spec.arch);
+  // NVRTC adds these by itself.
+  if (const std::string appended = support::environment("NVRTC_APPEND_FLAGS"); !appended.empty()) {
+    key.options.push_back("NVRTC_APPEND_FLAGS=" + appended);
+  }
+  key.target = to_string(spec.arch);
+  key.unit = cache::digest(render::unit_of(spec));  // written by code of the library, not by a template
+  return key;
 }
 
-cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, CompilePolicy policy) {
-  const render::Source source = render::render(spec);
-  const cache::Key key = key_of(spec, source);
+cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {
+  const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
-  if (policy == CompilePolicy::allow) builder = [&] { return build(spec, source, key); };
+  if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };
   cache::Lookup lookup = store.get(key, builder);
-  if (lookup.entry == nullptr) {
-    throw Error(ErrorCode::cache_miss,
-                fmt::format("no stored kernel for {}, and CompilePolicy::never forbids compiling it", key.spec),
-                {{"kernel", key.spec}, {"key", key.digest()}});
-  }
+  if (lookup.entry == nullptr) throw_miss(key, lookup.refused, store, supply);
   return lookup;
 }
 
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy,
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
                            bool deterministic) {
   std::vector<plan::KernelSpec> specs{plan.kernel};
   specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
@@ -111,18 +172,33 @@ ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, C
   std::optional<Error> miss;
   for (const plan::KernelSpec& spec : specs) {
     try {
-      ChosenKernel chosen{spec, get_kernel(spec, store, policy)};
+      ChosenKernel chosen{spec, get_kernel(spec, store, supply)};
       const int spilled = chosen.lookup.entry->local_bytes;
       if (!best || spilled < best->lookup.entry->local_bytes) best = std::move(chosen);
       if (spilled == 0 || deterministic) break;
     } catch (const Error& error) {
-      if (best) break;  // a spilling kernel is slower, and right
-      if (error.code() != ErrorCode::cache_miss || deterministic) throw;
+      const bool missing = error.code() == ErrorCode::cache_miss;
+      if (best && !missing) break;  // a spilling kernel is slower, and right
+      if (!missing || deterministic) throw;
       if (!miss) miss = error;
     }
   }
   if (!best) throw *miss;
   return *best;
+}
+
+KernelInfo kernel_info(const ChosenKernel& chosen) {
+  const cache::Entry& entry = *chosen.lookup.entry;
+  KernelInfo info;
+  info.name = entry.kernel_name;
+  info.spec = entry.key.spec;
+  info.origin = origin_name(chosen.lookup.origin);
+  info.compile_ms = chosen.lookup.origin == cache::Origin::built ? entry.compile_ms : 0;
+  info.registers = entry.registers;
+  info.local_bytes = entry.local_bytes;
+  info.shared_bytes = plan::shared_bytes(chosen.spec);
+  info.threads = chosen.spec.threads();
+  return info;
 }
 
 std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chosen, const driver::ContextRef& device,
@@ -143,15 +219,10 @@ std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chos
     kernel = slot;
   }
   if (info != nullptr) {
-    info->name = entry.kernel_name;
-    info->spec = entry.key.spec;
-    info->origin = origin_name(lookup.origin);
-    info->compile_ms = lookup.origin == cache::Origin::built ? entry.compile_ms : 0;
+    *info = kernel_info(chosen);
     info->load_ms = milliseconds_since(start);
     info->registers = kernel->registers();
     info->local_bytes = kernel->local_bytes();
-    info->shared_bytes = plan::shared_bytes(spec);
-    info->threads = spec.threads();
   }
   return kernel;
 }

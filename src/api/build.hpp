@@ -1,7 +1,11 @@
 #ifndef FA_SRC_API_BUILD_HPP_
 #define FA_SRC_API_BUILD_HPP_
 
+#include <filesystem>
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <fa/attention.hpp>
 
@@ -12,15 +16,40 @@
 
 namespace fa::api {
 
-/// The store that `policy` names; its warnings go to the log.
-std::shared_ptr<cache::Store> open_store(const CachePolicy& policy);
+/// The store that `policy` and the environment name; its warnings go to the log. `driver` is the CUDA version that the
+/// driver supports, 0 where nothing will be loaded. Throws fa::Error(invalid_argument) for a policy that makes no
+/// sense.
+std::shared_ptr<cache::Store> open_store(const CachePolicy& policy, int driver = 0);
+
+/// The directory that `policy` and the environment name; empty: memory only, with the reason in `*problem` unless that
+/// was asked for.
+std::filesystem::path cache_directory(const CachePolicy& policy, std::string* problem);
+
+/// The caps and the acceptance that `policy` and the environment set.
+cache::Limits cache_limits(const CachePolicy& policy);
+cache::Acceptance cache_acceptance(const CachePolicy& policy);
+
+/// The packs that `policy` and the environment name.
+std::vector<std::filesystem::path> cache_packs(const CachePolicy& policy);
+
+/// How a kernel may be had that is not in memory.
+struct Supply {
+  Supply(CompilePolicy policy) : compile(policy) {}  // NOLINT(google-explicit-constructor): a policy is a supply
+  explicit Supply(const AttentionConfig& config);
+
+  CompilePolicy compile = CompilePolicy::allow;
+  std::function<void(const CompileEvent&)> on_compile = nullptr;
+  cache::Acceptance accept = {};
+  bool keep_source = false;
+  std::function<std::string()> command = nullptr;  ///< the `fa` command that would build the kernel; asked on a miss
+};
 
 /// What `spec` is stored under.
 cache::Key cache_key(const plan::KernelSpec& spec);
 
-/// The cubin of `spec`: stored, or compiled now if `policy` allows. Throws fa::Error: no_compiler, compile_failed,
+/// The cubin of `spec`: stored, or compiled now if `supply` allows. Throws fa::Error: no_compiler, compile_failed,
 /// cache_miss.
-cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, CompilePolicy policy);
+cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply);
 
 /// The first of a plan's kernels that does not spill, else the one that spills least; with `deterministic` the first,
 /// whatever it spills. With CompilePolicy::never the stored ones compete; throws like get_kernel when there is none.
@@ -28,8 +57,11 @@ struct ChosenKernel {
   plan::KernelSpec spec;
   cache::Lookup lookup;
 };
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy,
+ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
                            bool deterministic = false);
+
+/// Facts of a kernel that need no GPU; `load_kernel` adds the rest.
+KernelInfo kernel_info(const ChosenKernel& chosen);
 
 /// A kernel loaded for `device`, once a process. Kernels stay loaded until the process ends, because queued work may
 /// need them. `info`, if given, is filled with what it took.

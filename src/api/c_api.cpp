@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <fa/fa.h>
 
@@ -28,6 +30,7 @@ static_assert(FA_F64 == static_cast<int>(DType::f64));
 static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
+static_assert(FA_COMPILE_ABORTED == static_cast<int>(CompileEvent::Phase::failed));
 static_assert(FA_FAMILY_SM80 == static_cast<int>(Family::sm80));
 static_assert(FA_LOG_OFF == static_cast<int>(LogLevel::off));
 
@@ -173,6 +176,43 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   return out;
 }
 
+/// A C function that hears of compilations.
+std::function<void(const CompileEvent&)> to_hook(fa_compile_callback callback, void* user) {
+  if (callback == nullptr) {
+    return nullptr;
+  }
+  return [callback, user](const CompileEvent& event) {
+    fa_compile_event out{};
+    out.struct_size = sizeof out;
+    out.phase = static_cast<std::int32_t>(event.phase);
+    out.spec = event.spec.c_str();
+    out.target = event.target.c_str();
+    out.problem = event.problem.c_str();
+    out.milliseconds = event.milliseconds;
+    callback(user, &out);
+  };
+}
+
+/// What fa_config grew for packs, caps and the hook.
+void set_cache(const fa_config& in, AttentionConfig* out) {
+  constexpr std::uint64_t kMostPacks = 1024;
+  if (in.cache_pack_count > kMostPacks) {
+    refuse("config.cache_pack_count", std::to_string(in.cache_pack_count), "0 to 1024");
+  }
+  if (in.cache_pack_count != 0) {
+    require(in.cache_packs, "config.cache_packs");
+  }
+  for (std::uint64_t i = 0; i < in.cache_pack_count; ++i) {
+    require(in.cache_packs[i], "config.cache_packs[" + std::to_string(i) + "]");
+    out->cache.packs.emplace_back(in.cache_packs[i]);
+  }
+  out->cache.max_bytes = in.cache_max_bytes;
+  out->cache.max_entries = in.cache_max_entries;
+  out->cache.compilers = in.cache_compilers == nullptr ? "" : in.cache_compilers;
+  out->cache.keep_source = in.cache_keep_source != 0;
+  out->on_compile = to_hook(in.on_compile, in.on_compile_user);
+}
+
 AttentionConfig to_config(const fa_config* source) {
   const fa_config in = read_struct(source, "config");
   AttentionConfig out;
@@ -189,6 +229,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
   out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
   out.host_f64 = in.host_f64 != 0;
+  set_cache(in, &out);
   out.kernel = to_override(in.kernel, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, "config.kernel_backward");
   return out;
@@ -298,11 +339,25 @@ fa_kernel_info to_c(const KernelInfo& info) {
   return out;
 }
 
+fa_cache_counters to_c(const CacheCounters& counters) {
+  fa_cache_counters out{};
+  out.memory_hits = counters.memory_hits;
+  out.pack_hits = counters.pack_hits;
+  out.disk_hits = counters.disk_hits;
+  out.compiles = counters.compiles;
+  out.damaged = counters.damaged;
+  out.unaccepted = counters.unaccepted;
+  out.publish_failures = counters.publish_failures;
+  out.evictions = counters.evictions;
+  return out;
+}
+
 /// Fills the caller's struct up to the size it was compiled with.
-void write_kernel_info(fa_kernel_info* target, fa_kernel_info info) {
+template <typename Struct>
+void write_struct(Struct* target, Struct values) {
   const std::uint32_t size = target->struct_size;
-  info.struct_size = size;
-  std::memcpy(target, &info, std::min<std::size_t>(size, sizeof info));
+  values.struct_size = size;
+  std::memcpy(target, &values, std::min<std::size_t>(size, sizeof values));
 }
 
 }  // namespace
@@ -351,7 +406,29 @@ int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_
     fa::require(attention, "attention");
     fa::require(info, "info");
     fa::check_struct_size(info->struct_size, "info");
-    fa::write_kernel_info(info, fa::to_c(attention->attention.kernel_info(fa::to_shape(shape))));
+    fa::write_struct(info, fa::to_c(attention->attention.kernel_info(fa::to_shape(shape))));
+  });
+}
+
+int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* counters) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(counters, "counters");
+    fa::check_struct_size(counters->struct_size, "counters");
+    fa::write_struct(counters, fa::to_c(attention->attention.cache_counters()));
+  });
+}
+
+int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::require(arch, "arch");
+    if (info != nullptr) {
+      fa::check_struct_size(info->struct_size, "info");
+    }
+    const std::vector<fa::KernelInfo> found = fa::find_kernels(fa::to_config(config), fa::to_shape(shape), arch);
+    if (info != nullptr) {
+      fa::write_struct(info, fa::to_c(found.empty() ? fa::KernelInfo{} : found.front()));
+    }
   });
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "api/build.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -312,6 +313,7 @@ void validate(const AttentionConfig& config, bool host) {
   }
   check_override("kernel", config.kernel);
   check_override("kernel_backward", config.kernel_backward);
+  if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }
 
 AttentionShape checked(const AttentionShape& shape) {

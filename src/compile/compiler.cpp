@@ -225,6 +225,7 @@ Cubin compile_here(const Nvrtc& api, const render::Source& source, plan::Arch ar
   }
   cubin.facts = read_facts(cubin.bytes, source.kernel_name);
   cubin.compiler = "nvrtc " + api.version_text();
+  cubin.min_driver = api.major * 1000;
   cubin.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   return cubin;
 }
@@ -253,6 +254,8 @@ CompilerInfo compiler_info() {
     info.available = true;
     info.path = api.path;
     info.version = api.version_text();
+    info.major = api.major;
+    info.minor = api.minor;
     info.architectures = api.architectures;
   } catch (const Error& error) {
     info.problem = error.what();

@@ -21,7 +21,10 @@ struct Cubin {
   std::vector<std::byte> bytes;
   KernelFacts facts;
   std::string compiler;  ///< "nvrtc 13.0"
-  std::string log;       ///< what the compiler said although it succeeded
+  /// CUDA version that a driver must support to load it, 13000: cubins run on every driver of the compiler's major
+  /// version.
+  int min_driver = 0;
+  std::string log;  ///< what the compiler said although it succeeded
   double milliseconds = 0;
 };
 
@@ -41,6 +44,8 @@ struct CompilerInfo {
   bool available = false;
   std::string path;
   std::string version;  ///< "13.0"
+  int major = 0;
+  int minor = 0;
   std::vector<int> architectures;
   std::string problem;  ///< why it is not available, and what to do about it
 };

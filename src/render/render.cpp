@@ -112,6 +112,10 @@ Source render(const plan::KernelSpec& spec) {
   return source;
 }
 
+std::string unit_of(const plan::KernelSpec& spec) {
+  return render_unit(spec);
+}
+
 std::string flatten(const Source& source) {
   std::set<std::string_view> done;
   std::string result;

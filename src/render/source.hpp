@@ -24,6 +24,9 @@ struct Source {
 /// Renders `spec`: equal specs give equal bytes.
 Source render(const plan::KernelSpec& spec);
 
+/// `render(spec).unit`, for who only wants to know which source it is.
+std::string unit_of(const plan::KernelSpec& spec);
+
 /// The unit with its includes pasted in, each once: what `fa render` prints and nvcc compiles as it stands.
 std::string flatten(const Source& source);
 

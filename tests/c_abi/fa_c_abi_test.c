@@ -299,6 +299,56 @@ static void test_shapes(void) {
   fa_destroy(attention);
 }
 
+static void count_events(void* user, const fa_compile_event* event) {
+  if (event->struct_size == sizeof *event && strlen(event->spec) > 0) ++*(int*)user;
+}
+
+static void test_cache(void) {
+  fa_attention* attention = NULL;
+  fa_config config = default_config();
+  const char* packs[] = {"/nonexistent/kernels.fapack"};
+  int events = 0;
+  config.cache_packs = packs;
+  config.cache_pack_count = 1;
+  config.cache_max_bytes = -1;
+  config.cache_max_entries = 100;
+  config.cache_compilers = ">=12.0";
+  config.on_compile = count_events;
+  config.on_compile_user = &events;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_cache_counters counters = {.struct_size = sizeof counters, .compiles = 77};
+  CHECK(fa_cache_counters_get(attention, &counters) == FA_OK);
+  CHECK(counters.struct_size == sizeof counters && counters.compiles == 0);
+  counters.struct_size = 1;
+  CHECK(fa_cache_counters_get(attention, &counters) == FA_INVALID_ARGUMENT);
+  CHECK(fa_cache_counters_get(attention, NULL) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+
+  /* Nothing is stored: the miss names its command, and nothing is compiled. */
+  fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = 100, .s_kv = 100};
+  fa_kernel_info info = {.struct_size = sizeof info};
+  config.compile = FA_COMPILE_NEVER;
+  config.dtype = FA_F16;
+  CHECK(fa_set_log_level(FA_LOG_ERROR) == FA_OK);
+  CHECK(fa_find_kernel(&config, &shape, "sm_90a", &info) == FA_CACHE_MISS);
+  CHECK(fa_set_log_level(FA_LOG_WARNING) == FA_OK);
+  CHECK(strstr(fa_last_error_field("command"), "fa compile --arch sm_90a --dtype f16 --head-dim 8") != NULL);
+  CHECK(strstr(fa_last_error_message(), packs[0]) != NULL);
+  CHECK(events == 0);
+  CHECK(fa_find_kernel(&config, &shape, "sm_9", NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_find_kernel(&config, &shape, NULL, NULL) == FA_INVALID_ARGUMENT);
+
+  config.cache_compilers = "newest";
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "compilers") == 0);
+  config.cache_compilers = NULL;
+  config.cache_packs = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  config.cache_packs = packs;
+  config.cache_pack_count = 1u << 30;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+}
+
 static void count_messages(void* user, int level, const char* message) {
   if (level >= FA_LOG_DEBUG && strlen(message) > 0) ++*(int*)user;
 }
@@ -328,6 +378,7 @@ int main(void) {
   test_errors();
   test_struct_sizes();
   test_shapes();
+  test_cache();
   test_log();
   if (failures == 0) puts("c_abi: all checks passed");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

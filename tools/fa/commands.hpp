@@ -13,6 +13,7 @@ void add_info(CLI::App& app, int* exit_code);
 void add_run(CLI::App& app, int* exit_code);
 void add_render(CLI::App& app, int* exit_code);
 void add_compile(CLI::App& app, int* exit_code);
+void add_pack(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
 void add_cache(CLI::App& app, int* exit_code);
 

@@ -8,6 +8,8 @@
 
 #include <fa/attention.hpp>
 
+#include "api/build.hpp"
+#include "cache/pack.hpp"
 #include "cache/store.hpp"
 #include "commands.hpp"
 #include "compile/compiler.hpp"
@@ -24,6 +26,7 @@ struct CacheState {
   std::size_t entries = 0;
   std::size_t bytes = 0;
   int damaged = 0;
+  std::vector<std::string> packs;  ///< "PATH: 170 kernels" for each of FA_CACHE_PACKS
 };
 
 /// What this machine offers, and in `advice` what it lacks and what to do about it.
@@ -55,7 +58,19 @@ void look_for_compiler(Report* report) {
   }
 }
 
+void look_at_packs(Report* report) {
+  for (const std::filesystem::path& file : api::cache_packs({})) {
+    std::string problem;
+    if (const std::optional<cache::Pack> pack = cache::Pack::open(file, &problem)) {
+      report->cache.packs.push_back(fmt::format("{}: {} kernels", file.string(), pack->size()));
+    } else {
+      report->advice.push_back(fmt::format("A pack that FA_CACHE_PACKS names is not used: {}.", problem));
+    }
+  }
+}
+
 void look_at_cache(Report* report) {
+  look_at_packs(report);
   CacheState& cache = report->cache;
   const std::filesystem::path directory = cache::default_directory();
   cache.directory = directory.string();
@@ -112,7 +127,8 @@ nlohmann::json to_json(const Report& report) {
            {{"directory", report.cache.directory},
             {"entries", report.cache.entries},
             {"bytes", report.cache.bytes},
-            {"damaged", report.cache.damaged}}},
+            {"damaged", report.cache.damaged},
+            {"packs", report.cache.packs}}},
           {"advice", report.advice}};
 }
 
@@ -137,6 +153,9 @@ void print(const Report& report) {
   }
   fmt::print("nvrtc      {}\n", describe_compiler(report.compiler));
   fmt::print("cache      {}\n", describe_cache(report.cache));
+  for (const std::string& pack : report.cache.packs) {
+    fmt::print("pack       {}\n", pack);
+  }
   for (const std::string& advice : report.advice) {
     fmt::print("\n! {}\n", advice);
   }

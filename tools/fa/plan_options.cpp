@@ -1,5 +1,6 @@
 #include "plan_options.hpp"
 
+#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
@@ -14,26 +15,15 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.dtype = point.dtype;
   config.scale = options.scale;
   config.causal = point.causal;
+  config.causal_align = options.causal_align;
   config.kernel = options.kernel;
   return config;
 }
 
 plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
-  const AttentionShape shape = api::checked(options.shape);
-  plan::Problem problem;
-  problem.arch = point.arch;
-  problem.dtype = point.dtype;
-  problem.d_qk = point.head_dim;
-  problem.d_v = options.head_dim_v != 0 ? options.head_dim_v : point.head_dim;
-  problem.causal = point.causal;
-  problem.positive_scale = options.scale.value_or(1) > 0;
-  problem.aligned = !options.unaligned;
-  problem.b = shape.b;
-  problem.h_q = shape.h_q;
-  problem.h_kv = shape.h_kv;
-  problem.s_q = shape.s_q;
-  problem.s_kv = shape.s_kv;
-  return problem;
+  AttentionShape shape = api::checked(options.shape);
+  shape.aligned = !options.unaligned;
+  return api::make_problem(config_of(options, point), shape, point.arch);
 }
 
 }  // namespace
@@ -48,6 +38,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--seq", options->shape.s_q, "s_q")->group(group);
   command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
   command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
+  add_causal_align_option(command, &options->causal_align);
   add_kernel_options(command, &options->kernel);
 }
 

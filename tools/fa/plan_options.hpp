@@ -20,6 +20,7 @@ struct PlanOptions {
   std::optional<float> scale;
   AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
   bool unaligned = false;
+  CausalAlign causal_align = CausalAlign::bottom_right;
   KernelOverride kernel;
 };
 

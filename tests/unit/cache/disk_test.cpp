@@ -86,11 +86,11 @@ TEST(Directory, SymbolicLinkIsRefusedAsRootAndServesAsParent) {
 TEST(Directory, NoFolderInsideIsFollowedOrTrustedBlindly) {
   const TemporaryDirectory directory;
   const Key key = make_key();
-  fs::create_directories(directory / "cache" / "v1");
+  fs::create_directories(directory / "cache" / testing::version_folder());
   ASSERT_EQ(chmod((directory / "cache").c_str(), 0700), 0);
-  ASSERT_EQ(chmod((directory / "cache" / "v1").c_str(), 0700), 0);
+  ASSERT_EQ(chmod((directory / "cache" / testing::version_folder()).c_str(), 0700), 0);
   fs::create_directory(directory / "outside");
-  fs::create_directory_symlink(directory / "outside", directory / "cache" / "v1" / "sm_90a");
+  fs::create_directory_symlink(directory / "outside", directory / "cache" / testing::version_folder() / "sm_90a");
   Listener listener;
   Store store({directory / "cache", listener.callback()});
   EXPECT_EQ(store.get(key, builder(key)).origin, Origin::built);
@@ -98,10 +98,10 @@ TEST(Directory, NoFolderInsideIsFollowedOrTrustedBlindly) {
   EXPECT_EQ(store.counters().publish_failures, 1U);
   EXPECT_EQ(listener.messages().size(), 1U);
 
-  fs::remove(directory / "cache" / "v1" / "sm_90a");
+  fs::remove(directory / "cache" / testing::version_folder() / "sm_90a");
   Store second({directory / "cache", nullptr});
   second.get(key, builder(key));
-  ASSERT_EQ(chmod((directory / "cache" / "v1" / "sm_90a").c_str(), 0777), 0);
+  ASSERT_EQ(chmod((directory / "cache" / testing::version_folder() / "sm_90a").c_str(), 0777), 0);
   Store third({directory / "cache", nullptr});
   EXPECT_EQ(third.get(key, builder(key)).origin, Origin::built);
 }
@@ -185,8 +185,8 @@ TEST(Directory, StaleTemporaryFilesGo) {
   const TemporaryDirectory directory;
   const Key key = make_key();
   Store({directory.path(), nullptr}).get(key, builder(key));
-  const fs::path stale = directory / "v1" / "tmp" / "stale";
-  const fs::path fresh = directory / "v1" / "tmp" / "fresh";
+  const fs::path stale = directory / testing::version_folder() / "tmp" / "stale";
+  const fs::path fresh = directory / testing::version_folder() / "tmp" / "fresh";
   testing::write_bytes(stale, {std::byte{1}});
   testing::write_bytes(fresh, {std::byte{1}});
   fs::last_write_time(stale, fs::file_time_type::clock::now() - std::chrono::minutes(61));

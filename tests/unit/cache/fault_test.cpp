@@ -96,7 +96,7 @@ TEST(Faults, ALockWhoseFileWasRemovedMeanwhileIsNoLock) {
   const BuildLock second = disk->lock(key, std::chrono::seconds(1), &problem);
   EXPECT_TRUE(second.held());
   EXPECT_FALSE(first);
-  EXPECT_TRUE(std::filesystem::exists(directory / "v1" / "locks" / key.digest()));
+  EXPECT_TRUE(std::filesystem::exists(directory / testing::version_folder() / "locks" / key.digest()));
   EXPECT_FALSE(disk->lock(key, std::chrono::milliseconds(20), &problem).held());
 }
 

@@ -47,6 +47,7 @@ int __real_flock(int file, int operation);
 int __real_fsync(int file);
 int __real_mkdirat(int parent, const char* name, mode_t mode);
 int __real_openat(int parent, const char* name, int flags, ...);
+ssize_t __real_read(int file, void* bytes, size_t size);
 int __real_renameat(int from, const char* old_name, int to, const char* new_name);
 int __real_unlinkat(int parent, const char* name, int flags);
 ssize_t __real_write(int file, const void* bytes, size_t size);
@@ -69,6 +70,10 @@ int __wrap_openat(int parent, const char* name, int flags, ...) {
   const mode_t mode = va_arg(arguments, mode_t);  // there is always room for it in the register save area
   va_end(arguments);
   return armed() && fails("openat", 0) ? -1 : __real_openat(parent, name, flags, mode);
+}
+
+ssize_t __wrap_read(int file, void* bytes, size_t size) {
+  return armed() && fails("read", 0) ? -1 : __real_read(file, bytes, size);
 }
 
 int __wrap_renameat(int from, const char* old_name, int to, const char* new_name) {

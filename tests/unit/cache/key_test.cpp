@@ -31,9 +31,9 @@ TEST(Digest, FieldsDoNotRunTogether) {
 
 TEST(Key, DigestIsPinned) {
   // A change here invalidates every cache in the field: raise kSchemaVersion with it.
-  EXPECT_EQ(kSchemaVersion, 1);
-  EXPECT_EQ(make_key().digest(), "a81f9883639f89db28f543e19dd955e6");
-  EXPECT_EQ(digest(encode_entry(testing::make_entry(make_key()))), "3c96214f7f245ca1ef6a1635b8c4eb78");
+  EXPECT_EQ(kSchemaVersion, 2);
+  EXPECT_EQ(make_key().digest(), "ca20ee1eec0644d373c2b4b8232767cf");
+  EXPECT_EQ(digest(encode_entry(testing::make_entry(make_key()))), "6e6faa48228cec44b3ba7520027ebc3e");
 }
 
 TEST(Key, EveryBitOfEveryFieldCounts) {
@@ -59,6 +59,7 @@ TEST(Key, EveryBitOfEveryFieldCounts) {
   flip_all([](Key& k) -> std::string& { return k.options[0]; });
   flip_all([](Key& k) -> std::string& { return k.options[1]; });
   flip_all([](Key& k) -> std::string& { return k.target; });
+  flip_all([](Key& k) -> std::string& { return k.unit; });
   EXPECT_EQ(digests.size(), variants);
   EXPECT_EQ(encodings.size(), variants);
 }

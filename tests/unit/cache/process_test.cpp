@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <deque>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -94,6 +96,91 @@ TEST(Processes, EightBuildEachKernelOnce) {
     EXPECT_EQ(std::filesystem::file_size(directory / ("builds " + std::to_string(j))), 1U);
   }
   EXPECT_EQ(testing::files_under(directory / "cache"), static_cast<std::size_t>(kKeys));
+}
+
+/// One process after another's start gate: eight kernels with a stand-in for the compiler, in the same order.
+int use_eight_kernels(const std::filesystem::path& directory, const std::filesystem::path& builds) {
+  constexpr int kKeys = 8;
+  Store store({directory, nullptr});
+  for (int j = 0; j < kKeys; ++j) {
+    const Key key = make_key("spec " + std::to_string(j));
+    const Lookup found = store.get(key, [&] {
+      append_byte(builds);
+      std::this_thread::sleep_for(80ms);
+      return make_entry(key);
+    });
+    if (!found.entry || found.entry->cubin != make_entry(key).cubin) return 1;
+  }
+  return store.counters().builds + store.counters().disk_hits == kKeys ? 0 : 2;
+}
+
+TEST(Processes, SixtyFourTakeAsLongAsOne) {
+  constexpr int kProcesses = 64;
+  const TemporaryDirectory directory;
+  const auto wall = [&](int processes, const std::string& name) {
+    const Gate start;
+    std::vector<pid_t> children;
+    for (int i = 0; i < processes; ++i) {
+      children.push_back(start_child([&] {
+        start.wait();
+        return use_eight_kernels(directory / name, directory / (name + " builds"));
+      }));
+    }
+    const auto begin = Clock::now();
+    start.pass(processes);
+    for (const pid_t child : children) EXPECT_EQ(wait_for(child), 0);
+    EXPECT_EQ(std::filesystem::file_size(directory / (name + " builds")), 8U);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const double one = wall(1, "one");
+  const double many = wall(kProcesses, "many");
+  RecordProperty("one_process_s", std::to_string(one));
+  RecordProperty("sixty_four_processes_s", std::to_string(many));
+  EXPECT_LE(many, 1.3 * one + 1);
+}
+
+/// Publishes, reads and evicts for ever; ends only when it is killed or meets a wrong entry.
+int churn(const std::filesystem::path& directory, unsigned seed) {
+  std::mt19937 random(seed);
+  while (true) {
+    StoreOptions options{directory, nullptr, 200ms};
+    options.limits = {0, 5};
+    Store store(options);
+    for (int i = 0; i < 4; ++i) {
+      const Key key = make_key("spec " + std::to_string(random() % 8));
+      const Lookup found = store.get(key, [&] { return make_entry(key); });
+      if (!found.entry || found.entry->cubin != make_entry(key).cubin) return 1;
+    }
+    if (store.counters().damaged != 0) return 2;
+  }
+}
+
+TEST(Processes, AThousandKillsLeaveNoBadEntryAndNoHang) {
+  constexpr int kKills = 1000;
+  constexpr int kAtOnce = 2;
+  const TemporaryDirectory directory;
+  std::mt19937 random(1);
+  std::deque<pid_t> running;
+  for (int i = 0; i < kKills + kAtOnce; ++i) {
+    if (i < kKills)
+      running.push_back(start_child([&, i] { return churn(directory / "cache", static_cast<unsigned>(i)); }));
+    if (i < kAtOnce) continue;
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2500));
+    kill(running.front(), SIGKILL);
+    ASSERT_EQ(wait_for(running.front()), -SIGKILL) << i;
+    running.pop_front();
+  }
+  const auto begin = Clock::now();
+  Listener listener;
+  Store store({directory / "cache", listener.callback()});
+  for (int j = 0; j < 8; ++j) {
+    const Key key = make_key("spec " + std::to_string(j));
+    testing::expect_same(*store.get(key, builder(key)).entry, make_entry(key));
+  }
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_EQ(store.counters().damaged, 0U);
+  EXPECT_EQ(store.counters().publish_failures, 0U);
+  EXPECT_TRUE(listener.messages().empty());
 }
 
 /// Starts a process that takes the lock of `key` and keeps it until it is killed.

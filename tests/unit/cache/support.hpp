@@ -47,7 +47,11 @@ class TemporaryDirectory {
 };
 
 inline Key make_key(const std::string& spec = "sm80_forward d=128 m=128 n=64") {
-  return {"0123456789abcdef0123456789abcdef", spec, {"--std=c++17", "--use_fast_math"}, "sm_90a"};
+  return {"0123456789abcdef0123456789abcdef",
+          spec,
+          {"--std=c++17", "--use_fast_math"},
+          "sm_90a",
+          "fedcba9876543210fedcba9876543210"};
 }
 
 inline Entry make_entry(const Key& key, std::size_t cubin_bytes = 3000) {
@@ -59,6 +63,7 @@ inline Entry make_entry(const Key& key, std::size_t cubin_bytes = 3000) {
   entry.local_bytes = 8;
   entry.shared_bytes = 98304;
   entry.threads = 128;
+  entry.min_driver = 13000;
   entry.compile_ms = 812.5;
   for (std::size_t i = 0; i < cubin_bytes; ++i) entry.cubin.push_back(static_cast<std::byte>(i * 7 + key.spec.size()));
   return entry;
@@ -72,6 +77,7 @@ inline void expect_same(const Entry& a, const Entry& b) {
   EXPECT_EQ(a.local_bytes, b.local_bytes);
   EXPECT_EQ(a.shared_bytes, b.shared_bytes);
   EXPECT_EQ(a.threads, b.threads);
+  EXPECT_EQ(a.min_driver, b.min_driver);
   EXPECT_EQ(a.compile_ms, b.compile_ms);
   EXPECT_EQ(a.cubin, b.cubin);
 }
@@ -90,9 +96,13 @@ inline Store::Build no_build() {
   return []() -> Entry { throw std::logic_error("the entry had to be found"); };
 }
 
+inline std::string version_folder() {
+  return "v" + std::to_string(kSchemaVersion);
+}
+
 inline fs::path entry_path(const fs::path& root, const Key& key) {
   const std::string digest = key.digest();
-  return root / "v1" / key.target / digest.substr(0, 2) / (digest + ".fac");
+  return root / version_folder() / key.target / digest.substr(0, 2) / (digest + ".fac");
 }
 
 inline std::vector<std::byte> read_bytes(const fs::path& file) {

@@ -1,0 +1,186 @@
+#include "cache/pack.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "cache/encoding.hpp"
+#include "cache/entry.hpp"
+#include "cache/files.hpp"
+
+namespace fa::cache {
+namespace {
+
+constexpr std::string_view kMagic =
+    "\x89"
+    "FAP\r\n\x1a\n";
+constexpr std::size_t kHeaderBytes = 24;
+constexpr std::size_t kItemBytes = sizeof(DigestBytes) + 16;
+
+std::string_view as_text(const DigestBytes& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
+DigestBytes key_digest(const Key& key) {
+  const std::string hex = key.digest();
+  DigestBytes bytes{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes.at(i) = static_cast<std::byte>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+/// Entries by the digest of their keys, encoded.
+std::map<DigestBytes, std::vector<std::byte>> encode_all(const std::vector<Entry>& entries) {
+  std::map<DigestBytes, std::vector<std::byte>> encoded;
+  for (const Entry& entry : entries) {
+    Entry timeless = entry;
+    timeless.compile_ms = 0;
+    encoded.try_emplace(key_digest(entry.key), encode_entry(timeless));
+  }
+  return encoded;
+}
+
+}  // namespace
+
+Pack::Identity Pack::identity_of(const struct stat& status) {
+  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec,
+          status.st_mtim.tv_nsec};
+}
+
+std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* problem) {
+  struct stat status {};
+  const Descriptor descriptor = open_shipped_file(file, &status, problem);
+  Pack pack;
+  std::error_code error;  // a program may change its working directory later
+  pack.file_ = std::filesystem::absolute(file, error);
+  if (error) pack.file_ = file;
+  if (descriptor.valid()) {
+    pack.identity_ = identity_of(status);
+    if (pack.read_index(descriptor.get(), problem)) return pack;
+  }
+  *problem = fmt::format("{}: {}", file.string(), *problem);
+  return std::nullopt;
+}
+
+bool Pack::read_index(int file, std::string* problem) {
+  const auto refuse = [problem](const char* reason) {
+    *problem = reason;
+    return false;
+  };
+  std::vector<std::byte> bytes(kHeaderBytes);
+  if (!read_at(file, 0, bytes)) return refuse("shorter than any pack");
+  Reader header(bytes);
+  if (!std::ranges::equal(header.raw(kMagic.size()), std::as_bytes(std::span(kMagic)))) return refuse("not a pack");
+  if (header.number<std::uint32_t>() != kPackVersion || header.number<std::uint32_t>() != kSchemaVersion) {
+    return refuse("written by another version of fa");
+  }
+  const auto count = header.number<std::uint64_t>();
+  const std::uint64_t index_end = kHeaderBytes + count * kItemBytes;
+  if (count > kMaxPackEntries || index_end + sizeof(DigestBytes) > identity_.bytes) return refuse("cut short");
+  bytes.resize(index_end + sizeof(DigestBytes));
+  if (!read_at(file, 0, bytes)) return refuse("cannot be read");
+  const std::span<const std::byte> all(bytes);
+  if (!std::ranges::equal(digest_bytes(all.first(index_end)), all.last(sizeof(DigestBytes)))) {
+    return refuse("the digest of its index does not match");
+  }
+  Reader items(all.subspan(kHeaderBytes, count * kItemBytes));
+  std::uint64_t end = bytes.size();
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Item item;
+    std::ranges::copy(items.raw(item.digest.size()), item.digest.begin());
+    item.offset = items.number<std::uint64_t>();
+    item.size = items.number<std::uint64_t>();
+    const bool ascending = index_.empty() || index_.back().digest < item.digest;
+    if (!ascending || item.offset != end || item.size > kMaxEntryBytes) return refuse("its index makes no sense");
+    end += item.size;
+    index_.push_back(item);
+  }
+  return end == identity_.bytes || refuse("its size is not that of its entries");
+}
+
+Pack::Found Pack::load(const Key& key) const {
+  const DigestBytes digest = key_digest(key);
+  const auto item = std::ranges::lower_bound(index_, digest, {}, &Item::digest);
+  if (item == index_.end() || item->digest != digest) return {};
+  Found found = read_item(*item);
+  if (found.entry && found.entry->key != key) {
+    return {std::nullopt, fmt::format("{}: it holds another key under this digest", file_.string())};
+  }
+  return found;
+}
+
+Pack::Found Pack::read(std::size_t i) const {
+  return read_item(index_.at(i));
+}
+
+Pack::Found Pack::read_item(const Item& item) const {
+  const auto damaged = [this](std::string_view reason) {
+    return Found{std::nullopt, fmt::format("an entry of {}: {}", file_.string(), reason)};
+  };
+  std::string problem;
+  struct stat status {};
+  const Descriptor file = open_shipped_file(file_, &status, &problem);
+  if (!file.valid()) return damaged(problem);
+  if (identity_of(status) != identity_) return damaged("the file has changed since it was opened");
+  std::vector<std::byte> bytes(item.size);
+  if (!read_at(file.get(), item.offset, bytes)) return damaged("cannot be read");
+  std::optional<Entry> entry = decode_entry(bytes, &problem);
+  if (!entry) return damaged(problem);
+  if (key_digest(entry->key) != item.digest) return damaged("it holds the kernel of another key");
+  return {std::move(entry), {}};
+}
+
+bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries, std::string* problem) {
+  const std::map<DigestBytes, std::vector<std::byte>> encoded = encode_all(entries);
+  Writer writer;
+  writer.raw(kMagic);
+  writer.number(kPackVersion);
+  writer.number(static_cast<std::uint32_t>(kSchemaVersion));
+  writer.number(std::uint64_t{encoded.size()});
+  std::uint64_t offset = kHeaderBytes + encoded.size() * kItemBytes + sizeof(DigestBytes);
+  for (const auto& [digest, bytes] : encoded) {
+    if (bytes.empty()) {
+      *problem = "a kernel's size is out of bounds";
+      return false;
+    }
+    writer.raw(as_text(digest));
+    writer.number(offset);
+    writer.number(std::uint64_t{bytes.size()});
+    offset += bytes.size();
+  }
+  const std::string index = writer.take();
+  std::vector<std::byte> all;
+  all.reserve(offset);
+  const auto append = [&all](std::span<const std::byte> part) { all.insert(all.end(), part.begin(), part.end()); };
+  append(std::as_bytes(std::span(index)));
+  append(digest_bytes(all));
+  for (const auto& [digest, bytes] : encoded) append(bytes);
+  return write_shared_file(file, all, problem);
+}
+
+std::vector<StoredEntry> list_pack(const std::filesystem::path& file, std::string* problem) {
+  std::vector<StoredEntry> stored;
+  const std::optional<Pack> pack = Pack::open(file, problem);
+  for (std::size_t i = 0; pack && i < pack->size(); ++i) {
+    Pack::Found found = pack->read(i);
+    StoredEntry item;
+    item.path = file;
+    item.problem = found.damage;
+    if (found.entry) {
+      item.entry = std::move(*found.entry);
+      item.cubin_bytes = item.entry.cubin.size();
+      item.entry.cubin.clear();
+    }
+    stored.push_back(std::move(item));
+  }
+  return stored;
+}
+
+}  // namespace fa::cache

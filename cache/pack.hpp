@@ -1,0 +1,82 @@
+#ifndef FA_CACHE_PACK_HPP_
+#define FA_CACHE_PACK_HPP_
+
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache/digest.hpp"
+#include "cache/store.hpp"
+
+/// The bytes of a pack: many entries in one file that is written once and then only read.
+///
+///     magic[8]  u32 pack version  u32 entry schema  u64 count
+///     index:    count times  key digest[16]  u64 offset  u64 size      ascending by digest
+///     digest[16] over all bytes before it
+///     entries   as entry files (cache/entry.hpp), in the order of the index, nothing between them
+namespace fa::cache {
+
+inline constexpr std::uint32_t kPackVersion = 1;
+inline constexpr std::uint64_t kMaxPackEntries = 1ULL << 20U;
+
+/// An open pack: its index in memory, its entries in the file. Thread-safe; no descriptor outlives a call, and a file
+/// that is cut, replaced or deleted under a running process is a miss (a mapping of it would be a signal).
+class Pack {
+ public:
+  /// nullopt with the reason in `*problem` when the file is no whole pack, or when others than we and the
+  /// administrator can write to it.
+  static std::optional<Pack> open(const std::filesystem::path& file, std::string* problem);
+
+  struct Found {
+    std::optional<Entry> entry;
+    std::string damage;  ///< why the entry was refused; empty when there is none
+  };
+  /// Reads the entry of `key` into memory of our own and checks it there.
+  Found load(const Key& key) const;
+
+  std::size_t size() const noexcept { return index_.size(); }
+  std::uint64_t file_bytes() const noexcept { return identity_.bytes; }
+  /// The `i`th entry, by digest.
+  Found read(std::size_t i) const;
+
+  const std::filesystem::path& file() const noexcept { return file_; }
+
+ private:
+  struct Item {
+    DigestBytes digest{};
+    std::uint64_t offset = 0;
+    std::uint64_t size = 0;
+  };
+  /// What tells a file from the one that was opened.
+  struct Identity {
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    std::uint64_t bytes = 0;
+    std::int64_t seconds = 0;
+    std::int64_t nanoseconds = 0;
+    friend bool operator==(const Identity&, const Identity&) = default;
+  };
+  static Identity identity_of(const struct stat& status);
+  bool read_index(int file, std::string* problem);
+  Found read_item(const Item& item) const;
+
+  std::filesystem::path file_;
+  Identity identity_;
+  std::vector<Item> index_;
+};
+
+/// Writes `entries` as a pack. Equal kernels give equal bytes: duplicates go, the order is that of the digests, and how
+/// long compiling took is not kept.
+bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries, std::string* problem);
+
+/// What `list_stored` says of a directory, of a pack; `problem` is that of the pack itself.
+std::vector<StoredEntry> list_pack(const std::filesystem::path& file, std::string* problem);
+
+}  // namespace fa::cache
+
+#endif  // FA_CACHE_PACK_HPP_

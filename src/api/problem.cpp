@@ -1,0 +1,89 @@
+#include "api/problem.hpp"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <string_view>
+
+namespace fa::api {
+namespace {
+
+const char* family_name(Family family) {
+  return family == Family::sm80 ? "sm80" : "automatic";
+}
+
+/// As a shell takes it.
+std::string quoted(std::string_view text) {
+  std::string result = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      result += "'\\''";
+    } else {
+      result += c;
+    }
+  }
+  return result + "'";
+}
+
+}  // namespace
+
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept {
+  plan::Problem problem;
+  problem.arch = arch;
+  problem.dtype = config.dtype;
+  problem.d_qk = config.head_dim;
+  problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  problem.causal = config.causal;
+  problem.causal_align = config.causal_align;
+  problem.positive_scale = config.scale.value_or(1.0f) > 0;
+  problem.aligned = shape.aligned;
+  problem.b = shape.b;
+  problem.h_q = shape.h_q;
+  problem.h_kv = shape.h_kv;
+  problem.s_q = shape.s_q;
+  problem.s_kv = shape.s_kv;
+  return problem;
+}
+
+std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory) {
+  std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
+                                    to_string(problem.dtype), problem.d_qk);
+  const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {
+    fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
+  };
+  const auto add_number = [&add](const char* option, int value) {
+    if (value != 0) add(" {} {}", option, value);
+  };
+  const auto add_switch = [&add](const char* option, std::optional<bool> value) {
+    if (value) add(" {} {:d}", option, *value);
+  };
+  if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
+  add(" --causal {}", problem.causal ? "yes" : "no");
+  if (problem.causal && problem.causal_align == CausalAlign::top_left) add(" --causal-align top-left");
+  add(" --batch {} --heads {} --heads-kv {} --seq {} --seq-kv {}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
+      problem.s_kv);
+  if (!problem.positive_scale) add(" --scale -1");
+  if (!problem.aligned) add(" --unaligned");
+  if (fixed.family != Family::automatic) add(" --family {}", family_name(fixed.family));
+  add_number("--tile-m", fixed.tile_m);
+  add_number("--tile-n", fixed.tile_n);
+  add_number("--warps", fixed.warps);
+  add_number("--stages", fixed.stages);
+  add_switch("--q-in-registers", fixed.q_in_registers);
+  add_number("--loop-bodies", fixed.loop_bodies);
+  add_switch("--pack-gqa", fixed.pack_gqa);
+  add_number("--splits", fixed.splits);
+  if (!directory.empty()) add(" --directory {}", quoted(directory));
+  return command;
+}
+
+std::string remedy(const plan::Problem& problem, const AttentionConfig& config) {
+  const CachePolicy& cache = config.cache;
+  std::string command = compile_command(problem, config.kernel.value_or(KernelOverride{}), cache.directory);
+  if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
+  command += " && fa cache export " + quoted(cache.packs.front());
+  if (!cache.directory.empty()) command += " --directory " + quoted(cache.directory);
+  return command;
+}
+
+}  // namespace fa::api

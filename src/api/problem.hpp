@@ -1,0 +1,24 @@
+#ifndef FA_SRC_API_PROBLEM_HPP_
+#define FA_SRC_API_PROBLEM_HPP_
+
+#include <string>
+
+#include <fa/attention.hpp>
+
+#include "plan/problem.hpp"
+
+namespace fa::api {
+
+/// What `config` asks for `shape` (checked before) on a GPU of `arch`.
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept;
+
+/// The `fa` command that compiles what `problem` needs into `directory`, or into the default one if it is empty.
+std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory);
+
+/// The command that puts what `problem` needs where `config` looks: the directory, or the pack of a program that has no
+/// directory.
+std::string remedy(const plan::Problem& problem, const AttentionConfig& config);
+
+}  // namespace fa::api
+
+#endif  // FA_SRC_API_PROBLEM_HPP_

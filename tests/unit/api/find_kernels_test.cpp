@@ -1,0 +1,357 @@
+// Kernels had from packs and directories, without a GPU; where a compiler is named, one is there.
+
+#include <fa/attention.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "api/build.hpp"
+#include "api/problem.hpp"
+#include "api/validate.hpp"
+#include "cache/digest.hpp"
+#include "cache/pack.hpp"
+#include "compile/compiler.hpp"
+#include "expect_error.hpp"
+#include "plan/planner.hpp"
+#include "render/source.hpp"
+#include "tests/unit/cache/support.hpp"
+
+namespace fa {
+namespace {
+
+using cache::testing::TemporaryDirectory;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+constexpr const char* kArch = "sm_90a";
+constexpr AttentionShape kShape{.b = 2, .h_q = 16, .h_kv = 16, .s_q = 1024, .s_kv = 1024};
+constexpr AttentionShape kSplitShape{.b = 1, .h_q = 8, .h_kv = 8, .s_q = 1, .s_kv = 8192};
+
+AttentionConfig base_config() {
+  AttentionConfig config;
+  config.head_dim = 128;
+  config.causal = true;
+  config.compile = CompilePolicy::never;
+  config.cache.mode = CachePolicy::Mode::memory;
+  return config;
+}
+
+plan::ForwardPlan plan_of(const AttentionConfig& config, const AttentionShape& shape = kShape) {
+  return plan::plan_forward(api::make_problem(config, api::checked(shape), plan::parse_arch(kArch)),
+                            config.kernel.value_or(KernelOverride{}));
+}
+
+/// An entry as the compiler might have made it; it is never loaded.
+cache::Entry stand_in(const plan::KernelSpec& spec, int local_bytes = 0) {
+  cache::Entry entry = cache::testing::make_entry(api::cache_key(spec), 40'000);
+  entry.local_bytes = local_bytes;
+  return entry;
+}
+
+void write_pack(const fs::path& file, const std::vector<cache::Entry>& entries) {
+  std::string problem;
+  ASSERT_TRUE(cache::write_pack(file, entries, &problem)) << problem;
+}
+
+bool process_maps(const std::string& name) {
+  std::ifstream maps("/proc/self/maps");
+  std::stringstream text;
+  text << maps.rdbuf();
+  return text.str().find(name) != std::string::npos;
+}
+
+TEST(FindKernels, APackServesWithoutDriverAndCompiler) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  const plan::ForwardPlan plan = plan_of(config);
+  const plan::ForwardPlan split = plan_of(config, kSplitShape);
+  write_pack(directory / "pack", {stand_in(plan.kernel), stand_in(split.kernel), stand_in(split.combine)});
+  config.cache.packs = {(directory / "pack").string()};
+  const std::vector<KernelInfo> found = find_kernels(config, kShape, kArch);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].origin, "pack");
+  EXPECT_EQ(found[0].spec, canonical(plan.kernel));
+  EXPECT_EQ(found[0].threads, plan.kernel.threads());
+  EXPECT_EQ(find_kernels(config, kSplitShape, kArch).size(), 2U);
+  EXPECT_FALSE(process_maps("libnvrtc"));
+  EXPECT_FALSE(process_maps("libcuda.so"));
+}
+
+TEST(FindKernels, ThePlannerTakesTheBestKernelThatIsStored) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  config.dtype = DType::f32;
+  config.head_dim = 256;
+  const plan::ForwardPlan plan = plan_of(config);
+  ASSERT_GE(plan.alternatives.size(), 2U);
+  auto serve = [&, i = 0](const std::vector<cache::Entry>& entries) mutable {
+    const fs::path file = directory / ("pack " + std::to_string(i++));
+    write_pack(file, entries);
+    config.cache.packs = {file.string()};
+    return find_kernels(config, kShape, kArch).at(0).spec;
+  };
+  const plan::KernelSpec& first = plan.kernel;
+  const plan::KernelSpec& second = plan.alternatives[0];
+  const plan::KernelSpec& third = plan.alternatives[1];
+  EXPECT_EQ(serve({stand_in(third)}), canonical(third));
+  EXPECT_EQ(serve({stand_in(second), stand_in(third)}), canonical(second));
+  EXPECT_EQ(serve({stand_in(first, 64), stand_in(third)}), canonical(third));
+  EXPECT_EQ(serve({stand_in(first, 64), stand_in(third, 128)}), canonical(first));
+  EXPECT_EQ(serve({stand_in(second, 64), stand_in(third, 8)}), canonical(third));
+  config.deterministic = true;
+  EXPECT_EQ(serve({stand_in(first, 64), stand_in(second)}), canonical(first));
+  EXPECT_THROW(serve({stand_in(second)}), Error);
+}
+
+TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
+  AttentionConfig config = base_config();
+  config.head_dim_v = 64;
+  config.cache.directory = "/somewhere/it's";
+  const std::string spec = canonical(plan_of(config).kernel);
+  const std::string expected =
+      "fa compile --arch sm_90a --dtype bf16 --head-dim 128 --head-dim-v 64 --causal yes --batch 2 --heads 16 "
+      "--heads-kv 16 --seq 1024 --seq-kv 1024 --directory '/somewhere/it'\\''s'";
+  std::vector<double> milliseconds;
+  for (int i = 0; i < 21; ++i) {
+    const auto begin = Clock::now();
+    try {
+      find_kernels(config, kShape, kArch);
+      FAIL() << "nothing is stored";
+    } catch (const Error& error) {
+      milliseconds.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+      EXPECT_EQ(error.code(), ErrorCode::cache_miss);
+      EXPECT_EQ(error.field("kernel"), spec);
+      EXPECT_EQ(error.field("command"), expected);
+      EXPECT_NE(std::string(error.what()).find(spec), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  }
+  std::ranges::sort(milliseconds);
+  RecordProperty("miss_ms", std::to_string(milliseconds[10]));
+  EXPECT_LT(milliseconds[10], 1.0);
+  EXPECT_FALSE(process_maps("libnvrtc"));
+}
+
+TEST(FindKernels, AProgramWithAPackAndNoDirectoryIsToldHowToRenewThePack) {
+  AttentionConfig config = base_config();
+  config.cache.packs = {"my kernels.fapack"};
+  set_log_level(LogLevel::error);
+  try {
+    find_kernels(config, kShape, kArch);
+    ADD_FAILURE() << "there is no such pack";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.field("command").ends_with(" --seq-kv 1024 && fa cache export 'my kernels.fapack'"))
+        << error.field("command");
+  }
+  set_log_level(LogLevel::warning);
+}
+
+TEST(FindKernels, AMissSaysWhatWasRefusedAndWhichPackIsUnusable) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  write_pack(directory / "pack", {stand_in(plan_of(config).kernel)});  // by nvrtc 13.0
+  config.cache.packs = {(directory / "pack").string(), (directory / "lost").string()};
+  config.cache.compilers = ">=13.1";
+  set_log_level(LogLevel::error);
+  try {
+    find_kernels(config, kShape, kArch);
+    ADD_FAILURE() << "the entry is not accepted";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("compiled by nvrtc 13.0"), std::string::npos) << text;
+    EXPECT_NE(text.find((directory / "lost").string()), std::string::npos) << text;
+  }
+  set_log_level(LogLevel::warning);
+}
+
+TEST(FindKernels, ArgumentsAreChecked) {
+  AttentionConfig config = base_config();
+  test::expect_invalid("arch", [&] { find_kernels(config, kShape, "sm_75"); });
+  AttentionShape shape = kShape;
+  shape.h_kv = 3;
+  test::expect_invalid("h_q", [&] { find_kernels(config, shape, kArch); });
+  config.dtype = DType::f64;
+  EXPECT_THROW(find_kernels(config, kShape, kArch), Error);
+  shape = kShape;
+  shape.b = 0;
+  EXPECT_TRUE(find_kernels(base_config(), shape, kArch).empty());
+}
+
+/// A change of one field of a spec; `name` is how the canonical text spells it.
+struct Flip {
+  const char* name;
+  std::function<void(plan::KernelSpec&)> apply;
+};
+
+TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
+  const std::vector<Flip> flips = {
+      {"arch", [](auto& spec) { spec.arch.minor = 3; }},
+      {"arch", [](auto& spec) { spec.arch.suffix = '\0'; }},
+      {"arch", [](auto& spec) { spec.arch.suffix = 'f'; }},
+      {"dtype", [](auto& spec) { spec.dtype = DType::f16; }},
+      {"d_qk", [](auto& spec) { spec.d_qk -= 8; }},
+      {"d_v", [](auto& spec) { spec.d_v -= 8; }},
+      {"causal", [](auto& spec) { spec.causal = !spec.causal; }},
+      {"positive_scale", [](auto& spec) { spec.positive_scale = !spec.positive_scale; }},
+      {"aligned", [](auto& spec) { spec.aligned = !spec.aligned; }},
+      {"tile_m", [](auto& spec) { spec.tile_m *= 2; }},
+      {"tile_n", [](auto& spec) { spec.tile_n += 16; }},
+      {"warps", [](auto& spec) { spec.warps *= 2; }},
+      {"stages", [](auto& spec) { spec.stages += 1; }},
+      {"q_in_registers", [](auto& spec) { spec.q_in_registers = !spec.q_in_registers; }},
+      {"loop_bodies", [](auto& spec) { spec.loop_bodies = 3 - spec.loop_bodies; }},
+      {"conditional_rescale", [](auto& spec) { spec.conditional_rescale = !spec.conditional_rescale; }},
+      {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
+      {"split", [](auto& spec) { spec.split = !spec.split; }},
+      {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
+  };
+  const TemporaryDirectory directory;
+  const plan::KernelSpec spec = plan_of(base_config()).kernel;
+  const cache::Key key = api::cache_key(spec);
+  cache::Store({directory / "here", nullptr}).get(key, [&] { return stand_in(spec); });
+  fs::create_directory(directory / "elsewhere");
+  fs::copy(directory / "here", directory / "elsewhere" / "copy", fs::copy_options::recursive);
+  cache::Store store({directory / "elsewhere" / "copy", nullptr});
+  std::set<std::string> fields;
+  std::set<std::string> digests{key.digest()};
+  for (const Flip& flip : flips) {
+    plan::KernelSpec changed = spec;
+    flip.apply(changed);
+    const cache::Key other = api::cache_key(changed);
+    EXPECT_NE(other.spec.find(std::string(" ") + flip.name + "="), std::string::npos) << flip.name;
+    EXPECT_EQ(store.get(other, nullptr).entry, nullptr) << flip.name;
+    fields.insert(flip.name);
+    digests.insert(other.digest());
+  }
+  EXPECT_EQ(digests.size(), flips.size() + 1);
+  const auto in_text = std::ranges::count(key.spec, '=');
+  EXPECT_EQ(fields.size(), static_cast<std::size_t>(in_text)) << "a field of the canonical text has no flip here";
+  EXPECT_EQ(store.get(key, cache::testing::no_build()).origin, cache::Origin::disk);
+}
+
+TEST(CacheKey, OptionsTemplatesTargetAndUnitCountEachAlone) {
+  const TemporaryDirectory directory;
+  const plan::KernelSpec spec = plan_of(base_config()).kernel;
+  const cache::Key key = api::cache_key(spec);
+  cache::Store store({directory.path(), nullptr});
+  store.get(key, [&] { return stand_in(spec); });
+  EXPECT_FALSE(key.options.empty());
+  EXPECT_EQ(key.templates.size(), 32U);
+  EXPECT_EQ(key.unit, cache::digest(render::render(spec).unit));
+  const auto misses = [&](const std::function<void(cache::Key&)>& change) {
+    cache::Key other = key;
+    change(other);
+    return store.get(other, nullptr).entry == nullptr;
+  };
+  EXPECT_FALSE(misses([](cache::Key&) {}));
+  EXPECT_TRUE(misses([](cache::Key& k) { k.templates[0] ^= 1; }));
+  EXPECT_TRUE(misses([](cache::Key& k) { k.unit[31] ^= 1; }));
+  EXPECT_TRUE(misses([](cache::Key& k) { k.target = "sm_90"; }));
+  EXPECT_TRUE(misses([](cache::Key& k) { k.options.push_back("-lineinfo"); }));
+  for (std::size_t i = 0; i < key.options.size(); ++i) {
+    EXPECT_TRUE(misses([i](cache::Key& k) { k.options[i] += "x"; }));
+    EXPECT_TRUE(misses([i](cache::Key& k) { k.options.erase(k.options.begin() + static_cast<std::ptrdiff_t>(i)); }));
+  }
+  setenv("NVRTC_APPEND_FLAGS", "-lineinfo", 1);
+  EXPECT_NE(api::cache_key(spec), key);
+  unsetenv("NVRTC_APPEND_FLAGS");
+  EXPECT_EQ(api::cache_key(spec), key);
+}
+
+TEST(FindKernels, AWarmLookUpTakesLessThanTwoMilliseconds) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  config.cache.mode = CachePolicy::Mode::disk;
+  config.cache.directory = (directory / "cache").string();
+  const plan::KernelSpec spec = plan_of(config).kernel;
+  cache::Store({directory / "cache", nullptr}).get(api::cache_key(spec), [&] { return stand_in(spec); });
+  std::vector<double> milliseconds;
+  for (int i = 0; i < 21; ++i) {  // each opens the store anew: nobody else holds it
+    const auto begin = Clock::now();
+    EXPECT_EQ(find_kernels(config, kShape, kArch).at(0).origin, "disk");
+    milliseconds.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+  }
+  std::ranges::sort(milliseconds);
+  RecordProperty("look_up_ms", std::to_string(milliseconds[10]));
+  EXPECT_LT(milliseconds[10], 2.0);
+}
+
+/// Compiles one small kernel for every test, into a directory of its own.
+class CompilingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const compile::CompilerInfo info = compile::compiler_info();
+    if (!info.available) GTEST_SKIP() << info.problem;
+    config_.head_dim = 16;
+    config_.dtype = DType::f16;
+    config_.cache.directory = (directory_ / "cache").string();
+  }
+  TemporaryDirectory directory_;
+  AttentionConfig config_;
+};
+
+TEST_F(CompilingTest, EveryCompilationIsToldAndAWarmCacheTellsNone) {
+  std::vector<CompileEvent> events;
+  config_.on_compile = [&events](const CompileEvent& event) { events.push_back(event); };
+  config_.cache.keep_source = true;
+  const KernelInfo compiled = find_kernels(config_, kShape, "sm_80").at(0);
+  EXPECT_EQ(compiled.origin, "compiled");
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_EQ(events[0].phase, CompileEvent::Phase::started);
+  EXPECT_EQ(events[1].phase, CompileEvent::Phase::finished);
+  for (const CompileEvent& event : events) {
+    EXPECT_EQ(event.spec, compiled.spec);
+    EXPECT_EQ(event.target, "sm_80");
+    EXPECT_TRUE(event.problem.empty());
+  }
+  EXPECT_EQ(events[1].milliseconds, compiled.compile_ms);
+  EXPECT_EQ(find_kernels(config_, kShape, "sm_80").at(0).origin, "disk");
+  EXPECT_EQ(events.size(), 2U);
+
+  const std::vector<cache::StoredEntry> stored = cache::list_stored(config_.cache.directory);
+  ASSERT_EQ(stored.size(), 1U);
+  const compile::CompilerInfo compiler = compile::compiler_info();
+  EXPECT_EQ(stored[0].entry.compiler, "nvrtc " + compiler.version);
+  EXPECT_EQ(stored[0].entry.min_driver, compiler.major * 1000);
+  EXPECT_GT(stored[0].entry.registers, 0);
+  EXPECT_GT(stored[0].entry.shared_bytes, 0);
+  const auto source = cache::testing::read_bytes(fs::path(stored[0].path).replace_extension(".cu"));
+  EXPECT_NE(std::string(reinterpret_cast<const char*>(source.data()), source.size()).find("fa_sm80_forward"),
+            std::string::npos);
+}
+
+TEST_F(CompilingTest, AHookThatThrowsBeforehandStopsTheCompilation) {
+  config_.on_compile = [](const CompileEvent&) { throw std::runtime_error("not in this process"); };
+  EXPECT_THROW(find_kernels(config_, kShape, "sm_80"), std::runtime_error);
+  EXPECT_TRUE(cache::list_stored(config_.cache.directory).empty());
+}
+
+TEST_F(CompilingTest, ACompilerThatIsNotAcceptedDoesNotCompile) {
+  config_.cache.compilers = "1.0";
+  try {
+    find_kernels(config_, kShape, "sm_80");
+    ADD_FAILURE() << "this NVRTC is not 1.0";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::no_compiler);
+    EXPECT_NE(std::string(error.what()).find("1.0"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(CompilingTest, ARefusedCompilationIsToldAsFailed) {
+  std::vector<CompileEvent> events;
+  config_.on_compile = [&events](const CompileEvent& event) { events.push_back(event); };
+  EXPECT_THROW(find_kernels(config_, kShape, "sm_81"), Error);  // no such architecture
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_EQ(events[1].phase, CompileEvent::Phase::failed);
+  EXPECT_NE(events[1].problem.find("sm_81"), std::string::npos) << events[1].problem;
+}
+
+}  // namespace
+}  // namespace fa

@@ -1,0 +1,215 @@
+// `fa cache ...`, `fa pack` and the command that a miss names, as a shell runs them.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "api/build.hpp"
+#include "api/problem.hpp"
+#include "api/validate.hpp"
+#include "cache/pack.hpp"
+#include "compile/compiler.hpp"
+#include "plan/planner.hpp"
+#include "tests/unit/cache/support.hpp"
+
+namespace fa::cli {
+namespace {
+
+using cache::testing::TemporaryDirectory;
+namespace fs = std::filesystem;
+
+struct Result {
+  int status = -1;
+  std::string output;
+};
+
+/// Runs `fa ARGUMENTS`; what it prints on standard error is part of the output.
+Result run(const std::string& arguments) {
+  Result result;
+  FILE* pipe = popen((std::string(FA_CLI) + " " + arguments + " 2>&1").c_str(), "r");
+  std::array<char, 4096> buffer{};
+  while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe))
+    result.output.append(buffer.data(), count);
+  result.status = WEXITSTATUS(pclose(pipe));
+  return result;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+plan::Problem problem_of(AttentionConfig config, AttentionShape shape, const char* arch) {
+  return api::make_problem(config, api::checked(shape), plan::parse_arch(arch));
+}
+
+AttentionConfig config_of(int head_dim) {
+  AttentionConfig config;
+  config.head_dim = head_dim;
+  return config;
+}
+
+/// A directory with stand-ins of kernels that the planner asks for.
+class CliCacheTest : public testing::Test {
+ protected:
+  static constexpr AttentionShape kShape{.b = 16, .h_q = 16, .h_kv = 16, .s_q = 1024, .s_kv = 1024};
+
+  void SetUp() override {
+    for (const int head_dim : {64, 128}) put(plan::plan_forward(problem_of(config_of(head_dim), kShape, "sm_90a"), {}));
+  }
+  void put(const plan::ForwardPlan& plan) const {
+    const cache::Key key = api::cache_key(plan.kernel);
+    cache::Store({cache_, nullptr}).get(key, [&] {
+      cache::Entry entry = cache::testing::make_entry(key, 5000);
+      entry.local_bytes = 0;
+      return entry;
+    });
+  }
+  Result cache_command(const std::string& arguments) const {
+    return run("cache " + arguments + " --directory '" + cache_.string() + "'");
+  }
+  fs::path any_entry() const { return cache::list_stored(cache_).at(0).path; }
+
+  TemporaryDirectory directory_;
+  fs::path cache_ = directory_ / "the cache";
+};
+
+TEST_F(CliCacheTest, ListAndStatTellWhatIsThere) {
+  const Result list = cache_command("list --json");
+  ASSERT_EQ(list.status, 0) << list.output;
+  const auto json = nlohmann::json::parse(list.output);
+  ASSERT_EQ(json["entries"].size(), 2U);
+  for (const auto& entry : json["entries"]) {
+    EXPECT_EQ(entry["target"], "sm_90a");
+    EXPECT_EQ(entry["compiler"], "nvrtc 13.0");
+    EXPECT_EQ(entry["min_driver"], 13000);
+    EXPECT_EQ(entry["cubin_bytes"], 5000);
+    EXPECT_EQ(entry["registers"], 168);
+  }
+  const auto stat = nlohmann::json::parse(cache_command("stat --json").output);
+  EXPECT_EQ(stat["entries"], 2);
+  EXPECT_EQ(stat["max_entries"], 4096);
+  EXPECT_EQ(stat["groups"][0]["bytes"], 10000);
+  EXPECT_TRUE(contains(cache_command("list").output, "2 kernels"));
+  EXPECT_TRUE(contains(cache_command("stat").output, "2 of 4096 entries"));
+}
+
+TEST_F(CliCacheTest, VerifyFindsDamageAndGcRemovesIt) {
+  EXPECT_EQ(cache_command("verify").status, 0);
+  const fs::path spoilt = any_entry();
+  fs::resize_file(spoilt, 100);
+  const Result verify = cache_command("verify");
+  EXPECT_EQ(verify.status, 1);
+  EXPECT_TRUE(contains(verify.output, spoilt.string())) << verify.output;
+  EXPECT_TRUE(contains(cache_command("list").output, "1 kernels")) << "and one damaged";
+  EXPECT_TRUE(contains(cache_command("gc").output, "removed 1 entries"));
+  EXPECT_EQ(cache_command("verify").status, 0);
+  EXPECT_TRUE(contains(cache_command("gc --max-bytes 1KiB").output, "0 are left"));
+  EXPECT_EQ(cache::testing::files_under(cache_), 0U);
+}
+
+TEST_F(CliCacheTest, ExportAndImportCarryEveryKernel) {
+  const fs::path pack = directory_ / "kernels.fapack";
+  ASSERT_EQ(cache_command("export '" + pack.string() + "'").status, 0);
+  EXPECT_EQ(run("cache verify --pack '" + pack.string() + "'").status, 0);
+  EXPECT_TRUE(contains(run("cache list --pack '" + pack.string() + "'").output, "2 kernels"));
+  const std::string import =
+      "cache import '" + pack.string() + "' --directory '" + (directory_ / "other").string() + "'";
+  EXPECT_TRUE(contains(run(import).output, "2 kernels taken"));
+  EXPECT_TRUE(contains(run(import).output, "0 kernels taken, 2 were there"));
+  EXPECT_EQ(cache::list_entries(directory_ / "other").size(), 2U);
+  EXPECT_TRUE(contains(cache_command("export '" + pack.string() + "' --arch sm_80").output, "0 kernels"));
+  EXPECT_EQ(run("cache import /nonexistent --directory '" + cache_.string() + "'").status, 1);
+}
+
+TEST_F(CliCacheTest, WhyNamesTheFieldsThatDiffer) {
+  const Result hit = cache_command("why --arch sm_90a --head-dim 64");
+  EXPECT_EQ(hit.status, 0) << hit.output;
+  EXPECT_TRUE(contains(hit.output, "directory")) << hit.output;
+
+  const Result miss = cache_command("why --arch sm_90a --head-dim 64 --dtype f16 --json");
+  EXPECT_EQ(miss.status, 1) << miss.output;
+  const auto kernels = nlohmann::json::parse(miss.output)["kernels"];
+  const auto& looked_up = kernels[0]["looked_up"][0];
+  EXPECT_EQ(looked_up["state"], "missing");
+  const auto& difference = looked_up["nearest"][0]["differences"];
+  ASSERT_EQ(difference.size(), 1U) << difference;
+  EXPECT_EQ(difference[0], (nlohmann::json{{"field", "dtype"}, {"wanted", "f16"}, {"stored", "bf16"}}));
+
+  const Result arch = cache_command("why --arch sm_80 --head-dim 64");
+  EXPECT_TRUE(contains(arch.output, "target               wanted sm_80, stored sm_90a")) << arch.output;
+  const Result compiler = cache_command("why --arch sm_90a --head-dim 64 --compilers '>=99.0'");
+  EXPECT_EQ(compiler.status, 1);
+  EXPECT_TRUE(contains(compiler.output, "refused")) << compiler.output;
+  EXPECT_TRUE(contains(compiler.output, "nvrtc 13.0")) << compiler.output;
+}
+
+/// The command of a miss plans the very kernels that were missing.
+void expect_command_plans(const plan::Problem& problem, const KernelOverride& fixed) {
+  const std::string command = api::compile_command(problem, fixed, "");
+  ASSERT_TRUE(command.starts_with("fa ")) << command;
+  const Result result = run(command.substr(3) + " --dry-run");
+  const plan::ForwardPlan plan = plan::plan_forward(problem, fixed);
+  const std::string expected =
+      canonical(plan.kernel) + "\n" + (plan.kernel.split ? canonical(plan.combine) + "\n" : std::string());
+  EXPECT_EQ(result.output, expected) << command;
+}
+
+TEST(CliCommand, OfAMissBuildsWhatWasMissing) {
+  const AttentionShape shapes[] = {{.b = 16, .h_q = 16, .h_kv = 16, .s_q = 1024, .s_kv = 1024},
+                                   {.b = 1, .h_q = 8, .h_kv = 2, .s_q = 1, .s_kv = 16384},
+                                   {.b = 1, .h_q = 2, .h_kv = 1, .s_q = 40, .s_kv = 2000, .aligned = false}};
+  for (const char* arch : {"sm_80", "sm_90a", "sm_120a"}) {
+    for (const AttentionShape& shape : shapes) {
+      AttentionConfig config = config_of(96);
+      expect_command_plans(problem_of(config, shape, arch), {});
+      config.head_dim_v = 64;
+      config.dtype = DType::f16;
+      config.causal = true;
+      expect_command_plans(problem_of(config, shape, arch), {});
+      config.causal_align = CausalAlign::top_left;
+      config.scale = -2.0f;
+      expect_command_plans(problem_of(config, shape, arch), {});
+    }
+  }
+  KernelOverride fixed;
+  fixed.family = Family::sm80;
+  fixed.tile_m = 64;
+  fixed.tile_n = 32;
+  fixed.warps = 4;
+  fixed.stages = 2;
+  fixed.q_in_registers = true;
+  fixed.loop_bodies = 2;
+  fixed.pack_gqa = false;
+  fixed.splits = 3;
+  expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), fixed);
+}
+
+TEST(CliPack, HoldsTheKernelsOfItsGridAndIsReproducible) {
+  const std::string grid = " --arch sm_80 --head-dim 16 --dtype f16 --causal no --shapes decode-split";
+  const Result plan = run("pack unused --dry-run" + grid);
+  ASSERT_EQ(plan.status, 0) << plan.output;
+  EXPECT_EQ(std::count(plan.output.begin(), plan.output.end(), '\n'), 2) << plan.output;
+  EXPECT_TRUE(contains(plan.output, "forward_combine")) << plan.output;
+  const Result full = run("pack unused --dry-run --arch sm_90a");
+  EXPECT_GT(std::count(full.output.begin(), full.output.end(), '\n'), 100);
+  if (!compile::compiler_info().available) GTEST_SKIP() << "no NVRTC to go on with";
+  const TemporaryDirectory directory;
+  for (const char* name : {"a", "b"}) {
+    const Result pack = run("pack '" + (directory / name).string() + "'" + grid + " --directory '" +
+                            (directory / (std::string("cache ") + name)).string() + "'");
+    ASSERT_EQ(pack.status, 0) << pack.output;
+  }
+  EXPECT_EQ(cache::testing::read_bytes(directory / "a"), cache::testing::read_bytes(directory / "b"));
+  std::string problem;
+  EXPECT_EQ(cache::list_pack(directory / "a", &problem).size(), 2U) << problem;
+}
+
+}  // namespace
+}  // namespace fa::cli

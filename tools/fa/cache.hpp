@@ -1,0 +1,25 @@
+#ifndef FA_TOOLS_FA_CACHE_HPP_
+#define FA_TOOLS_FA_CACHE_HPP_
+
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cache/store.hpp"
+
+namespace fa::cli {
+
+/// The directory given, else the default one. Throws fa::Error(io) when there is none.
+std::filesystem::path cache_directory(const std::string& given);
+
+/// Throws fa::Error(io) when the pack as a whole cannot be used.
+std::vector<cache::StoredEntry> list_pack_or_throw(const std::string& file);
+
+/// `fa cache why`.
+void add_why(CLI::App& cache_command, int* exit_code);
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_CACHE_HPP_

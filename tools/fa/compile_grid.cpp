@@ -1,0 +1,125 @@
+#include "compile_grid.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string_view>
+
+#include "options.hpp"
+#include "parallel.hpp"
+#include "plan/arch.hpp"
+#include "terminal.hpp"
+
+namespace fa::cli {
+namespace {
+
+void add_jobs(const std::vector<plan::ForwardPlan>& plans, std::vector<Job>* jobs) {
+  for (const plan::ForwardPlan& plan : plans) {
+    if (std::none_of(jobs->begin(), jobs->end(), [&](const Job& job) { return job.plan.kernel == plan.kernel; })) {
+      jobs->push_back({plan, {}, {}, {}});
+    }
+  }
+}
+
+/// The first lines of what the compiler said; the rest mostly follows from them.
+std::string head(std::string_view log) {
+  constexpr int kLines = 12;
+  std::size_t end = 0;
+  for (int line = 0; line < kLines && end < log.size(); ++line) {
+    end = std::min(log.find('\n', end), log.size() - 1) + 1;
+  }
+  return std::string(log.substr(0, end)) + (end < log.size() ? "...\n" : "");
+}
+
+/// Spilling kernels that were looked at before the one that was chosen: a program with the same plan looks at them too.
+std::vector<cache::Lookup> looked_at_before(const api::ChosenKernel& chosen, const plan::ForwardPlan& plan,
+                                            cache::Store& store) {
+  std::vector<cache::Lookup> lookups;
+  std::vector<plan::KernelSpec> specs{plan.kernel};
+  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
+  for (const plan::KernelSpec& spec : specs) {
+    const bool last = chosen.lookup.entry->local_bytes == 0 && spec == chosen.spec;
+    if (last) break;
+    cache::Lookup lookup = store.get(api::cache_key(spec), nullptr);
+    if (lookup.entry && spec != chosen.spec) lookups.push_back(std::move(lookup));
+  }
+  return lookups;
+}
+
+void run_job(cache::Store& store, const api::Supply& supply, Job* job) {
+  try {
+    api::ChosenKernel chosen = api::choose_kernel(job->plan, store, supply);
+    job->passed_over = looked_at_before(chosen, job->plan, store);
+    job->lookup = std::move(chosen.lookup);
+  } catch (const Error& error) {
+    job->problem = std::string(error.what()) + "\n" + head(error.field("log"));
+  } catch (const std::exception& exception) {
+    job->problem = exception.what();
+  }
+}
+
+}  // namespace
+
+void add_grid_options(CLI::App& command, Grid* grid) {
+  command.add_option("--arch", grid->archs, "Targets, as sm_90a,sm_80 (default: the GPU's, else sm_90a)")
+      ->delimiter(',');
+  add_dtype_list_option(command, &grid->dtypes);
+  command.add_option("--head-dim", grid->head_dims, "d_qk, a list")->delimiter(',')->capture_default_str();
+  add_causal_list_option(command, &grid->causal);
+}
+
+std::vector<Job> make_jobs(const Grid& grid) {
+  std::vector<plan::Arch> archs;
+  for (const std::string& name : grid.archs) {
+    archs.push_back(plan::parse_arch(name));
+  }
+  if (archs.empty()) {
+    archs.push_back(default_arch());
+  }
+  std::vector<Job> jobs;
+  for (const plan::Arch arch : archs) {
+    for (const DType dtype : grid.dtypes) {
+      for (const int head_dim : grid.head_dims) {
+        for (const bool causal : grid.causal) {
+          for (const PlanOptions& problem : grid.problems) {
+            add_jobs(plan_kernels(problem, {arch, dtype, head_dim, causal}), &jobs);
+          }
+        }
+      }
+    }
+  }
+  return jobs;
+}
+
+void run_jobs(cache::Store& store, const api::Supply& supply, int threads, std::vector<Job>* jobs,
+              const std::function<void(const Job&)>& done) {
+  std::mutex mutex;
+  std::size_t finished = 0;
+  parallel_for(jobs->size(), threads, [&](std::size_t i) {
+    Job& job = (*jobs)[i];
+    run_job(store, supply, &job);
+    const std::lock_guard lock(mutex);
+    clear_progress();
+    done(job);
+    show_progress(fmt::format("{} of {}", ++finished, jobs->size()));
+  });
+  clear_progress();
+}
+
+std::size_t count_failed(const std::vector<Job>& jobs) {
+  return static_cast<std::size_t>(
+      std::count_if(jobs.begin(), jobs.end(), [](const Job& job) { return !job.problem.empty(); }));
+}
+
+std::string describe(const Job& job) {
+  if (!job.problem.empty()) {
+    return fmt::format("failed   {}\n{}", canonical(job.plan.kernel), job.problem);
+  }
+  const cache::Entry& entry = *job.lookup.entry;
+  return fmt::format("{:<8} {:>7.0f} ms {:>4} registers {:>4} bytes local  {}",
+                     job.lookup.origin == cache::Origin::built ? "compiled" : "cached", entry.compile_ms,
+                     entry.registers, entry.local_bytes, entry.key.spec);
+}
+
+}  // namespace fa::cli

@@ -1,0 +1,52 @@
+#ifndef FA_TOOLS_FA_COMPILE_GRID_HPP_
+#define FA_TOOLS_FA_COMPILE_GRID_HPP_
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "api/build.hpp"
+#include "cache/store.hpp"
+#include "plan_options.hpp"
+
+namespace fa::cli {
+
+/// The product of these is what `fa compile` and `fa pack` go through.
+struct Grid {
+  std::vector<std::string> archs;  ///< empty: the GPU's, else sm_90a
+  std::vector<DType> dtypes;
+  std::vector<int> head_dims;
+  std::vector<bool> causal{false, true};
+  std::vector<PlanOptions> problems;  ///< every other fact
+};
+
+void add_grid_options(CLI::App& command, Grid* grid);
+
+/// One kernel with its alternatives, and what became of it.
+struct Job {
+  plan::ForwardPlan plan;
+  cache::Lookup lookup;
+  std::vector<cache::Lookup> passed_over;  ///< kernels that spill and were tried before it
+  std::string problem;                     ///< empty when it is in the cache now
+};
+
+/// Kernels that several points of the grid share appear once. Throws fa::Error: invalid_argument, unsupported.
+std::vector<Job> make_jobs(const Grid& grid);
+
+/// Looks every job up, compiling what is missing on up to `threads` threads (0: one a CPU), and calls `done` for one at
+/// a time.
+void run_jobs(cache::Store& store, const api::Supply& supply, int threads, std::vector<Job>* jobs,
+              const std::function<void(const Job&)>& done);
+
+std::size_t count_failed(const std::vector<Job>& jobs);
+
+/// One line about a finished job.
+std::string describe(const Job& job);
+
+}  // namespace fa::cli
+
+#endif  // FA_TOOLS_FA_COMPILE_GRID_HPP_

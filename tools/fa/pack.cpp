@@ -1,0 +1,137 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/build.hpp"
+#include "cache/pack.hpp"
+#include "cache/store.hpp"
+#include "commands.hpp"
+#include "compile_grid.hpp"
+#include "terminal.hpp"
+
+namespace fa::cli {
+namespace {
+
+/// Shapes that stand for all that the planner serves with one kernel: what counts is whether the rows of a head fill a
+/// large tile, whether query heads share one, and whether the keys are split.
+const std::map<std::string, AttentionShape> kShapes{
+    {"prefill", {.b = 16, .h_q = 16, .h_kv = 16, .s_q = 1024, .s_kv = 1024}},
+    {"prefill-split", {.b = 1, .h_q = 8, .h_kv = 8, .s_q = 256, .s_kv = 8192}},
+    {"decode", {.b = 64, .h_q = 32, .h_kv = 32, .s_q = 1, .s_kv = 2048}},
+    {"decode-split", {.b = 1, .h_q = 8, .h_kv = 8, .s_q = 1, .s_kv = 8192}},
+    {"gqa-decode", {.b = 64, .h_q = 32, .h_kv = 4, .s_q = 1, .s_kv = 2048}},
+    {"gqa-decode-split", {.b = 1, .h_q = 32, .h_kv = 4, .s_q = 1, .s_kv = 8192}},
+    {"gqa-chunk", {.b = 64, .h_q = 32, .h_kv = 4, .s_q = 32, .s_kv = 2048}},
+    {"gqa-chunk-split", {.b = 1, .h_q = 32, .h_kv = 4, .s_q = 32, .s_kv = 8192}}};
+
+struct PackOptions {
+  std::string output;
+  Grid grid{.archs = {},
+            .dtypes = {DType::f16, DType::bf16},
+            .head_dims = {64, 96, 128, 192, 256},
+            .causal = {false, true},
+            .problems = {}};
+  std::vector<std::string> shapes;
+  bool unaligned = false;
+  std::string directory;
+  int jobs = 0;
+  bool dry_run = false;
+};
+
+std::vector<PlanOptions> problems_of(const PackOptions& options) {
+  std::vector<PlanOptions> problems;
+  for (const auto& [name, shape] : kShapes) {
+    const bool wanted =
+        options.shapes.empty() || std::find(options.shapes.begin(), options.shapes.end(), name) != options.shapes.end();
+    if (!wanted) {
+      continue;
+    }
+    PlanOptions problem;
+    problem.shape = shape;
+    problems.push_back(problem);
+    if (options.unaligned) {
+      problem.unaligned = true;
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+/// What a program may look for: the chosen kernels, and those it passes over because they spill.
+std::vector<cache::Entry> entries_of(const std::vector<Job>& jobs) {
+  std::vector<cache::Entry> entries;
+  for (const Job& job : jobs) {
+    entries.push_back(*job.lookup.entry);
+    for (const cache::Lookup& lookup : job.passed_over) {
+      entries.push_back(*lookup.entry);
+    }
+  }
+  return entries;
+}
+
+int write(const PackOptions& options, const std::vector<Job>& jobs) {
+  const std::size_t failed = count_failed(jobs);
+  if (failed != 0) {
+    print_failure(fmt::format("{} of {} kernels failed; {} is not written", failed, jobs.size(), options.output));
+    return kFailure;
+  }
+  std::string problem;
+  if (!cache::write_pack(options.output, entries_of(jobs), &problem)) {
+    throw Error(ErrorCode::io, fmt::format("{} cannot be written: {}", options.output, problem));
+  }
+  const std::optional<cache::Pack> pack = cache::Pack::open(options.output, &problem);
+  if (!pack) {
+    throw Error(ErrorCode::io, fmt::format("what was written cannot be opened: {}", problem));
+  }
+  fmt::print("{}: {} kernels, {}\n", options.output, pack->size(),
+             format_bytes(static_cast<double>(pack->file_bytes())));
+  return kSuccess;
+}
+
+int pack(PackOptions options) {
+  options.grid.problems = problems_of(options);
+  std::vector<Job> jobs = make_jobs(options.grid);
+  if (options.dry_run) {
+    for (const Job& job : jobs) {
+      fmt::print("{}\n", canonical(job.plan.kernel));
+    }
+    return kSuccess;
+  }
+  CachePolicy policy;
+  policy.directory = options.directory;
+  const std::shared_ptr<cache::Store> store = api::open_store(policy);
+  run_jobs(*store, api::Supply(CompilePolicy::allow), options.jobs, &jobs, [](const Job& job) {
+    fmt::print("{}\n", describe(job));
+    std::fflush(stdout);
+  });
+  return write(options, jobs);
+}
+
+}  // namespace
+
+void add_pack(CLI::App& app, int* exit_code) {
+  CLI::App* command = app.add_subcommand("pack", "Compile a grid of kernels into one file to ship; needs no GPU");
+  const auto options = std::make_shared<PackOptions>();
+  std::vector<std::string> names;
+  for (const auto& [name, shape] : kShapes) {
+    names.push_back(name);
+  }
+  command->add_option("output", options->output, "The file, as kernels.fapack")->required();
+  add_grid_options(*command, &options->grid);
+  command->add_option("--shapes", options->shapes, "Classes of shapes, a list (default: all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(names));
+  command->add_flag("--unaligned", options->unaligned,
+                    "Also kernels whose rows need not start at multiples of 16 bytes");
+  command->add_option("--directory", options->directory, "The cache to take kernels from and put them into");
+  command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)");
+  command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
+  command->callback([options, exit_code] { *exit_code = pack(*options); });
+}
+
+}  // namespace fa::cli
