@@ -2,6 +2,7 @@
 #define FA_SRC_API_BUILD_HPP_
 
 #include <memory>
+#include <span>
 
 #include <fa/attention.hpp>
 
@@ -28,6 +29,8 @@ struct ChosenKernel {
   plan::KernelSpec spec;
   cache::Lookup lookup;
 };
+ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, CompilePolicy policy,
+                           bool deterministic = false);
 ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, CompilePolicy policy,
                            bool deterministic = false);
 
