@@ -42,8 +42,10 @@ struct KernelSpec {
   bool split = false;               ///< writes partial O and LSE for the combine kernel
   int warps_n = 0;                  ///< backward: groups of keys in the grid of warps
   int dq_warps_m = 0;               ///< backward: groups of queries in the grid of warps, for dQ
+  int substeps = 1;                 ///< backward: parts in which a warp takes its queries of a step
   int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers
   bool write_dq = true;             ///< backward: adds to dQ's accumulator
+  bool delayed_dq = false;          ///< backward: adds a step's dQ during the next step
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

@@ -77,12 +77,12 @@ struct Grid {
       : warps_m(spec.warps / spec.warps_n),
         query_groups(std::min(spec.tile_m / 16, warps_m)),
         m_tiles(spec.tile_n / spec.warps_n / 16),
-        n_tiles(spec.tile_m / query_groups / 8) {}
+        n_tiles(spec.tile_m / query_groups / spec.substeps / 8) {}
 
   int warps_m;
   int query_groups;
   int m_tiles;  ///< of 16 keys, of a warp
-  int n_tiles;  ///< of 8 queries
+  int n_tiles;  ///< of 8 queries, at once
 };
 
 bool has_override(const KernelOverride& fixed) {
@@ -215,7 +215,7 @@ int sm80_backward_shared_bytes(const KernelSpec& spec) {
   const int stage = spec.tile_m * (pitches + 2 * static_cast<int>(sizeof(float)));
   const int p = spec.tile_n * pitch(spec.tile_m, element);
   const bool exchange = Grid(spec).query_groups > 1;
-  return spec.tile_n * pitches + spec.stages * stage + (exchange ? p : 0) + (exchange || spec.write_dq ? p : 0);
+  return spec.tile_n * pitches + spec.stages * stage + (exchange ? p : 0) + (exchange || spec.write_dq ? p : 0) * (spec.delayed_dq ? 2 : 1);
 }
 
 int sm80_backward_dq_shared_bytes(const KernelSpec& spec) {
@@ -253,10 +253,20 @@ std::string sm80_backward_refusal(const KernelSpec& spec) {
     return fmt::format("dq_warps_m = {}: accepted are divisors of warps = {} and of tile_m / 16 = {}", spec.dq_warps_m,
                        spec.warps, spec.tile_m / 16);
   }
+  if (spec.substeps < 1) return fmt::format("substeps = {}: accepted are 1 and more", spec.substeps);
   const Grid grid(spec);
   if (grid.warps_m % grid.query_groups != 0 || spec.tile_m % (16 * grid.query_groups) != 0) {
     return fmt::format("tile_m = {}: its groups of 16 rows do not come out even on {} warps", spec.tile_m,
                        grid.warps_m);
+  }
+  if ((spec.substeps > 1 && grid.query_groups > 1) ||
+      spec.tile_m / grid.query_groups % (16 * spec.substeps) != 0) {
+    return fmt::format("substeps = {}: accepted are parts of at least 16 of a warp's {} queries, or 1 where {} warps "
+                       "share them",
+                       spec.substeps, spec.tile_m / grid.query_groups, grid.query_groups);
+  }
+  if (spec.delayed_dq && (spec.stages != 2 || !spec.write_dq)) {
+    return "delayed_dq = true: accepted with stages = 2 and write_dq = true";
   }
   if (spec.operands_in_registers < 0 || spec.operands_in_registers > 2 ||
       (spec.operands_in_registers != 0 && spec.dtype == DType::f32)) {

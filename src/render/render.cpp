@@ -126,17 +126,19 @@ std::string backward_config(const plan::KernelSpec& spec) {
       "  static constexpr int kWarps = {};\n"
       "  static constexpr int kWarpsN = {};  // groups of keys\n"
       "  static constexpr int kDqWarpsM = {};  // groups of queries, for dQ\n"
+      "  static constexpr int kSubsteps = {};  // parts of a warp's queries\n"
       "  static constexpr int kStages = {};  // Q and dO tiles in flight\n"
       "  static constexpr int kOperandsInRegisters = {};  // 1: V, 2: V and K\n"
       "  static constexpr bool kCausal = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
       "  static constexpr bool kWriteDq = {};\n"
+      "  static constexpr bool kDelayedDq = {};\n"
       "  static constexpr bool kSplit = {};\n"
       "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
-      spec.dq_warps_m, spec.stages, spec.operands_in_registers, boolean(spec.causal), boolean(spec.aligned),
-      boolean(spec.write_dq), boolean(spec.split), spec.write_dq ? vector_reduce(spec) : "");
+      spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal), boolean(spec.aligned),
+      boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split), spec.write_dq ? vector_reduce(spec) : "");
 }
 
 std::string backward_dq_config(const plan::KernelSpec& spec) {

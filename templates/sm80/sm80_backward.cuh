@@ -42,7 +42,7 @@ struct ColumnSlice {
 /// queries come through shared memory. For dQ the grid is kDqWarpsM groups of queries by groups of columns.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kWarpsN, kDqWarpsM, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kSplit, kVectorReduce.
+/// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit, kVectorReduce.
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -63,9 +63,11 @@ struct Backward {
   static constexpr int kWarpKeys = kTileN / kWarpsN;
   static constexpr int kWarpQueries = kTileM / kQueryGroups;
   static constexpr int kMTiles = kWarpKeys / 16;
-  static constexpr int kNTiles = kWarpQueries / 8;
+  static constexpr int kSubsteps = Config::kSubsteps;
+  static constexpr int kNTiles = kWarpQueries / kSubsteps / 8;
   static constexpr int kDqMTiles = kTileM / kDqWarpsM / 16;
   static constexpr bool kExchange = kQueryGroups > 1;  // P and dS reach other warps for dV and dK
+  static constexpr bool kDelayedDq = Config::kDelayedDq;
   static constexpr bool kKInRegisters = Config::kOperandsInRegisters == 2;
   static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
 
@@ -73,9 +75,12 @@ struct Backward {
   static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
   static_assert(kTileN == kMTiles * 16 * kWarpsN && kMTiles >= 1, "a warp owns a multiple of 16 keys");
   static_assert(kTileM == kWarpQueries * kQueryGroups && kWarpQueries % 16 == 0, "queries are consumed 16 at a time");
+  static_assert(kWarpQueries % (16 * kSubsteps) == 0, "so many at every substep");
+  static_assert(kSubsteps == 1 || kQueryGroups == 1, "what crosses shared memory does so at once");
   static_assert(kWarpsM % kQueryGroups == 0, "a group of queries has equally many warps");
   static_assert(kTileM == kDqMTiles * 16 * kDqWarpsM && kDqMTiles >= 1, "a warp adds to a multiple of 16 rows of dQ");
   static_assert(kStages == 1 || kStages == 2, "1 or 2 Q and dO buffers");
+  static_assert(!kDelayedDq || (kStages == 2 && Config::kWriteDq), "dS has as many buffers as Q and dO");
 
   using KTile = SharedTile<T, kTileN, kHeadDimQk>;
   using VTile = SharedTile<T, kTileN, kHeadDimV>;
@@ -86,7 +91,7 @@ struct Backward {
   static constexpr int kRowBytes = kTileM * static_cast<int>(sizeof(float));  // of one of the two row statistics
   static constexpr int kStageBytes = QTile::kBytes + DoTile::kBytes + 2 * kRowBytes;
   static constexpr int kPBytes = kExchange ? PTile::kBytes : 0;
-  static constexpr int kDsBytes = kExchange || Config::kWriteDq ? PTile::kBytes : 0;
+  static constexpr int kDsBytes = (kExchange || Config::kWriteDq ? PTile::kBytes : 0) * (kDelayedDq ? 2 : 1);
   static constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * kStageBytes + kPBytes + kDsBytes;
 
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
@@ -122,7 +127,6 @@ struct Backward {
   const uint32_t k_shared = shared;
   const uint32_t v_shared = shared + KTile::kBytes;
   const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
-  const uint32_t ds_shared = p_shared + kPBytes;
 
   FA_DEVICE explicit Backward(const BackwardParams& p)
       : params(p), tile(backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv)) {}
@@ -131,6 +135,10 @@ struct Backward {
   FA_DEVICE uint32_t do_shared(int stage) const { return q_shared(stage) + QTile::kBytes; }
   FA_DEVICE uint32_t lse_shared(int stage) const { return do_shared(stage) + DoTile::kBytes; }
   FA_DEVICE uint32_t delta_shared(int stage) const { return lse_shared(stage) + kRowBytes; }
+
+  FA_DEVICE uint32_t ds_shared(int stage) const {
+    return p_shared + kPBytes + (kDelayedDq ? stage * PTile::kBytes : 0);
+  }
 
   FA_DEVICE int query_head(const Place& place) const { return tile.head * params.group + place.head; }
 
@@ -145,6 +153,7 @@ struct Backward {
   }
 
   FA_DEVICE void load_queries(const Place& place, int stage) const {
+    const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
     const int head = query_head(place);
     const int row = place.m_block * kTileM;
     const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + head * params.stride_q_h +
@@ -152,14 +161,14 @@ struct Backward {
     const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
                     head * params.stride_dout_h + row * params.stride_dout_s;
     const int valid = params.s_q - row;
-    QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, thread), params.stride_q_s, valid,
-                   thread);
-    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, thread),
-                    params.stride_dout_s, valid, thread);
+    QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, copier), params.stride_q_s, valid,
+                   copier);
+    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier),
+                    params.stride_dout_s, valid, copier);
     const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + head) * params.padded_rows + row;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kTileM / 4, kThreads); ++i) {
-      const int first = 4 * (thread + i * kThreads);
+      const int first = 4 * (copier + i * kThreads);
       if (kTileM / 4 % kThreads != 0 && first >= kTileM) continue;
       const bool in_range = row + first < params.padded_rows;
       ptx::cp_async_16(lse_shared(stage) + 4 * first, params.lse_log2 + index + first, in_range);
@@ -198,62 +207,90 @@ struct Backward {
       Gemm::template load_q<VTile, kMTiles, kHeadDimV>(v_fragment, v_shared, warp_key, lane);
     }
     int stage = 0;
-    for (int step = steps.begin; step < steps.end; ++step) {
+    bool has_previous = false;
+    for (int left = steps.end - steps.begin; left > 0; --left) {
       Place next = place;
       if (++next.m_block == params.m_blocks) {
         next.m_block = steps.first;
         ++next.head;
       }
-      one_step(place, next, step + 1 < steps.end, stage, k_fragment, v_fragment, dk, dv);
+      begin_step(next, left > 1, stage);
+      if constexpr (kDelayedDq) {
+        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+      }
+      one_step(place, next, left > 1, stage, k_fragment, v_fragment, dk, dv, [&] {
+        if constexpr (kDelayedDq) {
+          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+        }
+      });
       place = next;
+      has_previous = true;
       if constexpr (kStages == 2) stage ^= 1;
+    }
+    if constexpr (kDelayedDq) {
+      ptx::sync_threads();  // all of the last dS is in shared memory
+      add_dq(before(place, steps.first), stage ^ 1);
     }
   }
 
-  /// One query tile.
-  template <class KFragment, class VFragment>
-  FA_DEVICE void one_step(const Place& place, const Place& next, bool has_next, int stage,
-                          const KFragment& k_fragment, const VFragment& v_fragment, DkFragment& dk,
-                          DvFragment& dv) const {
+  FA_DEVICE Place before(const Place& place, int first) const {
+    if (place.m_block == first) return {place.head - 1, params.m_blocks - 1};
+    return {place.head, place.m_block - 1};
+  }
+
+  /// Waits for a query tile, and starts the copies of the next.
+  FA_DEVICE void begin_step(const Place& next, bool has_next, int stage) const {
     ptx::cp_async_wait<0>();
     ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
     if constexpr (kStages == 2) {
       if (has_next) load_queries(next, stage ^ 1);
       ptx::cp_async_commit();
     }
+  }
 
-    Operand p;
-    Operand ds;
-    differentiate(place, stage, k_fragment, v_fragment, p, ds);
-    const uint32_t own = PTile::offset(warp_key, warp_query);
-    if constexpr (kExchange) {
-      if (kQueryGroups == kWarpsM || warp_m < kQueryGroups) Gemm::template store<PTile>(p, p_shared + own, lane);
+  /// One query tile that has landed. `after_scores` is done once P and dS are out of the way.
+  template <class KFragment, class VFragment, class AfterScores>
+  FA_DEVICE void one_step(const Place& place, const Place& next, bool has_next, int stage,
+                          const KFragment& k_fragment, const VFragment& v_fragment, DkFragment& dk, DvFragment& dv,
+                          AfterScores after_scores) const {
+    FA_UNROLL_BY(1)
+    for (int substep = 0; substep < kSubsteps; ++substep) {
+      const int query = warp_query + substep * (8 * kNTiles);
+      Operand p;
+      Operand ds;
+      differentiate(place, query, stage, k_fragment, v_fragment, p, ds);
+      const uint32_t own = PTile::offset(warp_key, query);
+      const bool stores = kQueryGroups == kWarpsM || warp_m < kQueryGroups;
+      if constexpr (kExchange) {
+        if (stores) Gemm::template store<PTile>(p, p_shared + own, lane);
+      }
+      if constexpr (kExchange || Config::kWriteDq) {
+        if (stores) Gemm::template store<PTile>(ds, ds_shared(stage) + own, lane);
+      }
+      if (substep + 1 == kSubsteps) after_scores();
+      if constexpr (kExchange) ptx::sync_threads();  // all of P and dS is in shared memory
+
+      product<DoTile>(dv, p, query, p_shared, do_shared(stage) + DoTile::offset(0, 8 * v_slice.first_tile()));
+      product<QTile>(dk, ds, query, ds_shared(stage), q_shared(stage) + QTile::offset(0, 8 * qk_slice.first_tile()));
     }
-    if constexpr (kExchange || Config::kWriteDq) {
-      if (kQueryGroups == kWarpsM || warp_m < kQueryGroups) Gemm::template store<PTile>(ds, ds_shared + own, lane);
-    }
-    if constexpr (kExchange) ptx::sync_threads();  // all of P and dS is in shared memory
 
-    product<DoTile>(dv, p, p_shared, do_shared(stage) + DoTile::offset(0, 8 * v_slice.first_tile()));
-    product<QTile>(dk, ds, ds_shared, q_shared(stage) + QTile::offset(0, 8 * qk_slice.first_tile()));
-
-    if constexpr (kStages == 1 || (Config::kWriteDq && !kExchange)) {
+    if constexpr (kStages == 1 || (Config::kWriteDq && !kDelayedDq && !kExchange)) {
       ptx::sync_threads();  // all of dS is in shared memory, and all have left Q and dO
     }
     if constexpr (kStages == 1) {
       if (has_next) load_queries(next, 0);
       ptx::cp_async_commit();
     }
-    if constexpr (Config::kWriteDq) add_dq(place);
+    if constexpr (Config::kWriteDq && !kDelayedDq) add_dq(place, stage);
   }
 
-  /// P^T and dS^T of the warp's keys and queries.
+  /// P^T and dS^T of the warp's keys and of the tile's queries from `query` on.
   template <class KFragment, class VFragment>
-  FA_DEVICE void differentiate(const Place& place, int stage, const KFragment& k_fragment,
+  FA_DEVICE void differentiate(const Place& place, int query, int stage, const KFragment& k_fragment,
                                const VFragment& v_fragment, Operand& p_operand, Operand& ds_operand) const {
     Fragment<kMTiles, kNTiles> p = {};
     Gemm::template scores<QTile, kHeadDimQk>(
-        p, q_shared(stage) + QTile::offset(warp_query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
+        p, q_shared(stage) + QTile::offset(query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
           if constexpr (kKInRegisters) {
             FA_UNROLL
             for (int i = 0; i < 4; ++i) a[i] = k_fragment[m][k][i];
@@ -261,7 +298,7 @@ struct Backward {
             Gemm::template load_a<KTile, kHeadDimQk>(a, k_shared, warp_key + 16 * m, k, lane);
           }
         });
-    const uint32_t statistics = static_cast<uint32_t>(4 * (warp_query + 2 * (lane % 4)));
+    const uint32_t statistics = static_cast<uint32_t>(4 * (query + 2 * (lane % 4)));
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float lse[2];
@@ -274,7 +311,7 @@ struct Backward {
     }
     Fragment<kMTiles, kNTiles> ds = {};
     Gemm::template scores<DoTile, kHeadDimV>(
-        ds, do_shared(stage) + DoTile::offset(warp_query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
+        ds, do_shared(stage) + DoTile::offset(query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
           if constexpr (kVInRegisters) {
             FA_UNROLL
             for (int i = 0; i < 4; ++i) a[i] = v_fragment[m][k][i];
@@ -284,7 +321,7 @@ struct Backward {
         });
     if (first_key + kTileN > params.s_kv ||
         (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + params.causal_shift)) {
-      mask(p, place);
+      mask(p, place.m_block * kTileM + query);
     }
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
@@ -301,13 +338,15 @@ struct Backward {
   }
 
   /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
-  FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, const Place& place) const {
-    const int first_query = place.m_block * kTileM + warp_query + 2 * (lane % 4);  // of this thread
+  FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, int first_row) const {
+    const int masker = ptx::thread_index();  // anew, as above
+    const int first_query = first_row + 2 * (masker % 4);  // of this thread
+    const int thread_key = first_key + masker / kWarpSize % kWarpsN * kWarpKeys + masker % kWarpSize / 4;
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const int key = first_key + warp_key + 16 * m + 8 * r + lane / 4;
+        const int key = thread_key + 16 * m + 8 * r;
         int visible_from = Config::kCausal ? key - params.causal_shift - first_query : 0;
         if (key >= params.s_kv) visible_from = kTileM;
         FA_UNROLL
@@ -321,13 +360,15 @@ struct Backward {
     }
   }
 
-  /// C += A B over all queries of the tile: the warp's own A from registers, then the others' from `a_tile`.
+  /// C += A B over all queries of the tile (of a substep): the warp's own A from registers, then the others' from
+  /// `a_tile`.
   template <class BTile, int kCTiles>
-  FA_DEVICE void product(Fragment<kMTiles, kCTiles>& c, const Operand& own, uint32_t a_tile, uint32_t b_tile) const {
-    Gemm::template multiply<BTile>(c, own, b_tile + BTile::offset(warp_query, 0), lane);
+  FA_DEVICE void product(Fragment<kMTiles, kCTiles>& c, const Operand& own, int own_query, uint32_t a_tile,
+                         uint32_t b_tile) const {
+    Gemm::template multiply<BTile>(c, own, b_tile + BTile::offset(own_query, 0), lane);
     FA_UNROLL
     for (int i = 1; i < kQueryGroups; ++i) {
-      const int query = (warp_m + i) % kQueryGroups * kWarpQueries;
+      const int query = (warp_m + i) % kQueryGroups * kWarpQueries;  // first of another warp's
       const uint32_t a = a_tile + PTile::offset(warp_key, query);
       Gemm::template multiply<BTile, kWarpQueries>(c, b_tile + BTile::offset(query, 0), lane,
                                                    [&](uint32_t(&words)[4], int m, int k) {
@@ -336,14 +377,16 @@ struct Backward {
     }
   }
 
-  /// Adds this tile's dS K to the accumulator of dQ.
-  FA_DEVICE void add_dq(const Place& place) const {
-    const int row = warp % kDqWarpsM * (16 * kDqMTiles);
-    const DqSlice slice{warp / kDqWarpsM};
+  /// Adds a query tile's dS K to the accumulator of dQ.
+  FA_DEVICE void add_dq(const Place& place, int stage) const {
+    const int adder = ptx::thread_index();  // anew, as above
+    const int adder_lane = adder % kWarpSize;
+    const int row = adder / kWarpSize % kDqWarpsM * (16 * kDqMTiles);
+    const DqSlice slice{adder / kWarpSize / kDqWarpsM};
     Fragment<kDqMTiles, DqSlice::kTiles> dq = {};
     Gemm::template multiply<KTile, kTileN>(
-        dq, k_shared + KTile::offset(0, 8 * slice.first_tile()), lane, [&](uint32_t(&a)[4], int m, int k) {
-          Gemm::template load_a_transposed<PTile>(a, ds_shared, row + 16 * m, k, lane);
+        dq, k_shared + KTile::offset(0, 8 * slice.first_tile()), adder_lane, [&](uint32_t(&a)[4], int m, int k) {
+          Gemm::template load_a_transposed<PTile>(a, ds_shared(stage), row + 16 * m, k, adder_lane);
         });
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
@@ -356,10 +399,10 @@ struct Backward {
         if (!slice.owns(n)) continue;
         float* fragment = target + n * (kRowGroup * 8);
         if constexpr (Config::kVectorReduce) {
-          ptx::red_add_f32x4(fragment + fragment_index<true>(lane, 0), dq[m][n]);
+          ptx::red_add_f32x4(fragment + fragment_index<true>(adder_lane, 0), dq[m][n]);
         } else {
           FA_UNROLL
-          for (int e = 0; e < 4; ++e) ptx::red_add_f32(fragment + fragment_index<false>(lane, e), dq[m][n][e]);
+          for (int e = 0; e < 4; ++e) ptx::red_add_f32(fragment + fragment_index<false>(adder_lane, e), dq[m][n][e]);
         }
       }
     }

@@ -24,7 +24,7 @@ struct MainTile {
 };
 // Grids of warps of every kind: keys only, queries only, both; more columns of warps than groups of 16 queries.
 constexpr MainTile kMainTiles[] = {{32, 32, 4, 2, 2}, {32, 32, 2, 2, 1}, {16, 32, 4, 1, 1},
-                                   {32, 16, 2, 1, 2}, {64, 32, 4, 1, 2}, {32, 64, 4, 2, 1}};
+                                   {32, 16, 2, 1, 2}, {64, 32, 4, 1, 2}, {32, 64, 4, 4, 1}};
 struct DqTile {
   int tile_m, tile_n, warps;
 };
@@ -44,7 +44,9 @@ enum Factor : std::size_t {
   split,
   arch,
   dq_tile,
-  dq_stages
+  dq_stages,
+  substeps,
+  delayed_dq
 };
 
 BackwardSpecs to_specs(const Row& row) {
@@ -65,7 +67,9 @@ BackwardSpecs to_specs(const Row& row) {
   specs.main.warps_n = tile.warps_n;
   specs.main.dq_warps_m = tile.dq_warps_m;
   specs.main.stages = static_cast<int>(row[stages]) + 1;
+  specs.main.substeps = static_cast<int>(row[substeps]) + 1;
   specs.main.operands_in_registers = static_cast<int>(row[operands]);
+  specs.main.delayed_dq = row[delayed_dq] != 0;
   specs.main.write_dq = row[write_dq] != 0;
   specs.main.split = row[split] != 0;
 
@@ -79,7 +83,7 @@ BackwardSpecs to_specs(const Row& row) {
 
 std::vector<BackwardSpecs> find_covering_specs() {
   const std::vector<std::size_t> levels{kDTypes.size(), kHeadDims.size(), kHeadDimsV.size(), std::size(kMainTiles),
-                                        2, 3, 2, 2, 2, 2, std::size(kArchs), std::size(kDqTiles), 2};
+                                        2, 3, 2, 2, 2, 2, std::size(kArchs), std::size(kDqTiles), 2, 2, 2};
   const auto valid = [](const Row& row) {
     return fa::plan::sm80_backward_refusal(to_specs(row).main).empty();
   };

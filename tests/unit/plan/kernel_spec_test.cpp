@@ -36,8 +36,10 @@ constexpr Mutation kMutations[] = {
     {"split", [](KernelSpec& spec) { spec.split = !spec.split; }},
     {"warps_n", [](KernelSpec& spec) { spec.warps_n = 4; }},
     {"dq_warps_m", [](KernelSpec& spec) { spec.dq_warps_m = 1; }},
+    {"substeps", [](KernelSpec& spec) { spec.substeps = 2; }},
     {"operands_in_registers", [](KernelSpec& spec) { spec.operands_in_registers = 2; }},
     {"write_dq", [](KernelSpec& spec) { spec.write_dq = !spec.write_dq; }},
+    {"delayed_dq", [](KernelSpec& spec) { spec.delayed_dq = !spec.delayed_dq; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
@@ -55,7 +57,7 @@ const std::vector<Operation>& operations() {
       {Op::combine, {"arch", "dtype", "d_v", "warps"}},
       {Op::backward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "warps_n",
-        "dq_warps_m", "stages", "operands_in_registers", "write_dq", "split", "min_blocks"}},
+        "dq_warps_m", "substeps", "stages", "operands_in_registers", "write_dq", "delayed_dq", "split", "min_blocks"}},
       {Op::backward_dq,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages",
         "min_blocks"}},
@@ -81,12 +83,12 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m,
-               operands_in_registers, write_dq, min_blocks] = some_spec();
+               substeps, operands_in_registers, write_dq, delayed_dq, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m,
-                  operands_in_registers, write_dq, min_blocks));
+                  substeps, operands_in_registers, write_dq, delayed_dq, min_blocks));
 }
 
 TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {
@@ -134,7 +136,7 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
   backward.dq_warps_m = 4;
   EXPECT_EQ(canonical(backward),
             "sm80_backward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 aligned=1 tile_m=128 tile_n=64 warps=4 "
-            "warps_n=2 dq_warps_m=4 stages=1 operands_in_registers=0 write_dq=1 split=0 min_blocks=1");
+            "warps_n=2 dq_warps_m=4 substeps=1 stages=1 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 min_blocks=1");
   EXPECT_EQ(kernel_name(backward), "fa_sm80_backward");
 }
 
