@@ -110,11 +110,11 @@ void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspac
   const plan::Problem wanted = problem(call.shape);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
   const Ready& ready = get(wanted, choice);
-  const plan::BackwardTensors tensors{call.q,    call.k,    call.v,  call.o,  call.dout,
+  const plan::BackwardTensors tensors{call.q,   call.k,    call.v,  call.o,  call.dout,
                                       call.lse, call.dlse, call.dq, call.dk, call.dv};
   Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
-  plan::BackwardLaunch launch = plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic,
-                                                      ready.specs, scratch.data());
+  plan::BackwardLaunch launch =
+      plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data());
   const plan::BackwardGrids& grids = launch.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
     if (grid > kMaxGrid) {

@@ -20,8 +20,8 @@ namespace fa::api {
 /// The backward of one Attention on a GPU: its kernels, and their launches. Threads may share it.
 class DeviceBackward {
  public:
-  /// `config`, `context` and `store` outlive it. Throws fa::Error(invalid_argument) for a kernel override that can never
-  /// fit.
+  /// `config`, `context` and `store` outlive it. Throws fa::Error(invalid_argument) for a kernel override that can
+  /// never fit.
   DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
                  std::shared_ptr<cache::Store> store);
 

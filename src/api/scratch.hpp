@@ -12,8 +12,8 @@ namespace fa::api {
 /// The scratch memory of one call: the caller's, or the stream's memory pool's, which gets it back in the end.
 class Scratch {
  public:
-  /// Throws fa::Error: invalid_argument for a misaligned workspace, out_of_memory for one of less than `needed` bytes or
-  /// when the pool has none.
+  /// Throws fa::Error: invalid_argument for a misaligned workspace, out_of_memory for one of less than `needed` bytes
+  /// or when the pool has none.
   Scratch(const Workspace& workspace, std::size_t needed, Stream stream);
   ~Scratch();
   Scratch(const Scratch&) = delete;

@@ -146,8 +146,8 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   const std::int64_t element = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t head_bytes =
       std::max<std::int64_t>(group * problem.s_q * ((problem.d_qk + problem.d_v) * element + 4 * problem.d_qk), 1);
-  params.heads_in_flight =
-      static_cast<int>(std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(problem.b * problem.h_kv, 1)));
+  params.heads_in_flight = static_cast<int>(
+      std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(problem.b * problem.h_kv, 1)));
   params.splits = splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
@@ -162,8 +162,9 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   if (deterministic) {
     launch.dq_params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.dq.tile_m));
     const std::int64_t kv_bytes = std::max<std::int64_t>(problem.s_kv * (problem.d_qk + problem.d_v) * element, 1);
-    launch.dq_params.heads_in_flight = static_cast<int>(std::clamp<std::int64_t>(
-        kL2Budget / kv_bytes * group, std::max<std::int64_t>(group, 1), std::max<std::int64_t>(problem.b * problem.h_q, 1)));
+    launch.dq_params.heads_in_flight =
+        static_cast<int>(std::clamp<std::int64_t>(kL2Budget / kv_bytes * group, std::max<std::int64_t>(group, 1),
+                                                  std::max<std::int64_t>(problem.b * problem.h_q, 1)));
     launch.grids.dq = std::int64_t{launch.dq_params.m_blocks} * problem.h_q * problem.b;
   } else {
     launch.grids.convert = row_groups;

@@ -41,10 +41,12 @@ std::string canonical(const KernelSpec& spec) {
       return fmt::format("{} d_v={} warps={}", target, spec.d_v, spec.warps);
     case Op::backward:
       return fmt::format(
-          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} substeps={} stages={} "
+          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} "
+          "substeps={} stages={} "
           "operands_in_registers={} write_dq={:d} delayed_dq={:d} split={:d} min_blocks={}",
           target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
-          spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq, spec.delayed_dq, spec.split, spec.min_blocks);
+          spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq, spec.delayed_dq,
+          spec.split, spec.min_blocks);
     case Op::backward_dq:
       return fmt::format(
           "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} min_blocks={}", target,

@@ -24,16 +24,25 @@ constexpr int kMaxTileM = 256;
 
 struct Tile {
   int tile_m, tile_n, warps, warps_n, dq_warps_m, stages;
+  int substeps = 1;
+  bool delayed_dq = false;
 };
 
-// In order of preference; the first that fits the architecture's shared memory and the register file is taken. Both
-// P^T and dS^T cross shared memory, so it is the traffic there that decides (docs/performance.md).
-constexpr Tile k16Bit64[] = {{128, 128, 8, 4, 4, 2}, {128, 128, 8, 4, 4, 1}, {64, 128, 8, 4, 2, 1}, {64, 64, 4, 2, 2, 1}};
-constexpr Tile k16Bit128[] = {{64, 128, 8, 4, 2, 2}, {64, 128, 8, 4, 2, 1}, {64, 64, 8, 2, 2, 1}, {32, 64, 8, 4, 2, 1}};
-constexpr Tile k16Bit192[] = {{64, 64, 8, 2, 2, 2}, {64, 64, 8, 4, 2, 2}, {64, 64, 8, 2, 2, 1},
-                              {32, 64, 8, 4, 2, 1}, {32, 32, 4, 2, 2, 1}};
-constexpr Tile k16Bit256[] = {{64, 64, 8, 2, 2, 2}, {64, 64, 8, 4, 2, 2}, {64, 64, 8, 2, 2, 1},
-                              {32, 64, 8, 4, 2, 1}, {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}};
+// In order of preference; the first that fits the architecture's shared memory and the register file is taken. Shared
+// memory's traffic and its waits decide (docs/performance.md): up to d 64 a warp owns 32 keys whole, P and dS never
+// leave its registers for dV and dK, and two blocks share a multiprocessor; beyond, the sums of 32 keys need two warps.
+constexpr Tile k16Bit64[] = {{64, 128, 4, 4, 2, 1, 2},
+                             {64, 128, 4, 4, 2, 2, 2},
+                             {64, 128, 4, 4, 2, 1, 4},
+                             {64, 64, 4, 2, 2, 1},
+                             {32, 64, 4, 2, 2, 1}};
+constexpr Tile k16Bit128[] = {{64, 128, 8, 4, 2, 2, 1, true},
+                              {64, 128, 8, 4, 2, 2},
+                              {64, 128, 8, 4, 2, 1},
+                              {64, 64, 8, 2, 2, 1},
+                              {32, 64, 8, 4, 2, 1}};
+constexpr Tile k16Bit256[] = {{64, 64, 8, 2, 2, 2, 1, true}, {64, 64, 8, 2, 2, 2}, {64, 64, 8, 2, 2, 1},
+                              {32, 64, 8, 4, 2, 1},          {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}};
 constexpr Tile k32Bit64[] = {{64, 64, 8, 4, 4, 1}, {32, 64, 8, 4, 2, 1}, {32, 32, 4, 2, 2, 1}};
 constexpr Tile k32Bit128[] = {{64, 64, 8, 4, 2, 1}, {32, 64, 8, 4, 2, 1}, {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}};
 constexpr Tile k32Bit256[] = {{32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}, {16, 16, 4, 1, 1, 1}};
@@ -42,8 +51,8 @@ struct DqTile {
   int tile_m, tile_n, warps, stages;
 };
 
-constexpr DqTile k16BitDq64[] = {{128, 64, 4, 1}, {64, 64, 4, 1}, {64, 32, 4, 1}};
-constexpr DqTile k16BitDq128[] = {{128, 32, 4, 1}, {64, 64, 4, 1}, {64, 32, 4, 1}, {32, 32, 2, 1}};
+constexpr DqTile k16BitDq64[] = {{128, 48, 4, 2}, {128, 32, 4, 2}, {64, 64, 4, 1}, {64, 32, 4, 1}};
+constexpr DqTile k16BitDq128[] = {{128, 32, 4, 2}, {128, 32, 4, 1}, {64, 64, 4, 1}, {64, 32, 4, 1}, {32, 32, 2, 1}};
 constexpr DqTile k16BitDq256[] = {{64, 32, 4, 1}, {64, 16, 4, 1}, {32, 32, 2, 1}};
 constexpr DqTile k32BitDq[] = {{64, 32, 4, 1}, {64, 16, 4, 1}, {32, 16, 2, 1}, {16, 16, 1, 1}};
 
@@ -51,9 +60,7 @@ std::span<const Tile> preferred_tiles(const Problem& problem) {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (problem.dtype == DType::f32) return d <= 64 ? Tiles(k32Bit64) : d <= 128 ? Tiles(k32Bit128) : k32Bit256;
-  if (d <= 64) return k16Bit64;
-  if (d <= 128) return k16Bit128;
-  return d <= 192 ? Tiles(k16Bit192) : k16Bit256;
+  return d <= 64 ? Tiles(k16Bit64) : d <= 128 ? Tiles(k16Bit128) : k16Bit256;
 }
 
 std::span<const DqTile> preferred_dq_tiles(const Problem& problem) {
@@ -144,10 +151,14 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.write_dq = write_dq;
+  spec.delayed_dq = tile.delayed_dq && write_dq && spec.stages == 2;
+  // An override may leave no room for the tile's substeps.
+  const bool shared_queries = spec.warps_n < warps && spec.tile_m >= 32;
+  if (!shared_queries && spec.tile_m % (16 * tile.substeps) == 0) spec.substeps = tile.substeps;
   return spec;
 }
 
-/// `refusal(spec)` for a shape that fits no further check.
+/// What is wrong with the numbers that both kernels have.
 std::string misfit(const KernelSpec& spec) {
   if (spec.warps < 1 || spec.warps > kMaxWarps) {
     return fmt::format("warps = {}: accepted are 1 to {}", spec.warps, kMaxWarps);
@@ -162,7 +173,8 @@ std::string misfit(const KernelSpec& spec) {
   return {};
 }
 
-std::string room(const KernelSpec& spec) {
+/// What there is not enough of.
+std::string shortage(const KernelSpec& spec) {
   const int shared = shared_bytes_of(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
@@ -215,7 +227,8 @@ int sm80_backward_shared_bytes(const KernelSpec& spec) {
   const int stage = spec.tile_m * (pitches + 2 * static_cast<int>(sizeof(float)));
   const int p = spec.tile_n * pitch(spec.tile_m, element);
   const bool exchange = Grid(spec).query_groups > 1;
-  return spec.tile_n * pitches + spec.stages * stage + (exchange ? p : 0) + (exchange || spec.write_dq ? p : 0) * (spec.delayed_dq ? 2 : 1);
+  return spec.tile_n * pitches + spec.stages * stage + (exchange ? p : 0) +
+         (exchange || spec.write_dq ? p : 0) * (spec.delayed_dq ? 2 : 1);
 }
 
 int sm80_backward_dq_shared_bytes(const KernelSpec& spec) {
@@ -226,8 +239,7 @@ int sm80_backward_dq_shared_bytes(const KernelSpec& spec) {
 
 int sm80_backward_registers(const KernelSpec& spec) {
   const Grid grid(spec);
-  const int sums =
-      4 * grid.m_tiles * (ceil_div(spec.d_qk / 8, grid.warps_m) + ceil_div(spec.d_v / 8, grid.warps_m));
+  const int sums = 4 * grid.m_tiles * (ceil_div(spec.d_qk / 8, grid.warps_m) + ceil_div(spec.d_v / 8, grid.warps_m));
   const int scores = 2 * 4 * grid.m_tiles * grid.n_tiles;  // S and dP
   const int dq_warps_d = spec.warps / spec.dq_warps_m;
   const int dq = spec.write_dq ? 4 * (spec.tile_m / spec.dq_warps_m / 16) * ceil_div(spec.d_qk / 8, dq_warps_d) : 0;
@@ -259,11 +271,11 @@ std::string sm80_backward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}: its groups of 16 rows do not come out even on {} warps", spec.tile_m,
                        grid.warps_m);
   }
-  if ((spec.substeps > 1 && grid.query_groups > 1) ||
-      spec.tile_m / grid.query_groups % (16 * spec.substeps) != 0) {
-    return fmt::format("substeps = {}: accepted are parts of at least 16 of a warp's {} queries, or 1 where {} warps "
-                       "share them",
-                       spec.substeps, spec.tile_m / grid.query_groups, grid.query_groups);
+  if ((spec.substeps > 1 && grid.query_groups > 1) || spec.tile_m / grid.query_groups % (16 * spec.substeps) != 0) {
+    return fmt::format(
+        "substeps = {}: accepted are parts of at least 16 of a warp's {} queries, or 1 where {} warps "
+        "share them",
+        spec.substeps, spec.tile_m / grid.query_groups, grid.query_groups);
   }
   if (spec.delayed_dq && (spec.stages != 2 || !spec.write_dq)) {
     return "delayed_dq = true: accepted with stages = 2 and write_dq = true";
@@ -272,7 +284,7 @@ std::string sm80_backward_refusal(const KernelSpec& spec) {
       (spec.operands_in_registers != 0 && spec.dtype == DType::f32)) {
     return fmt::format("operands_in_registers = {}: accepted are 0 to 2, and 0 for fp32", spec.operands_in_registers);
   }
-  return room(spec);
+  return shortage(spec);
 }
 
 std::string sm80_backward_dq_refusal(const KernelSpec& spec) {
@@ -281,7 +293,7 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec) {
   if (spec.tile_m % (16 * spec.warps) != 0) {
     return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {}", spec.tile_m, 16 * spec.warps);
   }
-  return room(spec);
+  return shortage(spec);
 }
 
 std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,

@@ -137,8 +137,9 @@ std::string backward_config(const plan::KernelSpec& spec) {
       "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
-      spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal), boolean(spec.aligned),
-      boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split), spec.write_dq ? vector_reduce(spec) : "");
+      spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal),
+      boolean(spec.aligned), boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split),
+      spec.write_dq ? vector_reduce(spec) : "");
 }
 
 std::string backward_dq_config(const plan::KernelSpec& spec) {
@@ -217,14 +218,15 @@ Parts parts_of(const plan::KernelSpec& spec) {
       return {"sm80/sm80_backward_dq.cuh", "BackwardParams",  "sm80::backward_dq",
               "sm80::BackwardDq",          backward_layout(), backward_dq_config(spec)};
     case plan::Op::backward_preprocess:
-      return {"common/backward_preprocess.cuh", "BackwardParams",  "kernel::backward_preprocess",
-              nullptr,                          backward_layout(), preprocess_config(spec)};
+      return {
+          "common/backward_preprocess.cuh", "BackwardParams", "kernel::backward_preprocess", nullptr, backward_layout(),
+          preprocess_config(spec)};
     case plan::Op::backward_convert:
-      return {"common/backward_convert.cuh", "BackwardParams",  "kernel::backward_convert",
-              nullptr,                       backward_layout(), convert_config(spec)};
+      return {"common/backward_convert.cuh", "BackwardParams", "kernel::backward_convert", nullptr, backward_layout(),
+              convert_config(spec)};
     case plan::Op::backward_reduce:
-      return {"common/backward_reduce.cuh", "BackwardParams",  "kernel::backward_reduce",
-              nullptr,                      backward_layout(), reduce_config(spec)};
+      return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
+              reduce_config(spec)};
   }
   return {"sm80/sm80_forward.cuh", "ForwardParams",  "sm80::forward",
           "sm80::Forward",         forward_layout(), forward_config(spec)};
@@ -232,10 +234,10 @@ Parts parts_of(const plan::KernelSpec& spec) {
 
 std::string render_unit(const plan::KernelSpec& spec) {
   const Parts parts = parts_of(spec);
-  const std::string shared_assert =
-      parts.shared_type == nullptr ? ""
-                                   : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",
-                                                 parts.shared_type, plan::shared_bytes(spec));
+  const std::string shared_assert = parts.shared_type == nullptr
+                                        ? ""
+                                        : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",
+                                                      parts.shared_type, plan::shared_bytes(spec));
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"

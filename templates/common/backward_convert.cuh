@@ -11,8 +11,8 @@
 
 namespace fa::kernel {
 
-/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows; a thread takes rows g and g + 8 of
-/// a fragment, which are 64 bytes of the accumulator.
+/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows; a thread takes rows g and g + 8
+/// of a fragment, which are 64 bytes of the accumulator.
 ///
 /// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce.
 template <class Config>

@@ -41,8 +41,8 @@ FA_DEVICE void backward_preprocess(const BackwardParams& params) {
     if (!weightless) {
       const T* o = static_cast<const T*>(params.o) + batch * params.stride_o_b + head * params.stride_o_h +
                    position * params.stride_o_s;
-      const T* dout = static_cast<const T*>(params.dout) + batch * params.stride_dout_b +
-                      head * params.stride_dout_h + position * params.stride_dout_s;
+      const T* dout = static_cast<const T*>(params.dout) + batch * params.stride_dout_b + head * params.stride_dout_h +
+                      position * params.stride_dout_s;
       FA_UNROLL
       for (int piece = 0; piece < ceil_div(kPieces, kLanes); ++piece) {
         const int index = piece * kLanes + thread % kLanes;

@@ -48,8 +48,8 @@ FA_DEVICE void red_add_f32(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
 }
 FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)),
-               "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "f"(value[0]),
+               "f"(value[1]), "f"(value[2]), "f"(value[3])
                : "memory");
 }
 

@@ -42,7 +42,8 @@ struct ColumnSlice {
 /// queries come through shared memory. For dQ the grid is kDqWarpsM groups of queries by groups of columns.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit, kVectorReduce.
+/// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
+/// kVectorReduce.
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -119,7 +120,7 @@ struct Backward {
   const int warp_n = warp % kWarpsN;
   const int warp_m = warp / kWarpsN;
   const int first_key = tile.block * kTileN;
-  const int warp_key = warp_n * kWarpKeys;                        // first of the warp's keys in the tile
+  const int warp_key = warp_n * kWarpKeys;                      // first of the warp's keys in the tile
   const int warp_query = warp_m % kQueryGroups * kWarpQueries;  // and of its queries
   const QkSlice qk_slice{warp_m};
   const VSlice v_slice{warp_m};
@@ -163,8 +164,8 @@ struct Backward {
     const int valid = params.s_q - row;
     QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, copier), params.stride_q_s, valid,
                    copier);
-    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier),
-                    params.stride_dout_s, valid, copier);
+    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier), params.stride_dout_s,
+                    valid, copier);
     const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + head) * params.padded_rows + row;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kTileM / 4, kThreads); ++i) {
@@ -228,7 +229,7 @@ struct Backward {
       if constexpr (kStages == 2) stage ^= 1;
     }
     if constexpr (kDelayedDq) {
-      ptx::sync_threads();  // all of the last dS is in shared memory
+      if constexpr (!kExchange) ptx::sync_threads();  // all of the last dS is in shared memory
       add_dq(before(place, steps.first), stage ^ 1);
     }
   }
@@ -250,9 +251,8 @@ struct Backward {
 
   /// One query tile that has landed. `after_scores` is done once P and dS are out of the way.
   template <class KFragment, class VFragment, class AfterScores>
-  FA_DEVICE void one_step(const Place& place, const Place& next, bool has_next, int stage,
-                          const KFragment& k_fragment, const VFragment& v_fragment, DkFragment& dk, DvFragment& dv,
-                          AfterScores after_scores) const {
+  FA_DEVICE void one_step(const Place& place, const Place& next, bool has_next, int stage, const KFragment& k_fragment,
+                          const VFragment& v_fragment, DkFragment& dk, DvFragment& dv, AfterScores after_scores) const {
     FA_UNROLL_BY(1)
     for (int substep = 0; substep < kSubsteps; ++substep) {
       const int query = warp_query + substep * (8 * kNTiles);
@@ -339,7 +339,7 @@ struct Backward {
 
   /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, int first_row) const {
-    const int masker = ptx::thread_index();  // anew, as above
+    const int masker = ptx::thread_index();                // anew, as above
     const int first_query = first_row + 2 * (masker % 4);  // of this thread
     const int thread_key = first_key + masker / kWarpSize % kWarpsN * kWarpKeys + masker % kWarpSize / 4;
     FA_UNROLL
@@ -370,10 +370,9 @@ struct Backward {
     for (int i = 1; i < kQueryGroups; ++i) {
       const int query = (warp_m + i) % kQueryGroups * kWarpQueries;  // first of another warp's
       const uint32_t a = a_tile + PTile::offset(warp_key, query);
-      Gemm::template multiply<BTile, kWarpQueries>(c, b_tile + BTile::offset(query, 0), lane,
-                                                   [&](uint32_t(&words)[4], int m, int k) {
-                                                     Gemm::template load_a<PTile, kTileM>(words, a, 16 * m, k, lane);
-                                                   });
+      Gemm::template multiply<BTile, kWarpQueries>(
+          c, b_tile + BTile::offset(query, 0), lane,
+          [&](uint32_t(&words)[4], int m, int k) { Gemm::template load_a<PTile, kTileM>(words, a, 16 * m, k, lane); });
     }
   }
 

@@ -63,11 +63,11 @@ struct BackwardDq {
   const int first_row = tile.block * kTileM;
   const int kv_head = tile.head / params.group;
   const T* const k_thread = KCopy::thread_pointer(
-      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + kv_head * params.stride_k_h,
-      params.stride_k_s, thread);  // into [s_kv, d_qk]
+      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + kv_head * params.stride_k_h, params.stride_k_s,
+      thread);  // into [s_kv, d_qk]
   const T* const v_thread = VCopy::thread_pointer(
-      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + kv_head * params.stride_v_h,
-      params.stride_v_s, thread);  // into [s_kv, d_v]
+      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + kv_head * params.stride_v_h, params.stride_v_s,
+      thread);  // into [s_kv, d_v]
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared;
   const uint32_t do_shared = shared + QTile::kBytes;
@@ -85,8 +85,8 @@ struct BackwardDq {
                     tile.head * params.stride_dout_h + first_row * params.stride_dout_s;
     const int valid = params.s_q - first_row;
     QCopy::strided(q_shared, QCopy::thread_pointer(q, params.stride_q_s, thread), params.stride_q_s, valid, thread);
-    DoCopy::strided(do_shared, DoCopy::thread_pointer(dout, params.stride_dout_s, thread), params.stride_dout_s,
-                    valid, thread);
+    DoCopy::strided(do_shared, DoCopy::thread_pointer(dout, params.stride_dout_s, thread), params.stride_dout_s, valid,
+                    thread);
   }
 
   FA_DEVICE void load_keys(int n_block, int stage) const {
@@ -154,8 +154,8 @@ struct BackwardDq {
     }
   }
 
-  FA_DEVICE void differentiate(int n_block, int stage, const float (&lse)[kMTiles][2],
-                               const float (&delta)[kMTiles][2], Fragment<kMTiles, kNTiles>& ds) const {
+  FA_DEVICE void differentiate(int n_block, int stage, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
+                               Fragment<kMTiles, kNTiles>& ds) const {
     Fragment<kMTiles, kNTiles> p = {};
     Gemm::template scores<KTile, kHeadDimQk>(p, k_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
       Gemm::template load_a<QTile, kHeadDimQk>(a, q_shared, warp_row + 16 * m, k, lane);
@@ -204,8 +204,8 @@ struct BackwardDq {
     ptx::sync_threads();  // dQ is complete in shared memory
     T* rows = static_cast<T*>(params.dq) + tile.batch * params.stride_dq_b + tile.head * params.stride_dq_h +
               first_row * params.stride_dq_s;
-    store_tile<QTile, T, kTileM, kThreads, Config::kAligned>(q_shared, rows, params.stride_dq_s,
-                                                             params.s_q - first_row, thread);
+    store_tile<QTile, T, kTileM, kThreads, Config::kAligned>(q_shared, rows, params.stride_dq_s, params.s_q - first_row,
+                                                             thread);
   }
 };
 

@@ -129,9 +129,8 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
       memory.add_output("workspace", fa::plan::backward_workspace(problem, c.splits, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
-  const BackwardLaunch launch =
-      backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, deterministic,
-                      taken, workspace);
+  const BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()),
+                                                c.splits, deterministic, taken, workspace);
   run_kernel(kernels.preprocess, launch.grids.preprocess, 0, launch.params, memory, seed);
   run_kernel(kernels.main, launch.grids.main, fa::plan::shared_bytes(c.specs.main), launch.params, memory, seed);
   run_kernel(kernels.reduce, launch.grids.reduce, 0, launch.params, memory, seed);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 
+#include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
 #include "plan/sm80_backward.hpp"
 
@@ -82,11 +83,22 @@ BackwardSpecs to_specs(const Row& row) {
 }
 
 std::vector<BackwardSpecs> find_covering_specs() {
-  const std::vector<std::size_t> levels{kDTypes.size(), kHeadDims.size(), kHeadDimsV.size(), std::size(kMainTiles),
-                                        2, 3, 2, 2, 2, 2, std::size(kArchs), std::size(kDqTiles), 2, 2, 2};
-  const auto valid = [](const Row& row) {
-    return fa::plan::sm80_backward_refusal(to_specs(row).main).empty();
-  };
+  const std::vector<std::size_t> levels{kDTypes.size(),
+                                        kHeadDims.size(),
+                                        kHeadDimsV.size(),
+                                        std::size(kMainTiles),
+                                        2,
+                                        3,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        std::size(kArchs),
+                                        std::size(kDqTiles),
+                                        2,
+                                        2,
+                                        2};
+  const auto valid = [](const Row& row) { return fa::plan::sm80_backward_refusal(to_specs(row).main).empty(); };
   std::vector<BackwardSpecs> specs;
   for (const Row& row : pairwise_cover(levels, valid)) specs.push_back(to_specs(row));
   return specs;
@@ -127,6 +139,9 @@ std::vector<BackwardSpecs> all_backward_specs() {
   std::vector<BackwardSpecs> specs = covering_backward_specs();
   for (const Problem& problem : planned_backward_problems()) {
     for (const bool deterministic : {false, true}) specs.push_back(planned_backward_specs(problem, deterministic));
+  }
+  for (const Mutation& mutation : mutations()) {
+    if (is_backward(mutation)) specs.push_back(backward_specs_of(mutation));
   }
   return specs;
 }

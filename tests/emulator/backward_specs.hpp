@@ -14,6 +14,10 @@ const std::vector<BackwardSpecs>& covering_backward_specs();
 std::vector<fa::plan::Problem> planned_backward_problems();
 BackwardSpecs planned_backward_specs(const fa::plan::Problem& problem, bool deterministic);
 
+/// The kernels among which a mutant takes the place of one.
+struct Mutation;
+BackwardSpecs backward_specs_of(const Mutation& mutation);
+
 /// All of the above.
 std::vector<BackwardSpecs> all_backward_specs();
 

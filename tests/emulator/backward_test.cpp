@@ -30,9 +30,9 @@ constexpr std::array<float, 4> kScales{0.f, 0.31f, -0.25f, 1e-3f};              
 constexpr std::array<int, 3> kSplits{2, 3, 7};
 
 const std::vector<Row>& launch_rows() {
-  static const std::vector<Row> rows = pairwise_cover(
-      {kQueries.size(), kKeys.size(), kHeads.size(), kScales.size(), 4, 2, 2, kSplits.size(), 2},
-      [](const Row&) { return true; });
+  static const std::vector<Row> rows =
+      pairwise_cover({kQueries.size(), kKeys.size(), kHeads.size(), kScales.size(), 4, 2, 2, kSplits.size(), 2},
+                     [](const Row&) { return true; });
   return rows;
 }
 
@@ -75,8 +75,8 @@ void expect_near(const char* name, const HostTensor& actual, const HostTensor& e
 void check(const BackwardCase& c) {
   SCOPED_TRACE(testing::PrintToString(c));
   const BackwardData data = make_backward_data(c);
-  const AttentionGradients expected = fa::test::reference_gradients_f64(
-      c.attention, data.inputs, data.dout.view(), c.dlse ? data.dlse.view() : fa::TensorView{});
+  const AttentionGradients expected = fa::test::reference_gradients_f64(c.attention, data.inputs, data.dout.view(),
+                                                                        c.dlse ? data.dlse.view() : fa::TensorView{});
   const AttentionGradients first = run_backward(c, data, kernels_of(c), kSeeds[0]);
   const double dp = std::sqrt(static_cast<double>(c.attention.d_v));  // dout V^T and rowsum(dout o O)
   const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));

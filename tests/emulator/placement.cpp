@@ -44,7 +44,8 @@ Placed place(Memory& memory, const char* name, const TensorView& view, Placement
 
 }  // namespace
 
-Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement, bool aligned) {
+Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                   bool aligned) {
   const TensorView view = tensor.view();
   const Placed t = place(memory, name, view, placement, aligned);
   for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
@@ -57,7 +58,8 @@ Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor&
   return t;
 }
 
-Placed place_output(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement, bool aligned) {
+Placed place_output(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                    bool aligned) {
   const Placed t = place(memory, name, tensor.view(), placement, aligned);
   for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
     memory.set_flags(t.row(b, h, s), t.row_bytes, Memory::kWritable);

@@ -129,7 +129,9 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
 std::vector<KernelSpec> all_specs() {
   std::vector<KernelSpec> specs = covering_specs();
   for (const Problem& p : planned_problems()) specs.push_back(fa::plan::plan_forward(p, {}).kernel);
-  for (const Mutation& mutation : mutations()) specs.push_back(mutation.spec);
+  for (const Mutation& mutation : mutations()) {
+    if (!is_backward(mutation)) specs.push_back(mutation.spec);
+  }
   std::set<std::string> seen;
   std::vector<KernelSpec> unique;
   const auto add = [&](const KernelSpec& spec) {

@@ -61,7 +61,9 @@ void DeviceBackwardCase::forget() {
 
 std::vector<std::byte> DeviceBackwardCase::bits(bool all) const {
   std::vector<std::byte> result = dk.buffer.read();
-  const auto append = [&](const std::vector<std::byte>& more) { result.insert(result.end(), more.begin(), more.end()); };
+  const auto append = [&](const std::vector<std::byte>& more) {
+    result.insert(result.end(), more.begin(), more.end());
+  };
   append(dv.buffer.read());
   if (all) append(dq.buffer.read());
   return result;

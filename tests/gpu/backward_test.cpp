@@ -44,8 +44,9 @@ INSTANTIATE_TEST_SUITE_P(HeadDims, BackwardShapes, ::testing::ValuesIn(head_dims
 
 std::vector<AttentionCase> lengths() {
   std::vector<AttentionCase> cases;
-  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 1},   {1, 2049}, {63, 500}, {500, 63},  {64, 64}, {65, 129},
-                                                         {2049, 1}, {300, 0},  {0, 300},  {129, 2049}, {1000, 1000}};
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 1},   {1, 2049},   {63, 500},   {500, 63},
+                                                         {64, 64}, {65, 129},   {2049, 1},   {300, 0},
+                                                         {0, 300}, {129, 2049}, {1000, 1000}};
   for (const auto& [s_q, s_kv] : sizes) {
     for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
       for (const bool causal : {false, true}) {
@@ -190,10 +191,10 @@ TEST_F(Backward, FarEndOfManyBatches) {
                 {view(dq), view(dk), view(dv)});
   driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
   const auto last = [&](const DeviceBuffer& from, const DeviceTensor& to) {
-    driver::check(driver::api().cuMemcpyDtoD(reinterpret_cast<CUdeviceptr>(to.buffer.data()),
-                                             reinterpret_cast<CUdeviceptr>(from.data()) + from.size() - block_bytes,
-                                             block_bytes),
-                  "cuMemcpyDtoD");
+    driver::check(
+        driver::api().cuMemcpyDtoD(reinterpret_cast<CUdeviceptr>(to.buffer.data()),
+                                   reinterpret_cast<CUdeviceptr>(from.data()) + from.size() - block_bytes, block_bytes),
+        "cuMemcpyDtoD");
   };
   last(dq, small.dq);
   last(dk, small.dk);

@@ -82,13 +82,13 @@ KernelSpec some_spec() {
 // A field added to KernelSpec breaks this binding: give it a mutation above, and a place in canonical().
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-               q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m,
-               substeps, operands_in_registers, write_dq, delayed_dq, min_blocks] = some_spec();
+               q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
+               operands_in_registers, write_dq, delayed_dq, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m,
-                  substeps, operands_in_registers, write_dq, delayed_dq, min_blocks));
+                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
+                  operands_in_registers, write_dq, delayed_dq, min_blocks));
 }
 
 TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {
@@ -136,7 +136,8 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
   backward.dq_warps_m = 4;
   EXPECT_EQ(canonical(backward),
             "sm80_backward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 aligned=1 tile_m=128 tile_n=64 warps=4 "
-            "warps_n=2 dq_warps_m=4 substeps=1 stages=1 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 min_blocks=1");
+            "warps_n=2 dq_warps_m=4 substeps=1 stages=1 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 "
+            "min_blocks=1");
   EXPECT_EQ(kernel_name(backward), "fa_sm80_backward");
 }
 
