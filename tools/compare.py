@@ -4,7 +4,11 @@
 Method: 16384 tokens a row, model width 2048, bf16, standard normal inputs, [b, s, h, d] memory, the same tensors and
 stream for everyone. Before a row is timed, fa's output is held to float64. A round times every library once, with CUDA
 events around enough calls for --ms milliseconds after a warm-up; rounds are interleaved and the median of --rounds counts.
-TFLOP/s = 2 b h_q s_q s_kv (d_qk + d_v) / time, half of that when causal.
+TFLOP/s = 2 b h_q s_q s_kv (d_qk + d_v) / time, half of that when causal, 2.5 times that for backward. A backward is all of
+its kernels and nothing else: the peers' by torch.autograd.grad of one graph that is kept, fa's with its workspace at hand.
+
+Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal); other rows of the results file are
+kept while the templates are the same.
 
 Needs PyTorch with CUDA (cuDNN and FlashAttention-2 are its backends; FlashAttention-3 is timed if it can be imported).
 """
@@ -36,13 +40,36 @@ BACKENDS = {
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Bounds on fa's error in units of FlashAttention-2's on the same inputs; fp32 and the log-sum-exp have absolute ones.
 MEAN_RATIO, MAX_RATIO, F32_BOUND, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-5, 1e-3, 1e-5
+F32_GRADIENT_BOUND = 2e-5
+GRADIENTS = ("dq", "dk", "dv")
+SEQS, HEAD_DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
+
+
+def a_list(kind=str, among=None):
+    """The type of an option that takes a comma-separated list."""
+
+    def parse_list(text):
+        values = [kind(part) for part in text.split(",") if part]
+        for value in values:
+            if among is not None and value not in among:
+                raise argparse.ArgumentTypeError(f"{value!r}: accepted are {', '.join(map(str, among))}")
+        return values
+
+    return parse_list
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", type=pathlib.Path, default=ROOT / "build/release/libfa.so")
     parser.add_argument("--cli", type=pathlib.Path, default=ROOT / "build/release/tools/fa")
-    parser.add_argument("--family", default="sm80", choices=["automatic", "sm80"])
+    parser.add_argument("--ops", type=a_list(among=["forward", "backward"]), default=["forward", "backward"])
+    parser.add_argument("--families", "--family", type=a_list(among=list(fa_ctypes.FAMILIES)), default=["sm80"])
+    parser.add_argument("--head-dims", type=a_list(int), default=list(HEAD_DIMS))
+    parser.add_argument("--seqs", type=a_list(int), default=list(SEQS))
+    parser.add_argument("--causal", type=a_list(among=["no", "yes"]), default=["no", "yes"])
+    parser.add_argument("--deterministic", action="store_true", help="backward rows also as the variant deterministic")
+    parser.add_argument("--no-f32", action="store_true", help="leave out the fp32 rows")
+    parser.add_argument("--no-accuracy", action="store_true", help="leave out the comparison of errors")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=20)
     parser.add_argument("--commit", help="recorded in the results; default: git's HEAD")
@@ -74,6 +101,26 @@ def reference(q, k, v, causal):
     return o, lse
 
 
+def reference_gradients(q, k, v, dout, causal):
+    """float64 dq, dk and dv, one head at a time, by the derivative of the softmax itself."""
+    s_q, s_kv, scale = q.shape[2], k.shape[2], q.shape[3] ** -0.5
+    gradients = [torch.empty(t.shape, dtype=torch.float64, device="cuda") for t in (q, k, v)]
+    hidden = torch.ones(s_q, s_kv, dtype=torch.bool, device="cuda").tril(s_kv - s_q).logical_not_() if causal else None
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            q1, k1, v1, dout1 = (t[b, h].double() for t in (q, k, v, dout))
+            p = q1 @ k1.T * scale
+            if causal:
+                p.masked_fill_(hidden, float("-inf"))
+            p = p.softmax(1)
+            gradients[2][b, h] = p.T @ dout1
+            ds = dout1 @ v1.T
+            ds = p * (ds - (p * ds).sum(1, keepdim=True)) * scale
+            gradients[0][b, h] = ds @ k1
+            gradients[1][b, h] = ds.T @ q1
+    return gradients
+
+
 def errors(actual, expected):
     difference = (actual.double() - expected).abs()
     if not torch.isfinite(difference).all():
@@ -87,44 +134,96 @@ def sdpa(backend, q, k, v, causal, square=True):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and square)
 
 
+def peer_attention(peer, q, k, v, causal):
+    """A peer's o [b, h, s, d]."""
+    if peer == "fa3":
+        from flash_attn_interface import flash_attn_func
+
+        result = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+    return sdpa(peer, q, k, v, causal, q.shape[2] == k.shape[2])
+
+
+def scratch(size):
+    return torch.empty(size, device="cuda", dtype=torch.uint8) if size else None
+
+
+def nan_like(t):
+    return torch.full_like(t, float("nan"))
+
+
 class Row:
     """One problem: its tensors, and a callable for each library."""
 
-    def __init__(self, library, family, b, h, s_q, s_kv, d_qk, d_v, dtype, causal, peers, lse=False):
+    def __init__(self, library, op, family, b, h, s_q, s_kv, d_qk, d_v, dtype, causal, peers, deterministic=False):
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s_q, s_kv=s_kv, d_qk=d_qk, d_v=d_v)
-        self.causal, self.dtype = causal, dtype
+        self.op, self.family, self.causal, self.dtype = op, family, causal, dtype
+        self.variant = "deterministic" if deterministic else ""
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
-        self.lse = torch.full((b, h, s_q), float("nan"), device="cuda") if lse else None
-        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, family=family)
-        stream = torch.cuda.current_stream().cuda_stream
-        self.calls = {"fa": self.attention.bind_forward(self.q, self.k, self.v, self.o, self.lse, stream)}
+        self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
+        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, family=family, deterministic=deterministic)
+        self.stream = torch.cuda.current_stream().cuda_stream
+        self.calls = {"fa": self._forward(peers) if op == "forward" else self._backward()}
         for peer in peers:
             self.calls[peer] = self._peer(peer)
 
+    def _sizes(self):
+        return [self.size[name] for name in ("b", "h_q", "h_kv", "s_q", "s_kv")]
+
+    def _forward(self, peers):
+        memory = scratch(self.attention.workspace_size(*self._sizes()))
+        lse = None if peers else self.lse  # the peers are asked for none
+        return self.attention.bind_forward(self.q, self.k, self.v, self.o, lse, self.stream, memory)
+
+    def _backward(self):
+        self._forward([])()
+        self.dout = make_inputs(*self._sizes()[:2], 1, self.size["s_q"], 1, self.size["d_v"], 1, self.dtype, seed=1)[0]
+        self.gradients = [nan_like(t) for t in (self.q, self.k, self.v)]
+        memory = scratch(self.attention.backward_workspace_size(*self._sizes()))
+        return self.attention.bind_backward(self.q, self.k, self.v, self.o, self.lse, self.dout, *self.gradients,
+                                            stream=self.stream, workspace=memory)
+
     def _peer(self, peer):
         q, k, v, causal = self.q, self.k, self.v, self.causal
-        if peer == "fa3":
-            from flash_attn_interface import flash_attn_func
-
-            bshd = [t.transpose(1, 2) for t in (q, k, v)]
-            return lambda: flash_attn_func(*bshd, causal=causal)
-        return lambda: sdpa(peer, q, k, v, causal)
+        if self.op == "forward":
+            return lambda: peer_attention(peer, q, k, v, causal)
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        o, dout = peer_attention(peer, *leaves, causal), self.dout
+        return lambda: torch.autograd.grad(o, leaves, dout, retain_graph=True)
 
     def flops(self):
         s = self.size
-        return 2 * s["b"] * s["h_q"] * s["s_q"] * s["s_kv"] * (s["d_qk"] + s["d_v"]) / (2 if self.causal else 1)
+        products = 2 * s["b"] * s["h_q"] * s["s_q"] * s["s_kv"] * (s["d_qk"] + s["d_v"])
+        return products * (2.5 if self.op == "backward" else 1) / (2 if self.causal else 1)
 
     def check(self):
-        """The first and the last head of the batch against float64."""
+        """The first and the last head of the batch against float64. Returns the greatest ratios (mean, max) of fa's errors to
+        FlashAttention-2's, by the name of the gradient."""
         self.calls["fa"]()
         bound = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: F32_BOUND}[self.dtype]
+        peer = self.calls["fa2"]() if self.op == "backward" and "fa2" in self.calls else None
+        worst = {}
         for b, h in {(0, 0), (self.size["b"] - 1, self.size["h_q"] - 1)}:
-            cut = [t[b : b + 1, h : h + 1] for t in (self.q, self.k, self.v)]
-            expected, _ = reference(*cut, self.causal)
-            _, largest = errors(self.o[b : b + 1, h : h + 1], expected)
-            if largest > bound * expected.abs().max().item():
-                raise SystemExit(f"fa is wrong on {self.size}: max abs error {largest}")
+            head = lambda t: t[b : b + 1, h : h + 1]  # noqa: E731, B023
+            cut = [head(t) for t in (self.q, self.k, self.v)]
+            if self.op == "forward":
+                named = {"o": (self.o, reference(*cut, self.causal)[0])}
+            else:
+                named = dict(zip(GRADIENTS, zip(self.gradients, reference_gradients(*cut, head(self.dout), self.causal))))
+            for n, (name, (actual, expected)) in enumerate(named.items()):
+                mean, largest = errors(head(actual), expected)
+                # A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice as much as o.
+                if largest > (1 if self.op == "forward" else 2) * bound * expected.abs().max().item():
+                    raise SystemExit(f"fa is wrong on {self.size}: max abs error of {name} {largest}")
+                if peer is not None:
+                    peer_mean, peer_largest = errors(head(peer[n]), expected)
+                    worst[name] = max(worst.get(name, (0, 0)), (mean / peer_mean, largest / peer_largest))
+        return worst
+
+    def entry(self, rates):
+        return {"op": self.op, "family": self.family, "dtype": DTYPE_NAMES[self.dtype], **self.size, "causal": self.causal,
+                "variant": self.variant, "tflops": rates}
 
 
 def milliseconds(call, target_ms):
@@ -161,40 +260,54 @@ def ceilings(target_ms):
     return round(2 * 8192**3 / matmul / 1e9, 1), round(2 * source.numel() / copy / 1e9, 2)
 
 
-def accuracy(library, family):
+def deviations(actual, expected):
+    return dict(zip(("mean_abs", "max_abs"), errors(actual, expected)))
+
+
+def within_peer(error, peer):
+    return error["mean_abs"] <= MEAN_RATIO * peer["mean_abs"] and error["max_abs"] <= MAX_RATIO * peer["max_abs"]
+
+
+def forward_accuracy(row, entry):
+    """Adds fa's and FlashAttention-2's errors to `entry`; whether fa keeps its bounds."""
+    row.calls["fa"]()
+    expected, lse = reference(row.q, row.k, row.v, row.causal)
+    entry["fa"] = deviations(row.o, expected)
+    entry["lse_max_abs"] = errors(row.lse, lse)[1]
+    if row.dtype == torch.float32:
+        entry["max_abs_over_max_ref"] = entry["fa"]["max_abs"] / expected.abs().max().item()
+        return entry["max_abs_over_max_ref"] <= F32_BOUND and entry["lse_max_abs"] <= LSE_BOUND_F32
+    entry["fa2"] = deviations(peer_attention("fa2", row.q, row.k, row.v, row.causal), expected)
+    return within_peer(entry["fa"], entry["fa2"]) and entry["lse_max_abs"] <= LSE_BOUND
+
+
+def backward_accuracy(row, entry):
+    """Likewise of each gradient."""
+    row.calls["fa"]()
+    expected = reference_gradients(row.q, row.k, row.v, row.dout, row.causal)
+    entry["fa"] = {name: deviations(*pair) for name, pair in zip(GRADIENTS, zip(row.gradients, expected))}
+    if row.dtype == torch.float32:
+        largest = {name: wanted.abs().max().item() for name, wanted in zip(GRADIENTS, expected)}
+        entry["max_abs_over_max_ref"] = max(entry["fa"][name]["max_abs"] / largest[name] for name in GRADIENTS)
+        return entry["max_abs_over_max_ref"] <= F32_GRADIENT_BOUND
+    entry["fa2"] = {name: deviations(*pair) for name, pair in zip(GRADIENTS, zip(row._peer("fa2")(), expected))}
+    return all(within_peer(entry["fa"][name], entry["fa2"][name]) for name in GRADIENTS)
+
+
+def accuracy(library, op, family):
     """fa and FlashAttention-2 against float64 on the same inputs; the shapes that every library is first tried on."""
     table, failed = [], []
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for b, s_q, s_kv in ((32, 128, 128), (32, 500, 500), (32, 1024, 1024), (32, 1024, 4096)):
             for causal in (False, True):
-                row = Row(library, family, b, 8, s_q, s_kv, 128, 128, dtype, causal, [], lse=True)
-                row.calls["fa"]()
-                expected, lse = reference(row.q, row.k, row.v, causal)
-                entry = {"dtype": DTYPE_NAMES[dtype], **row.size, "causal": causal}
-                entry["fa"] = dict(zip(("mean_abs", "max_abs"), errors(row.o, expected)))
-                entry["lse_max_abs"] = errors(row.lse, lse)[1]
-                if dtype == torch.float32:
-                    entry["max_abs_over_max_ref"] = entry["fa"]["max_abs"] / expected.abs().max().item()
-                    good = entry["max_abs_over_max_ref"] <= F32_BOUND and entry["lse_max_abs"] <= LSE_BOUND_F32
-                else:
-                    peer = sdpa("fa2", row.q, row.k, row.v, causal, s_q == s_kv)
-                    entry["fa2"] = dict(zip(("mean_abs", "max_abs"), errors(peer, expected)))
-                    good = (
-                        entry["fa"]["mean_abs"] <= MEAN_RATIO * entry["fa2"]["mean_abs"]
-                        and entry["fa"]["max_abs"] <= MAX_RATIO * entry["fa2"]["max_abs"]
-                        and entry["lse_max_abs"] <= LSE_BOUND
-                    )
+                row = Row(library, op, family, b, 8, s_q, s_kv, 128, 128, dtype, causal, [])
+                entry = {"op": op, "family": family, "dtype": DTYPE_NAMES[dtype], **row.size, "causal": causal}
+                good = (forward_accuracy if op == "forward" else backward_accuracy)(row, entry)
                 table.append(entry)
+                print_accuracy(entry)
                 if not good:
                     failed.append(entry)
     return table, failed
-
-
-def grid():
-    for d in (64, 128, 256):
-        for causal in (False, True):
-            for s in (512, 1024, 2048, 4096, 8192, 16384):
-                yield d, causal, s
 
 
 def fa3_importable():
@@ -229,30 +342,76 @@ def commit():
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
-def kept_rows(path, digest, replaced):
-    """Rows of an earlier run with the same templates that this run does not measure again."""
-    if not path.exists():
-        return []
-    old = json.loads(path.read_text())
-    return [row for row in old["attention"] if old["templates"] == digest and (row["op"], row["family"]) not in replaced]
+def problem(row):
+    """What makes two rows the same."""
+    return tuple(sorted((key, value) for key, value in row.items() if isinstance(value, (str, int, bool))))
+
+
+def earlier_results(path, digest):
+    """A results file with the same templates, or an empty one."""
+    if path.exists():
+        old = json.loads(path.read_text())
+        if old["templates"] == digest:
+            return old
+    return {"attention": [], "accuracy": [], "latency": {}}
+
+
+def kept(old, new):
+    """Rows of an earlier run that this run did not measure again, before those that it did."""
+    replaced = {problem(row) for row in new}
+    return [row for row in old if problem(row) not in replaced] + new
 
 
 def print_accuracy(entry):
-    size = f"{entry['dtype']:<5} s {entry['s_q']}x{entry['s_kv']} {'causal' if entry['causal'] else 'full'}"
-    error, peer = entry["fa"], entry.get("fa2")
-    beside = (
-        f"of FlashAttention-2's: mean {error['mean_abs'] / peer['mean_abs']:.3f}, max {error['max_abs'] / peer['max_abs']:.3f}"
-        if peer
-        else f"over max |O|: {entry['max_abs_over_max_ref']:.2e}"
-    )
-    print(f"accuracy {size:<24} {beside}, lse {entry['lse_max_abs']:.2e}", flush=True)
+    shape = f"s {entry['s_q']}x{entry['s_kv']} {'causal' if entry['causal'] else 'full'}"
+    if "max_abs_over_max_ref" in entry:
+        beside = f"over the largest element: {entry['max_abs_over_max_ref']:.2e}"
+    else:
+        pairs = {"o": (entry["fa"], entry["fa2"])} if entry["op"] == "forward" else {
+            name: (entry["fa"][name], entry["fa2"][name]) for name in GRADIENTS}
+        beside = "of FlashAttention-2's: " + ", ".join(
+            f"{name} mean {error['mean_abs'] / peer['mean_abs']:.3f} max {error['max_abs'] / peer['max_abs']:.3f}"
+            for name, (error, peer) in pairs.items())
+    lse = f", lse {entry['lse_max_abs']:.2e}" if "lse_max_abs" in entry else ""
+    print(f"accuracy {entry['op']:<8} {entry['family']} {entry['dtype']:<5} {shape:<18} {beside}{lse}", flush=True)
 
 
-def print_row(entry):
-    size = f"{entry['op']:<8} {entry['dtype']:<5} d {entry['d_qk']:<3} {'causal' if entry['causal'] else 'full  '} s {entry['s_q']:<6}"
+def print_row(entry, worst):
+    size = (f"{entry['op']:<8} {entry['family']} {entry['dtype']:<5} d {entry['d_qk']:<3} "
+            f"{'causal' if entry['causal'] else 'full  '} s {entry['s_q']:<6}")
     rates = "  ".join(f"{name} {rate:7.1f}" for name, rate in entry["tflops"].items())
     peer = entry["tflops"].get("fa2") or entry["tflops"].get("mem_efficient")
-    print(f"{size} {rates}  ratio {entry['tflops']['fa'] / peer:.3f}", flush=True)
+    ratio = f"  ratio {entry['tflops']['fa'] / peer:.3f}" if peer else ""
+    error = "  errors of fa2's: " + ", ".join(f"{n} {mean:.2f} {most:.2f}" for n, (mean, most) in worst.items()) if worst else ""
+    print(f"{size} {rates}{ratio}{error} {entry['variant']}".rstrip(), flush=True)
+
+
+def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, deterministic=False):
+    """One row of the results; nothing where the family does not do it."""
+    try:
+        row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic)
+    except fa_ctypes.Unsupported as refusal:
+        print(f"{op:<8} {family} {DTYPE_NAMES[dtype]} d {d} s {s}: {refusal}", flush=True)
+        return []
+    worst = row.check()
+    entry = row.entry(time_row(row, args.rounds, args.ms))
+    print_row(entry, worst)
+    return [entry]
+
+
+def measure_all(library, args, op, family, peers):
+    rows = []
+    for d in args.head_dims:
+        for causal in [name == "yes" for name in args.causal]:
+            for s in args.seqs:
+                size = (TOKENS // s, WIDTH // d, s, d, torch.bfloat16, causal)
+                rows += measure(library, args, op, family, *size, peers)
+                if op == "backward" and args.deterministic:
+                    rows += measure(library, args, op, family, *size, ["fa2"], deterministic=True)
+    if not args.no_f32:
+        for causal in [name == "yes" for name in args.causal]:
+            rows += measure(library, args, op, family, 4, 32, 4096, 64, torch.float32, causal, ["mem_efficient"])
+    return rows
 
 
 def main():
@@ -261,28 +420,19 @@ def main():
     gpu = torch.cuda.get_device_name()
     output = args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
     info = cli_json(args.cli, "info")
+    earlier = earlier_results(output, info["templates"])
     peers = ["cudnn", "fa2"] + (["fa3"] if fa3_importable() else [])
 
-    table, failed = accuracy(library, args.family)
-    for entry in table:
-        print_accuracy(entry)
     matmul_tflops, copy_tbps = ceilings(args.ms)
     print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s", flush=True)
-
-    rows = []
-
-    def measure(b, h, s, d, dtype, causal, names):
-        row = Row(library, args.family, b, h, s, s, d, d, dtype, causal, names)
-        row.check()
-        entry = {"op": "forward", "family": args.family, "dtype": DTYPE_NAMES[dtype], **row.size, "causal": causal,
-                 "variant": "", "tflops": time_row(row, args.rounds, args.ms)}
-        rows.append(entry)
-        print_row(entry)
-
-    for d, causal, s in grid():
-        measure(TOKENS // s, WIDTH // d, s, d, torch.bfloat16, causal, peers)
-    for causal in (False, True):
-        measure(4, 32, 4096, 64, torch.float32, causal, ["mem_efficient"])
+    table, failed, rows = [], [], []
+    for op in args.ops:
+        for family in args.families:
+            if not args.no_accuracy:
+                entries, broken = accuracy(library, op, family)
+                table += entries
+                failed += broken
+            rows += measure_all(library, args, op, family, peers)
 
     result = {
         "gpu": gpu,
@@ -294,9 +444,9 @@ def main():
         f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, tools/compare.py",
         "matmul_tflops": matmul_tflops,
         "copy_tbps": copy_tbps,
-        "attention": kept_rows(output, info["templates"], {("forward", args.family)}) + rows,
-        "accuracy": table,
-        "latency": {} if args.no_latency else latency(args.cli),
+        "attention": kept(earlier["attention"], rows),
+        "accuracy": kept(earlier["accuracy"], table),
+        "latency": earlier["latency"] if args.no_latency else latency(args.cli),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")

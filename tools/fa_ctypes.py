@@ -38,6 +38,7 @@ class Config(_Struct):
         ("host_f64", ctypes.c_int32),
         ("cache_directory", ctypes.c_char_p),
         ("kernel", ctypes.POINTER(KernelOverride)),
+        ("kernel_backward", ctypes.POINTER(KernelOverride)),
     ]
 
 
@@ -69,6 +70,27 @@ class ForwardOutputs(_Struct):
     ]
 
 
+class BackwardInputs(_Struct):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
+        (name, ctypes.POINTER(Tensor)) for name in ("q", "k", "v", "o", "lse", "dout", "dlse")
+    ]
+
+
+class BackwardOutputs(_Struct):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
+        (name, ctypes.POINTER(Tensor)) for name in ("dq", "dk", "dv")
+    ]
+
+
+class Workspace(_Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+    ]
+
+
 class Shape(_Struct):
     _fields_ = [("struct_size", ctypes.c_uint32), ("unaligned", ctypes.c_int32)] + [
         (name, ctypes.c_int64) for name in ("b", "h_q", "h_kv", "s_q", "s_kv")
@@ -84,6 +106,10 @@ class KernelInfo(_Struct):
     )
 
 
+class Unsupported(RuntimeError):
+    """FA_UNSUPPORTED: valid, but no kernel of this library or GPU can do it."""
+
+
 class Library:
     """libfa.so, with failures as RuntimeError."""
 
@@ -95,9 +121,12 @@ class Library:
     def version(self):
         return self._fa.fa_version().decode()
 
+    def check(self, status):
+        if status != 0:
+            raise (Unsupported if status == 2 else RuntimeError)(self._fa.fa_last_error_message().decode())
+
     def call(self, name, *arguments):
-        if getattr(self._fa, name)(*arguments) != 0:
-            raise RuntimeError(self._fa.fa_last_error_message().decode())
+        self.check(getattr(self._fa, name)(*arguments))
 
 
 def _tensor(t):
@@ -112,16 +141,35 @@ def _tensor(t):
     )
 
 
+def _pointer(t):
+    """NULL for None."""
+    return ctypes.pointer(_tensor(t)) if t is not None else None
+
+
+def aligned(*tensors):
+    """Whether all their rows start at multiples of 16 bytes."""
+    return all(
+        t.data_ptr() % 16 == 0 and all(n == 1 or step * t.element_size() % 16 == 0 for n, step in zip(t.shape[:-1], t.stride()))
+        for t in tensors
+    )
+
+
+def _shape(sizes, rows_aligned):
+    return Shape(unaligned=int(not rows_aligned), **dict(zip(("b", "h_q", "h_kv", "s_q", "s_kv"), sizes)))
+
+
 class Attention:
-    """fa_attention for tensors [b, h, s, d] in any memory order."""
+    """fa_attention for tensors [b, h, s, d] in any memory order. Sizes are (b, h_q, h_kv, s_q, s_kv); rows_aligned is what
+    `aligned` says of q, k, v, o and, for backward, their gradients."""
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
-                 family="automatic", device=(DEVICE_CURRENT, 0)):
+                 family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False):
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
         config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
-                        kernel=ctypes.pointer(self._override))
+                        deterministic=int(deterministic), kernel=ctypes.pointer(self._override),
+                        kernel_backward=ctypes.pointer(self._override))
         self._handle = ctypes.c_void_p()
         library.call("fa_create", ctypes.byref(config), Device(*device), ctypes.byref(self._handle))
 
@@ -129,24 +177,45 @@ class Attention:
         if getattr(self, "_handle", None):
             self._library._fa.fa_destroy(self._handle)
 
-    def bind_forward(self, q, k, v, o, lse=None, stream=None):
-        """A callable that queues the same forward again and again; the tensors must outlive it."""
-        tensors = [_tensor(t) for t in (q, k, v, o)] + ([_tensor(lse)] if lse is not None else [])
-        pointers = [ctypes.pointer(t) for t in tensors]
-        inputs = ForwardInputs(q=pointers[0], k=pointers[1], v=pointers[2])
-        outputs = ForwardOutputs(o=pointers[3], lse=pointers[4] if lse is not None else None)
-        keep = (tensors, q, k, v, o, lse)
-        function, handle = self._library._fa.fa_forward, self._handle
-        arguments = (handle, ctypes.byref(inputs), ctypes.byref(outputs), ctypes.c_void_p(stream or 0), None)
+    def _bind(self, name, inputs, outputs, stream, workspace, keep):
+        """A callable that queues the same call again and again. `workspace`: a tensor of bytes, or None."""
+        scratch = Workspace(data=workspace.data_ptr(), size=workspace.numel()) if workspace is not None else None
+        function = getattr(self._library._fa, name)
+        arguments = (self._handle, ctypes.byref(inputs), ctypes.byref(outputs), ctypes.c_void_p(stream or 0),
+                     ctypes.byref(scratch) if scratch is not None else None)
 
-        def run(_keep=keep, _inputs=inputs, _outputs=outputs):
-            if function(*arguments) != 0:
-                raise RuntimeError(self._library._fa.fa_last_error_message().decode())
+        def run(_keep=(keep, workspace, self)):
+            status = function(*arguments)
+            if status != 0:
+                self._library.check(status)
 
         return run
 
-    def kernel_info(self, b, h_q, h_kv, s_q, s_kv):
-        info = KernelInfo()
-        shape = Shape(b=b, h_q=h_q, h_kv=h_kv, s_q=s_q, s_kv=s_kv)
-        self._library.call("fa_kernel_info_get", self._handle, ctypes.byref(shape), ctypes.byref(info))
-        return info
+    def bind_forward(self, q, k, v, o, lse=None, stream=None, workspace=None):
+        """A callable that queues the same forward again and again; it keeps the tensors alive."""
+        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v))
+        outputs = ForwardOutputs(o=_pointer(o), lse=_pointer(lse))
+        return self._bind("fa_forward", inputs, outputs, stream, workspace, (q, k, v, o, lse))
+
+    def bind_backward(self, q, k, v, o, lse, dout, dq, dk, dv, dlse=None, stream=None, workspace=None):
+        """Likewise for backward."""
+        read, written = (q, k, v, o, lse, dout, dlse), (dq, dk, dv)
+        inputs = BackwardInputs(**dict(zip(("q", "k", "v", "o", "lse", "dout", "dlse"), map(_pointer, read))))
+        outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))))
+        return self._bind("fa_backward", inputs, outputs, stream, workspace, (read, written))
+
+    def _get(self, name, result, sizes, rows_aligned):
+        self._library.call(name, self._handle, ctypes.byref(_shape(sizes, rows_aligned)), ctypes.byref(result))
+        return result
+
+    def workspace_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_workspace_size", ctypes.c_size_t(), sizes, rows_aligned).value
+
+    def backward_workspace_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_backward_workspace_size", ctypes.c_size_t(), sizes, rows_aligned).value
+
+    def kernel_info(self, *sizes, rows_aligned=True):
+        return self._get("fa_kernel_info_get", KernelInfo(), sizes, rows_aligned)
+
+    def backward_kernel_info(self, *sizes, rows_aligned=True):
+        return self._get("fa_backward_kernel_info_get", KernelInfo(), sizes, rows_aligned)

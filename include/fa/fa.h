@@ -1,9 +1,10 @@
 #ifndef FA_FA_H_
 #define FA_FA_H_
 
-/* The C ABI of fa: exact attention, O = softmax(scale * Q K^T + mask) V, by FlashAttention kernels that are rendered,
- * compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language and, unlike the C++
- * API, is binary-stable: what is here keeps its meaning, new fields are appended to structs, new functions are added.
+/* The C ABI of fa: exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients, by FlashAttention kernels
+ * that are rendered, compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language
+ * and, unlike the C++ API, is binary-stable: what is here keeps its meaning, new fields are appended to structs, new
+ * functions are added.
  *
  * A complete call:
  *
@@ -119,19 +120,21 @@ typedef struct fa_kernel_override {
 /* Everything that is fixed over the life of an attention. */
 typedef struct fa_config {
   uint32_t struct_size;
-  int32_t head_dim;            /* d_qk: a multiple of 8 from 8 to 256 */
-  int32_t head_dim_v;          /* d_v: likewise; 0 means head_dim */
-  int32_t dtype;               /* enum fa_dtype, of q, k, v and o. The log-sum-exp is f32 (f64 when dtype is f64) */
-  int32_t has_scale;           /* nonzero: `scale` counts, whatever it is; zero: 1/sqrt(head_dim) */
-  float scale;                 /* any finite float, 0 and negatives included */
-  int32_t causal;              /* nonzero: masked */
-  int32_t causal_align;        /* enum fa_causal_align */
-  int32_t deterministic;       /* nonzero: never swap the kernel of a problem between runs */
-  int32_t cache_mode;          /* enum fa_cache_mode */
-  int32_t compile;             /* enum fa_compile_policy */
-  int32_t host_f64;            /* nonzero: the host device accumulates in double also for 16- and 32-bit tensors */
-  const char* cache_directory; /* UTF-8. NULL or "": FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa */
-  const fa_kernel_override* kernel; /* NULL: the planner decides */
+  int32_t head_dim;      /* d_qk: a multiple of 8 from 8 to 256 */
+  int32_t head_dim_v;    /* d_v: likewise; 0 means head_dim */
+  int32_t dtype;         /* enum fa_dtype, of q, k, v, o and their gradients. The log-sum-exp is f32 (f64 for f64) */
+  int32_t has_scale;     /* nonzero: `scale` counts, whatever it is; zero: 1/sqrt(head_dim) */
+  float scale;           /* any finite float, 0 and negatives included */
+  int32_t causal;        /* nonzero: masked */
+  int32_t causal_align;  /* enum fa_causal_align */
+  int32_t deterministic; /* nonzero: never swap the kernel of a problem between runs, and make dq bitwise
+                            repeatable too, which costs time and scratch memory */
+  int32_t cache_mode;    /* enum fa_cache_mode */
+  int32_t compile;       /* enum fa_compile_policy */
+  int32_t host_f64;      /* nonzero: the host device accumulates in double also for 16- and 32-bit tensors */
+  const char* cache_directory;      /* UTF-8. NULL or "": FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa */
+  const fa_kernel_override* kernel; /* of fa_forward; NULL: the planner decides */
+  const fa_kernel_override* kernel_backward; /* of fa_backward; NULL: the planner decides */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -169,10 +172,34 @@ typedef struct fa_forward_outputs {
   const fa_tensor* lse; /* [b, h_q, s_q], natural log, -inf for a row without keys; may be NULL */
 } fa_forward_outputs;
 
+/* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
+ * broadcast (stride 0) over b, h or s. */
+typedef struct fa_backward_inputs {
+  uint32_t struct_size;
+  uint32_t reserved;     /* 0 */
+  const fa_tensor* q;    /* [b, h_q, s_q, d_qk] */
+  const fa_tensor* k;    /* [b, h_kv, s_kv, d_qk] */
+  const fa_tensor* v;    /* [b, h_kv, s_kv, d_v] */
+  const fa_tensor* o;    /* [b, h_q, s_q, d_v], of fa_forward */
+  const fa_tensor* lse;  /* [b, h_q, s_q], of fa_forward: natural log; -inf, or +inf, for a row without keys */
+  const fa_tensor* dout; /* [b, h_q, s_q, d_v], gradient of o */
+  const fa_tensor* dlse; /* [b, h_q, s_q], gradient of lse, of its dtype; may be NULL: 0 */
+} fa_backward_inputs;
+
+/* Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
+ * itself, another output or an input. */
+typedef struct fa_backward_outputs {
+  uint32_t struct_size;
+  uint32_t reserved;   /* 0 */
+  const fa_tensor* dq; /* [b, h_q, s_q, d_qk] */
+  const fa_tensor* dk; /* [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded */
+  const fa_tensor* dv; /* [b, h_kv, s_kv, d_v], likewise */
+} fa_backward_outputs;
+
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
 typedef struct fa_shape {
   uint32_t struct_size;
-  int32_t unaligned; /* nonzero: rows of q, k, v and o need not start at multiples of 16 bytes */
+  int32_t unaligned; /* nonzero: rows of q, k, v, o and their gradients need not start at multiples of 16 bytes */
   int64_t b;
   int64_t h_q;
   int64_t h_kv; /* divides h_q: query head h reads KV head h / (h_q / h_kv). 0 means h_q */
@@ -180,8 +207,8 @@ typedef struct fa_shape {
   int64_t s_kv;
 } fa_shape;
 
-/* Scratch memory of one call, at least fa_workspace_size bytes on the attention's device, 256-byte aligned. Calls that
- * may overlap in time need one each. */
+/* Scratch memory of one call, at least fa_workspace_size (fa_backward_workspace_size) bytes on the attention's device,
+ * 256-byte aligned. Calls that may overlap in time need one each. */
 typedef struct fa_workspace {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */
@@ -222,6 +249,13 @@ FA_C_API void fa_destroy(fa_attention* attention);
 FA_C_API int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs,
                         const fa_forward_outputs* outputs, void* stream, const fa_workspace* workspace);
 
+/* Computes the gradients of q, k and v: with P = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse),
+ *   dV = P^T dout,  dS = P o (dout V^T - rowsum(dout o O) + dlse),  dQ = scale * dS K,  dK = scale * dS^T Q,
+ * P recomputed tile by tile. o and lse are those that fa_forward of an attention with the same configuration computed.
+ * Queued on `stream` like fa_forward, under the same promises; rows without keys give and get exact zeros. */
+FA_C_API int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs,
+                         const fa_backward_outputs* outputs, void* stream, const fa_workspace* workspace);
+
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
 
@@ -230,6 +264,12 @@ FA_C_API int fa_workspace_size(const fa_attention* attention, const fa_shape* sh
 
 /* Which kernel serves `shape`; prepares it first. The caller sets info->struct_size; no byte beyond it is written. */
 FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
+
+/* The same three for fa_backward; the information is that of its main kernel, with the times of every kernel of the
+ * call. */
+FA_C_API int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape);
+FA_C_API int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+FA_C_API int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
 
 /* The last failure on the calling thread: its code (FA_OK when there was none), its message, and its named facts, among
  * them "argument", "value" and "accepted" (see fa_status for more). Never NULL: empty when there is nothing. The texts

@@ -155,17 +155,20 @@ Device to_device(fa_device device) {
   }
 }
 
-KernelOverride to_override(const fa_kernel_override* source) {
-  const fa_kernel_override in = read_struct(source, "config.kernel");
+std::optional<KernelOverride> to_override(const fa_kernel_override* source, const std::string& argument) {
+  if (source == nullptr) {
+    return std::nullopt;
+  }
+  const fa_kernel_override in = read_struct(source, argument);
   KernelOverride out;
-  out.family = to_enum(in.family, Family::sm80, "config.kernel.family");
+  out.family = to_enum(in.family, Family::sm80, argument + ".family");
   out.tile_m = in.tile_m;
   out.tile_n = in.tile_n;
   out.warps = in.warps;
   out.stages = in.stages;
-  out.q_in_registers = to_choice(in.q_in_registers, "config.kernel.q_in_registers");
+  out.q_in_registers = to_choice(in.q_in_registers, argument + ".q_in_registers");
   out.loop_bodies = in.loop_bodies;
-  out.pack_gqa = to_choice(in.pack_gqa, "config.kernel.pack_gqa");
+  out.pack_gqa = to_choice(in.pack_gqa, argument + ".pack_gqa");
   out.splits = in.splits;
   return out;
 }
@@ -186,9 +189,8 @@ AttentionConfig to_config(const fa_config* source) {
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
   out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
   out.host_f64 = in.host_f64 != 0;
-  if (in.kernel != nullptr) {
-    out.kernel = to_override(in.kernel);
-  }
+  out.kernel = to_override(in.kernel, "config.kernel");
+  out.kernel_backward = to_override(in.kernel_backward, "config.kernel_backward");
   return out;
 }
 
@@ -242,6 +244,17 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
   const fa_forward_outputs in = read_struct(source, "outputs");
   return {to_view(in.o, "o"), to_view(in.lse, "lse")};
+}
+
+BackwardInputs to_inputs(const fa_backward_inputs* source) {
+  const fa_backward_inputs in = read_struct(source, "inputs");
+  return {to_view(in.q, "q"),     to_view(in.k, "k"),       to_view(in.v, "v"),      to_view(in.o, "o"),
+          to_view(in.lse, "lse"), to_view(in.dout, "dout"), to_view(in.dlse, "dlse")};
+}
+
+BackwardOutputs to_outputs(const fa_backward_outputs* source) {
+  const fa_backward_outputs in = read_struct(source, "outputs");
+  return {to_view(in.dq, "dq"), to_view(in.dk, "dk"), to_view(in.dv, "dv")};
 }
 
 AttentionShape to_shape(const fa_shape* source) {
@@ -339,6 +352,39 @@ int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_
     fa::require(info, "info");
     fa::check_struct_size(info->struct_size, "info");
     fa::write_kernel_info(info, fa::to_c(attention->attention.kernel_info(fa::to_shape(shape))));
+  });
+}
+
+int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs, const fa_backward_outputs* outputs,
+                void* stream, const fa_workspace* workspace) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.backward(fa::to_inputs(inputs), fa::to_outputs(outputs), static_cast<fa::Stream>(stream),
+                                  fa::to_workspace(workspace));
+  });
+}
+
+int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.prepare_backward(fa::to_shape(shape));
+  });
+}
+
+int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.backward_workspace_size(fa::to_shape(shape));
+  });
+}
+
+int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(info, "info");
+    fa::check_struct_size(info->struct_size, "info");
+    fa::write_kernel_info(info, fa::to_c(attention->attention.backward_kernel_info(fa::to_shape(shape))));
   });
 }
 

@@ -98,6 +98,72 @@ static void test_forward(int has_scale, float scale) {
   fa_destroy(attention);
 }
 
+/* sum over o of weight * o, of the library's own forward. */
+static double weighted_output(fa_attention* attention, const float* weight) {
+  double sum = 0;
+  CHECK(run(attention) == FA_OK);
+  for (int n = 0; n < B * H_Q * S_Q * D; ++n) sum += (double)weight[n] * o[n];
+  return sum;
+}
+
+/* The slope of weighted_output by `count` elements against their gradient, for f32 arithmetic. */
+static void check_slopes(fa_attention* attention, const float* weight, float* values, const float* gradient,
+                         int count) {
+  const float step = 1.0f / 64;
+  for (int n = 0; n < count; n += 7) {
+    const float kept = values[n];
+    values[n] = kept + step;
+    const double up = weighted_output(attention, weight);
+    values[n] = kept - step;
+    const double down = weighted_output(attention, weight);
+    values[n] = kept;
+    CHECK(fabs((up - down) / (2 * step) - gradient[n]) < 2e-3);
+  }
+}
+
+static void test_backward(void) {
+  static float dout[B * H_Q * S_Q * D], dq[B * H_Q * S_Q * D], dk[B * H_KV * S_KV * D], dv[B * H_KV * S_KV * D];
+  fill(dout, B * H_Q * S_Q * D, 4);
+  fa_config config = default_config();
+  config.causal = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(run(attention) == FA_OK);
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(o, B, H_Q, S_Q, D), tl = tensor4(lse, B, H_Q, S_Q, 0), tg = tensor4(dout, B, H_Q, S_Q, D);
+  fa_tensor tdq = tensor4(dq, B, H_Q, S_Q, D), tdk = tensor4(dk, B, H_KV, S_KV, D), tdv = tensor4(dv, B, H_KV, S_KV, D);
+  tl.rank = 3;
+  fa_backward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv, .o = &to, .lse = &tl};
+  fa_backward_outputs outputs = {.struct_size = sizeof outputs, .dq = &tdq, .dk = &tdk, .dv = &tdv};
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dout") == 0);
+  inputs.dout = &tg;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  check_slopes(attention, dout, q, dq, B * H_Q * S_Q * D);
+  check_slopes(attention, dout, k, dk, B * H_KV * S_KV * D);
+  check_slopes(attention, dout, v, dv, B * H_KV * S_KV * D);
+
+  /* With dlse = 1 and dout = 0, dq is scale times the mean key: the gradient of the log-sum-exp. */
+  static float ones[B * H_Q * S_Q];
+  fa_tensor tdl = tensor4(ones, B, H_Q, S_Q, 0);
+  tdl.rank = 3;
+  inputs.dlse = &tdl;
+  for (int n = 0; n < B * H_Q * S_Q; ++n) ones[n] = 1;
+  memset(dout, 0, sizeof dout);
+  CHECK(run(attention) == FA_OK);
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  const double before = lse[5];
+  q[5 * D + 2] += 1.0f / 64;
+  CHECK(run(attention) == FA_OK);
+  q[5 * D + 2] -= 1.0f / 64;
+  CHECK(fabs((lse[5] - before) * 64 - dq[5 * D + 2]) < 2e-3);
+
+  CHECK(fa_backward(NULL, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_backward(attention, NULL, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_backward(attention, &inputs, NULL, NULL, NULL) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+}
+
 static void test_strides(void) {
   /* [b, s, h, d] in memory, given as [b, h, s, d]. */
   static float packed[B * H_Q * S_Q * D];
@@ -187,6 +253,18 @@ static void test_struct_sizes(void) {
   }
 }
 
+static void test_overrides(void) {
+  fa_attention* attention = NULL;
+  fa_kernel_override override = {.struct_size = sizeof override, .pack_gqa = 7};
+  fa_config config = default_config();
+  config.kernel_backward = &override;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.kernel_backward.pack_gqa") == 0);
+  config.kernel = &override;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.kernel.pack_gqa") == 0);
+}
+
 static void test_shapes(void) {
   fa_config config = default_config();
   fa_attention* attention = NULL;
@@ -207,8 +285,17 @@ static void test_shapes(void) {
   CHECK(fa_kernel_info_get(attention, &shape, &info) == FA_OK);
   CHECK(info.origin[0] == 0x55);
 
+  size = 12345;
+  CHECK(fa_prepare_backward(attention, &shape) == FA_OK);
+  CHECK(fa_backward_workspace_size(attention, &shape, &size) == FA_OK);
+  CHECK(size != 12345);
+  info.struct_size = sizeof info;
+  CHECK(fa_backward_kernel_info_get(attention, &shape, &info) == FA_OK);
+  CHECK(strcmp(info.name, "fa_reference_backward") == 0);
+
   shape.h_kv = 3;
   CHECK(fa_prepare(attention, &shape) == FA_INVALID_ARGUMENT);
+  CHECK(fa_prepare_backward(attention, &shape) == FA_INVALID_ARGUMENT);
   fa_destroy(attention);
 }
 
@@ -235,7 +322,9 @@ int main(void) {
   test_forward(0, 0.0f);
   test_forward(1, 0.0f);
   test_forward(1, -0.5f);
+  test_backward();
   test_strides();
+  test_overrides();
   test_errors();
   test_struct_sizes();
   test_shapes();

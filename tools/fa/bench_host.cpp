@@ -58,10 +58,10 @@ nlohmann::json first_calls(int device, const std::vector<BenchProblem>& problems
     config.compile = policy;
     const Clock::time_point start = Clock::now();
     const Attention attention = Attention::create(config, gpu.device());
-    attention.forward(tensors.inputs(), tensors.outputs(), gpu.stream());
+    launch(attention, problem, tensors, gpu.stream());
     gpu.synchronize();
     const double elapsed = milliseconds_since(start);
-    calls.push_back({{"ms", elapsed}, {"compile_ms", attention.kernel_info(problem.shape).compile_ms}});
+    calls.push_back({{"ms", elapsed}, {"compile_ms", prepare(attention, problem).compile_ms}});
   }
   clear_progress();
   return calls;
@@ -69,30 +69,46 @@ nlohmann::json first_calls(int device, const std::vector<BenchProblem>& problems
 
 }  // namespace
 
-HostCost measure_host_cost(const Gpu& gpu) {
+namespace {
+
+/// `call` queues the work once.
+template <typename Call>
+HostCost time_calls(const Gpu& gpu, const Call& call) {
   constexpr int kBatches = 200;
   constexpr int kCallsPerBatch = 50;  // few enough that the queue never fills and makes the host wait
-  BenchProblem problem;
-  problem.d_qk = problem.d_v = 64;
-  problem.shape = {.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 64};
-  const BenchTensors tensors(problem);
-  const Attention attention = Attention::create(problem.config(), gpu.device());
-  const DeviceBuffer scratch(attention.workspace_size(problem.shape));
-  const ForwardInputs inputs = tensors.inputs();
-  const ForwardOutputs outputs = tensors.outputs();
-  const Workspace workspace{scratch.data(), scratch.size()};
-  attention.forward(inputs, outputs, gpu.stream(), workspace);
+  call();
   gpu.synchronize();
   std::vector<double> microseconds;
   for (int batch = 0; batch < kBatches; ++batch) {
     const Clock::time_point start = Clock::now();
-    for (int call = 0; call < kCallsPerBatch; ++call) {
-      attention.forward(inputs, outputs, gpu.stream(), workspace);
+    for (int n = 0; n < kCallsPerBatch; ++n) {
+      call();
     }
     microseconds.push_back(milliseconds_since(start) * 1000 / kCallsPerBatch);
     gpu.synchronize();
   }
   return {median(microseconds), *std::min_element(microseconds.begin(), microseconds.end()), kBatches * kCallsPerBatch};
+}
+
+}  // namespace
+
+HostCost measure_host_cost(const Gpu& gpu, Operation op) {
+  BenchProblem problem;
+  problem.op = op;
+  problem.d_qk = problem.d_v = 64;
+  problem.shape = {.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 64};
+  const BenchTensors tensors(problem);
+  const Attention attention = Attention::create(problem.config(), gpu.device());
+  const DeviceBuffer scratch(workspace_size(attention, problem));
+  const Workspace workspace{scratch.data(), scratch.size()};
+  if (op == Operation::forward) {
+    return time_calls(gpu, [&, inputs = tensors.inputs(), outputs = tensors.outputs()] {
+      attention.forward(inputs, outputs, gpu.stream(), workspace);
+    });
+  }
+  return time_calls(gpu, [&, inputs = tensors.backward_inputs(), outputs = tensors.backward_outputs()] {
+    attention.backward(inputs, outputs, gpu.stream(), workspace);
+  });
 }
 
 std::vector<Latency> measure_latency(int device, const std::vector<BenchProblem>& problems) {

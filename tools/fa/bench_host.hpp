@@ -10,20 +10,20 @@
 
 namespace fa::cli {
 
-/// Microseconds that the calling thread spends in a warm forward call.
+/// Microseconds that the calling thread spends in a warm call.
 struct HostCost {
   double median_us = 0;
   double best_us = 0;
   int calls = 0;
 };
-HostCost measure_host_cost(const Gpu& gpu);
+HostCost measure_host_cost(const Gpu& gpu, Operation op);
 
 /// What a first call costs a process that has its CUDA context, in milliseconds.
 struct Latency {
   BenchProblem problem;
   double compile_ms = 0;  ///< NVRTC alone
-  double cold_ms = 0;     ///< create and first forward with an empty cache
-  double warm_ms = 0;     ///< create and first forward with the kernel on disk
+  double cold_ms = 0;     ///< create and first call with an empty cache
+  double warm_ms = 0;     ///< create and first call with the kernels on disk
 };
 
 /// Every problem in one process with an empty cache, then in another with the cache that the first has filled. To be

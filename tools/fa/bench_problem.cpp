@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <random>
 
 #include "elements.hpp"
+#include "options.hpp"
+#include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "tolerance.hpp"
 
@@ -27,13 +30,23 @@ std::vector<std::byte> download(const DeviceBuffer& buffer) {
   return bytes;
 }
 
-/// The rows from `first` on of the last head of the last batch.
-TensorView last_head(TensorView view, std::int64_t first) {
+/// The rows from `first` on of the last `heads` heads of the last batch.
+TensorView last_heads(TensorView view, std::int64_t heads, std::int64_t first) {
   const std::int64_t offset =
-      (view.shape[0] - 1) * view.strides[0] + (view.shape[1] - 1) * view.strides[1] + first * view.strides[2];
+      (view.shape[0] - 1) * view.strides[0] + (view.shape[1] - heads) * view.strides[1] + first * view.strides[2];
   view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
-  view.shape = {1, 1, view.shape[2] - first, view.shape[3]};
+  view.shape = {1, heads, view.shape[2] - first, view.shape[3]};
   return view;
+}
+
+TensorView last_head(const TensorView& view, std::int64_t first) {
+  return last_heads(view, 1, first);
+}
+
+/// A tensor of the shape of `like` in `memory`.
+TensorView f64_like(const TensorView& like, std::vector<double>* memory) {
+  memory->resize(static_cast<std::size_t>(like.elements()));
+  return TensorView(memory->data(), DType::f64, {like.shape[0], like.shape[1], like.shape[2], like.shape[3]});
 }
 
 double greatest_magnitude(const TensorView& view) {
@@ -62,25 +75,32 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
 
 }  // namespace
 
-AttentionConfig BenchProblem::config() const {
+const char* to_string(Operation op) {
+  return op == Operation::backward ? "backward" : "forward";
+}
+
+AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   AttentionConfig config;
   config.head_dim = d_qk;
   config.head_dim_v = d_v;
   config.dtype = dtype;
   config.causal = causal;
   config.causal_align = causal_align;
+  config.deterministic = deterministic;
+  (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);
   return config;
 }
 
 std::string BenchProblem::text() const {
-  return fmt::format("{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}", to_string(dtype), shape.b, shape.h_q,
-                     shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "");
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}",
+                     op == Operation::backward ? "backward " : "", to_string(dtype), shape.b, shape.h_q, shape.h_kv,
+                     shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "");
 }
 
 double BenchProblem::flops() const {
   const double all = 2.0 * static_cast<double>(shape.b) * static_cast<double>(shape.h_q) *
                      static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv) * (d_qk + d_v);
-  return causal ? all / 2 : all;
+  return all * (op == Operation::backward ? 2.5 : 1) / (causal ? 2 : 1);
 }
 
 std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
@@ -99,9 +119,13 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
       k_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_qk)),
       v_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_v)),
       o_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_v)),
-      lse_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.shape.s_q) * sizeof(float)) {
+      lse_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.shape.s_q) * sizeof(float)),
+      dout_(problem.op == Operation::backward ? o_.size() : 0),
+      dq_(problem.op == Operation::backward ? q_.size() : 0),
+      dk_(problem.op == Operation::backward ? k_.size() : 0),
+      dv_(problem.op == Operation::backward ? v_.size() : 0) {
   std::uint64_t seed = 1;
-  for (DeviceBuffer* buffer : {&q_, &k_, &v_}) {
+  for (DeviceBuffer* buffer : {&q_, &k_, &v_, &dout_}) {
     const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
     buffer->tile(block.data(), block.size());
   }
@@ -128,12 +152,32 @@ ForwardOutputs BenchTensors::outputs() const {
           TensorView(lse_.data(), DType::f32, {shape.b, shape.h_q, shape.s_q})};
 }
 
+BackwardInputs BenchTensors::backward_inputs() const {
+  const auto [q, k, v] = inputs();
+  const auto [o, lse] = outputs();
+  return {q, k, v, o, lse, view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v), {}};
+}
+
+BackwardOutputs BenchTensors::backward_outputs() const {
+  const AttentionShape& shape = problem_.shape;
+  return {view(dq_.data(), shape.h_q, shape.s_q, problem_.d_qk),
+          view(dk_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
+          view(dv_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+}
+
 void BenchTensors::spoil_output() {
   const std::vector<std::byte> ones(256, std::byte{0xff});  // NaN in every element type
-  o_.tile(ones.data(), ones.size());
+  const bool backward = problem_.op == Operation::backward;
+  for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) {
+    buffer->tile(ones.data(), ones.size());
+  }
 }
 
 double BenchTensors::check() const {
+  return problem_.op == Operation::forward ? check_forward() : check_backward();
+}
+
+double BenchTensors::check_forward() const {
   const AttentionShape& shape = problem_.shape;
   const std::vector<std::byte> q = download(q_), k = download(k_), v = download(v_), o = download(o_);
   // The last rows keep their keys under a bottom-right mask; a top-left one is the same where s_q == s_kv.
@@ -150,6 +194,68 @@ double BenchTensors::check() const {
   args.f64 = true;
   reference::forward(args);
   return greatest_difference(result, expected) / (output_tolerance(problem_.dtype) * greatest_magnitude(args.v));
+}
+
+double BenchTensors::check_backward() const {
+  // A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice what is allowed for o.
+  const double tolerance = 2 * output_tolerance(problem_.dtype);
+  std::deque<std::vector<std::byte>> kept;
+  const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
+    device.data = kept.emplace_back(download(buffer)).data();
+    return device;
+  };
+  const BackwardInputs in = backward_inputs();
+  const BackwardOutputs out = backward_outputs();
+  const TensorView q = fetch(q_, in.q), k = fetch(k_, in.k), v = fetch(v_, in.v), o = fetch(o_, in.o);
+  const TensorView lse = fetch(lse_, in.lse), dout = fetch(dout_, in.dout);
+  reference::BackwardArgs args;
+  args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
+  args.causal = problem_.causal;
+  args.f64 = true;
+  std::vector<double> dq, dk, dv;
+  // Of the given heads: the query rows from `row` on with the keys from `key` on.
+  const auto expect = [&](std::int64_t heads, std::int64_t row, std::int64_t key) {
+    args.q = last_heads(q, heads, row);
+    args.o = last_heads(o, heads, row);
+    args.dout = last_heads(dout, heads, row);
+    args.lse = last_heads(lse, heads, row);
+    args.k = last_head(k, key);
+    args.v = last_head(v, key);
+    args.dq = f64_like(args.q, &dq);
+    args.dk = f64_like(args.k, &dk);
+    args.dv = f64_like(args.v, &dv);
+    reference::backward(args);
+  };
+  const auto error = [&](const TensorView& actual, const TensorView& wanted, const std::vector<double>& values) {
+    return greatest_difference(actual, values) / (tolerance * greatest_magnitude(wanted));
+  };
+  // As in forward: a top-left mask is the same where s_q == s_kv.
+  const std::int64_t row = std::max<std::int64_t>(problem_.shape.s_q - kCheckedRows, 0);
+  const std::int64_t key = std::max<std::int64_t>(problem_.shape.s_kv - kCheckedRows, 0);
+  expect(1, row, 0);
+  const double of_rows = error(last_head(fetch(dq_, out.dq), row), args.dq, dq);
+  expect(problem_.shape.h_q / problem_.shape.h_kv, 0, key);
+  return std::max({of_rows, error(last_head(fetch(dk_, out.dk), key), args.dk, dk),
+                   error(last_head(fetch(dv_, out.dv), key), args.dv, dv)});
+}
+
+KernelInfo prepare(const Attention& attention, const BenchProblem& problem) {
+  return problem.op == Operation::forward ? attention.kernel_info(problem.shape)
+                                          : attention.backward_kernel_info(problem.shape);
+}
+
+std::size_t workspace_size(const Attention& attention, const BenchProblem& problem) {
+  return problem.op == Operation::forward ? attention.workspace_size(problem.shape)
+                                          : attention.backward_workspace_size(problem.shape);
+}
+
+void launch(const Attention& attention, const BenchProblem& problem, const BenchTensors& tensors, Stream stream,
+            Workspace workspace) {
+  if (problem.op == Operation::forward) {
+    attention.forward(tensors.inputs(), tensors.outputs(), stream, workspace);
+  } else {
+    attention.backward(tensors.backward_inputs(), tensors.backward_outputs(), stream, workspace);
+  }
 }
 
 }  // namespace fa::cli

@@ -15,8 +15,15 @@ namespace fa::cli {
 /// Memory order of the tensors that are timed.
 enum class Layout { bshd, bhsd };
 
+/// What is timed.
+enum class Operation { forward, backward };
+
+/// "forward" or "backward".
+const char* to_string(Operation op);
+
 /// One point of a benchmark's grid.
 struct BenchProblem {
+  Operation op = Operation::forward;
   DType dtype = DType::bf16;
   int d_qk = 128;
   int d_v = 128;
@@ -24,11 +31,14 @@ struct BenchProblem {
   CausalAlign causal_align = CausalAlign::bottom_right;
   Layout layout = Layout::bshd;
   AttentionShape shape;
+  bool deterministic = false;
 
-  AttentionConfig config() const;
+  /// With `kernel`, unless every field is open, for the operation that is timed.
+  AttentionConfig config(const KernelOverride& kernel = {}) const;
   std::string text() const;
 
-  /// 2 b h_q s_q s_kv (d_qk + d_v), half of it under a causal mask: the convention of the FlashAttention papers.
+  /// 2 b h_q s_q s_kv (d_qk + d_v), half of it under a causal mask, 2.5 times it for backward: the convention of the
+  /// FlashAttention papers.
   double flops() const;
 };
 
@@ -43,9 +53,11 @@ class BenchTensors {
 
   ForwardInputs inputs() const;
   ForwardOutputs outputs() const;
+  BackwardInputs backward_inputs() const;
+  BackwardOutputs backward_outputs() const;
 
-  /// The greatest error of the last query rows of the last head against float64, as a fraction of what is allowed;
-  /// infinite for NaN. Reads what the last forward call wrote.
+  /// The greatest error of the last query rows (o, dq) and the last keys (dk, dv) of the last head against float64, as
+  /// a fraction of what is allowed; infinite for NaN. Reads what the last call of the problem's operation wrote.
   double check() const;
 
   /// Makes an output that nobody wrote fail the check.
@@ -53,6 +65,8 @@ class BenchTensors {
 
  private:
   TensorView view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const;
+  double check_forward() const;
+  double check_backward() const;
 
   BenchProblem problem_;
   DeviceBuffer q_;
@@ -60,7 +74,21 @@ class BenchTensors {
   DeviceBuffer v_;
   DeviceBuffer o_;
   DeviceBuffer lse_;
+  DeviceBuffer dout_;  ///< this and the gradients: empty unless the problem is one of backward
+  DeviceBuffer dq_;
+  DeviceBuffer dk_;
+  DeviceBuffer dv_;
 };
+
+/// Makes `operation` ready for the shape of `problem`; which kernel serves it.
+KernelInfo prepare(const Attention& attention, const BenchProblem& problem);
+
+/// Bytes of scratch that the operation needs.
+std::size_t workspace_size(const Attention& attention, const BenchProblem& problem);
+
+/// Queues the operation.
+void launch(const Attention& attention, const BenchProblem& problem, const BenchTensors& tensors, Stream stream,
+            Workspace workspace = {});
 
 }  // namespace fa::cli
 

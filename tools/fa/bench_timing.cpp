@@ -16,12 +16,10 @@ namespace {
 
 constexpr int kMaxIterations = 1000;
 
-void prepare(const Gpu& gpu, const BenchProblem& problem, Trial* trial) {
+void prepare_trial(const Gpu& gpu, const BenchProblem& problem, Trial* trial) {
   try {
-    AttentionConfig config = problem.config();
-    config.kernel = if_given(trial->kernel);
-    trial->attention.emplace(Attention::create(config, gpu.device()));
-    trial->info = trial->attention->kernel_info(problem.shape);
+    trial->attention.emplace(Attention::create(problem.config(trial->kernel), gpu.device()));
+    trial->info = prepare(*trial->attention, problem);
   } catch (const Error& error) {
     trial->refusal = error.what();
   } catch (const std::exception& exception) {
@@ -34,12 +32,18 @@ class Launcher {
  public:
   Launcher(const Gpu& gpu, const BenchTensors& tensors, const BenchProblem& problem, const Trial& trial)
       : gpu_(gpu),
+        problem_(problem),
+        tensors_(tensors),
         attention_(*trial.attention),
-        inputs_(tensors.inputs()),
-        outputs_(tensors.outputs()),
-        workspace_(attention_.workspace_size(problem.shape)) {}
+        workspace_(workspace_size(attention_, problem)) {
+    if (problem.op == Operation::backward) {  // it needs o and lse
+      attention_.forward(tensors.inputs(), tensors.outputs(), gpu.stream());
+    }
+  }
 
-  void launch() const { attention_.forward(inputs_, outputs_, gpu_.stream(), {workspace_.data(), workspace_.size()}); }
+  void launch() const {
+    cli::launch(attention_, problem_, tensors_, gpu_.stream(), {workspace_.data(), workspace_.size()});
+  }
 
   /// Milliseconds of a call, averaged over `iterations` queued back to back.
   double time(int iterations) {
@@ -54,9 +58,9 @@ class Launcher {
 
  private:
   const Gpu& gpu_;
+  const BenchProblem& problem_;
+  const BenchTensors& tensors_;
   const Attention& attention_;
-  ForwardInputs inputs_;
-  ForwardOutputs outputs_;
   DeviceBuffer workspace_;
   Event start_;
   Event end_;
@@ -111,7 +115,7 @@ std::vector<Trial> prepare_trials(const Gpu& gpu, const std::vector<BenchProblem
   std::mutex mutex;
   std::size_t done = 0;
   parallel_for(trials.size(), options.jobs, [&](std::size_t i) {
-    prepare(gpu, problems[trials[i].problem], &trials[i]);
+    prepare_trial(gpu, problems[trials[i].problem], &trials[i]);
     const std::lock_guard lock(mutex);
     show_progress(fmt::format("preparing kernels: {} of {}", ++done, trials.size()));
   });

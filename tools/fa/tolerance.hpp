@@ -22,6 +22,20 @@ constexpr double output_tolerance(DType dtype) {
   return 0;
 }
 
+/// How far dq and dk may be from float64, as a multiple of their sums with every term made positive: what o allows, and
+/// one unit roundoff more, of the o that the gradient of the scores is computed from. dv is a sum like o, with the
+/// probabilities transposed, and is allowed what o is.
+constexpr double score_gradient_tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return output_tolerance(dtype) + 1.0 / 256;
+    case DType::f16:
+      return output_tolerance(dtype) + 1.0 / 2048;
+    default:
+      return output_tolerance(dtype);
+  }
+}
+
 /// How far the log-sum-exp may be from float64, as a multiple of max(1, |lse|).
 constexpr double lse_tolerance(DType dtype) {
   return dtype == DType::f64 ? 1e-12 : 1e-4;

@@ -105,6 +105,30 @@ TEST(ConfigTest, ShapesAreChecked) {
   }
 }
 
+TEST(ConfigTest, ShapesOfBackwardAreChecked) {
+  const Attention attention = Attention::create(config_f32(), Device::host());
+  AttentionShape shape{.b = 2, .h_q = 6, .h_kv = 2, .s_q = 3, .s_kv = 4};
+  EXPECT_NO_THROW(attention.prepare_backward(shape));
+  EXPECT_EQ(attention.backward_workspace_size(shape), 0u);
+  EXPECT_EQ(attention.backward_kernel_info(shape).origin, "host");
+  EXPECT_EQ(attention.backward_kernel_info(shape).name, "fa_reference_backward");
+  shape.h_kv = 4;
+  expect_invalid("h_q", [&] { attention.prepare_backward(shape); });
+  expect_invalid("h_q", [&] { (void)attention.backward_workspace_size(shape); });
+  expect_invalid("h_q", [&] { (void)attention.backward_kernel_info(shape); });
+}
+
+TEST(ConfigTest, OverridesAreCheckedEachByItsName) {
+  for (const int splits : {-1, 65}) {
+    AttentionConfig config = config_f32();
+    config.kernel = KernelOverride{.splits = splits};
+    expect_invalid("kernel.splits", [&] { create(config); });
+    config = config_f32();
+    config.kernel_backward = KernelOverride{.splits = splits};
+    expect_invalid("kernel_backward.splits", [&] { create(config); });
+  }
+}
+
 TEST(ConfigTest, VersionIsThatOfTheProject) {
   EXPECT_STREQ(version(), "0.1.0");
 }

@@ -1,0 +1,115 @@
+// `fa run` on the host device, as a shell would call it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "support/attention_case.hpp"
+#include "tools/safetensors.hpp"
+
+namespace fa::test {
+namespace {
+
+namespace fs = std::filesystem;
+using tools::Tensor;
+
+Tensor stored(const HostTensor& tensor, bool heads = true) {
+  const TensorView view = tensor.view();
+  Tensor result{view.dtype, {view.shape.begin(), view.shape.begin() + view.rank}, tensor.bytes()};
+  if (!heads) result.shape.erase(result.shape.begin() + 1);
+  return result;
+}
+
+class RunCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "fa_run_XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::string path(const char* name) const { return (directory_ / name).string(); }
+
+  /// Whether `fa run` on `tensors` succeeds.
+  bool run(const std::map<std::string, Tensor>& tensors, const std::string& options) const {
+    tools::write_safetensors(path("in"), tensors);
+    const std::string command = std::string(FA_TEST_CLI) + " run --device host --input " + path("in") + " --output " +
+                                path("out") + " " + options + " >" + path("log") + " 2>&1";
+    return std::system(command.c_str()) == 0;
+  }
+
+  void expect_written(const char* name, const TensorView& expected, double allowed) const {
+    Tensor tensor = tools::SafetensorsFile::open(path("out")).read(name);
+    EXPECT_LE(compare(tensor.view(), expected).max_abs_over_max_ref, allowed) << name;
+  }
+
+  fs::path directory_;
+};
+
+AttentionCase grouped(DType dtype) {
+  return {.b = 2, .h_q = 4, .h_kv = 2, .s_q = 37, .s_kv = 70, .d_qk = 16, .d_v = 24, .dtype = dtype, .causal = true};
+}
+
+TEST_F(RunCommand, WritesGradientsWhereDoutIsGiven) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64}) {
+    const AttentionCase c = grouped(dtype);
+    const AttentionInputs in = make_inputs(c);
+    const HostTensor dout = make_dout(c), dlse = make_dlse(c);
+    ASSERT_TRUE(run(
+        {{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}, {"dout", stored(dout)}, {"dlse", stored(dlse)}},
+        "--causal --verify"));
+    // O is rounded on its way from forward to backward: twice the roundoff of the result alone.
+    const double allowed = dtype == DType::bf16 ? 0x1p-7 : dtype == DType::f16 ? 0x1p-10 : 1e-5;
+    const AttentionGradients expected = reference_gradients_f64(c, in, dout.view(), dlse.view());
+    expect_written("dq", expected.dq.view(), allowed);
+    expect_written("dk", expected.dk.view(), allowed);
+    expect_written("dv", expected.dv.view(), allowed);
+    expect_written("o", reference_f64(c, in).o.view(), allowed);
+  }
+}
+
+TEST_F(RunCommand, WritesNoGradientsWithoutDout) {
+  const AttentionInputs in = make_inputs(grouped(DType::f32));
+  std::map<std::string, Tensor> tensors = {{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}};
+  ASSERT_TRUE(run(tensors, "--verify"));
+  EXPECT_FALSE(tools::SafetensorsFile::open(path("out")).contains("dq"));
+  tensors["dlse"] = stored(make_dlse(grouped(DType::f32)));
+  EXPECT_FALSE(run(tensors, "--verify"));
+}
+
+TEST_F(RunCommand, ThreeAxesAreOneHead) {
+  const AttentionCase c{.b = 3, .s_q = 9, .s_kv = 21, .d_qk = 8, .d_v = 8, .dtype = DType::f32};
+  const AttentionInputs in = make_inputs(c);
+  const HostTensor dout = make_dout(c);
+  ASSERT_TRUE(run({{"q", stored(in.q, false)},
+                   {"k", stored(in.k, false)},
+                   {"v", stored(in.v, false)},
+                   {"dout", stored(dout, false)}},
+                  "--verify"));
+  AttentionGradients expected = reference_gradients_f64(c, in, dout.view());
+  TensorView dk = expected.dk.view();
+  dk.rank = 3;
+  dk.shape = {3, 21, 8, 0};
+  dk.strides = {21 * 8, 8, 1, 0};
+  Tensor written = tools::SafetensorsFile::open(path("out")).read("dk");
+  ASSERT_EQ(written.shape, (std::vector<std::int64_t>{3, 21, 8}));
+  EXPECT_LE(compare(written.view(), dk).max_abs_over_max_ref, 1e-5);
+}
+
+TEST_F(RunCommand, RefusesADoutOfAnotherShape) {
+  const AttentionCase c = grouped(DType::f32);
+  const AttentionInputs in = make_inputs(c);
+  Tensor dout = stored(make_dout(c));
+  dout.shape[2] -= 1;
+  dout.bytes.resize(dout.bytes.size() / 37 * 36);
+  EXPECT_FALSE(run({{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}, {"dout", dout}}, "--causal"));
+  EXPECT_FALSE(fs::exists(path("out")));
+}
+
+}  // namespace
+}  // namespace fa::test

@@ -1,0 +1,200 @@
+#include "run_verify.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "elements.hpp"
+#include "parallel.hpp"
+#include "reference/geometry.hpp"
+#include "tolerance.hpp"
+
+namespace fa::cli {
+namespace {
+
+using tools::Tensor;
+
+std::size_t elements(const Tensor& tensor) {
+  return tensor.bytes.size() / size_of(tensor.dtype);
+}
+
+double element(const Tensor& tensor, std::size_t index) {
+  return load_element(tensor.bytes.data(), tensor.dtype, index);
+}
+
+Tensor widen(const Tensor& tensor) {
+  Tensor wide = make_tensor(DType::f64, tensor.shape);
+  for (std::size_t i = 0; i < elements(tensor); ++i) {
+    store_element(wide.bytes.data(), DType::f64, i, element(tensor, i));
+  }
+  return wide;
+}
+
+std::optional<Tensor> widen(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(widen(*tensor)) : std::nullopt;
+}
+
+/// Equal infinities and two NaNs differ by nothing; anything else that is not finite is infinitely wrong.
+double difference(double actual, double expected) {
+  if (actual == expected || (std::isnan(actual) && std::isnan(expected))) {
+    return 0;
+  }
+  const double absolute = std::abs(actual - expected);
+  return std::isnan(absolute) ? std::numeric_limits<double>::infinity() : absolute;
+}
+
+double greatest_finite_magnitude(const Tensor& tensor) {
+  double greatest = 0;
+  for (std::size_t i = 0; i < elements(tensor); ++i) {
+    const double magnitude = std::abs(element(tensor, i));
+    greatest = std::isfinite(magnitude) ? std::max(greatest, magnitude) : greatest;
+  }
+  return greatest;
+}
+
+Deviation deviation(const Tensor& actual, const Tensor& expected, double allowed) {
+  Deviation result;
+  result.allowed = allowed;
+  for (std::size_t i = 0; i < elements(actual); ++i) {
+    const double error = difference(element(actual, i), element(expected, i));
+    result.max = std::max(result.max, error);
+    result.mean += error / static_cast<double>(elements(actual));
+  }
+  return result;
+}
+
+/// The greatest elements of the gradients' sums with every term made positive: what a relative error of the terms is
+/// relative to.
+struct Magnitudes {
+  double dq = 0;
+  double dk = 0;
+  double dv = 0;
+};
+
+/// Sums over the pairs of a query row and a key, for the gradients of one KV head.
+class HeadMagnitudes {
+ public:
+  /// Of f64 tensors in host memory. `scale` is that of the scores.
+  HeadMagnitudes(const BackwardInputs& in, const reference::Geometry& geometry, double scale)
+      : in_(in), g_(geometry), scale_(scale) {}
+
+  Magnitudes of(std::int64_t b, std::int64_t h_kv) const {
+    std::vector<double> dk(static_cast<std::size_t>(g_.s_kv * g_.d_qk)), dv(static_cast<std::size_t>(g_.s_kv * g_.d_v));
+    Magnitudes result;
+    for (std::int64_t h = 0; h < g_.h_q; ++h) {
+      if (g_.kv_head(h) != h_kv) continue;
+      for (std::int64_t i = 0; i < g_.s_q; ++i) {
+        result.dq = std::max(result.dq, add_row(b, h, i, dk.data(), dv.data()));
+      }
+    }
+    for (const double sum : dk) result.dk = std::max(result.dk, sum);
+    for (const double sum : dv) result.dv = std::max(result.dv, sum);
+    return result;
+  }
+
+ private:
+  static const double* row(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t s) {
+    return static_cast<const double*>(t.data) + reference::row_offset(t, b, h, s);
+  }
+
+  /// Returns the greatest element of the row's dq.
+  double add_row(std::int64_t b, std::int64_t h, std::int64_t i, double* dk, double* dv) const {
+    const double *q = row(in_.q, b, h, i), *dout = row(in_.dout, b, h, i), *o = row(in_.o, b, h, i);
+    const double lse = *row(in_.lse, b, h, i);
+    if (std::isinf(lse)) return 0;
+    double centre = in_.dlse.defined() ? std::abs(*row(in_.dlse, b, h, i)) : 0;
+    for (std::int64_t d = 0; d < g_.d_v; ++d) centre += std::abs(dout[d] * o[d]);
+    std::vector<double> dq(static_cast<std::size_t>(g_.d_qk));
+    for (std::int64_t j = 0; j < g_.visible_keys(i); ++j) {
+      const double *k = row(in_.k, b, g_.kv_head(h), j), *v = row(in_.v, b, g_.kv_head(h), j);
+      double score = 0, dp = 0;
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) score += q[d] * k[d];
+      for (std::int64_t d = 0; d < g_.d_v; ++d) dp += dout[d] * v[d];
+      const double p = std::exp(scale_ * score - lse);
+      const double ds = std::abs(scale_) * p * (std::abs(dp) + centre);
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) dq[static_cast<std::size_t>(d)] += ds * std::abs(k[d]);
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) dk[j * g_.d_qk + d] += ds * std::abs(q[d]);
+      for (std::int64_t d = 0; d < g_.d_v; ++d) dv[j * g_.d_v + d] += p * std::abs(dout[d]);
+    }
+    return *std::max_element(dq.begin(), dq.end());
+  }
+
+  const BackwardInputs& in_;
+  const reference::Geometry& g_;
+  double scale_;
+};
+
+/// A tensor [b, h, s, d], [b, s, d], [b, h, s] or [b, s] as what has a head axis.
+TensorView with_heads(Tensor& tensor, bool heads) {
+  TensorView view = tensor.view();
+  if (heads) return view;
+  for (std::size_t axis = 3; axis > 1; --axis) {
+    view.shape[axis] = view.shape[axis - 1];
+    view.strides[axis] = view.strides[axis - 1];
+  }
+  view.shape[1] = 1;
+  ++view.rank;
+  return view;
+}
+
+Magnitudes gradient_magnitudes(const AttentionConfig& config, RunInputs* in, RunOutputs* out) {
+  const bool heads = in->q.shape.size() == 4;
+  const BackwardInputs views{with_heads(in->q, heads),
+                             with_heads(in->k, heads),
+                             with_heads(in->v, heads),
+                             with_heads(out->o, heads),
+                             with_heads(out->lse, heads),
+                             with_heads(*in->dout, heads),
+                             in->dlse ? with_heads(*in->dlse, heads) : TensorView()};
+  const auto geometry = reference::Geometry::of(views.q, views.k, views.v, config.causal, config.causal_align);
+  const double scale = config.scale ? double{*config.scale} : 1 / std::sqrt(static_cast<double>(config.head_dim));
+  const HeadMagnitudes head(views, geometry, scale);
+  std::vector<Magnitudes> of_heads(static_cast<std::size_t>(geometry.b * geometry.h_kv));
+  parallel_for(of_heads.size(), 0, [&](std::size_t n) {
+    const auto index = static_cast<std::int64_t>(n);
+    of_heads[n] = head.of(index / geometry.h_kv, index % geometry.h_kv);
+  });
+  Magnitudes result;
+  for (const Magnitudes& one : of_heads) {
+    result = {std::max(result.dq, one.dq), std::max(result.dk, one.dk), std::max(result.dv, one.dv)};
+  }
+  return result;
+}
+
+}  // namespace
+
+Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs& outputs) {
+  const DType dtype = config.dtype;
+  config.dtype = DType::f64;
+  config.kernel.reset();
+  config.kernel_backward.reset();
+  RunInputs wide{widen(inputs.q), widen(inputs.k), widen(inputs.v), widen(inputs.dout), widen(inputs.dlse)};
+  RunOutputs expected = make_outputs(wide);
+  run_on_host(Attention::create(config, Device::host()), &wide, &expected);
+  Verdict verdict;
+  const auto compare = [&](const char* name, const Tensor& actual, const Tensor& wanted, double allowed) {
+    verdict.emplace_back(name, deviation(actual, wanted, allowed));
+  };
+  compare("o", outputs.o, expected.o, output_tolerance(dtype) * greatest_finite_magnitude(inputs.v));
+  compare("lse", outputs.lse, expected.lse,
+          lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
+  if (!outputs.gradients) {
+    return verdict;
+  }
+  const Magnitudes magnitudes = gradient_magnitudes(config, &wide, &expected);
+  const RunGradients &actual = *outputs.gradients, &wanted = *expected.gradients;
+  compare("dq", actual.dq, wanted.dq, score_gradient_tolerance(dtype) * magnitudes.dq);
+  compare("dk", actual.dk, wanted.dk, score_gradient_tolerance(dtype) * magnitudes.dk);
+  compare("dv", actual.dv, wanted.dv, output_tolerance(dtype) * magnitudes.dv);
+  return verdict;
+}
+
+bool passes(const Verdict& verdict) noexcept {
+  return std::all_of(verdict.begin(), verdict.end(), [](const auto& tensor) { return tensor.second.passes(); });
+}
+
+}  // namespace fa::cli
