@@ -42,6 +42,11 @@ struct alignas(16) Chunk {
   uint32_t word[4];
 };
 
+/// Opaque description of a tensor for the copy engine: the host writes it with cuTensorMapEncodeTiled.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 }  // namespace fa::kernel
 
 #endif  // FA_TEMPLATES_COMMON_TYPES_CUH_

@@ -36,6 +36,17 @@ FA_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t row) {
                : "memory");
 }
 
+/// PTX ISA, "stmatrix": the reverse of ldmatrix without .trans.
+FA_DEVICE void stmatrix_x4(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2),
+               "r"(r3)
+               : "memory");
+}
+
+FA_DEVICE void stmatrix_x2(uint32_t row, uint32_t r0, uint32_t r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_LDMATRIX_CUH_

@@ -23,6 +23,13 @@ FA_DEVICE float lg2(float x) {
   return y;
 }
 
+/// rcp.approx.ftz.f32: 1 / x within 1 ulp.
+FA_DEVICE float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// fma.rn.f32
 FA_DEVICE float fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
@@ -31,6 +38,11 @@ FA_DEVICE float fma(float a, float b, float c) {
 /// max.f32: drops a NaN operand.
 FA_DEVICE float max(float a, float b) {
   return fmaxf(a, b);
+}
+
+/// max.s32 of three: one instruction on sm_90.
+FA_DEVICE int max3(int a, int b, int c) {
+  return __vimax3_s32(a, b, c);
 }
 
 /// The bits of a float, and back.

@@ -1,0 +1,594 @@
+#ifndef FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
+#define FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
+
+#include <common/constants.cuh>
+#include <common/forward_schedule.cuh>
+#include <ptx/language.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/tma.cuh>
+#include <ptx/wgmma.cuh>
+#include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_shared_tile.cuh>
+#include <sm90/sm90_softmax.cuh>
+
+namespace fa::sm90 {
+
+using kernel::ForwardTile;
+using kernel::KvRange;
+using kernel::kWarpSize;
+using kernel::Sm90ForwardParams;
+
+inline constexpr int kWarpgroup = 128;
+
+/// Position in a ring of shared memory buffers, and the parity of the round.
+template <int kCount>
+struct RingSlot {
+  int index = 0;
+  uint32_t parity = 0;
+
+  FA_DEVICE void advance() {
+    if (++index == kCount) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// FlashAttention-3 forward on wgmma and the copy engine (Shah et al., 2024), as one stream of KV tiles: a producer
+/// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
+/// K^T of the next KV tile, then O += P V of the current one, and computes the softmax of the former while the latter
+/// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
+/// tiles.
+///
+/// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
+/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit.
+template <class Config>
+struct Forward {
+  using T = typename Config::Element;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kQBuffers = Config::kQBuffers;
+  static constexpr int kConsumers = kTileM / 64;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  // What the launch gives every thread, redistributed: 65,536 registers in all.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
+  static constexpr int kPSteps = kTileN / 16;
+
+  static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
+  static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(kStages >= 2, "K runs a tile ahead of V");
+
+  using QTile = SwizzledTile<kTileM, kHeadDimQk>;
+  using KTile = SwizzledTile<kTileN, kHeadDimQk>;
+  using VTile = SwizzledTile<kTileN, kHeadDimV>;
+  using SGemm = ptx::Wgmma<T, kTileN>;
+  using OGemm = ptx::Wgmma<T, kHeadDimV>;
+  using S = float[kTileN / 2];
+  using P = uint32_t[kPSteps][4];
+  using O = float[kHeadDimV / 2];
+  using Rows = kernel::RowMap<Config::kPackGqa>;
+
+  // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
+  // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
+  static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
+  using OTile = SwizzledTile<kTileM, kHeadDimV>;
+  static constexpr int kQBytes = kStageO && OTile::kBytes > QTile::kBytes ? OTile::kBytes : QTile::kBytes;
+
+  static constexpr int kKOffset = kQBuffers * kQBytes;
+  static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
+  static constexpr int kBarrierOffset = kVOffset + kStages * VTile::kBytes;
+  static constexpr int kJobOffset = kBarrierOffset + 256;
+  static constexpr int kSharedBytes = kBarrierOffset + 1024;
+
+  const Sm90ForwardParams& p;
+  const kernel::ForwardParams& params;
+  const uint32_t shared = ptx::dynamic_shared();
+  const int row_count;
+  const int tiles;
+
+  FA_DEVICE explicit Forward(const Sm90ForwardParams& all)
+      : p(all),
+        params(all.base),
+        row_count(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
+        tiles(all.base.m_blocks * all.base.heads * all.base.b * all.base.splits) {}
+
+  FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kQBytes; }
+  FA_DEVICE uint32_t k_shared(int stage) const { return shared + kKOffset + stage * KTile::kBytes; }
+  FA_DEVICE uint32_t v_shared(int stage) const { return shared + kVOffset + stage * VTile::kBytes; }
+  // "Full": the copy has landed. "Empty": every warp has read the buffer.
+  FA_DEVICE uint32_t k_full(int stage) const { return shared + kBarrierOffset + 8 * stage; }
+  FA_DEVICE uint32_t k_empty(int stage) const { return k_full(kStages + stage); }
+  FA_DEVICE uint32_t v_full(int stage) const { return k_full(2 * kStages + stage); }
+  FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
+  FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
+  FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
+
+  FA_DEVICE void run() {
+    if (ptx::thread_index() == 0) init_barriers();
+    ptx::sync_threads();  // the barriers exist for all
+    const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
+    if (warpgroup == 0) {
+      ptx::decrease_registers<kProducerRegisters>();
+      if (ptx::thread_index() == 0) produce_q_and_k();
+      if (ptx::thread_index() == kWarpSize) produce_v();
+    } else {
+      ptx::increase_registers<kConsumerRegisters>();
+      consume(warpgroup - 1);
+    }
+  }
+
+  FA_DEVICE void init_barriers() const {
+    constexpr int kReaders = 4 * kConsumers;  // warps
+    FA_UNROLL
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(k_full(i), 1);
+      ptx::mbarrier_init(k_empty(i), kReaders);
+      ptx::mbarrier_init(v_full(i), 1);
+      ptx::mbarrier_init(v_empty(i), kReaders);
+    }
+    FA_UNROLL
+    for (int i = 0; i < kQBuffers; ++i) {
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), kReaders);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  /// A query tile and the KV tiles it sees.
+  struct Query {
+    ForwardTile tile;
+    KvRange range;
+    int kv_head;
+    int head_in_group;  // 0 when query heads are packed
+  };
+
+  /// The query tile of this block in `round`: one of tiles round * blocks ... (round + 1) * blocks - 1, every other
+  /// round backwards, which evens out what blocks get when lengths fall from tile to tile. Past the last one: tiles or
+  /// more.
+  FA_DEVICE int tile_index(int round) const {
+    const int blocks = ptx::block_count();
+    const int place = ptx::block_index();
+    return round * blocks + (round % 2 == 0 ? place : blocks - 1 - place);
+  }
+
+  FA_DEVICE Query query(int round) const {
+    Query query;
+    query.tile = kernel::forward_tile<Config::kCausal>(params, tile_index(round));
+    const Rows rows{params.group, query.tile.head};
+    const int first = query.tile.m_block * kTileM;
+    const int last = (first + kTileM < row_count ? first + kTileM : row_count) - 1;
+    query.range =
+        kernel::kv_range<Config::kCausal, kTileN>(params, rows.position(first), rows.position(last), query.tile.split);
+    query.kv_head = rows.kv_head();
+    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
+    return query;
+  }
+
+  // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
+  // has time.
+  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kJobOffset + 32 * buffer; }
+
+  FA_DEVICE void post(int buffer, const Query& query) const {
+    const auto word = [&](int i, int value) {
+      ptx::st_shared_b32(job_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
+    };
+    word(0, query.tile.m_block);
+    word(1, query.tile.head);
+    word(2, query.tile.batch);
+    word(3, query.tile.split);
+    word(4, query.range.begin);
+    word(5, query.range.end);
+    word(6, query.kv_head);
+    word(7, query.head_in_group);
+  }
+
+  FA_DEVICE Query read(int buffer) const {
+    const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
+    const kernel::Chunk rest = ptx::ld_shared_chunk(job_shared(buffer) + 16);
+    const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
+    return {{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
+            {word(rest, 0), 0, word(rest, 1)},
+            word(rest, 2),
+            word(rest, 3)};
+  }
+
+  // ---- producers: a thread for Q and K, and one for V
+
+  FA_DEVICE void produce_q_and_k() const {
+    ptx::prefetch_tensor_map(p.map_q);
+    ptx::prefetch_tensor_map(p.map_k);
+    RingSlot<kStages> k_slot;
+    RingSlot<kQBuffers> q_slot;
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Query job = query(round);
+      if (job.range.begin >= job.range.end) continue;
+      load_k(k_slot, job.range.end - 1, job);
+      load_q(q_slot, job);
+      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
+    }
+    ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
+    post(q_slot.index, {});                                        // the end: no KV tile
+    ptx::mbarrier_arrive(q_full(q_slot.index));
+  }
+
+  FA_DEVICE void produce_v() const {
+    ptx::prefetch_tensor_map(p.map_v);
+    RingSlot<kStages> v_slot;
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Query job = query(round);
+      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+    }
+  }
+
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
+    ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+    ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < KTile::kSlabs; ++slab) {
+      ptx::tma_load_4d(k_shared(slot.index) + slab * KTile::kSlabBytes, p.map_k, k_full(slot.index),
+                       ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head, job.tile.batch);
+    }
+    slot.advance();
+  }
+
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
+    ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+    ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < VTile::kSlabs; ++slab) {
+      ptx::tma_load_4d(v_shared(slot.index) + slab * VTile::kSlabBytes, p.map_v, v_full(slot.index),
+                       ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head, job.tile.batch);
+    }
+    slot.advance();
+  }
+
+  FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& job) const {
+    const ForwardTile& tile = job.tile;
+    ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+    post(slot.index, job);
+    ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
+    const int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
+    FA_UNROLL
+    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
+      ptx::tma_load_5d(q_shared(slot.index) + slab * QTile::kSlabBytes, p.map_q, q_full(slot.index),
+                       ptx::L2Policy::evict_first, slab * kSlabColumns, job.head_in_group, row, job.kv_head,
+                       tile.batch);
+    }
+    slot.advance();
+  }
+
+  // ---- consumers: one warpgroup each
+
+  /// A consumer's place in the stream of KV tiles.
+  struct Cursor {
+    Query query;
+    int n;  // KV tile
+  };
+
+  FA_DEVICE void consume(int consumer) const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    // The warp's first row in the query tile.
+    const int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
+    RingSlot<kStages> k_slot, v_slot;
+    RingSlot<kQBuffers> q_slot;
+    S s;
+    P probabilities;
+    O o;
+    TrailingSoftmax softmax;
+    bool staged = false;  // O is on its way out of the Q buffer that is not in use
+
+    if constexpr (Config::kCausal) {
+      if (params.causal_shift < 0) store_empty(warp_row, lane);
+    }
+
+    Cursor ahead;
+    if (!seek(ahead, q_slot)) return;
+    if (Config::kTakeTurns && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
+
+    ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
+    issue_scores(s, q_slot.index, consumer, k_slot.index);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(s);
+    release(k_empty(k_slot.index), lane);
+    k_slot.advance();
+    finish_scores(s, ahead, warp_row, lane);
+    softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+    pack(probabilities, s);
+
+    Query query = ahead.query;  // whose O is in the making
+    bool first = true;          // of its KV tiles: O is not yet defined
+    float inverse_sum[2];
+    while (true) {
+      const bool crosses = ahead.n == ahead.query.range.begin;
+      if (crosses) {
+        finish_rows(softmax, inverse_sum, ahead.query.tile, warp_row, lane);
+        softmax = TrailingSoftmax();
+        if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
+        if (kStageO && staged) release_staged(q_slot.index, lane);
+        staged = false;
+        q_slot.advance();
+        if (!seek(ahead, q_slot)) break;
+      } else {
+        --ahead.n;
+      }
+      const int q_buffer = ptx::shfl(q_slot.index, 0);
+      if (Config::kTakeTurns) ptx::barrier_sync(1 + consumer, 2 * kWarpgroup);  // my turn to feed the tensor cores
+      ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
+      issue_scores(s, q_buffer, consumer, k_slot.index);
+      ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
+      issue_output(o, probabilities, v_slot.index, !first);
+      if (Config::kTakeTurns) {
+        ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
+      }
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_tie(s);
+      release(k_empty(k_slot.index), lane);
+      k_slot.advance();
+      finish_scores(s, ahead, warp_row, lane);
+      const bool rescale = softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+      ptx::settle(softmax.sum[0], shared + kJobOffset);
+      ptx::settle(softmax.sum[1], shared + kJobOffset);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(o);
+      release(v_empty(v_slot.index), lane);
+      v_slot.advance();
+      if (kStageO && staged) release_staged(q_slot.index, lane);
+      staged = crosses;
+      if (crosses) {
+        // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
+        if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+        store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+        query = ahead.query;
+      } else if (rescale) {
+        multiply(o, softmax.factor);
+      }
+      first = crosses;
+      pack(probabilities, s);
+    }
+
+    ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
+    issue_output(o, probabilities, v_slot.index, !first);
+    if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(o);
+    store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+    if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
+  }
+
+  /// The last KV tile of the next query tile; false at the end.
+  FA_DEVICE bool seek(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
+    ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
+    cursor.query = read(q_slot.index);
+    cursor.n = cursor.query.range.end - 1;
+    return cursor.query.range.begin < cursor.query.range.end;
+  }
+
+  /// One arrival a warp: its share of every wgmma that read the buffer is complete.
+  FA_DEVICE void release(uint32_t barrier, int lane) const {
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  /// Starts S = Q K^T, [64, tile_n].
+  FA_DEVICE void issue_scores(S& s, int q_buffer, int consumer, int stage) const {
+    ptx::wgmma_tie(s);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kSSteps; ++step) {
+      SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), consumer * 64, step),
+                                    KTile::k_major(k_shared(stage), 0, step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts O += P V, [64, d_v].
+  FA_DEVICE void issue_output(O& o, const P& probabilities, int stage, bool accumulate) const {
+    ptx::wgmma_tie(o);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step) {
+      OGemm::template registers<true>(o, probabilities[step], VTile::mn_major(v_shared(stage), step),
+                                      accumulate || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Scale (where it changes the order) and mask.
+  FA_DEVICE void finish_scores(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    if constexpr (!Config::kPositiveScale) {
+      FA_UNROLL
+      for (int i = 0; i < kTileN / 2; ++i) s[i] *= params.scale_log2;
+    }
+    const Rows rows{params.group, 0};
+    const int row = cursor.query.tile.m_block * kTileM + warp_row;
+    const int first_key = cursor.n * kTileN;
+    // The smallest limit of the warp's rows is that of its first.
+    const int first_limit = kernel::key_limit<Config::kCausal>(params, rows.position(row)) - first_key;
+    if (first_limit >= kTileN) return;
+    int limit[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      limit[r] = kernel::key_limit<Config::kCausal>(params, rows.position(row + lane / 4 + 8 * r)) - first_key -
+                 2 * (lane % 4);
+    }
+    constexpr int kGroup = 4;  // n8 tiles that are tested, or found wholly visible, together
+    FA_UNROLL
+    for (int group = 0; group < kTileN / 8; group += kGroup) {
+      if (first_limit >= 8 * (group + kGroup)) continue;
+      FA_UNROLL
+      for (int i = 4 * group; i < kTileN / 2 && i < 4 * (group + kGroup); ++i) {
+        if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -kInfinity;
+      }
+    }
+  }
+
+  FA_DEVICE float softmax_scale_log2() const { return Config::kPositiveScale ? params.scale_log2 : 1.f; }
+
+  /// Accumulators become the A operand of the next product.
+  FA_DEVICE static void pack(P& probabilities, const S& s) {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) {
+      probabilities[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+  FA_DEVICE static void multiply(O& o, const float (&factor)[2]) {
+    FA_UNROLL
+    for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  FA_DEVICE T* o_row(const ForwardTile& tile, const Rows& rows, int row) const {
+    return static_cast<T*>(params.o) + tile.batch * params.stride_o_b + rows.query_head(row) * params.stride_o_h +
+           rows.position(row) * params.stride_o_s;
+  }
+
+  /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
+  FA_DEVICE void finish_rows(TrailingSoftmax& softmax, float (&inverse_sum)[2], const ForwardTile& tile, int warp_row,
+                             int lane) const {
+    softmax.finish();
+    const Rows rows{params.group, tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      inverse_sum[r] = softmax.inverse_sum(r);
+      const int row = tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
+      if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
+        ptx::st_global(lse_row(tile, rows, row), softmax.lse(r));
+      }
+    }
+  }
+
+  /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
+  FA_DEVICE void store(O& o, const float (&inverse_sum)[2], const Query& query, int warp_row, int lane,
+                       int q_buffer) const {
+    multiply(o, inverse_sum);
+    if constexpr (kStageO) {
+      store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
+    } else {
+      store_rows(o, query.tile, query.tile.m_block * kTileM + warp_row, lane);
+    }
+  }
+
+  FA_DEVICE float* lse_row(const ForwardTile& tile, const Rows& rows, int row) const {
+    return params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
+           rows.position(row) * params.stride_lse_s;
+  }
+
+  /// A warp's rows of O through the place of its rows of Q, by the copy engine.
+  FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
+    // Every warp of the warpgroup has left Q: with turns, the barrier of this step's turn has said so.
+    if constexpr (!Config::kTakeTurns) ptx::barrier_sync(8 + warp_row / 64, kWarpgroup);
+    const int row = warp_row + lane % 16;
+    FA_UNROLL
+    for (int block = 0; block < ceil_div(kHeadDimV, 16); ++block) {  // 16 columns
+      const int chunk = 2 * block % 8 + lane / 16;
+      const uint32_t address =
+          q_shared(buffer) + block / 4 * OTile::kSlabBytes + row * 128 + (chunk ^ row % 8) * kernel::kChunkBytes;
+      uint32_t words[4] = {};
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (8 * block + 2 * i < kHeadDimV / 2) {
+          words[i] = ptx::convert_pair<T>(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]);
+        }
+      }
+      if (16 * block + 16 <= kHeadDimV) {
+        ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
+      } else {
+        ptx::stmatrix_x2(address, words[0], words[1]);
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
+    if (lane == 0) {
+      FA_UNROLL
+      for (int slab = 0; slab < OTile::kSlabs; ++slab) {
+        ptx::tma_store_5d(p.map_o, q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128, slab * kSlabColumns,
+                          query.head_in_group, query.tile.m_block * kTileM + warp_row, query.kv_head, query.tile.batch);
+      }
+      ptx::tma_commit();
+    }
+  }
+
+  /// The Q buffer from which this warp's O left is free for the next Q but one.
+  FA_DEVICE void release_staged(int q_buffer, int lane) const {
+    if (lane == 0) ptx::tma_wait_read();
+    release(q_empty(kQBuffers - 1 - q_buffer), lane);
+  }
+
+  /// Straight from registers: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that
+  /// each stores 16 bytes.
+  FA_DEVICE void store_rows(const O& o, const ForwardTile& tile, int first_row, int lane) const {
+    const Rows rows{params.group, tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      const bool inside = row < row_count;
+      T* const target = o_row(tile, rows, inside ? row : 0);
+      FA_UNROLL
+      for (int j = 0; j + 4 <= kHeadDimV / 8; j += 4) {
+        uint32_t words[4];
+        FA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          words[i] = ptx::convert_pair<T>(o[4 * (j + i) + 2 * r], o[4 * (j + i) + 2 * r + 1]);
+        }
+        transpose_quad(words, lane);
+        if (inside) {
+          ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
+        }
+      }
+      FA_UNROLL
+      for (int j = kHeadDimV / 32 * 4; j < kHeadDimV / 8; ++j) {
+        if (inside) {
+          ptx::st_global(reinterpret_cast<uint32_t*>(target + 8 * j + 2 * (lane % 4)),
+                         ptx::convert_pair<T>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]));
+        }
+      }
+    }
+  }
+
+  /// words[i] of lane q becomes words[q] of lane i, among the four lanes of a quad.
+  FA_DEVICE static void transpose_quad(uint32_t (&words)[4], int lane) {
+    FA_UNROLL
+    for (int bit = 1; bit <= 2; bit *= 2) {
+      const bool high = (lane & bit) != 0;
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if ((i & bit) != 0) continue;
+        const uint32_t received = ptx::shfl_xor(high ? words[i] : words[i | bit], bit);
+        words[i] = high ? received : words[i];
+        words[i | bit] = high ? words[i | bit] : received;
+      }
+    }
+  }
+
+  /// This warp's rows of all query tiles that no key is visible to: O = 0, log-sum-exp = -inf.
+  FA_DEVICE void store_empty(int warp_row, int lane) const {
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Query job = query(round);
+      if (job.range.begin < job.range.end) continue;
+      TrailingSoftmax no_keys;
+      float inverse_sum[2];
+      finish_rows(no_keys, inverse_sum, job.tile, warp_row, lane);
+      O zeros = {};
+      store_rows(zeros, job.tile, job.tile.m_block * kTileM + warp_row, lane);
+    }
+  }
+};
+
+template <class Config>
+FA_DEVICE void forward(const Sm90ForwardParams& params) {
+  Forward<Config>(params).run();
+}
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_FORWARD_CUH_

@@ -1,0 +1,151 @@
+#ifndef FA_TEMPLATES_SM90_SM90_SOFTMAX_CUH_
+#define FA_TEMPLATES_SM90_SM90_SOFTMAX_CUH_
+
+#include <common/constants.cuh>
+#include <ptx/math.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::sm90 {
+
+using kernel::kInfinity;
+
+/// Running softmax statistics of the two rows (lane / 4 and lane / 4 + 8 of a warp's 16) that a thread shares with the
+/// other three lanes of its quad. Accumulator register 4j + 2r + e belongs to row r.
+///
+/// P = exp2(scale_log2 * S - offset), where the offset trails the row's true maximum by up to kSlack: it is raised, and
+/// O rescaled, only when a score passes it by more, which is rare. P <= 2^kSlack then, and neither the rounding of P
+/// (floating point) nor the sums in float lose anything by it. What every step has to do is find out that no score did,
+/// by an integer maximum of three (floats above the slack are positive, and positive floats order as integers do).
+struct TrailingSoftmax {
+  static constexpr float kSlack = 8.f;
+
+  float offset[2] = {-kInfinity, -kInfinity};  // log2 units; -inf: the row has seen no key
+  float sum[2] = {0.f, 0.f};                   // of this thread's columns
+  float factor[2] = {1.f, 1.f};                // what O has to be multiplied with after `update` returned true
+
+  /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
+  /// exponentials of the one before. True when O must be rescaled by `factor`.
+  template <int kChunks, int kCount>
+  FA_DEVICE bool update(float (&s)[kCount], float scale_log2) {
+    constexpr int kTiles = kCount / 4;  // n8 tiles
+    bool rescale = false;
+    const int start = offset[0] == -kInfinity || offset[1] == -kInfinity ? kBitsAboveAll : kBitsBelowAll;
+    int highest[kChains];
+    FA_UNROLL
+    for (int i = 0; i < kChains; ++i) highest[i] = start;
+    FA_UNROLL
+    for (int j = 0; j < kTiles / kChunks; ++j) scale_tile(s, j, scale_log2, highest);
+    FA_UNROLL
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int begin = kTiles * chunk / kChunks;
+      const int end = kTiles * (chunk + 1) / kChunks;
+      const int next = kTiles * (chunk + 2 > kChunks ? kChunks : chunk + 2) / kChunks;
+      const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], kBitsBelowAll));
+      if (ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)))) {
+        if (!rescale) factor[0] = factor[1] = 1.f;
+        rescale = true;
+        raise(s, begin, end);
+      }
+      FA_UNROLL
+      for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
+      float total[2][2] = {};
+      FA_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        // The next piece's scores, one n8 tile for one of this piece's.
+        const int ahead = end + (j - begin);
+        if (j >= begin && j < end && ahead < next) scale_tile(s, ahead, scale_log2, highest);
+        if (j >= begin && j < end) exponentiate(s, j, total);
+      }
+      FA_UNROLL
+      for (int j = 2 * end - begin; j < next; ++j) scale_tile(s, j, scale_log2, highest);
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
+    }
+    return rescale;
+  }
+
+  /// Sums over the quad; afterwards `sum` is the softmax denominator relative to `offset`.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += ptx::shfl_xor(sum[r], 1);
+      sum[r] += ptx::shfl_xor(sum[r], 2);
+    }
+  }
+
+  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
+  FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
+
+  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
+  FA_DEVICE float lse(int r) const {
+    if (sum[r] == 0.f) return -kInfinity;
+    return kernel::kLn2 * ((offset[r] == -kInfinity ? 0.f : offset[r]) + ptx::lg2(sum[r]));
+  }
+
+ private:
+  static constexpr int kBitsAboveAll = 0x7fffffff;
+  static constexpr int kBitsBelowAll = -0x7fffffff - 1;
+
+  static constexpr int kChains = 4;  // of dependent maxima
+
+  /// Scores of n8 tile j relative to the offsets; the greatest so far.
+  template <int kCount>
+  FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, int (&highest)[kChains]) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float subtracted = offset[r] == -kInfinity ? 0.f : offset[r];  // never inf - inf
+      float& a = s[4 * j + 2 * r];
+      float& b = s[4 * j + 2 * r + 1];
+      a = ptx::fma(a, scale_log2, -subtracted);
+      b = ptx::fma(b, scale_log2, -subtracted);
+      int& chain = highest[j % 2 * 2 + r];
+      chain = ptx::max3(chain, static_cast<int>(ptx::bits(a)), static_cast<int>(ptx::bits(b)));
+    }
+  }
+
+  template <int kCount>
+  FA_DEVICE static void exponentiate(float (&s)[kCount], int j, float (&total)[2][2]) {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      s[4 * j + i] = ptx::ex2(s[4 * j + i]);
+      total[i / 2][i % 2] += s[4 * j + i];
+    }
+  }
+
+  /// Raises the offsets of rows that need it to their highest score in n8 tiles begin to end, and corrects what was
+  /// computed with the old ones: P before `begin` and the scaled scores of these tiles.
+  template <int kCount>
+  FA_DEVICE void raise(float (&s)[kCount], int begin, int end) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float highest = row_max(s, r, begin, end);
+      const bool first = offset[r] == -kInfinity;
+      const bool moves = first ? highest != -kInfinity : highest > kSlack;
+      const float step = moves ? highest : 0.f;
+      const float shrink = !moves ? 1.f : first ? 0.f : ptx::ex2(-step);
+      if (moves) offset[r] = first ? step : offset[r] + step;
+      factor[r] *= shrink;
+      sum[r] *= shrink;
+      FA_UNROLL
+      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) {
+        if (i / 4 < begin) s[i] *= shrink;
+        if (i / 4 >= begin && i / 4 < end) s[i] -= step;
+      }
+    }
+  }
+
+  template <int kCount>
+  FA_DEVICE static float row_max(const float (&s)[kCount], int r, int begin, int end) {
+    float all = -kInfinity;
+    FA_UNROLL
+    for (int j = 0; j < kCount / 4; ++j) {
+      if (j >= begin && j < end) all = ptx::max(all, ptx::max(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    }
+    all = ptx::max(all, ptx::shfl_xor(all, 1));
+    return ptx::max(all, ptx::shfl_xor(all, 2));
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_SOFTMAX_CUH_
