@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "emulator/backward_run.hpp"
+#include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
 
 namespace emulator {
@@ -33,15 +35,44 @@ ForwardKernels kernels_with(const Mutation& mutation, const ForwardCase& c) {
   return kernels;
 }
 
+BackwardCase backward_case_of(const Mutation& mutation) {
+  const ForwardCase forward = case_of(mutation);
+  BackwardCase c;
+  c.specs = backward_specs_of(mutation);
+  c.attention = forward.attention;
+  c.splits = c.specs.main.split ? 2 : 1;
+  return c;
+}
+
+BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c) {
+  using fa::plan::Op;
+  BackwardKernelNames kernels = kernels_of(c);
+  const Op op = mutation.spec.op;
+  (op == Op::backward              ? kernels.main
+   : op == Op::backward_dq         ? kernels.dq
+   : op == Op::backward_preprocess ? kernels.preprocess
+                                   : kernels.reduce) = "mutant " + mutation.name;
+  return kernels;
+}
+
+/// Runs the mutant, or with `changed` = false what it was made of.
+void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  if (is_backward(mutation)) {
+    const BackwardCase c = backward_case_of(mutation);
+    run_backward(c, make_backward_data(c), changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+  } else {
+    const ForwardCase c = case_of(mutation);
+    run_forward(c, make_inputs(c), changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+  }
+}
+
 class Mutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Mutants, AreCaughtAndNamed) {
   const Mutation& mutation = mutations()[GetParam()];
-  const ForwardCase c = case_of(mutation);
-  const fa::test::AttentionInputs inputs = make_inputs(c);
   for (const std::uint64_t seed : {1, 2, 3}) {
     try {
-      run_forward(c, inputs, kernels_with(mutation, c), seed);
+      run(mutation, true, seed);
       ADD_FAILURE() << "not caught, seed " << seed;
     } catch (const Fault& fault) {
       EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
@@ -56,11 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
                          });
 
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
-  for (const Mutation& mutation : mutations()) {
-    const ForwardCase c = case_of(mutation);
-    ForwardKernels kernels = kernels_of(c);
-    EXPECT_NO_THROW(run_forward(c, make_inputs(c), kernels, 1)) << mutation.name;
-  }
+  for (const Mutation& mutation : mutations()) EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
 }
 
 }  // namespace
