@@ -11,6 +11,7 @@
 #include "emulator/placement.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -31,20 +32,19 @@ int ceil_div(std::int64_t a, std::int64_t b) {
 /// The launch parameters that follow from the shapes, as the host computes them.
 ForwardParams shape_params(const ForwardCase& c) {
   const AttentionCase& a = c.attention;
-  ForwardParams params{};
-  params.b = static_cast<int>(a.b);
-  params.h_q = static_cast<int>(a.h_q);
-  params.h_kv = static_cast<int>(a.h_kv);
-  params.s_q = static_cast<int>(a.s_q);
-  params.s_kv = static_cast<int>(a.s_kv);
-  params.group = static_cast<int>(a.h_q / a.h_kv);
-  params.causal_shift = a.causal_align == fa::CausalAlign::bottom_right ? static_cast<int>(a.s_kv - a.s_q) : 0;
-  params.heads = static_cast<int>(c.spec.pack_gqa ? a.h_kv : a.h_q);
-  params.m_blocks = ceil_div(c.spec.pack_gqa ? a.s_q * params.group : a.s_q, c.spec.tile_m);
+  fa::plan::Problem problem;
+  problem.dtype = a.dtype;
+  problem.d_qk = static_cast<int>(a.d_qk);
+  problem.d_v = static_cast<int>(a.d_v);
+  problem.causal_align = a.causal_align;
+  problem.b = a.b;
+  problem.h_q = a.h_q;
+  problem.h_kv = a.h_kv;
+  problem.s_q = a.s_q;
+  problem.s_kv = a.s_kv;
+  ForwardParams params =
+      fa::plan::forward_launch(problem, {}, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
   params.heads_in_flight = c.heads_in_flight;
-  params.splits = c.splits;
-  params.scale = a.softmax_scale();
-  params.scale_log2 = static_cast<float>(static_cast<double>(a.softmax_scale()) * 1.44269504088896340736);
   return params;
 }
 
