@@ -27,11 +27,10 @@ struct Tile {
 // In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it). Measured on
 // an H200 (docs/performance.md).
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
-constexpr Tile kMedium[] = {{128, 160, 2, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
-constexpr Tile kMediumCausal[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
+constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
-constexpr Tile kLargest[] = {{128, 80, 2, 1}, {128, 64, 2, 1}, {128, 48, 2, 1}};
+constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
 // All rows of a head in one warpgroup: what counts is how many keys are on their way.
 constexpr Tile kShortSmall[] = {{64, 128, 4, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
@@ -42,9 +41,15 @@ std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) 
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
-  if (d <= 128) return short_query ? Tiles(kShortMedium) : problem.causal ? Tiles(kMediumCausal) : kMedium;
+  if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return short_query ? Tiles(kShortLargest) : kLargest;
+}
+
+/// Whether taking turns on the tensor cores is faster: measured, and slower only here.
+bool turns_pay(const Problem& problem) noexcept {
+  const int d = std::max(problem.d_qk, problem.d_v);
+  return problem.causal || d <= 64 || d > 128;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -71,7 +76,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.stages = either(fixed.stages, tile.stages);
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = 4 * (spec.tile_m / kWarpgroupRows + 1);
-  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1);
+  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
