@@ -261,8 +261,10 @@ Parts parts_of(const plan::KernelSpec& spec) {
               reduce_config(spec)};
   }
   if (spec.family == Family::sm90) {
+    const std::string threads =
+        fmt::format("static_assert(fa::sm90::Forward<Config>::kThreads == {});\n", spec.threads());
     return {"sm90/sm90_forward.cuh", "Sm90ForwardParams",   "sm90::forward",
-            "sm90::Forward",         sm90_forward_layout(), sm90_forward_config(spec)};
+            "sm90::Forward",         sm90_forward_layout(), sm90_forward_config(spec) + threads};
   }
   return {"sm80/sm80_forward.cuh", "ForwardParams",  "sm80::forward",
           "sm80::Forward",         forward_layout(), forward_config(spec)};

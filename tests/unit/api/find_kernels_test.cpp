@@ -190,6 +190,37 @@ struct Flip {
   std::function<void(plan::KernelSpec&)> apply;
 };
 
+/// A store with the kernel of `spec` has none of the others, a copy of it has that one.
+void expect_flips_miss(const plan::KernelSpec& spec, const std::vector<Flip>& flips) {
+  const TemporaryDirectory directory;
+  const cache::Key key = api::cache_key(spec);
+  cache::Store({directory / "here", nullptr}).get(key, [&] { return stand_in(spec); });
+  fs::create_directory(directory / "elsewhere");
+  fs::copy(directory / "here", directory / "elsewhere" / "copy", fs::copy_options::recursive);
+  cache::Store store({directory / "elsewhere" / "copy", nullptr});
+  std::set<std::string> fields;
+  std::set<std::string> digests{key.digest()};
+  for (const Flip& flip : flips) {
+    plan::KernelSpec changed = spec;
+    flip.apply(changed);
+    const cache::Key other = api::cache_key(changed);
+    EXPECT_NE(other.spec.find(std::string(" ") + flip.name + "="), std::string::npos) << flip.name;
+    EXPECT_EQ(store.get(other, nullptr).entry, nullptr) << flip.name;
+    fields.insert(flip.name);
+    digests.insert(other.digest());
+  }
+  EXPECT_EQ(digests.size(), flips.size() + 1);
+  const auto in_text = std::ranges::count(key.spec, '=');
+  EXPECT_EQ(fields.size(), static_cast<std::size_t>(in_text)) << "a field of the canonical text has no flip here";
+  EXPECT_EQ(store.get(key, cache::testing::no_build()).origin, cache::Origin::disk);
+}
+
+plan::KernelSpec spec_of(Family family) {
+  AttentionConfig config = base_config();
+  config.kernel = KernelOverride{.family = family};
+  return plan_of(config).kernel;
+}
+
 TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
   const std::vector<Flip> flips = {
       {"arch", [](auto& spec) { spec.arch.minor = 3; }},
@@ -212,28 +243,28 @@ TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
       {"split", [](auto& spec) { spec.split = !spec.split; }},
       {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
   };
-  const TemporaryDirectory directory;
-  const plan::KernelSpec spec = plan_of(base_config()).kernel;
-  const cache::Key key = api::cache_key(spec);
-  cache::Store({directory / "here", nullptr}).get(key, [&] { return stand_in(spec); });
-  fs::create_directory(directory / "elsewhere");
-  fs::copy(directory / "here", directory / "elsewhere" / "copy", fs::copy_options::recursive);
-  cache::Store store({directory / "elsewhere" / "copy", nullptr});
-  std::set<std::string> fields;
-  std::set<std::string> digests{key.digest()};
-  for (const Flip& flip : flips) {
-    plan::KernelSpec changed = spec;
-    flip.apply(changed);
-    const cache::Key other = api::cache_key(changed);
-    EXPECT_NE(other.spec.find(std::string(" ") + flip.name + "="), std::string::npos) << flip.name;
-    EXPECT_EQ(store.get(other, nullptr).entry, nullptr) << flip.name;
-    fields.insert(flip.name);
-    digests.insert(other.digest());
-  }
-  EXPECT_EQ(digests.size(), flips.size() + 1);
-  const auto in_text = std::ranges::count(key.spec, '=');
-  EXPECT_EQ(fields.size(), static_cast<std::size_t>(in_text)) << "a field of the canonical text has no flip here";
-  EXPECT_EQ(store.get(key, cache::testing::no_build()).origin, cache::Origin::disk);
+  expect_flips_miss(spec_of(Family::sm80), flips);
+}
+
+TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
+  expect_flips_miss(spec_of(Family::sm90),
+                    {
+                        {"arch", [](auto& spec) { spec.arch.suffix = 'f'; }},
+                        {"dtype", [](auto& spec) { spec.dtype = DType::f16; }},
+                        {"d_qk", [](auto& spec) { spec.d_qk -= 8; }},
+                        {"d_v", [](auto& spec) { spec.d_v -= 8; }},
+                        {"causal", [](auto& spec) { spec.causal = !spec.causal; }},
+                        {"positive_scale", [](auto& spec) { spec.positive_scale = !spec.positive_scale; }},
+                        {"tile_m", [](auto& spec) { spec.tile_m += 64; }},
+                        {"tile_n", [](auto& spec) { spec.tile_n += 16; }},
+                        {"stages", [](auto& spec) { spec.stages += 1; }},
+                        {"q_buffers", [](auto& spec) { spec.q_buffers += 1; }},
+                        {"softmax_chunks", [](auto& spec) { spec.softmax_chunks += 1; }},
+                        {"take_turns", [](auto& spec) { spec.take_turns = !spec.take_turns; }},
+                        {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
+                        {"split", [](auto& spec) { spec.split = !spec.split; }},
+                        {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
+                    });
 }
 
 TEST(CacheKey, OptionsTemplatesTargetAndUnitCountEachAlone) {
