@@ -11,7 +11,8 @@ namespace fa::ptx {
 using kernel::bf16;
 using kernel::f16;
 
-FA_DEVICE float ex2(float x) {
+FA_DEVICE float ex2(float x, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_register(x, "ex2.approx.ftz.f32", site);
   return emulator::ex2(x);
 }
 
@@ -51,7 +52,9 @@ FA_DEVICE f16 convert<f16>(float x) {
 }
 
 template <class T>
-FA_DEVICE uint32_t convert_pair(float low, float high) {
+FA_DEVICE uint32_t convert_pair(float low, float high, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_register(low, "cvt.rn", site);
+  emulator::check_register(high, "cvt.rn", site);
   return convert<T>(low).bits | static_cast<uint32_t>(convert<T>(high).bits) << 16;
 }
 
