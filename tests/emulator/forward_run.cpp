@@ -7,9 +7,11 @@
 #include <vector>
 
 #include <common/forward_params.cuh>
+#include <sm90/sm90_forward_params.cuh>
 
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/tensor_map.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -18,6 +20,7 @@ namespace {
 using fa::DType;
 using fa::TensorView;
 using fa::kernel::ForwardParams;
+using fa::kernel::Sm90ForwardParams;
 using fa::test::AttentionCase;
 using fa::test::AttentionInputs;
 using fa::test::AttentionOutputs;
@@ -56,7 +59,7 @@ Placed place(Memory& memory, const char* name, const TensorView& view, Placement
   const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
   t.row_bytes = static_cast<std::size_t>(d) * t.element;
   const std::int64_t chunk = 16 / static_cast<std::int64_t>(t.element);
-  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded ? chunk : 0;
+  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded || placement == Placement::gaps ? chunk : 0;
   const std::int64_t pitch = d + gap;
   const std::int64_t heads = placement == Placement::broadcast ? 1 : t.h;
   const std::int64_t batches = placement == Placement::broadcast ? 1 : t.b;
@@ -137,6 +140,35 @@ ForwardParams shape_params(const ForwardCase& c) {
   return params;
 }
 
+/// Slabs of 64 columns of a tensor whose outer axes are `dims` with `strides` in elements; a box takes `box` of them.
+void encode(fa::kernel::TensorMap& map, const Placed& t, std::vector<std::uint64_t> dims,
+            const std::vector<std::int64_t>& strides, std::vector<std::uint32_t> box) {
+  TensorShape shape;
+  shape.base = t.data;
+  shape.element_bytes = static_cast<int>(t.element);
+  shape.dims = std::move(dims);
+  shape.dims.insert(shape.dims.begin(), t.row_bytes / t.element);
+  for (const std::int64_t stride : strides) shape.strides.push_back(static_cast<std::uint64_t>(stride) * t.element);
+  shape.box = std::move(box);
+  shape.box.insert(shape.box.begin(), 64);
+  encode_tensor_map(map.bytes, shape);
+}
+
+Sm90ForwardParams with_maps(const ForwardCase& c, const ForwardParams& params, const Placed& q, const Placed& k,
+                            const Placed& v) {
+  Sm90ForwardParams result{};
+  result.base = params;
+  const auto u64 = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
+  const auto group = static_cast<std::uint32_t>(c.spec.pack_gqa ? params.group : 1);
+  const auto rows = static_cast<std::uint32_t>(c.spec.tile_m) / group;
+  encode(result.map_q, q, {u64(params.group), u64(q.s), u64(params.h_kv), u64(q.b)},
+         {q.stride_h, q.stride_s, q.stride_h * params.group, q.stride_b}, {group, rows, 1, 1});
+  const auto keys = static_cast<std::uint32_t>(c.spec.tile_n);
+  encode(result.map_k, k, {u64(k.s), u64(k.h), u64(k.b)}, {k.stride_s, k.stride_h, k.stride_b}, {keys, 1, 1});
+  encode(result.map_v, v, {u64(v.s), u64(v.h), u64(v.b)}, {v.stride_s, v.stride_h, v.stride_b}, {keys, 1, 1});
+  return result;
+}
+
 void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
   b = t.stride_b;
   h = t.stride_h;
@@ -146,11 +178,12 @@ void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t
 }  // namespace
 
 void PrintTo(const ForwardCase& c, std::ostream* out) {
-  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast"};
+  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.spec) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
+  if (c.spec.sm90()) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -203,10 +236,16 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
-  options.grid = params.m_blocks * params.heads * params.b * params.splits;
+  const int tiles = params.m_blocks * params.heads * params.b * params.splits;
+  options.grid = c.spec.sm90() ? c.blocks : tiles;
   options.threads = attention.threads;
-  options.shared_bytes = fa::plan::shared_bytes(c.spec);
-  launch(attention.entry, &params, memory, options);
+  options.shared_bytes = shared_bytes(c.spec);
+  if (c.spec.sm90()) {
+    const Sm90ForwardParams sm90 = with_maps(c, params, q, k, v);
+    launch(attention.entry, &sm90, memory, options);
+  } else {
+    launch(attention.entry, &params, memory, options);
+  }
   if (c.spec.split) {
     const RegisteredKernel& combine = registered_kernel(kernels.combine);
     options.grid = ceil_div(rows, combine.threads / 32);

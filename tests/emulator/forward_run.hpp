@@ -6,7 +6,7 @@
 #include <string>
 
 #include "emulator/emulator.hpp"
-#include "plan/kernel_spec.hpp"
+#include "emulator/spec.hpp"
 #include "support/attention_case.hpp"
 
 namespace emulator {
@@ -17,16 +17,18 @@ enum class Placement : std::uint8_t {
   bshd,
   padded,     ///< unreadable bytes between rows, and rows in reverse order of heads: a negative stride
   broadcast,  ///< K and V of all heads and batches are one: stride 0
+  gaps,       ///< unreadable bytes between rows, and no stride that a tensor map refuses
 };
 
 /// One forward call on one kernel (and the combine kernel, if the kernel splits the keys).
 struct ForwardCase {
-  fa::plan::KernelSpec spec;
+  Spec spec;
   fa::test::AttentionCase attention;
   Placement placement = Placement::bhsd;
   bool lse = true;
   int splits = 1;
   int heads_in_flight = 1;
+  int blocks = 0;  ///< of the persistent grid of an sm90 kernel
 };
 void PrintTo(const ForwardCase& c, std::ostream* out);
 

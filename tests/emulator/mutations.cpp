@@ -6,7 +6,6 @@ namespace emulator {
 namespace {
 
 using fa::DType;
-using fa::plan::KernelSpec;
 
 constexpr const char* kForward = "sm80/sm80_forward.cuh";
 constexpr const char* kMma16 = "sm80/sm80_mma16.cuh";
@@ -16,8 +15,8 @@ constexpr const char* kSoftmax = "common/online_softmax.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 
 /// Two warps, 16 rows each; ragged sequences take three key tiles.
-KernelSpec base(int stages) {
-  KernelSpec spec;
+Spec base(int stages) {
+  Spec spec;
   spec.arch = {8, 0, '\0'};
   spec.dtype = DType::bf16;
   spec.d_qk = 64;
@@ -30,17 +29,17 @@ KernelSpec base(int stages) {
 }
 
 template <class Change>
-KernelSpec changed(KernelSpec spec, const Change& change) {
+Spec changed(Spec spec, const Change& change) {
   change(spec);
   return spec;
 }
 
 std::vector<Mutation> make_mutations() {
-  const KernelSpec q_in_registers = changed(base(2), [](KernelSpec& spec) { spec.q_in_registers = true; });
-  const KernelSpec unaligned = changed(base(1), [](KernelSpec& spec) { spec.aligned = false; });
-  const KernelSpec split = changed(base(1), [](KernelSpec& spec) { spec.split = true; });
-  const KernelSpec packed = changed(base(1), [](KernelSpec& spec) { spec.pack_gqa = true; });
-  const KernelSpec fp32 = changed(base(1), [](KernelSpec& spec) { spec.dtype = DType::f32; });
+  const Spec q_in_registers = changed(base(2), [](Spec& spec) { spec.q_in_registers = true; });
+  const Spec unaligned = changed(base(1), [](Spec& spec) { spec.aligned = false; });
+  const Spec split = changed(base(1), [](Spec& spec) { spec.split = true; });
+  const Spec packed = changed(base(1), [](Spec& spec) { spec.pack_gqa = true; });
+  const Spec fp32 = changed(base(1), [](Spec& spec) { spec.dtype = DType::f32; });
   using enum FaultKind;
   return {
       // Asynchronous copies.

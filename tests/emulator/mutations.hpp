@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "emulator/fault.hpp"
-#include "plan/kernel_spec.hpp"
+#include "emulator/spec.hpp"
 
 namespace emulator {
 
@@ -18,8 +18,8 @@ struct Mutation {
   std::string before;
   std::string after;
   int count = 1;
-  fa::plan::KernelSpec spec;
-  std::set<FaultKind> faults;
+  Spec spec;
+  std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
 };
 
 const std::vector<Mutation>& mutations();

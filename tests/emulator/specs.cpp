@@ -88,6 +88,47 @@ std::vector<KernelSpec> find_covering_specs() {
   return specs;
 }
 
+struct Sm90Shape {
+  DType dtype;
+  int d_qk, d_v, tile_m, tile_n, stages, q_buffers;
+  bool causal, take_turns, pack_gqa, positive_scale;
+};
+
+constexpr Sm90Shape kSm90Shapes[] = {
+    {DType::bf16, 64, 64, 64, 32, 2, 1, false, false, false, true},
+    {DType::f16, 64, 64, 128, 32, 3, 2, true, true, false, true},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true},
+    {DType::bf16, 128, 128, 128, 64, 2, 1, true, true, false, true},
+    {DType::f16, 128, 128, 64, 32, 2, 2, false, false, true, true},
+    {DType::bf16, 256, 256, 128, 16, 2, 1, true, false, false, true},
+    {DType::bf16, 72, 72, 64, 32, 3, 2, true, false, true, true},
+    {DType::f16, 80, 40, 128, 48, 2, 1, false, true, false, false},
+    {DType::bf16, 192, 128, 128, 32, 2, 2, true, true, true, true},
+    {DType::f16, 8, 96, 64, 16, 3, 1, true, false, false, false},
+};
+
+std::vector<Spec> find_sm90_specs() {
+  std::vector<Spec> specs;
+  for (const Sm90Shape& shape : kSm90Shapes) {
+    Spec spec;
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = shape.tile_m;
+    spec.tile_n = shape.tile_n;
+    spec.warps = 4 * (shape.tile_m / 64 + 1);
+    spec.stages = shape.stages;
+    spec.q_buffers = shape.q_buffers;
+    spec.causal = shape.causal;
+    spec.take_turns = shape.take_turns;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.positive_scale = shape.positive_scale;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
 }  // namespace
 
 const std::vector<KernelSpec>& covering_specs() {
@@ -113,16 +154,22 @@ KernelSpec combine_spec(const KernelSpec& split) {
   return spec;
 }
 
-std::vector<KernelSpec> all_specs() {
-  std::vector<KernelSpec> specs = covering_specs();
-  for (const Problem& p : planned_problems()) specs.push_back(fa::plan::plan_forward(p, {}).kernel);
+const std::vector<Spec>& sm90_specs() {
+  static const std::vector<Spec> specs = find_sm90_specs();
+  return specs;
+}
+
+std::vector<Spec> all_specs() {
+  std::vector<Spec> specs(covering_specs().begin(), covering_specs().end());
+  specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
+  for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) specs.push_back(mutation.spec);
   std::set<std::string> seen;
-  std::vector<KernelSpec> unique;
-  const auto add = [&](const KernelSpec& spec) {
+  std::vector<Spec> unique;
+  const auto add = [&](const Spec& spec) {
     if (seen.insert(canonical(spec)).second) unique.push_back(spec);
   };
-  for (const KernelSpec& spec : specs) {
+  for (const Spec& spec : specs) {
     add(spec);
     if (spec.split) add(combine_spec(spec));
   }

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "emulator/spec.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 
@@ -16,11 +17,14 @@ const std::vector<fa::plan::KernelSpec>& covering_specs();
 /// Problems whose kernels the planner chooses: full-size tiles.
 std::vector<fa::plan::Problem> planned_problems();
 
+/// Hopper kernels: the head dims and tiles that are special in one way or another, and every pair of their flags.
+const std::vector<Spec>& sm90_specs();
+
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 
 /// All of the above, each once.
-std::vector<fa::plan::KernelSpec> all_specs();
+std::vector<Spec> all_specs();
 
 }  // namespace emulator
 
