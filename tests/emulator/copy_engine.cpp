@@ -75,8 +75,7 @@ void prefetch_tensor_map(const void* map, const Site& site) {
   decode(Machine::of(lane), lane, map, "prefetch.tensormap", site);
 }
 
-void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at,
-              const Site& site) {
+void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {
   constexpr const char* kName = "cp.async.bulk.tensor";
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);

@@ -392,9 +392,9 @@ void Machine::check_register_steps(const Warp& warp, const Site& site) const {
   for (int w = 4 * warp.warpgroup(); w < std::min(4 * warp.warpgroup() + 4, static_cast<int>(warps_.size())); ++w) {
     const Warp& other = *warps_[static_cast<std::size_t>(w)];
     const std::size_t common = std::min(warp.register_steps.size(), other.register_steps.size());
-    const bool same = std::equal(warp.register_steps.begin(),
-                                 warp.register_steps.begin() + static_cast<std::ptrdiff_t>(common),
-                                 other.register_steps.begin());
+    const bool same =
+        std::equal(warp.register_steps.begin(), warp.register_steps.begin() + static_cast<std::ptrdiff_t>(common),
+                   other.register_steps.begin());
     const bool both_over = warp.state == Warp::State::finished && other.state == Warp::State::finished;
     if (same && (!both_over || warp.register_steps.size() == other.register_steps.size())) continue;
     raise(FaultKind::register_pool, warp.lanes[0], "setmaxnreg", 0, site,
@@ -786,7 +786,8 @@ std::string Machine::waiting_lanes() const {
   }
   for (std::size_t id = 0; id < named_.size(); ++id) {
     if (named_[id].waiting.empty()) continue;
-    text += fmt::format("; barrier {} of {} threads: warps {:#x} have come", id, named_[id].threads, named_[id].arrived);
+    text +=
+        fmt::format("; barrier {} of {} threads: warps {:#x} have come", id, named_[id].threads, named_[id].arrived);
   }
   return text;
 }

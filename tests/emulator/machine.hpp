@@ -80,7 +80,7 @@ struct Warp {
   WarpProducts products;
   int registers = 0;  // of a thread
   int wanted_registers = 0;
-  bool wants_registers = false;  // waits for them
+  bool wants_registers = false;     // waits for them
   std::vector<int> register_steps;  // operands of its setmaxnreg so far
 
   int warpgroup() const { return index / 4; }
@@ -151,9 +151,7 @@ class Machine {
   Reader reader(const Lane& lane) const {
     return {tick_, 1u << lane.index(), static_cast<std::uint16_t>(lane.warp->index), false};
   }
-  Reader reader(const Warp& warp) const {
-    return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), false};
-  }
+  Reader reader(const Warp& warp) const { return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), false}; }
   Conflict read_as_warp(const Warp& warp, std::uint32_t address, std::uint32_t bytes);
 
   /// Adds what the thread has done and knows.

@@ -11,7 +11,7 @@
 namespace emulator {
 namespace {
 
-/// Ragged everywhere, two query tiles and four key tiles of the mutants' 32 x 32.
+/// Ragged everywhere, four key tiles, two query tiles (of 32 rows, or two heads in one persistent block).
 ForwardCase case_of(const Mutation& mutation) {
   ForwardCase c;
   c.spec = mutation.spec;
@@ -23,6 +23,8 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.s_q = 43;
   c.attention.s_kv = 101;
   c.splits = mutation.spec.split ? 2 : 1;
+  c.blocks = 1;
+  if (mutation.spec.sm90()) c.attention.scale = 2.f;  // row maxima grow by more than the slack
   return c;
 }
 
@@ -39,10 +41,12 @@ TEST_P(Mutants, AreCaughtAndNamed) {
   const Mutation& mutation = mutations()[GetParam()];
   const ForwardCase c = case_of(mutation);
   const fa::test::AttentionInputs inputs = make_inputs(c);
+  const fa::test::AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
   for (const std::uint64_t seed : {1, 2, 3}) {
     try {
-      run_forward(c, inputs, kernels_with(mutation, c), seed);
-      ADD_FAILURE() << "not caught, seed " << seed;
+      const fa::test::AttentionOutputs actual = run_forward(c, inputs, kernels_with(mutation, c), seed);
+      EXPECT_TRUE(mutation.faults.empty()) << "not caught, seed " << seed;
+      EXPECT_GT(fa::test::compare(actual.o.view(), expected.o.view()).max_abs, 0.05) << "harmless, seed " << seed;
     } catch (const Fault& fault) {
       EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
       if (seed == 1) RecordProperty("fault", fault.what());

@@ -34,8 +34,9 @@ bool Observer::lacks_fence(const Stamp& write) const {
 bool Observer::knows(const Reader& read) const {
   if (read.product) {
     for (int w = 4 * read.who; w < 4 * read.who + 4; ++w) {
-      const std::uint32_t waited =
-          w == warp ? products : known != nullptr ? known->at(first_product + static_cast<std::size_t>(w)) : 0;
+      const std::uint32_t waited = w == warp          ? products
+                                   : known != nullptr ? known->at(first_product + static_cast<std::size_t>(w))
+                                                      : 0;
       if (waited < read.tick) return false;
     }
     return true;
@@ -100,15 +101,18 @@ bool SharedMemory::alone(const Cell& cell, const Observer& observer) const {
 
 /// Who is known to this reader is known to everybody who knows of this reader, and need not be remembered.
 void SharedMemory::note_read(Cell& cell, const Observer& observer, const Reader& reader) {
+  const auto same = [&](Reader& other) {
+    if (other.product != reader.product || other.who != reader.who) return false;
+    if (other.tick != reader.tick && !reader.product) return false;
+    other.tick = std::max(other.tick, reader.tick);  // the products of a warpgroup end in their order
+    other.lanes |= reader.lanes;
+    return true;
+  };
+  if (cell.read.product && same(cell.read)) return;
   if (alone(cell, observer)) {
     cell.read = reader;
     return;
   }
-  const auto same = [&](Reader& other) {
-    if (other.product != reader.product || other.who != reader.who || other.tick != reader.tick) return false;
-    other.lanes |= reader.lanes;
-    return true;
-  };
   if (same(cell.read)) return;
   if (cell.others == 0) {
     if (free_sets_.empty()) {
@@ -148,6 +152,7 @@ SharedMemory::Cell* SharedMemory::split(std::uint32_t piece) {
 }
 
 bool SharedMemory::holds_barrier(std::uint32_t offset, std::uint32_t bytes) const {
+  if (offset >= barriers_end_ || offset + bytes <= barriers_begin_) return false;
   return std::any_of(barriers_.begin(), barriers_.end(),
                      [&](std::uint32_t barrier) { return offset < barrier + 8 && barrier < offset + bytes; });
 }
@@ -165,7 +170,7 @@ Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, const Ob
       }
       return conflict;
     }
-    if (alone(piece.cell, observer)) {
+    if (piece.read_mask != mask && alone(piece.cell, observer)) {
       piece.cell.read = reader;
       piece.read_mask = mask;
       return {};
@@ -210,12 +215,31 @@ Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, const O
   return {};
 }
 
+Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, Stamp& last) {
+  if (!inside(address, kPiece)) return {Conflict::out_of_bounds, {}, {}};
+  const std::uint32_t offset = address - kBase;
+  const Piece& piece = pieces_[offset / kPiece];
+  if (!piece.split) {
+    if (piece.cell.write == last && last.kind != Stamp::nobody) return {};
+    if (const Conflict conflict = check_read(piece.cell, observer)) return conflict;
+    last = piece.cell.write;
+    return {};
+  }
+  for (std::uint32_t i = 0; i < kPiece; ++i) {
+    if (const Conflict conflict = check_read(cells_[offset + i], observer)) return conflict;
+  }
+  return {};
+}
+
 void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
   pieces_[(address - kBase) / kPiece].cell.write = writer;
 }
 
 void SharedMemory::make_barrier(std::uint32_t address) {
-  barriers_.push_back(address - kBase);
+  const std::uint32_t offset = address - kBase;
+  barriers_begin_ = barriers_.empty() ? offset : std::min(barriers_begin_, offset);
+  barriers_end_ = barriers_.empty() ? offset + 8 : std::max(barriers_end_, offset + 8);
+  barriers_.push_back(offset);
 }
 
 }  // namespace emulator

@@ -22,6 +22,8 @@ struct Stamp {
   std::uint32_t tick = 0;
   std::uint16_t who = 0;
   Kind kind = nobody;
+
+  friend bool operator==(const Stamp&, const Stamp&) = default;
 };
 
 /// Who has read a byte since, and when: some lanes of a warp, or a product of a warpgroup (wgmma).
@@ -99,6 +101,10 @@ class SharedMemory {
   Conflict read(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Reader& reader);
   Conflict write(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Stamp& writer);
 
+  /// Checks a read of the aligned 16 bytes at `address` that somebody else has noted. `last` is the last writer that
+  /// was in order, to be passed from call to call.
+  Conflict check(std::uint32_t address, const Observer& observer, Stamp& last);
+
   /// 16 bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
   void arrived(std::uint32_t address, const Stamp& writer);
 
@@ -134,6 +140,8 @@ class SharedMemory {
   std::vector<std::vector<Reader>> sets_;  // readers beyond the first of a cell
   std::vector<std::uint32_t> free_sets_;
   std::vector<std::uint32_t> barriers_;  // offsets
+  std::uint32_t barriers_begin_ = 0;
+  std::uint32_t barriers_end_ = 0;
 };
 
 }  // namespace emulator

@@ -39,18 +39,18 @@ std::string sm90_unit(const Spec& spec) {
       "}}  // namespace\n\n"
       "FA_KERNEL(fa_sm90_forward, fa::kernel::Sm90ForwardParams, {}, 1) {{ fa::sm90::forward<Config>(params); }}\n",
       canonical(spec), element_name(spec), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
-      spec.causal, spec.positive_scale, spec.take_turns, spec.pack_gqa, spec.split, shared_bytes(spec),
-      spec.threads());
+      spec.causal, spec.positive_scale, spec.take_turns, spec.pack_gqa, spec.split, shared_bytes(spec), spec.threads());
 }
 
 }  // namespace
 
 std::string canonical(const Spec& spec) {
   if (!spec.sm90()) return fa::plan::canonical(spec);
-  return fmt::format("sm90_forward dtype={} d_qk={} d_v={} causal={} positive_scale={} tile_m={} tile_n={} stages={} "
-                     "q_buffers={} take_turns={} pack_gqa={} split={}",
-                     element_name(spec), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.tile_m,
-                     spec.tile_n, spec.stages, spec.q_buffers, spec.take_turns, spec.pack_gqa, spec.split);
+  return fmt::format(
+      "sm90_forward dtype={} d_qk={} d_v={} causal={} positive_scale={} tile_m={} tile_n={} stages={} "
+      "q_buffers={} take_turns={} pack_gqa={} split={}",
+      element_name(spec), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.tile_m, spec.tile_n, spec.stages,
+      spec.q_buffers, spec.take_turns, spec.pack_gqa, spec.split);
 }
 
 fa::render::Source render(const Spec& spec) {

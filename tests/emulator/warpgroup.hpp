@@ -44,10 +44,10 @@ struct Warpgroup {
 
 /// A warp's part in the products of its warpgroup. Products count from 1.
 struct WarpProducts {
-  bool fenced = false;             // since its registers may last have been written
+  bool fenced = false;  // since its registers may last have been written
   std::uint32_t issued = 0;
-  std::uint32_t done = 0;          // waited for
-  std::uint32_t target = 0;        // of the wait it is in
+  std::uint32_t done = 0;            // waited for
+  std::uint32_t target = 0;          // of the wait it is in
   std::deque<std::uint32_t> groups;  // last products of committed groups
   std::uint32_t committed = 0;
   std::vector<std::shared_ptr<Accumulator>> in_flight;

@@ -58,7 +58,8 @@ std::string decode(std::uint64_t descriptor, bool k_major, std::uint32_t extent,
   operand.k_major = k_major;
   operand.extent = extent;
   if ((descriptor & kUnused) != 0) return "bits that belong to no field are set";
-  if (descriptor >> 62 != 1) return fmt::format("layout {}, and only the 128-byte swizzle is modelled", descriptor >> 62);
+  if (descriptor >> 62 != 1)
+    return fmt::format("layout {}, and only the 128-byte swizzle is modelled", descriptor >> 62);
   if ((descriptor >> 49 & 7) != 0) return "a base offset, which is not modelled";
   if ((operand.start >> 7 & 7) != 0) return fmt::format("start {:#x} in the middle of a swizzle atom", operand.start);
   if (k_major && operand.start % 128 > 96) return fmt::format("start {:#x} leaves no room in its row", operand.start);
@@ -227,15 +228,21 @@ void attach(Machine& machine, Warp& warp, Product& product) {
 
 // Issue.
 
-void check_operand(Machine& machine, const Warp& warp, const Operand& operand, std::uint32_t number) {
-  const Reader reader{number, 1, static_cast<std::uint16_t>(warp.warpgroup()), true};
+/// The first warp to come notes the read for all four.
+void check_operand(Machine& machine, const Warp& warp, const Operand& operand, const Product& product) {
+  const Reader reader{product.number, 1, static_cast<std::uint16_t>(warp.warpgroup()), true};
+  bool noted = product.issued != 0;
   for (const Lane* lane : machine.witnesses(warp)) {
     const Observer observer = machine.async_observer(*lane);
+    Stamp last;
     operand.for_each_chunk([&](std::uint32_t address, std::uint32_t, std::uint32_t) {
-      if (const Conflict conflict = machine.shared().read(address, kChunk, observer, reader)) {
+      const Conflict conflict = noted ? machine.shared().check(address, observer, last)
+                                      : machine.shared().read(address, kChunk, observer, reader);
+      if (conflict) {
         machine.raise(conflict, *lane, warp.instruction->name, address, warp.site);
       }
     });
+    noted = true;
   }
 }
 
@@ -351,7 +358,7 @@ void execute_wgmma(Machine& machine, Warp& warp) {
   Product& product = next_product(machine, warp);
   attach(machine, warp, product);
   if (own.a_registers == nullptr) {
-    check_operand(machine, warp, operand_a(own), product.number);
+    check_operand(machine, warp, operand_a(own), product);
   } else {
     for (std::size_t i = 0; i < kLanes; ++i) {
       const std::size_t thread = in_group(warp.lanes[i]);
@@ -359,7 +366,7 @@ void execute_wgmma(Machine& machine, Warp& warp) {
       std::copy_n(operands(warp, i).a_registers, 4, product.a_values[thread].begin());
     }
   }
-  check_operand(machine, warp, operand_b(own), product.number);
+  check_operand(machine, warp, operand_b(own), product);
   product.issued |= 1u << warp.index % 4;
   if (product.issued != 0xf) return;
   const Warpgroup& group = machine.warpgroup(warp);
@@ -374,9 +381,8 @@ constexpr Instruction kWgmma{"wgmma.mma_async", execute_wgmma};
 
 constexpr Instruction kWgmmaFence{"wgmma.fence", [](Machine&, Warp& warp) { warp.products.fenced = true; }};
 
-constexpr Instruction kWgmmaCommit{"wgmma.commit_group", [](Machine&, Warp& warp) {
-                                     warp.products.groups.push_back(warp.products.issued);
-                                   }};
+constexpr Instruction kWgmmaCommit{"wgmma.commit_group",
+                                   [](Machine&, Warp& warp) { warp.products.groups.push_back(warp.products.issued); }};
 
 struct WaitOperands {
   int pending;
