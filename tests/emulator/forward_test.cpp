@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringForward, testing::Range<std::size_t>(
 
 // Hopper.
 
-constexpr std::size_t kRowsPerSm90Spec = 2;
+constexpr std::size_t kRowsPerSm90Spec = 3;
 constexpr std::array<std::int64_t, 4> kSm90Queries{150, 1, 65, 200};
 constexpr std::array<std::int64_t, 4> kSm90Keys{97, 200, 1, 33};
 constexpr std::array<std::array<std::int64_t, 2>, 4> kSm90Heads{{{2, 1}, {1, 1}, {4, 1}, {4, 2}}};

@@ -58,6 +58,7 @@ std::vector<Mutation> make_mutations() {
   const Spec packed = changed(base(1), [](Spec& spec) { spec.pack_gqa = true; });
   const Spec fp32 = changed(base(1), [](Spec& spec) { spec.dtype = DType::f32; });
   const Spec hopper = hopper_base();
+  const Spec causal_hopper = changed(hopper, [](Spec& spec) { spec.causal = true; });
   using enum FaultKind;
   return {
       // Asynchronous copies.
@@ -395,7 +396,13 @@ std::vector<Mutation> make_mutations() {
        hopper,
        {}},
       {"hopper_step_of_k", kSlabs, "step % 4 * 32) / 16", "step % 4 * 16) / 16", 1, hopper, {}},
-      {"hopper_no_mask", kHopper, "if (8 * j + e >= limit) s[", "if (8 * j + e >= limit + kTileN) s[", 1, hopper, {}},
+      {"hopper_no_mask",
+       kHopper,
+       "if (8 * j + e >= limit) s[",
+       "if (8 * j + e >= limit + kTileN) s[",
+       1,
+       causal_hopper,
+       {}},
       {"hopper_p_of_the_wrong_rows",
        kHopper,
        "probabilities[i / 4][i % 4] =",

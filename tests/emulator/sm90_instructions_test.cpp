@@ -53,6 +53,18 @@ void expect_fault(FaultKind kind, Memory& memory, const Body& body, int threads 
   }
 }
 
+/// Which of the two it is depends on who comes first.
+void expect_overwritten_or_race(const Body& body) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    try {
+      run(body, 128, seed);
+      ADD_FAILURE() << "no fault under seed " << seed;
+    } catch (const Fault& fault) {
+      EXPECT_TRUE(fault.kind == FaultKind::source_overwritten || fault.kind == FaultKind::shared_race) << fault.what();
+    }
+  }
+}
+
 void expect_fault(FaultKind kind, const Body& body, int threads = 128) {
   Memory memory;
   expect_fault(kind, memory, body, threads);
@@ -84,6 +96,7 @@ TEST(Mbarrier, PhasesAlternateAndOrderAccesses) {
         [] {
           make_barrier(32);
           mbarrier_wait(kBarrier, 1, here());  // nothing has completed: passes at once
+          bar_sync(here());
           if (thread_index() < 32) {
             store_word(static_cast<std::uint32_t>(4 * thread_index()), 7);
             mbarrier_arrive(kBarrier, here());
@@ -536,7 +549,7 @@ TEST(Wgmma, TheWholeWarpgroupTakesPart) {
                }));
   expect_fault(FaultKind::divergence, with_operands([](float* d) {
                  WgmmaOperands operands = shared_operands(d, 16, true, false);
-                 if (thread_index() >= 64) operands.a += 2;
+                 operands.accumulate = thread_index() >= 64;
                  wgmma_fence(here());
                  wgmma(operands, here());
                  wgmma_commit(here());
@@ -573,7 +586,7 @@ TEST(Wgmma, SharedMemoryIsWatched) {
     float d[8];
     issue(d);
   });
-  expect_fault(FaultKind::shared_race, [] {
+  expect_overwritten_or_race([] {
     publish_operands(16, true);
     if (thread_index() == 0) store_half(kA, 1);
     fence_proxy_async();
@@ -593,7 +606,7 @@ TEST(Wgmma, SharedMemoryIsWatched) {
                  if (thread_index() == 3) store_half(kB, 1);
                  wgmma_wait(0, here());
                }));
-  expect_fault(FaultKind::shared_race, [] {
+  expect_overwritten_or_race([] {
     publish_operands(16, true);
     float d[8];
     issue(d);
@@ -602,7 +615,7 @@ TEST(Wgmma, SharedMemoryIsWatched) {
     issue(d);
     wgmma_wait(0, here());
     bar_warp_sync(here());
-    bar_arrive(2, 256, here());
+    bar_arrive(2, 128, here());
     if (thread_index() == 3) store_half(kB, 1);
   });
 }
