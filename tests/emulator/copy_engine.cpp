@@ -11,12 +11,31 @@
 namespace emulator {
 namespace {
 
-constexpr std::uint32_t kTargetAlignment = 128;
+constexpr std::uint32_t kSharedAlignment = 128;
+
+/// Every byte of the box that lies in the tensor can be written.
+void check_target(Machine& machine, const Lane& lane, const TensorBox& box, const char* name, const Site& site) {
+  const Memory& memory = machine.memory();
+  for (const TensorBox::Row& row : box.rows()) {
+    if (row.bytes == 0) continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(row.source);
+    const Memory::Region* region = memory.find(row.source, row.bytes);
+    if (region == nullptr) {
+      machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
+                    fmt::format("{} bytes from {}", row.bytes, memory.describe(row.source)));
+    }
+    const std::uint8_t* flags = region->flags.get() + (row.source - region->base);
+    if (std::all_of(flags, flags + row.bytes, [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; })) {
+      continue;
+    }
+    machine.raise(FaultKind::global_not_writable, lane, name, at, site,
+                  fmt::format("not all of {} bytes from {}", row.bytes, memory.describe(row.source)));
+  }
+}
 
 /// Every byte of the box that lies in the tensor can be read.
-void check_source(const Machine& machine, Machine& mutable_machine, const Lane& lane, const TensorBox& box,
-                  const char* name, const Site& site) {
-  Memory& memory = mutable_machine.memory();
+void check_source(Machine& machine, const Lane& lane, const TensorBox& box, const char* name, const Site& site) {
+  const Memory& memory = machine.memory();
   for (const TensorBox::Row& row : box.rows()) {
     if (row.bytes == 0) continue;
     const auto at = reinterpret_cast<std::uintptr_t>(row.source);
@@ -75,22 +94,51 @@ void prefetch_tensor_map(const void* map, const Site& site) {
   decode(Machine::of(lane), lane, map, "prefetch.tensormap", site);
 }
 
+namespace {
+
+/// What both directions check.
+TensorBox box_at(const Machine& machine, const Lane& lane, const void* map, std::uint32_t shared, int rank,
+                 const int* at, const char* name, const Site& site) {
+  const TensorShape shape = decode(machine, lane, map, name, site);
+  if (static_cast<int>(shape.dims.size()) != rank) {
+    machine.raise(FaultKind::bad_descriptor, lane, name, 0, site,
+                  fmt::format("{} coordinates for a tensor map of {} axes", rank, shape.dims.size()));
+  }
+  if (shared % kSharedAlignment != 0) {
+    machine.raise(FaultKind::misaligned, lane, name, shared, site, "shared addresses are 128-byte aligned");
+  }
+  std::array<int, 5> coordinates{};
+  std::copy_n(at, rank, coordinates.begin());
+  return {shape, coordinates};
+}
+
+}  // namespace
+
+void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.tensor.global";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  check_target(machine, lane, box, kName, site);
+  machine.start_store(lane, shared, box, kName, site);
+}
+
+void tma_commit() {
+  const Lane& lane = Machine::current();
+  Machine::of(lane).commit_stores(lane);
+}
+
+void tma_wait(bool) {
+  const Lane& lane = Machine::current();
+  Machine::of(lane).wait_stores(lane);
+}
+
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {
   constexpr const char* kName = "cp.async.bulk.tensor";
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
-  const TensorShape shape = decode(machine, lane, map, kName, site);
-  if (static_cast<int>(shape.dims.size()) != rank) {
-    machine.raise(FaultKind::bad_descriptor, lane, kName, 0, site,
-                  fmt::format("{} coordinates for a tensor map of {} axes", rank, shape.dims.size()));
-  }
-  if (shared % kTargetAlignment != 0) {
-    machine.raise(FaultKind::misaligned, lane, kName, shared, site, "the destination is 128-byte aligned");
-  }
-  std::array<int, 5> coordinates{};
-  std::copy_n(at, rank, coordinates.begin());
-  const TensorBox box(shape, coordinates);
-  check_source(machine, machine, lane, box, kName, site);
+  const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  check_source(machine, lane, box, kName, site);
   machine.start_copy(lane, shared, box, barrier, kName, site);
 }
 

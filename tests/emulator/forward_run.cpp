@@ -155,7 +155,7 @@ void encode(fa::kernel::TensorMap& map, const Placed& t, std::vector<std::uint64
 }
 
 Sm90ForwardParams with_maps(const ForwardCase& c, const ForwardParams& params, const Placed& q, const Placed& k,
-                            const Placed& v) {
+                            const Placed& v, const Placed& o) {
   Sm90ForwardParams result{};
   result.base = params;
   const auto u64 = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
@@ -163,6 +163,8 @@ Sm90ForwardParams with_maps(const ForwardCase& c, const ForwardParams& params, c
   const auto rows = static_cast<std::uint32_t>(c.spec.tile_m) / group;
   encode(result.map_q, q, {u64(params.group), u64(q.s), u64(params.h_kv), u64(q.b)},
          {q.stride_h, q.stride_s, q.stride_h * params.group, q.stride_b}, {group, rows, 1, 1});
+  encode(result.map_o, o, {u64(params.group), u64(o.s), u64(params.h_kv), u64(o.b)},
+         {o.stride_h, o.stride_s, o.stride_h * params.group, o.stride_b}, {1, 16, 1, 1});
   const auto keys = static_cast<std::uint32_t>(c.spec.tile_n);
   encode(result.map_k, k, {u64(k.s), u64(k.h), u64(k.b)}, {k.stride_s, k.stride_h, k.stride_b}, {keys, 1, 1});
   encode(result.map_v, v, {u64(v.s), u64(v.h), u64(v.b)}, {v.stride_s, v.stride_h, v.stride_b}, {keys, 1, 1});
@@ -241,7 +243,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   options.threads = attention.threads;
   options.shared_bytes = shared_bytes(c.spec);
   if (c.spec.sm90()) {
-    const Sm90ForwardParams sm90 = with_maps(c, params, q, k, v);
+    const Sm90ForwardParams sm90 = with_maps(c, params, q, k, v, o);
     launch(attention.entry, &sm90, memory, options);
   } else {
     launch(attention.entry, &params, memory, options);

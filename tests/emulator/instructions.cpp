@@ -140,6 +140,33 @@ constexpr Instruction kLdmatrixX2{"ldmatrix.x2", execute_ldmatrix<2, false>};
 constexpr Instruction kLdmatrixX4Trans{"ldmatrix.x4.trans", execute_ldmatrix<4, true>};
 constexpr Instruction kLdmatrixX2Trans{"ldmatrix.x2.trans", execute_ldmatrix<2, true>};
 
+struct StmatrixOperands {
+  const std::uint32_t* r;
+  std::uint32_t row;
+};
+
+/// The lane that gives the address of a row writes it.
+template <int kMatrices>
+void execute_stmatrix(Machine& machine, Warp& warp) {
+  for (std::size_t i = 0; i < 8 * kMatrices; ++i) {
+    const Lane& lane = warp.lanes[i];
+    const std::uint32_t address = operands<StmatrixOperands>(warp, i).row;
+    if (address % 16 != 0) {
+      machine.raise(FaultKind::misaligned, lane, warp.instruction->name, address, warp.site,
+                    "rows of stmatrix are 16-byte aligned");
+    }
+    if (const Conflict conflict = machine.shared().write(address, 16, machine.observer(lane), machine.stamp(lane))) {
+      machine.raise(conflict, lane, warp.instruction->name, address, warp.site);
+    }
+    for (std::size_t t = 0; t < 4; ++t) {
+      const std::uint32_t value = operands<StmatrixOperands>(warp, i % 8 * 4 + t).r[i / 8];
+      std::memcpy(machine.shared().at(address) + 4 * t, &value, sizeof value);
+    }
+  }
+}
+constexpr Instruction kStmatrixX4{"stmatrix.x4", execute_stmatrix<4>};
+constexpr Instruction kStmatrixX2{"stmatrix.x2", execute_stmatrix<2>};
+
 // Matrix products. Products of two f16, bf16 or tf32 values are exact in float; they are added up in float, from the
 // accumulator on and in the order of the depth.
 
@@ -462,6 +489,16 @@ void ldmatrix_x2_trans(std::uint32_t* r, std::uint32_t row, const Site& site) {
   converge(kLdmatrixX2Trans, &own, site);
 }
 
+void stmatrix_x4(std::uint32_t row, const std::uint32_t* r, const Site& site) {
+  const StmatrixOperands own{r, row};
+  converge(kStmatrixX4, &own, site);
+}
+
+void stmatrix_x2(std::uint32_t row, const std::uint32_t* r, const Site& site) {
+  const StmatrixOperands own{r, row};
+  converge(kStmatrixX2, &own, site);
+}
+
 template <Half kHalf>
 void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site) {
   const MmaOperands own{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
@@ -493,6 +530,10 @@ float flush(float x) {
 
 float ex2(float x) {
   return flush(std::exp2(flush(x)));
+}
+
+float rcp(float x) {
+  return flush(1.f / flush(x));
 }
 
 float lg2(float x) {

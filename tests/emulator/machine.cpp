@@ -101,6 +101,7 @@ void Machine::prepare(int block, std::uint64_t seed) {
   barriers_.clear();
   named_ = {};
   copies_.clear();
+  stores_.clear();
   warpgroups_.assign((warps_.size() + 3) / 4, {});
   joined_a_ = joined_b_ = joined_ = {};
   const int registers = launch_registers(threads());
@@ -177,6 +178,10 @@ void Machine::check_exit(const Lane& lane) const {
   if (products.done != products.issued) {
     raise(FaultKind::copies_at_exit, lane, "exit", 0, Site(),
           fmt::format("{} products were never waited for", products.issued - products.done));
+  }
+  for (const TensorStore& store : stores_) {
+    if (store.thread != lane.thread) continue;
+    raise(FaultKind::copies_at_exit, lane, "exit", store.source, Site(), "a tensor store was never waited for");
   }
   if (lane.warp->waiting != 0) raise_divergence(lane, "exit", Site());
 }
@@ -613,10 +618,8 @@ void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, cons
 namespace {
 
 template <class Visit>
-void for_each_chunk(const TensorCopy& copy, const Visit& visit) {
-  for (std::uint32_t at = 0; at < copy.box.bytes(); at += 16) {
-    visit(swizzled(copy.target + at, copy.box.shape().swizzle), at);
-  }
+void for_each_chunk(const TensorBox& box, std::uint32_t shared, const Visit& visit) {
+  for (std::uint32_t at = 0; at < box.bytes(); at += 16) visit(swizzled(shared + at, box.shape().swizzle), at);
 }
 
 }  // namespace
@@ -631,7 +634,7 @@ void Machine::start_copy(Lane& lane, std::uint32_t target, const TensorBox& box,
   TensorCopy copy{box, target, signalled.number, lane.thread};
   const Observer observer = async_observer(lane);
   const Stamp writer{tick_, static_cast<std::uint16_t>(lane.thread), Stamp::tensor_copy};
-  for_each_chunk(copy, [&](std::uint32_t address, std::uint32_t) {
+  for_each_chunk(copy.box, target, [&](std::uint32_t address, std::uint32_t) {
     if (const Conflict conflict = shared_.write(address, 16, observer, writer)) {
       raise(conflict, lane, name, address, site);
     }
@@ -652,12 +655,55 @@ void Machine::land(std::size_t index) {
     const TensorBox::Row& row = copy.box.rows()[i];
     if (row.bytes != 0) std::memcpy(bytes.data() + i * copy.box.row_bytes() + row.skip, row.source, row.bytes);
   }
-  for_each_chunk(copy, [&](std::uint32_t address, std::uint32_t at) {
+  for_each_chunk(copy.box, copy.target, [&](std::uint32_t address, std::uint32_t at) {
     std::memcpy(shared_.at(address), bytes.data() + at, 16);
     shared_.arrived(address, writer);
   });
   barrier.bytes -= copy.box.bytes();
   finish_phase_if_complete(barrier);
+}
+
+/// The copy engine reads the source at some moment up to the wait.
+void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site) {
+  const Observer observer = async_observer(lane);
+  Reader reader = this->reader(lane);
+  reader.tick = Reader::kInFlight;
+  for_each_chunk(box, source, [&](std::uint32_t address, std::uint32_t) {
+    if (const Conflict conflict = shared_.read(address, 16, observer, reader)) {
+      raise(conflict, lane, name, address, site);
+    }
+  });
+  stores_.push_back({box, source, lane.thread, false, false});
+  if (random() >> 63 != 0) read_source(stores_.back());
+  step(lane);
+}
+
+void Machine::read_source(TensorStore& store) {
+  if (store.read) return;
+  store.read = true;
+  std::vector<std::byte> bytes(store.box.bytes());
+  for_each_chunk(store.box, store.source, [&](std::uint32_t address, std::uint32_t at) {
+    std::memcpy(bytes.data() + at, shared_.at(address), 16);
+  });
+  for (std::size_t i = 0; i < store.box.rows().size(); ++i) {
+    const TensorBox::Row& row = store.box.rows()[i];
+    if (row.bytes == 0) continue;
+    memory_.write(row.source, bytes.data() + i * store.box.row_bytes() + row.skip, row.bytes);
+  }
+}
+
+void Machine::commit_stores(const Lane& lane) {
+  for (TensorStore& store : stores_) store.committed = store.committed || store.thread == lane.thread;
+}
+
+void Machine::wait_stores(const Lane& lane) {
+  for (TensorStore& store : stores_) {
+    if (store.thread != lane.thread || !store.committed) continue;
+    read_source(store);
+    for_each_chunk(store.box, store.source,
+                   [&](std::uint32_t address, std::uint32_t) { shared_.finish_read(address, reader(lane)); });
+  }
+  std::erase_if(stores_, [&](const TensorStore& store) { return store.thread == lane.thread && store.committed; });
 }
 
 bool Machine::land_any() {
@@ -739,6 +785,10 @@ void Machine::raise(const Conflict& conflict, const Lane& lane, const char* inst
       break;
   }
   const Reader& reader = conflict.reader;
+  if (!reader.product && reader.tick == Reader::kInFlight) {
+    raise(FaultKind::source_overwritten, lane, instruction, address, site,
+          fmt::format("the copy engine may still read here for {}, which has not waited for that", who(reader)));
+  }
   if (reader.product) {
     const auto first = warps_.begin() + 4 * reader.who;
     const bool waited = std::all_of(

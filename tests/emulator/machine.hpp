@@ -94,6 +94,15 @@ struct NamedBarrier {
   Gathered gathered;
 };
 
+/// One box on its way from shared to global memory.
+struct TensorStore {
+  TensorBox box;
+  std::uint32_t source = 0;
+  int thread = 0;
+  bool committed = false;
+  bool read = false;  // its source
+};
+
 /// One box on its way from global to shared memory.
 struct TensorCopy {
   TensorBox box;
@@ -170,6 +179,10 @@ class Machine {
   void start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier, const char* name,
                   const Site& site);
 
+  void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site);
+  void commit_stores(const Lane& lane);
+  void wait_stores(const Lane& lane);
+
   Warpgroup& warpgroup(const Warp& warp) { return warpgroups_[static_cast<std::size_t>(warp.warpgroup())]; }
   Warp& warp(int index) { return *warps_[static_cast<std::size_t>(index)]; }
   void pause(Warp& warp) { warp.state = Warp::State::waiting; }
@@ -203,6 +216,7 @@ class Machine {
   Mbarrier& barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site);
   void finish_phase_if_complete(Mbarrier& barrier);
   void land(std::size_t copy);
+  void read_source(TensorStore& store);
   bool land_any();
   void transfer(boost::context::fiber& from, boost::context::fiber& to);
   void fail(Lane& lane);
@@ -226,7 +240,8 @@ class Machine {
   std::uint32_t floor_ = 0;  // that of the last block barrier
   std::vector<Mbarrier> barriers_;
   std::array<NamedBarrier, 16> named_;
-  std::vector<TensorCopy> copies_;  // in flight
+  std::vector<TensorCopy> copies_;   // in flight
+  std::vector<TensorStore> stores_;  // not waited for
   std::vector<Warpgroup> warpgroups_;
   int free_registers_ = 0;
   Knowledge joined_a_, joined_b_, joined_;  // the last join: all lanes of a warp ask for the same

@@ -41,6 +41,7 @@ bool Observer::knows(const Reader& read) const {
     }
     return true;
   }
+  if (read.tick == Reader::kInFlight) return false;
   if (read.tick < floor || (read.who == warp && read.tick < warp_floor)) return true;
   for (int i = 0; i < 32; ++i) {
     if ((read.lanes >> i & 1) != 0 && !knows_thread(32 * read.who + i, read.tick)) return false;
@@ -233,6 +234,21 @@ Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, St
 
 void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
   pieces_[(address - kBase) / kPiece].cell.write = writer;
+}
+
+void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
+  const auto finish = [&](Reader& other) {
+    const bool own = other.tick == Reader::kInFlight && other.who == reader.who && other.lanes == reader.lanes;
+    if (own && !other.product) other.tick = reader.tick;
+  };
+  const std::uint32_t offset = address - kBase;
+  Piece& piece = pieces_[offset / kPiece];
+  Cell* cells = piece.split ? cells_.data() + offset : &piece.cell;
+  for (std::uint32_t i = 0; i < (piece.split ? kPiece : 1); ++i) {
+    finish(cells[i].read);
+    if (cells[i].others != 0)
+      std::for_each(sets_[cells[i].others - 1].begin(), sets_[cells[i].others - 1].end(), finish);
+  }
 }
 
 void SharedMemory::make_barrier(std::uint32_t address) {

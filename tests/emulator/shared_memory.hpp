@@ -28,6 +28,8 @@ struct Stamp {
 
 /// Who has read a byte since, and when: some lanes of a warp, or a product of a warpgroup (wgmma).
 struct Reader {
+  static constexpr std::uint32_t kInFlight = 0xffffffff;  ///< the copy engine reads for it, and it has not waited
+
   std::uint32_t tick = 0;   ///< for a product: its number
   std::uint32_t lanes = 0;  ///< 0: nobody
   std::uint16_t who = 0;    ///< warp, or warpgroup
@@ -107,6 +109,9 @@ class SharedMemory {
 
   /// 16 bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
   void arrived(std::uint32_t address, const Stamp& writer);
+
+  /// The copy engine has read the 16 bytes at `address` for the thread that `reader` names.
+  void finish_read(std::uint32_t address, const Reader& reader);
 
   /// The 8 bytes of a barrier are for its instructions only.
   void make_barrier(std::uint32_t address);

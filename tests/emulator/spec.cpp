@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plan/planner.hpp"
 #include "render/templates.hpp"
 
@@ -32,6 +34,7 @@ std::string sm90_unit(const Spec& spec) {
       "  static constexpr bool kCausal = {};\n"
       "  static constexpr bool kPositiveScale = {};\n"
       "  static constexpr bool kTakeTurns = {};\n"
+      "  static constexpr int kSoftmaxChunks = {};\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
       "}};\n"
@@ -39,7 +42,8 @@ std::string sm90_unit(const Spec& spec) {
       "}}  // namespace\n\n"
       "FA_KERNEL(fa_sm90_forward, fa::kernel::Sm90ForwardParams, {}, 1) {{ fa::sm90::forward<Config>(params); }}\n",
       canonical(spec), element_name(spec), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
-      spec.causal, spec.positive_scale, spec.take_turns, spec.pack_gqa, spec.split, shared_bytes(spec), spec.threads());
+      spec.causal, spec.positive_scale, spec.take_turns, spec.softmax_chunks, spec.pack_gqa, spec.split,
+      shared_bytes(spec), spec.threads());
 }
 
 }  // namespace
@@ -48,9 +52,9 @@ std::string canonical(const Spec& spec) {
   if (!spec.sm90()) return fa::plan::canonical(spec);
   return fmt::format(
       "sm90_forward dtype={} d_qk={} d_v={} causal={} positive_scale={} tile_m={} tile_n={} stages={} "
-      "q_buffers={} take_turns={} pack_gqa={} split={}",
+      "q_buffers={} take_turns={} softmax_chunks={} pack_gqa={} split={}",
       element_name(spec), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.tile_m, spec.tile_n, spec.stages,
-      spec.q_buffers, spec.take_turns, spec.pack_gqa, spec.split);
+      spec.q_buffers, spec.take_turns, spec.softmax_chunks, spec.pack_gqa, spec.split);
 }
 
 fa::render::Source render(const Spec& spec) {
@@ -61,7 +65,9 @@ fa::render::Source render(const Spec& spec) {
 int shared_bytes(const Spec& spec) {
   if (!spec.sm90()) return fa::plan::shared_bytes(spec);
   const int qk = slab_row_bytes(spec.d_qk);
-  return spec.q_buffers * spec.tile_m * qk + spec.stages * spec.tile_n * (qk + slab_row_bytes(spec.d_v)) + 1024;
+  const int v = slab_row_bytes(spec.d_v);
+  const bool stage_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;
+  return spec.q_buffers * spec.tile_m * (stage_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) + 1024;
 }
 
 }  // namespace emulator

@@ -11,6 +11,7 @@ namespace emulator {
 /// A kernel of either family. Those of sm90 have `q_buffers`.
 struct Spec : fa::plan::KernelSpec {
   int q_buffers = 0;        ///< query tiles in flight
+  int softmax_chunks = 1;   ///< pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;  ///< the warpgroups feed the tensor cores one after the other
 
   Spec() = default;

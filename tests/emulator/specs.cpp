@@ -92,13 +92,14 @@ struct Sm90Shape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, stages, q_buffers;
   bool causal, take_turns, pack_gqa, positive_scale;
+  int softmax_chunks = 1;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 64, 32, 2, 1, false, false, false, true},
-    {DType::f16, 64, 64, 128, 32, 3, 2, true, true, false, true},
-    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true},
-    {DType::bf16, 128, 128, 128, 64, 2, 1, true, true, false, true},
+    {DType::f16, 64, 64, 128, 32, 3, 2, true, true, false, true, 2},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true, 3},
+    {DType::bf16, 128, 128, 128, 64, 2, 1, true, true, false, true, 2},
     {DType::f16, 128, 128, 64, 32, 2, 2, false, false, true, true},
     {DType::bf16, 256, 256, 128, 16, 2, 1, true, false, false, true},
     {DType::bf16, 72, 72, 64, 32, 3, 2, true, false, true, true},
@@ -123,6 +124,7 @@ std::vector<Spec> find_sm90_specs() {
     spec.causal = shape.causal;
     spec.take_turns = shape.take_turns;
     spec.pack_gqa = shape.pack_gqa;
+    spec.softmax_chunks = shape.softmax_chunks;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }

@@ -20,12 +20,21 @@ FA_DEVICE float lg2(float x) {
   return emulator::lg2(x);
 }
 
+FA_DEVICE float rcp(float x) {
+  return emulator::rcp(x);
+}
+
 FA_DEVICE float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
 FA_DEVICE float max(float a, float b) {
   return a > b || b != b ? a : b;
+}
+
+FA_DEVICE int max3(int a, int b, int c) {
+  const int ab = a > b ? a : b;
+  return ab > c ? ab : c;
 }
 
 FA_DEVICE uint32_t bits(float x) {

@@ -32,6 +32,24 @@ FA_DEVICE void tma_load_5d(uint32_t shared, const TensorMap& map, uint32_t barri
   emulator::tma_load(shared, &map, barrier, 5, at, site);
 }
 
+FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c1, int c2, int c3, int c4,
+                            const emulator::Site& site = emulator::Site::current()) {
+  const int at[5] = {c0, c1, c2, c3, c4};
+  emulator::tma_store(&map, shared, 5, at, site);
+}
+
+FA_DEVICE void tma_commit() {
+  emulator::tma_commit();
+}
+
+FA_DEVICE void tma_wait_read() {
+  emulator::tma_wait(true);
+}
+
+FA_DEVICE void tma_wait() {
+  emulator::tma_wait(false);
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_TMA_CUH_

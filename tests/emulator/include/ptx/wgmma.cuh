@@ -25,6 +25,10 @@ FA_DEVICE void wgmma_wait(const emulator::Site& site = emulator::Site::current()
   emulator::wgmma_wait(kPending, site);
 }
 
+FA_DEVICE void settle(float x, uint32_t, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_register(x, "setp.lt.f32", site);
+}
+
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount], const emulator::Site& site = emulator::Site::current()) {
   emulator::wgmma_tie(d, kCount, site);
