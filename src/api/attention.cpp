@@ -12,8 +12,10 @@
 
 #include <common/forward_params.cuh>
 
+#include "api/backward.hpp"
 #include "api/build.hpp"
 #include "api/problem.hpp"
+#include "api/scratch.hpp"
 #include "api/validate.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
@@ -29,7 +31,6 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
-constexpr std::uintptr_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
 /// The kernels of one slot of the planner, ready to launch.
@@ -62,6 +63,7 @@ class Attention::Impl {
       plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096}), fixed());
     }
     store_ = api::open_store(config_.cache, driver::api().version);
+    backward_.emplace(config_, scale_, *context_, store_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -95,7 +97,7 @@ class Attention::Impl {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
     if (call.empty) return;
     if (!context_) return backward_on_host(call);
-    backward_on_device(call, stream, workspace);
+    backward_->run(call, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
@@ -109,12 +111,12 @@ class Attention::Impl {
   KernelInfo prepare_backward(const AttentionShape& wanted) {
     const AttentionShape shape = api::checked(wanted);
     if (!context_) return host_info("backward");
-    return prepare_backward_on_device(shape);
+    return backward_->prepare(shape);
   }
 
   std::size_t backward_workspace_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(wanted);
-    return context_ ? backward_workspace_on_device(shape) : 0;
+    return context_ ? backward_->workspace_size(shape) : 0;
   }
 
   std::size_t workspace_size(const AttentionShape& wanted) const {
@@ -227,42 +229,16 @@ class Attention::Impl {
 
   void launch_split(const plan::Problem& wanted, const Ready& ready, kernel::ForwardParams& arguments, unsigned grid,
                     Stream stream, Workspace workspace) const {
-    const std::size_t needed = plan::forward_workspace_bytes(wanted, arguments.splits);
-    if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-      support::throw_invalid("workspace", workspace.data, "a multiple of 256 bytes");
-    }
-    if (workspace.data != nullptr && workspace.size < needed) {
-      throw Error(
-          ErrorCode::out_of_memory,
-          fmt::format("workspace = {} bytes: accepted are {} or more for this shape", workspace.size, needed),
-          {{"argument", "workspace"}, {"value", std::to_string(workspace.size)}, {"accepted", std::to_string(needed)}});
-    }
-    const CUdeviceptr owned = workspace.data == nullptr ? driver::allocate(needed, stream) : CUdeviceptr{0};
+    api::Scratch scratch(workspace, plan::forward_workspace_bytes(wanted, arguments.splits), stream);
     const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
-    arguments.partial_o =
-        workspace.data == nullptr ? reinterpret_cast<float*>(owned) : static_cast<float*>(workspace.data);
+    arguments.partial_o = static_cast<float*>(scratch.data());
     arguments.partial_lse = arguments.partial_o + rows * arguments.splits * d_v();
-    try {
-      driver::launch(ready.kernel->function(), grid, static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes,
-                     stream, &arguments);
-      const std::int64_t warps = ready.combine_threads / 32;
-      driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
-                     stream, &arguments);
-    } catch (...) {
-      if (owned != 0) driver::api().cuMemFreeAsync(owned, stream);  // the first error is the one to report
-      throw;
-    }
-    if (owned != 0) driver::free(owned, stream);
-  }
-
-  // ---- backward on a GPU ----
-
-  void backward_on_device(const api::BackwardCall&, Stream, Workspace) const { no_device_backward(); }
-  KernelInfo prepare_backward_on_device(const AttentionShape&) const { no_device_backward(); }
-  std::size_t backward_workspace_on_device(const AttentionShape&) const { no_device_backward(); }
-
-  [[noreturn]] void no_device_backward() const {
-    throw Error(ErrorCode::unsupported, "backward: the host device only", {{"argument", "device"}});
+    driver::launch(ready.kernel->function(), grid, static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes,
+                   stream, &arguments);
+    const std::int64_t warps = ready.combine_threads / 32;
+    driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
+                   stream, &arguments);
+    scratch.release();
   }
 
   // ---- the host device ----
@@ -315,6 +291,7 @@ class Attention::Impl {
   double scale_ = 1;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device
   std::shared_ptr<cache::Store> store_;
+  std::optional<api::DeviceBackward> backward_;  ///< likewise
 
   std::array<std::atomic<const Ready*>, plan::Choice::kSlots> slots_{};
   std::mutex mutex_;        ///< guards kept_

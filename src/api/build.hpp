@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,8 @@ struct ChosenKernel {
   plan::KernelSpec spec;
   cache::Lookup lookup;
 };
+ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
+                           bool deterministic = false);
 ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
                            bool deterministic = false);
 

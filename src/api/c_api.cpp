@@ -461,7 +461,7 @@ int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* s
     fa::require(attention, "attention");
     fa::require(info, "info");
     fa::check_struct_size(info->struct_size, "info");
-    fa::write_kernel_info(info, fa::to_c(attention->attention.backward_kernel_info(fa::to_shape(shape))));
+    fa::write_struct(info, fa::to_c(attention->attention.backward_kernel_info(fa::to_shape(shape))));
   });
 }
 

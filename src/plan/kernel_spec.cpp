@@ -12,22 +12,60 @@ const char* family_name(Family family) {
 }  // namespace
 
 std::string kernel_name(const KernelSpec& spec) {
-  if (spec.op == Op::combine) return "fa_forward_combine";
-  return fmt::format("fa_{}_forward", family_name(spec.family));
+  switch (spec.op) {
+    case Op::forward:
+      return fmt::format("fa_{}_forward", family_name(spec.family));
+    case Op::combine:
+      return "fa_forward_combine";
+    case Op::backward:
+      return fmt::format("fa_{}_backward", family_name(spec.family));
+    case Op::backward_dq:
+      return fmt::format("fa_{}_backward_dq", family_name(spec.family));
+    case Op::backward_preprocess:
+      return "fa_backward_preprocess";
+    case Op::backward_convert:
+      return "fa_backward_convert";
+    case Op::backward_reduce:
+      return "fa_backward_reduce";
+  }
+  return {};
 }
 
 std::string canonical(const KernelSpec& spec) {
-  if (spec.op == Op::combine) {
-    return fmt::format("forward_combine arch={} dtype={} d_v={} warps={}", to_string(spec.arch), to_string(spec.dtype),
-                       spec.d_v, spec.warps);
+  const std::string name = kernel_name(spec).substr(3);
+  const std::string target = fmt::format("{} arch={} dtype={}", name, to_string(spec.arch), to_string(spec.dtype));
+  switch (spec.op) {
+    case Op::forward:
+      break;
+    case Op::combine:
+      return fmt::format("{} d_v={} warps={}", target, spec.d_v, spec.warps);
+    case Op::backward:
+      return fmt::format(
+          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} "
+          "substeps={} stages={} "
+          "operands_in_registers={} write_dq={:d} delayed_dq={:d} split={:d} min_blocks={}",
+          target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
+          spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq, spec.delayed_dq,
+          spec.split, spec.min_blocks);
+    case Op::backward_dq:
+      return fmt::format(
+          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} min_blocks={}", target,
+          spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
+          spec.min_blocks);
+    case Op::backward_preprocess:
+      return fmt::format("{} d_qk={} d_v={} aligned={:d} warps={}", target, spec.d_qk, spec.d_v, spec.aligned,
+                         spec.warps);
+    case Op::backward_convert:
+      return fmt::format("{} d_qk={} aligned={:d} warps={}", target, spec.d_qk, spec.aligned, spec.warps);
+    case Op::backward_reduce:
+      return fmt::format("{} d_qk={} d_v={} warps={}", target, spec.d_qk, spec.d_v, spec.warps);
   }
   return fmt::format(
-      "{}_forward arch={} dtype={} d_qk={} d_v={} causal={:d} positive_scale={:d} aligned={:d} tile_m={} tile_n={} "
-      "warps={} stages={} q_in_registers={:d} loop_bodies={} conditional_rescale={:d} pack_gqa={:d} split={:d} "
-      "min_blocks={}",
-      family_name(spec.family), to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal,
-      spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.stages, spec.q_in_registers,
-      spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa, spec.split, spec.min_blocks);
+      "{} d_qk={} d_v={} causal={:d} positive_scale={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} "
+      "q_in_registers={:d} loop_bodies={} conditional_rescale={:d} pack_gqa={:d} split={:d} min_blocks={}",
+      target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
+      spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa, spec.split,
+      spec.min_blocks);
 }
 
 }  // namespace fa::plan

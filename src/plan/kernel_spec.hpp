@@ -9,7 +9,15 @@
 
 namespace fa::plan {
 
-enum class Op : std::uint8_t { forward, combine };
+enum class Op : std::uint8_t {
+  forward,
+  combine,              ///< of a split forward's partial results
+  backward,             ///< dK, dV and, with write_dq, dQ's accumulator
+  backward_dq,          ///< dQ alone, in a fixed order
+  backward_preprocess,  ///< row statistics of the backward, and a zeroed accumulator
+  backward_convert,     ///< dQ from its accumulator
+  backward_reduce,      ///< of a split backward's partial dK and dV
+};
 
 /// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
 /// number of multiprocessors.
@@ -32,6 +40,12 @@ struct KernelSpec {
   bool pack_gqa = false;
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
   bool split = false;               ///< writes partial O and LSE for the combine kernel
+  int warps_n = 0;                  ///< backward: groups of keys in the grid of warps
+  int dq_warps_m = 0;               ///< backward: groups of queries in the grid of warps, for dQ
+  int substeps = 1;                 ///< backward: parts in which a warp takes its queries of a step
+  int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers
+  bool write_dq = true;             ///< backward: adds to dQ's accumulator
+  bool delayed_dq = false;          ///< backward: adds a step's dQ during the next step
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
 
 namespace fa::plan {
@@ -62,7 +63,20 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
 }
 
 int shared_bytes(const KernelSpec& spec) {
-  return spec.op == Op::combine ? 0 : sm80_forward_shared_bytes(spec);
+  switch (spec.op) {
+    case Op::forward:
+      return sm80_forward_shared_bytes(spec);
+    case Op::backward:
+      return sm80_backward_shared_bytes(spec);
+    case Op::backward_dq:
+      return sm80_backward_dq_shared_bytes(spec);
+    case Op::combine:
+    case Op::backward_preprocess:
+    case Op::backward_convert:
+    case Op::backward_reduce:
+      break;
+  }
+  return 0;
 }
 
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {

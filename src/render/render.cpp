@@ -6,6 +6,7 @@
 #include <set>
 #include <string_view>
 
+#include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
 #include <fa/error.hpp>
 
@@ -16,6 +17,7 @@
 namespace fa::render {
 namespace {
 
+using kernel::BackwardParams;
 using kernel::ForwardParams;
 
 const char* element_name(DType dtype) {
@@ -27,22 +29,56 @@ const char* boolean(bool value) {
 }
 
 /// The host's layout of the launch parameters, asserted by the compiler of the kernel.
-std::string layout_asserts() {
-  std::string text = fmt::format("static_assert(sizeof(fa::kernel::ForwardParams) == {});\n", sizeof(ForwardParams));
-  const auto field = [&](std::string_view name, std::size_t offset) {
-    fmt::format_to(std::back_inserter(text), "static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, {}) == {});\n", name,
+class LayoutAsserts {
+ public:
+  LayoutAsserts(std::string_view type, std::size_t size) : type_(type) {
+    text_ = fmt::format("static_assert(sizeof(fa::kernel::{}) == {});\n", type, size);
+  }
+  void field(std::string_view name, std::size_t offset) {
+    fmt::format_to(std::back_inserter(text_), "static_assert(FA_OFFSETOF(fa::kernel::{}, {}) == {});\n", type_, name,
                    offset);
-  };
-  field("q", offsetof(ForwardParams, q));
-  field("lse", offsetof(ForwardParams, lse));
-  field("partial_lse", offsetof(ForwardParams, partial_lse));
-  field("stride_q_b", offsetof(ForwardParams, stride_q_b));
-  field("stride_o_b", offsetof(ForwardParams, stride_o_b));
-  field("stride_lse_s", offsetof(ForwardParams, stride_lse_s));
-  field("b", offsetof(ForwardParams, b));
-  field("splits", offsetof(ForwardParams, splits));
-  field("scale_log2", offsetof(ForwardParams, scale_log2));
-  return text;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string_view type_;
+  std::string text_;
+};
+
+std::string forward_layout() {
+  LayoutAsserts asserts("ForwardParams", sizeof(ForwardParams));
+  asserts.field("q", offsetof(ForwardParams, q));
+  asserts.field("lse", offsetof(ForwardParams, lse));
+  asserts.field("partial_lse", offsetof(ForwardParams, partial_lse));
+  asserts.field("stride_q_b", offsetof(ForwardParams, stride_q_b));
+  asserts.field("stride_o_b", offsetof(ForwardParams, stride_o_b));
+  asserts.field("stride_lse_s", offsetof(ForwardParams, stride_lse_s));
+  asserts.field("b", offsetof(ForwardParams, b));
+  asserts.field("splits", offsetof(ForwardParams, splits));
+  asserts.field("scale_log2", offsetof(ForwardParams, scale_log2));
+  return asserts.text();
+}
+
+std::string backward_layout() {
+  LayoutAsserts asserts("BackwardParams", sizeof(BackwardParams));
+  asserts.field("q", offsetof(BackwardParams, q));
+  asserts.field("dout", offsetof(BackwardParams, dout));
+  asserts.field("dv", offsetof(BackwardParams, dv));
+  asserts.field("lse_log2", offsetof(BackwardParams, lse_log2));
+  asserts.field("partial", offsetof(BackwardParams, partial));
+  asserts.field("stride_q_b", offsetof(BackwardParams, stride_q_b));
+  asserts.field("stride_lse_b", offsetof(BackwardParams, stride_lse_b));
+  asserts.field("stride_dv_s", offsetof(BackwardParams, stride_dv_s));
+  asserts.field("b", offsetof(BackwardParams, b));
+  asserts.field("padded_rows", offsetof(BackwardParams, padded_rows));
+  asserts.field("splits", offsetof(BackwardParams, splits));
+  asserts.field("scale_log2", offsetof(BackwardParams, scale_log2));
+  return asserts.text();
+}
+
+/// Whether additions to global memory come four at a time.
+std::string vector_reduce(const plan::KernelSpec& spec) {
+  return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
 }
 
 std::string forward_config(const plan::KernelSpec& spec) {
@@ -79,20 +115,136 @@ std::string combine_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.d_v, spec.warps);
 }
 
+std::string backward_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kTileM = {};  // query rows of a main-loop step\n"
+      "  static constexpr int kTileN = {};  // keys of a thread block\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr int kWarpsN = {};  // groups of keys\n"
+      "  static constexpr int kDqWarpsM = {};  // groups of queries, for dQ\n"
+      "  static constexpr int kSubsteps = {};  // parts of a warp's queries\n"
+      "  static constexpr int kStages = {};  // Q and dO tiles in flight\n"
+      "  static constexpr int kOperandsInRegisters = {};  // 1: V, 2: V and K\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "  static constexpr bool kWriteDq = {};\n"
+      "  static constexpr bool kDelayedDq = {};\n"
+      "  static constexpr bool kSplit = {};\n"
+      "{}"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
+      spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal),
+      boolean(spec.aligned), boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split),
+      spec.write_dq ? vector_reduce(spec) : "");
+}
+
+std::string backward_dq_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kTileM = {};  // query rows of a thread block\n"
+      "  static constexpr int kTileN = {};  // keys of a main-loop step\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr int kStages = {};  // K and V tiles in flight\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
+      boolean(spec.causal), boolean(spec.aligned));
+}
+
+std::string preprocess_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned));
+}
+
+std::string convert_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "{}"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec));
+}
+
+std::string reduce_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kWarps = {};\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps);
+}
+
+/// What the unit of an operation is made of.
+struct Parts {
+  const char* header;
+  const char* params;
+  const char* function;     ///< template over Config that the kernel calls
+  const char* shared_type;  ///< template over Config with kSharedBytes, if the kernel has shared memory
+  std::string layout;
+  std::string config;
+};
+
+Parts parts_of(const plan::KernelSpec& spec) {
+  switch (spec.op) {
+    case plan::Op::forward:
+      break;
+    case plan::Op::combine:
+      return {"common/forward_combine.cuh", "ForwardParams", "kernel::forward_combine", nullptr, forward_layout(),
+              combine_config(spec)};
+    case plan::Op::backward:
+      return {"sm80/sm80_backward.cuh", "BackwardParams",  "sm80::backward",
+              "sm80::Backward",         backward_layout(), backward_config(spec)};
+    case plan::Op::backward_dq:
+      return {"sm80/sm80_backward_dq.cuh", "BackwardParams",  "sm80::backward_dq",
+              "sm80::BackwardDq",          backward_layout(), backward_dq_config(spec)};
+    case plan::Op::backward_preprocess:
+      return {
+          "common/backward_preprocess.cuh", "BackwardParams", "kernel::backward_preprocess", nullptr, backward_layout(),
+          preprocess_config(spec)};
+    case plan::Op::backward_convert:
+      return {"common/backward_convert.cuh", "BackwardParams", "kernel::backward_convert", nullptr, backward_layout(),
+              convert_config(spec)};
+    case plan::Op::backward_reduce:
+      return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
+              reduce_config(spec)};
+  }
+  return {"sm80/sm80_forward.cuh", "ForwardParams",  "sm80::forward",
+          "sm80::Forward",         forward_layout(), forward_config(spec)};
+}
+
 std::string render_unit(const plan::KernelSpec& spec) {
-  const bool combine = spec.op == plan::Op::combine;
-  const std::string shared_assert =
-      combine
-          ? ""
-          : fmt::format("static_assert(fa::sm80::Forward<Config>::kSharedBytes == {});\n", plan::shared_bytes(spec));
+  const Parts parts = parts_of(spec);
+  const std::string shared_assert = parts.shared_type == nullptr
+                                        ? ""
+                                        : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",
+                                                      parts.shared_type, plan::shared_bytes(spec));
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"
       "namespace {{\n\n{}\n{}{}\n}}  // namespace\n\n"
-      "FA_KERNEL({}, fa::kernel::ForwardParams, {}, {}) {{ {}<Config>(params); }}\n",
-      canonical(spec), combine ? "common/forward_combine.cuh" : "sm80/sm80_forward.cuh", layout_asserts(),
-      combine ? combine_config(spec) : forward_config(spec), shared_assert, kernel_name(spec), spec.threads(),
-      spec.min_blocks, combine ? "fa::kernel::forward_combine" : "fa::sm80::forward");
+      "FA_KERNEL({}, fa::kernel::{}, {}, {}) {{ fa::{}<Config>(params); }}\n",
+      canonical(spec), parts.header, parts.layout, parts.config, shared_assert, kernel_name(spec), parts.params,
+      spec.threads(), spec.min_blocks, parts.function);
 }
 
 /// The name between the brackets of an `#include <name>` line; empty for any other line.

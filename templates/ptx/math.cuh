@@ -74,6 +74,16 @@ FA_DEVICE f16 convert<f16>(float x) {
   return y;
 }
 
+/// The other way, exact.
+FA_DEVICE float convert_to_float(bf16 x) {
+  return from_bits(static_cast<uint32_t>(x.bits) << 16);
+}
+FA_DEVICE float convert_to_float(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+
 /// cvt.rn.{bf16x2,f16x2}.f32: `low` in bits 0-15, `high` in bits 16-31.
 template <class T>
 FA_DEVICE uint32_t convert_pair(float low, float high);

@@ -32,7 +32,28 @@ FA_DEVICE void st_global_chunk(void* address, Chunk value) {
                : "memory");
 }
 
-/// ld.shared.b32, st.shared.b32 and their 2- and 16-byte forms.
+/// ld.global.v4.b32: likewise.
+FA_DEVICE Chunk ld_global_chunk(const void* address) {
+  Chunk value;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(__cvta_generic_to_global(address))
+               : "memory");
+  return value;
+}
+
+/// red.global.add.f32: an addition whose order among others is open. The form of four (16-byte aligned) needs compute
+/// capability 9.0.
+FA_DEVICE void red_add_f32(float* address, float value) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
+}
+FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "f"(value[0]),
+               "f"(value[1]), "f"(value[2]), "f"(value[3])
+               : "memory");
+}
+
+/// ld.shared.b32, st.shared.b32 and their 2-, 8- and 16-byte forms.
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
@@ -42,6 +63,9 @@ FA_DEVICE uint16_t ld_shared_b16(uint32_t address) {
   uint16_t value;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
   return value;
+}
+FA_DEVICE void ld_shared_f32x2(float (&value)[2], uint32_t address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value[0]), "=f"(value[1]) : "r"(address) : "memory");
 }
 FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
   Chunk value;

@@ -128,6 +128,88 @@ struct WarpGemm {
       }
     }
   }
+
+  // What the backward adds: operands that come transposed, or from accumulators.
+
+  /// The A operand of depth step `k` from columns `row`.. of a tile whose rows are the depth.
+  template <class Tile>
+  static FA_DEVICE void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
+    ptx::ldmatrix_x4_trans(
+        a, tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8) + Tile::offset(k * kStep, row));
+  }
+
+  /// Accumulators rounded to A operands: neighbouring n tiles are one depth step.
+  template <int kMTiles, int kNTiles>
+  struct Packed {
+    uint32_t words[kMTiles][kNTiles / 2][4];
+  };
+
+  template <int kMTiles, int kNTiles>
+  static FA_DEVICE void pack(Packed<kMTiles, kNTiles>& packed, const Fragment<kMTiles, kNTiles>& c) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          packed.words[m][n / 2][n % 2 * 2 + r] = ptx::convert_pair<T>(c[m][n][2 * r], c[m][n][2 * r + 1]);
+        }
+      }
+    }
+  }
+
+  template <class Tile, int kMTiles, int kNTiles>
+  static FA_DEVICE void store(const Packed<kMTiles, kNTiles>& packed, uint32_t tile, int lane) {
+    const uint32_t own = tile + Tile::offset(lane / 4, 2 * (lane % 4));
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          ptx::st_shared_b32(own + Tile::offset(16 * m + 8 * r, 8 * n), packed.words[m][n / 2][n % 2 * 2 + r]);
+        }
+      }
+    }
+  }
+
+  /// C += A B with `load_a(a, m, k)` giving A. B is [kDepth, 8 * kNTiles] in shared memory, read transposed.
+  template <class BTile, int kDepth, int kMTiles, int kNTiles, class LoadA>
+  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& c, uint32_t b_tile, int lane, LoadA load_a) {
+    const uint32_t b_lane = b_tile + BTile::offset(lane % 16, lane / 16 * 8);
+    FA_UNROLL
+    for (int k = 0; k < kDepth / kStep; ++k) {
+      uint32_t a[kMTiles][4];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) load_a(a[m], m, k);
+      FA_UNROLL
+      for (int n = 0; n + 1 < kNTiles; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, b_lane + BTile::offset(k * kStep, 8 * n));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          ptx::mma_m16n8k16<T>(c[m][n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(c[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+      if constexpr (kNTiles % 2 != 0) {
+        constexpr int n = kNTiles - 1;
+        uint32_t b[2];
+        ptx::ldmatrix_x2_trans(b, b_tile + BTile::offset(lane % 16, 0) + BTile::offset(k * kStep, 8 * n));
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(c[m][n], a[m], b[0], b[1]);
+      }
+    }
+  }
+
+  template <class BTile, int kMTiles, int kDepthTiles, int kNTiles>
+  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& c, const Packed<kMTiles, kDepthTiles>& packed,
+                                 uint32_t b_tile, int lane) {
+    multiply<BTile, 8 * kDepthTiles>(c, b_tile, lane, [&](uint32_t(&a)[4], int m, int k) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = packed.words[m][k][i];
+    });
+  }
 };
 
 }  // namespace fa::sm80

@@ -146,6 +146,92 @@ struct WarpGemm<float> {
       }
     }
   }
+
+  // What the backward adds: operands that come transposed, or from accumulators.
+
+  /// The A operand of depth step `k` from columns `row`.. of a tile whose rows are the depth.
+  template <class Tile>
+  static FA_DEVICE void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
+    const uint32_t own = tile + Tile::offset(lane % 4, lane / 4) + Tile::offset(k * kStep, row);
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) a[i] = ptx::ld_shared_b32(own + Tile::offset(i / 2 * 4, i % 2 * 8));
+  }
+
+  template <int kMTiles, int kNTiles>
+  struct Packed {
+    Fragment<kMTiles, kNTiles> values;
+  };
+
+  template <int kMTiles, int kNTiles>
+  static FA_DEVICE void pack(Packed<kMTiles, kNTiles>& packed, const Fragment<kMTiles, kNTiles>& c) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) packed.values[m][n][e] = c[m][n][e];
+      }
+    }
+  }
+
+  template <class Tile, int kMTiles, int kNTiles>
+  static FA_DEVICE void store(const Packed<kMTiles, kNTiles>& packed, uint32_t tile, int lane) {
+    const uint32_t own = tile + Tile::offset(lane / 4, 2 * (lane % 4));
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          ptx::st_shared_b64(own + Tile::offset(16 * m + 8 * r, 8 * n), ptx::bits(packed.values[m][n][2 * r]),
+                             ptx::bits(packed.values[m][n][2 * r + 1]));
+        }
+      }
+    }
+  }
+
+  /// C += A B with `load_a(a, m, k)` giving A. B is [kDepth, 8 * kNTiles] in shared memory, read transposed.
+  template <class BTile, int kDepth, int kMTiles, int kNTiles, class LoadA>
+  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& c, uint32_t b_tile, int lane, LoadA load_a) {
+    const uint32_t b_lane = b_tile + BTile::offset(lane % 4, lane / 4);
+    constexpr int kChain = 2;
+    static_assert(kDepth % (kChain * kStep) == 0, "depth steps come in chains");
+    FA_UNROLL_BY(1)
+    for (int k = 0; k < kDepth / kStep; k += kChain) {
+      SplitA a[kChain][kMTiles];
+      FA_UNROLL
+      for (int link = 0; link < kChain; ++link) {
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          uint32_t raw[4];
+          load_a(raw, m, k + link);
+          const float values[4] = {ptx::from_bits(raw[0]), ptx::from_bits(raw[1]), ptx::from_bits(raw[2]),
+                                   ptx::from_bits(raw[3])};
+          split_a(a[link][m], values);
+        }
+      }
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        float step[kMTiles][4] = {};
+        FA_UNROLL
+        for (int link = 0; link < kChain; ++link) {
+          const uint32_t address = b_lane + BTile::offset((k + link) * kStep, 8 * n);
+          const Tf32Pair b0 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address)));
+          const Tf32Pair b1 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address + BTile::offset(4, 0))));
+          FA_UNROLL
+          for (int m = 0; m < kMTiles; ++m) mma(step[m], a[link][m], b0, b1);
+        }
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) add(c[m][n], step[m]);
+      }
+    }
+  }
+
+  template <class BTile, int kMTiles, int kDepthTiles, int kNTiles>
+  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& c, const Packed<kMTiles, kDepthTiles>& packed,
+                                 uint32_t b_tile, int lane) {
+    accumulate<BTile, 8 * kNTiles, kMTiles, kDepthTiles>(c, packed.values, b_tile, lane);
+  }
 };
 
 }  // namespace fa::sm80

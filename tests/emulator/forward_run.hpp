@@ -6,19 +6,11 @@
 #include <string>
 
 #include "emulator/emulator.hpp"
+#include "emulator/placement.hpp"
 #include "emulator/spec.hpp"
 #include "support/attention_case.hpp"
 
 namespace emulator {
-
-/// How tensors lie in memory.
-enum class Placement : std::uint8_t {
-  bhsd,
-  bshd,
-  padded,     ///< unreadable bytes between rows, and rows in reverse order of heads: a negative stride
-  broadcast,  ///< K and V of all heads and batches are one: stride 0
-  gaps,       ///< unreadable bytes between rows, and no stride that a tensor map refuses
-};
 
 /// One forward call on one kernel (and the combine kernel, if the kernel splits the keys).
 struct ForwardCase {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -401,6 +402,13 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   }
 }
 
+void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site) {
+  const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(count);
+  check_global_load(address, bytes, name, site);
+  check_global_store(address, bytes, name, site);
+  for (int i = 0; i < count; ++i) std::atomic_ref<float>(address[i]).fetch_add(values[i]);
+}
+
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site) {
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
@@ -546,6 +554,10 @@ std::uint16_t convert_f16(float x) {
 
 std::uint16_t convert_bf16(float x) {
   return std::isnan(x) ? std::uint16_t{0x7fff} : fa::reference::encode_bf16(x);
+}
+
+float convert_from_f16(std::uint16_t bits) {
+  return static_cast<float>(fa::reference::decode_f16(bits));
 }
 
 }  // namespace emulator

@@ -30,6 +30,8 @@ bool vote_any(bool predicate, const Site& site);
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site);
+/// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
+void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site);
 
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site);
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site);
@@ -101,6 +103,7 @@ float rcp(float x);
 float lg2(float x);
 std::uint16_t convert_f16(float x);
 std::uint16_t convert_bf16(float x);
+float convert_from_f16(std::uint16_t bits);
 
 }  // namespace emulator
 

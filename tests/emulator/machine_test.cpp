@@ -378,6 +378,32 @@ TEST(GlobalMemoryRules, RegionsAndFlags) {
             FaultKind::misaligned);
 }
 
+TEST(GlobalMemoryRules, AdditionsOfManyBlocksAllCount) {
+  alignas(16) std::array<float, 4> sums{1, 2, 3, 4};
+  Memory memory;
+  memory.add("sums", sums.data(), sizeof sums, 3);
+  const float values[4] = {1, 0, 0.5f, 0};
+  run([&] { red_add_f32(sums.data(), values, 4, "red.global.add.v4.f32", Site::current()); }, memory,
+      {64, 64, 0, 1, 2});
+  EXPECT_EQ(sums, (std::array<float, 4>{1 + 64 * 64, 2, 3 + 64 * 32, 4}));
+
+  const auto fault_kind = [&](std::uint8_t flags, int offset) {
+    Memory flagged;
+    flagged.add("sums", sums.data(), sizeof sums, flags);
+    try {
+      run([&] { red_add_f32(sums.data() + offset, values, 2, "red", Site::current()); }, flagged, {1, 32, 0, 1, 1});
+    } catch (const Fault& fault) {
+      return fault.kind;
+    }
+    ADD_FAILURE() << "no fault";
+    return FaultKind::deadlock;
+  };
+  EXPECT_EQ(fault_kind(Memory::kWritable, 0), FaultKind::global_uninitialised);
+  EXPECT_EQ(fault_kind(Memory::kReadable, 0), FaultKind::global_not_writable);
+  EXPECT_EQ(fault_kind(3, 1), FaultKind::misaligned);
+  EXPECT_EQ(fault_kind(3, 4), FaultKind::global_out_of_bounds);
+}
+
 // Schedules.
 
 std::vector<int> order_of_threads(std::uint64_t seed) {

@@ -1,11 +1,17 @@
 #include "emulator/mutations.hpp"
 
+#include <iterator>
 #include <utility>
+
+#include "emulator/backward_specs.hpp"
+#include "emulator/specs.hpp"
 
 namespace emulator {
 namespace {
 
 using fa::DType;
+using fa::plan::KernelSpec;
+using fa::plan::Op;
 
 constexpr const char* kForward = "sm80/sm80_forward.cuh";
 constexpr const char* kMma16 = "sm80/sm80_mma16.cuh";
@@ -15,6 +21,10 @@ constexpr const char* kSoftmax = "common/online_softmax.cuh";
 constexpr const char* kHopper = "sm90/sm90_forward.cuh";
 constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
+constexpr const char* kBackward = "sm80/sm80_backward.cuh";
+constexpr const char* kBackwardDq = "sm80/sm80_backward_dq.cuh";
+constexpr const char* kPreprocess = "common/backward_preprocess.cuh";
+constexpr const char* kReduce = "common/backward_reduce.cuh";
 
 /// Two warps, 16 rows each; ragged sequences take three key tiles.
 Spec base(int stages) {
@@ -42,6 +52,16 @@ Spec hopper_base() {
   spec.stages = 2;
   spec.q_buffers = 1;
   spec.take_turns = true;
+  return spec;
+}
+
+/// Two steps of queries, four warps: two groups of keys by two of queries.
+KernelSpec backward_base() {
+  KernelSpec spec = base(2);
+  spec.op = Op::backward;
+  spec.warps = 4;
+  spec.warps_n = 2;
+  spec.dq_warps_m = 2;
   return spec;
 }
 
@@ -463,11 +483,208 @@ std::vector<Mutation> make_mutations() {
   };
 }
 
+std::vector<Mutation> make_backward_mutations() {
+  const KernelSpec by_keys = changed(backward_base(), [](KernelSpec& spec) {
+    spec.warps = 2;  // a warp has all queries of its keys: only dS leaves its registers
+    spec.dq_warps_m = 1;
+    spec.stages = 1;
+  });
+  const KernelSpec delayed = changed(backward_base(), [](KernelSpec& spec) { spec.delayed_dq = true; });
+  const KernelSpec delayed_by_keys = changed(by_keys, [](KernelSpec& spec) {
+    spec.stages = 2;
+    spec.delayed_dq = true;
+  });
+  const KernelSpec split = changed(backward_base(), [](KernelSpec& spec) { spec.split = true; });
+  const KernelSpec dq = changed(base(2), [](KernelSpec& spec) { spec.op = Op::backward_dq; });
+  const KernelSpec preprocess = backward_helper_spec(backward_base(), Op::backward_preprocess);
+  const KernelSpec reduce = backward_helper_spec(backward_base(), Op::backward_reduce);
+  using enum FaultKind;
+  return {
+      {"backward_no_wait_for_queries",
+       kBackward,
+       "ptx::cp_async_wait<0>();\n    ptx::sync_threads();  // this tile",
+       "ptx::sync_threads();  // this tile",
+       1,
+       backward_base(),
+       {shared_in_flight}},
+      {"backward_no_barrier_before_a_step",
+       kBackward,
+       "ptx::sync_threads();  // this tile",
+       "// this tile",
+       1,
+       backward_base(),
+       {shared_race, shared_in_flight, shared_uninitialised}},
+      {"backward_p_is_read_before_it_is_there",
+       kBackward,
+       "if constexpr (kExchange) ptx::sync_threads();  // all of P",
+       "// all of P",
+       1,
+       backward_base(),
+       {shared_race, shared_uninitialised}},
+      {"backward_ds_is_read_before_it_is_there",
+       kBackward,
+       "ptx::sync_threads();  // all of dS is in shared memory, and",
+       "// all of dS is in shared memory, and",
+       1,
+       by_keys,
+       {shared_race, shared_uninitialised, shared_in_flight}},
+      {"backward_last_ds_is_read_before_it_is_there",
+       kBackward,
+       "if constexpr (!kExchange) ptx::sync_threads();  // all of the last dS",
+       "// all of the last dS",
+       1,
+       delayed_by_keys,
+       {shared_race, shared_uninitialised}},
+      {"backward_delayed_dq_of_the_wrong_buffer",
+       kBackward,
+       "add_dq(before(place, steps.first), stage ^ 1)",
+       "add_dq(before(place, steps.first), stage)",
+       3,
+       delayed,
+       {shared_race, shared_uninitialised}},
+      {"backward_fills_the_stage_in_use",
+       kBackward,
+       "load_queries(next, stage ^ 1)",
+       "load_queries(next, stage)",
+       1,
+       backward_base(),
+       {shared_race, shared_in_flight}},
+      {"backward_loads_one_step_too_many",
+       kBackward,
+       "begin_step(next, left > 1, stage);",
+       "begin_step(next, true, stage);",
+       1,
+       backward_base(),
+       {copies_at_exit, global_out_of_bounds, shared_in_flight}},
+      {"backward_dk_staged_over_k",
+       kBackward,
+       "ptx::sync_threads();  // all have left K and V",
+       "// all have left K and V",
+       1,
+       backward_base(),
+       {shared_race}},
+      {"backward_rows_leave_before_they_are_staged",
+       kBackward,
+       "ptx::sync_threads();  // dK and dV are complete",
+       "// dK and dV are complete",
+       1,
+       backward_base(),
+       {shared_race, shared_uninitialised}},
+      {"backward_dq_past_the_last_row",
+       kBackward,
+       "if (row_group * kRowGroup >= params.padded_rows) break;",
+       "",
+       1,
+       backward_base(),
+       {global_out_of_bounds, global_uninitialised}},
+      {"backward_queries_past_the_end",
+       kBackward,
+       "const int valid = params.s_q - row;",
+       "const int valid = kTileM;",
+       1,
+       backward_base(),
+       {global_out_of_bounds}},
+      {"backward_statistics_past_the_end",
+       kBackward,
+       "const bool in_range = row + first < params.padded_rows;",
+       "const bool in_range = true;",
+       1,
+       backward_base(),
+       {global_out_of_bounds, global_uninitialised}},
+      {"backward_keys_past_the_end",
+       kBackward,
+       "const int valid = params.s_kv - first_key;\n    store_tile",
+       "const int valid = kTileN;\n    store_tile",
+       1,
+       backward_base(),
+       {global_out_of_bounds, global_not_writable}},
+      {"backward_partials_past_the_end",
+       kBackward,
+       "if (first_key + row >= params.s_kv) continue;",
+       "",
+       1,
+       split,
+       {global_out_of_bounds}},
+      {"backward_reduce_reads_past_the_splits",
+       kReduce,
+       "split < params.splits",
+       "split <= params.splits",
+       1,
+       reduce,
+       {global_out_of_bounds}},
+      {"backward_accumulator_not_zeroed",
+       kPreprocess,
+       "if (params.dq_accum == nullptr) return;",
+       "return;",
+       1,
+       preprocess,
+       {global_uninitialised}},
+      {"backward_padding_without_statistics",
+       kPreprocess,
+       "ptx::st_global(params.delta + index, sum);",
+       "if (valid) ptx::st_global(params.delta + index, sum);",
+       1,
+       preprocess,
+       {global_uninitialised}},
+      {"backward_dq_no_wait_for_keys",
+       kBackwardDq,
+       "ptx::cp_async_wait<0>();",
+       "",
+       1,
+       dq,
+       {shared_in_flight, copies_at_exit}},
+      {"backward_dq_staged_over_q",
+       kBackwardDq,
+       "ptx::sync_threads();  // all have left Q",
+       "// all have left Q",
+       1,
+       dq,
+       {shared_race}},
+      {"backward_dq_fills_the_stage_in_use",
+       kBackwardDq,
+       "load_keys(n_block + 1, stage ^ 1)",
+       "load_keys(n_block + 1, stage)",
+       1,
+       dq,
+       {shared_race, shared_in_flight}},
+  };
+}
+
+std::vector<Mutation> all_mutations() {
+  std::vector<Mutation> list = make_mutations();
+  std::vector<Mutation> backward = make_backward_mutations();
+  list.insert(list.end(), std::make_move_iterator(backward.begin()), std::make_move_iterator(backward.end()));
+  return list;
+}
+
 }  // namespace
 
 const std::vector<Mutation>& mutations() {
-  static const std::vector<Mutation> instance = make_mutations();
+  static const std::vector<Mutation> instance = all_mutations();
   return instance;
+}
+
+bool is_backward(const Mutation& mutation) {
+  return mutation.spec.op != Op::forward;
+}
+
+BackwardSpecs backward_specs_of(const Mutation& mutation) {
+  BackwardSpecs specs{backward_base(), {}};
+  switch (mutation.spec.op) {
+    case Op::backward:
+      specs.main = mutation.spec;
+      break;
+    case Op::backward_dq:
+      specs.main.write_dq = false;
+      specs.dq = mutation.spec;
+      break;
+    case Op::backward_reduce:
+      specs.main.split = true;
+      break;
+    default:
+      break;
+  }
+  return specs;
 }
 
 }  // namespace emulator

@@ -24,6 +24,8 @@ struct Mutation {
 
 const std::vector<Mutation>& mutations();
 
+bool is_backward(const Mutation& mutation);
+
 }  // namespace emulator
 
 #endif  // FA_TESTS_EMULATOR_MUTATIONS_HPP_

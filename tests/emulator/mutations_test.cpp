@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "emulator/backward_run.hpp"
+#include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
 
 namespace emulator {
@@ -35,18 +37,56 @@ ForwardKernels kernels_with(const Mutation& mutation, const ForwardCase& c) {
   return kernels;
 }
 
+BackwardCase backward_case_of(const Mutation& mutation) {
+  const ForwardCase forward = case_of(mutation);
+  BackwardCase c;
+  c.specs = backward_specs_of(mutation);
+  c.attention = forward.attention;
+  c.splits = c.specs.main.split ? 2 : 1;
+  return c;
+}
+
+BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c) {
+  using fa::plan::Op;
+  BackwardKernelNames kernels = kernels_of(c);
+  const Op op = mutation.spec.op;
+  (op == Op::backward              ? kernels.main
+   : op == Op::backward_dq         ? kernels.dq
+   : op == Op::backward_preprocess ? kernels.preprocess
+                                   : kernels.reduce) = "mutant " + mutation.name;
+  return kernels;
+}
+
+/// A mutant that breaks no rule of the machine must at least be wrong.
+void expect_wrong(const Mutation& mutation, const ForwardCase& c, const fa::test::AttentionInputs& inputs,
+                  const fa::test::AttentionOutputs& actual) {
+  const fa::test::AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  EXPECT_GT(fa::test::compare(actual.o.view(), expected.o.view()).max_abs, 0.05) << "harmless";
+}
+
+/// Runs the mutant, or with `changed` = false what it was made of.
+void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  if (is_backward(mutation)) {
+    const BackwardCase c = backward_case_of(mutation);
+    run_backward(c, make_backward_data(c), changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+  } else {
+    const ForwardCase c = case_of(mutation);
+    const fa::test::AttentionInputs inputs = make_inputs(c);
+    const fa::test::AttentionOutputs actual =
+        run_forward(c, inputs, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+    if (changed) expect_wrong(mutation, c, inputs, actual);
+  }
+}
+
 class Mutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Mutants, AreCaughtAndNamed) {
   const Mutation& mutation = mutations()[GetParam()];
-  const ForwardCase c = case_of(mutation);
-  const fa::test::AttentionInputs inputs = make_inputs(c);
-  const fa::test::AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
   for (const std::uint64_t seed : {1, 2, 3}) {
     try {
-      const fa::test::AttentionOutputs actual = run_forward(c, inputs, kernels_with(mutation, c), seed);
-      EXPECT_TRUE(mutation.faults.empty()) << "not caught, seed " << seed;
-      EXPECT_GT(fa::test::compare(actual.o.view(), expected.o.view()).max_abs, 0.05) << "harmless, seed " << seed;
+      run(mutation, true, seed);
+      EXPECT_FALSE(is_backward(mutation)) << "not caught, seed " << seed;
     } catch (const Fault& fault) {
       EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
       if (seed == 1) RecordProperty("fault", fault.what());
@@ -60,11 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
                          });
 
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
-  for (const Mutation& mutation : mutations()) {
-    const ForwardCase c = case_of(mutation);
-    ForwardKernels kernels = kernels_of(c);
-    EXPECT_NO_THROW(run_forward(c, make_inputs(c), kernels, 1)) << mutation.name;
-  }
+  for (const Mutation& mutation : mutations()) EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
 }
 
 }  // namespace

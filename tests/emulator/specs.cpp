@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "emulator/backward_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
 #include "plan/planner.hpp"
@@ -156,6 +157,18 @@ KernelSpec combine_spec(const KernelSpec& split) {
   return spec;
 }
 
+KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
+  KernelSpec spec;
+  spec.op = op;
+  spec.arch = main.arch;
+  spec.dtype = main.dtype;
+  spec.d_qk = main.d_qk;
+  spec.d_v = main.d_v;
+  spec.aligned = main.aligned;
+  spec.warps = 4;
+  return spec;
+}
+
 const std::vector<Spec>& sm90_specs() {
   static const std::vector<Spec> specs = find_sm90_specs();
   return specs;
@@ -165,7 +178,9 @@ std::vector<Spec> all_specs() {
   std::vector<Spec> specs(covering_specs().begin(), covering_specs().end());
   specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
   for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
-  for (const Mutation& mutation : mutations()) specs.push_back(mutation.spec);
+  for (const Mutation& mutation : mutations()) {
+    if (!is_backward(mutation)) specs.push_back(mutation.spec);
+  }
   std::set<std::string> seen;
   std::vector<Spec> unique;
   const auto add = [&](const Spec& spec) {
@@ -173,7 +188,14 @@ std::vector<Spec> all_specs() {
   };
   for (const Spec& spec : specs) {
     add(spec);
-    if (spec.split) add(combine_spec(spec));
+    if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
+  }
+  for (const BackwardSpecs& backward : all_backward_specs()) {
+    const bool deterministic = !backward.main.write_dq;
+    add(backward.main);
+    add(backward_helper_spec(backward.main, Op::backward_preprocess));
+    if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
+    add(deterministic ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
   }
   return unique;
 }

@@ -23,7 +23,10 @@ const std::vector<Spec>& sm90_specs();
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 
-/// All of the above, each once.
+/// A small kernel that goes with a backward kernel.
+fa::plan::KernelSpec backward_helper_spec(const fa::plan::KernelSpec& main, fa::plan::Op op);
+
+/// All of the above and the backward's, each once.
 std::vector<Spec> all_specs();
 
 }  // namespace emulator

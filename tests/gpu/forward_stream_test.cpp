@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gpu/device_case.hpp"
+#include "gpu/scoped_stream.hpp"
 
 namespace fa::test {
 namespace {
@@ -13,18 +14,6 @@ using ForwardStream = GpuTest;
 const driver::Api& api() {
   return driver::api();
 }
-
-class ScopedStream {
- public:
-  ScopedStream() { driver::check(api().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate"); }
-  ~ScopedStream() { api().cuStreamDestroy(stream_); }
-  ScopedStream(const ScopedStream&) = delete;
-  ScopedStream& operator=(const ScopedStream&) = delete;
-  CUstream get() const { return stream_; }
-
- private:
-  CUstream stream_ = nullptr;
-};
 
 /// One kernel, and two kernels with partial results in between.
 std::vector<AttentionCase> captured_cases() {

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace fa::plan {
 namespace {
@@ -33,8 +34,39 @@ constexpr Mutation kMutations[] = {
     {"conditional_rescale", [](KernelSpec& spec) { spec.conditional_rescale = !spec.conditional_rescale; }},
     {"pack_gqa", [](KernelSpec& spec) { spec.pack_gqa = !spec.pack_gqa; }},
     {"split", [](KernelSpec& spec) { spec.split = !spec.split; }},
+    {"warps_n", [](KernelSpec& spec) { spec.warps_n = 4; }},
+    {"dq_warps_m", [](KernelSpec& spec) { spec.dq_warps_m = 1; }},
+    {"substeps", [](KernelSpec& spec) { spec.substeps = 2; }},
+    {"operands_in_registers", [](KernelSpec& spec) { spec.operands_in_registers = 2; }},
+    {"write_dq", [](KernelSpec& spec) { spec.write_dq = !spec.write_dq; }},
+    {"delayed_dq", [](KernelSpec& spec) { spec.delayed_dq = !spec.delayed_dq; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
+
+/// The fields that kernels of an operation are made of; every other one must not part their texts.
+struct Operation {
+  Op op;
+  std::set<std::string> fields;
+};
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> list = {
+      {Op::forward,
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "aligned", "tile_m", "tile_n", "warps",
+        "stages", "q_in_registers", "loop_bodies", "conditional_rescale", "pack_gqa", "split", "min_blocks"}},
+      {Op::combine, {"arch", "dtype", "d_v", "warps"}},
+      {Op::backward,
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "warps_n",
+        "dq_warps_m", "substeps", "stages", "operands_in_registers", "write_dq", "delayed_dq", "split", "min_blocks"}},
+      {Op::backward_dq,
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages",
+        "min_blocks"}},
+      {Op::backward_preprocess, {"arch", "dtype", "d_qk", "d_v", "aligned", "warps"}},
+      {Op::backward_convert, {"arch", "dtype", "d_qk", "aligned", "warps"}},
+      {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps"}},
+  };
+  return list;
+}
 
 KernelSpec some_spec() {
   KernelSpec spec;
@@ -50,48 +82,45 @@ KernelSpec some_spec() {
 // A field added to KernelSpec breaks this binding: give it a mutation above, and a place in canonical().
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-               q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, min_blocks] = some_spec();
+               q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
+               operands_in_registers, write_dq, delayed_dq, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, min_blocks));
+                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
+                  operands_in_registers, write_dq, delayed_dq, min_blocks));
 }
 
-TEST(KernelSpec, EveryFieldChangesTheText) {
-  std::set<std::string> texts{canonical(some_spec())};
-  for (const Mutation& mutation : kMutations) {
-    KernelSpec spec = some_spec();
-    mutation.apply(spec);
-    EXPECT_NE(spec, some_spec()) << mutation.field;
-    EXPECT_TRUE(texts.insert(canonical(spec)).second) << mutation.field << ": " << canonical(spec);
+TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {
+  std::set<std::string> texts;
+  for (const Operation& operation : operations()) {
+    KernelSpec base = some_spec();
+    base.op = operation.op;
+    EXPECT_TRUE(texts.insert(canonical(base)).second) << canonical(base);
+    for (const Mutation& mutation : kMutations) {
+      if (std::string(mutation.field) == "op") continue;
+      KernelSpec spec = base;
+      mutation.apply(spec);
+      EXPECT_NE(spec, base) << mutation.field;
+      if (operation.fields.contains(mutation.field)) {
+        EXPECT_TRUE(texts.insert(canonical(spec)).second) << mutation.field << ": " << canonical(spec);
+      } else {
+        EXPECT_EQ(canonical(spec), canonical(base)) << mutation.field;
+      }
+    }
   }
 }
 
 TEST(KernelSpec, EveryPartOfTheArchitectureChangesTheText) {
   std::set<std::string> texts;
   for (const Arch arch : {Arch{8, 0, '\0'}, Arch{9, 0, '\0'}, Arch{9, 0, 'a'}, Arch{9, 0, 'f'}, Arch{8, 6, '\0'}}) {
-    for (const Op op : {Op::forward, Op::combine}) {
+    for (const Op op : {Op::forward, Op::combine, Op::backward, Op::backward_dq, Op::backward_preprocess}) {
       KernelSpec spec = some_spec();
       spec.op = op;
       spec.arch = arch;
       EXPECT_TRUE(texts.insert(canonical(spec)).second) << canonical(spec);
     }
   }
-}
-
-TEST(KernelSpec, WhatTheCombineKernelUsesChangesItsText) {
-  KernelSpec combine = some_spec();
-  combine.op = Op::combine;
-  std::set<std::string> texts{canonical(combine)};
-  for (const char* field : {"arch", "dtype", "d_v", "warps"}) {
-    for (const Mutation& mutation : kMutations) {
-      if (std::string(field) != mutation.field) continue;
-      KernelSpec spec = combine;
-      mutation.apply(spec);
-      EXPECT_TRUE(texts.insert(canonical(spec)).second) << field;
-    }
-  }
-  EXPECT_EQ(texts.size(), 5U);
 }
 
 TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
@@ -101,6 +130,15 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
             "tile_n=64 warps=4 stages=1 q_in_registers=0 loop_bodies=1 "
             "conditional_rescale=1 pack_gqa=0 split=0 min_blocks=1");
   EXPECT_EQ(kernel_name(some_spec()), "fa_sm80_forward");
+  KernelSpec backward = some_spec();
+  backward.op = Op::backward;
+  backward.warps_n = 2;
+  backward.dq_warps_m = 4;
+  EXPECT_EQ(canonical(backward),
+            "sm80_backward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 aligned=1 tile_m=128 tile_n=64 warps=4 "
+            "warps_n=2 dq_warps_m=4 substeps=1 stages=1 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 "
+            "min_blocks=1");
+  EXPECT_EQ(kernel_name(backward), "fa_sm80_backward");
 }
 
 }  // namespace

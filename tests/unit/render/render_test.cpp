@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "files.hpp"
 #include "plan/planner.hpp"
@@ -38,6 +39,41 @@ plan::KernelSpec combine_spec() {
   return spec;
 }
 
+plan::KernelSpec backward_spec() {
+  plan::KernelSpec spec;
+  spec.op = plan::Op::backward;
+  spec.arch = plan::parse_arch("sm_90a");
+  spec.dtype = DType::bf16;
+  spec.d_qk = 192;
+  spec.d_v = 128;
+  spec.causal = true;
+  spec.tile_m = 64;
+  spec.tile_n = 64;
+  spec.warps = 8;
+  spec.warps_n = 4;
+  spec.dq_warps_m = 2;
+  spec.stages = 2;
+  return spec;
+}
+
+plan::KernelSpec backward_spec(plan::Op op) {
+  plan::KernelSpec spec = backward_spec();
+  spec.op = op;
+  if (op == plan::Op::backward_dq) spec.warps = 4;
+  return spec;
+}
+
+/// One of each operation.
+std::vector<plan::KernelSpec> all_specs() {
+  return {forward_spec(),
+          combine_spec(),
+          backward_spec(),
+          backward_spec(plan::Op::backward_dq),
+          backward_spec(plan::Op::backward_preprocess),
+          backward_spec(plan::Op::backward_convert),
+          backward_spec(plan::Op::backward_reduce)};
+}
+
 /// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
 void expect_golden(const std::string& name, const std::string& text) {
   const std::filesystem::path path = std::filesystem::path(FA_TEST_GOLDEN_DIR) / name;
@@ -53,8 +89,15 @@ TEST(Render, CombineUnitIsGolden) {
   expect_golden("forward_combine.cu", render(combine_spec()).unit);
 }
 
+TEST(Render, BackwardUnitsAreGolden) {
+  for (const plan::KernelSpec& spec : all_specs()) {
+    if (spec.op == plan::Op::forward || spec.op == plan::Op::combine) continue;
+    expect_golden(kernel_name(spec).substr(3) + ".cu", render(spec).unit);
+  }
+}
+
 TEST(Render, EqualSpecsGiveEqualBytes) {
-  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+  for (const plan::KernelSpec& spec : all_specs()) {
     const plan::KernelSpec copy = spec;
     const Source first = render(spec);
     const Source second = render(copy);
@@ -64,33 +107,80 @@ TEST(Render, EqualSpecsGiveEqualBytes) {
   }
 }
 
-TEST(Render, WhatTheKernelDependsOnReachesIt) {
-  using Spec = plan::KernelSpec;
-  void (*const mutations[])(Spec&) = {
-      [](Spec& spec) { spec.dtype = DType::f16; }, [](Spec& spec) { spec.dtype = DType::f32; },
-      [](Spec& spec) { spec.d_qk = 8; },           [](Spec& spec) { spec.d_v = 8; },
-      [](Spec& spec) { spec.causal = false; },     [](Spec& spec) { spec.positive_scale = false; },
-      [](Spec& spec) { spec.aligned = false; },    [](Spec& spec) { spec.tile_m = 256; },
-      [](Spec& spec) { spec.tile_n = 16; },        [](Spec& spec) { spec.warps = 4; },
-      [](Spec& spec) { spec.stages = 1; },         [](Spec& spec) { spec.q_in_registers = true; },
-      [](Spec& spec) { spec.loop_bodies = 2; },    [](Spec& spec) { spec.pack_gqa = true; },
-      [](Spec& spec) { spec.split = true; },       [](Spec& spec) { spec.min_blocks = 2; },
-  };
-  // The first line is a comment with the whole spec: it does not count.
-  const auto code_of = [](const Spec& spec) {
+using Mutation = void (*)(plan::KernelSpec&);
+
+/// Every mutation of `spec` changes the code. The first line is a comment with the whole spec: it does not count.
+void expect_reach_the_kernel(const plan::KernelSpec& original, const std::vector<Mutation>& mutations) {
+  const auto code_of = [](const plan::KernelSpec& spec) {
     const std::string unit = render(spec).unit;
     return unit.substr(unit.find('\n'));
   };
-  std::set<std::string> units{code_of(forward_spec())};
-  for (std::size_t i = 0; i < std::size(mutations); ++i) {
-    Spec spec = forward_spec();
+  std::set<std::string> units{code_of(original)};
+  for (std::size_t i = 0; i < mutations.size(); ++i) {
+    plan::KernelSpec spec = original;
     mutations[i](spec);
     EXPECT_TRUE(units.insert(code_of(spec)).second) << "mutation " << i << ": " << canonical(spec);
   }
 }
 
+TEST(Render, WhatTheKernelDependsOnReachesIt) {
+  using Spec = plan::KernelSpec;
+  expect_reach_the_kernel(forward_spec(), {
+                                              [](Spec& spec) { spec.dtype = DType::f16; },
+                                              [](Spec& spec) { spec.dtype = DType::f32; },
+                                              [](Spec& spec) { spec.d_qk = 8; },
+                                              [](Spec& spec) { spec.d_v = 8; },
+                                              [](Spec& spec) { spec.causal = false; },
+                                              [](Spec& spec) { spec.positive_scale = false; },
+                                              [](Spec& spec) { spec.aligned = false; },
+                                              [](Spec& spec) { spec.tile_m = 256; },
+                                              [](Spec& spec) { spec.tile_n = 16; },
+                                              [](Spec& spec) { spec.warps = 4; },
+                                              [](Spec& spec) { spec.stages = 1; },
+                                              [](Spec& spec) { spec.q_in_registers = true; },
+                                              [](Spec& spec) { spec.loop_bodies = 2; },
+                                              [](Spec& spec) { spec.pack_gqa = true; },
+                                              [](Spec& spec) { spec.split = true; },
+                                              [](Spec& spec) { spec.min_blocks = 2; },
+                                          });
+}
+
+TEST(Render, WhatTheBackwardDependsOnReachesIt) {
+  using Spec = plan::KernelSpec;
+  expect_reach_the_kernel(backward_spec(), {
+                                               [](Spec& spec) { spec.arch = plan::parse_arch("sm_80"); },
+                                               [](Spec& spec) { spec.dtype = DType::f16; },
+                                               [](Spec& spec) { spec.d_qk = 8; },
+                                               [](Spec& spec) { spec.d_v = 8; },
+                                               [](Spec& spec) { spec.causal = false; },
+                                               [](Spec& spec) { spec.aligned = false; },
+                                               [](Spec& spec) { spec.tile_m = 32; },
+                                               [](Spec& spec) { spec.tile_n = 128; },
+                                               [](Spec& spec) { spec.warps = 4; },
+                                               [](Spec& spec) { spec.warps_n = 2; },
+                                               [](Spec& spec) { spec.dq_warps_m = 4; },
+                                               [](Spec& spec) { spec.stages = 1; },
+                                               [](Spec& spec) { spec.operands_in_registers = 1; },
+                                               [](Spec& spec) { spec.write_dq = false; },
+                                               [](Spec& spec) { spec.split = true; },
+                                               [](Spec& spec) { spec.min_blocks = 2; },
+                                           });
+  expect_reach_the_kernel(backward_spec(plan::Op::backward_dq), {
+                                                                    [](Spec& spec) { spec.dtype = DType::f16; },
+                                                                    [](Spec& spec) { spec.d_qk = 8; },
+                                                                    [](Spec& spec) { spec.d_v = 8; },
+                                                                    [](Spec& spec) { spec.causal = false; },
+                                                                    [](Spec& spec) { spec.aligned = false; },
+                                                                    [](Spec& spec) { spec.tile_m = 128; },
+                                                                    [](Spec& spec) { spec.tile_n = 128; },
+                                                                    [](Spec& spec) { spec.warps = 2; },
+                                                                    [](Spec& spec) { spec.stages = 1; },
+                                                                    [](Spec& spec) { spec.min_blocks = 2; },
+                                                                });
+}
+
 TEST(Render, UnitNamesTheSpecAndTheEntryPoint) {
-  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+  for (const plan::KernelSpec& spec : all_specs()) {
     const Source source = render(spec);
     EXPECT_EQ(lines_of(source.unit).front(), "// " + canonical(spec));
     EXPECT_EQ(source.kernel_name, kernel_name(spec));
@@ -119,7 +209,7 @@ std::string guard_of(const std::string& name) {
 }
 
 TEST(Flatten, PastesEachIncludedHeaderOnce) {
-  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+  for (const plan::KernelSpec& spec : all_specs()) {
     const Source source = render(spec);
     const std::string flat = flatten(source);
     int pasted = 0;
@@ -137,7 +227,7 @@ TEST(Flatten, PastesEachIncludedHeaderOnce) {
 }
 
 TEST(Flatten, LeavesNoIncludeButTheHostsOwn) {
-  for (const plan::KernelSpec& spec : {forward_spec(), combine_spec()}) {
+  for (const plan::KernelSpec& spec : all_specs()) {
     std::set<std::string> left;
     for (const std::string& line : lines_of(flatten(render(spec)))) {
       if (line.find("#include") != std::string::npos) left.insert(line);

@@ -60,6 +60,13 @@ FA_DEVICE f16 convert<f16>(float x) {
   return {emulator::convert_f16(x)};
 }
 
+FA_DEVICE float convert_to_float(bf16 x) {
+  return from_bits(static_cast<uint32_t>(x.bits) << 16);
+}
+FA_DEVICE float convert_to_float(f16 x) {
+  return emulator::convert_from_f16(x.bits);
+}
+
 template <class T>
 FA_DEVICE uint32_t convert_pair(float low, float high, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_register(low, "cvt.rn", site);

@@ -30,6 +30,21 @@ FA_DEVICE void st_global_chunk(void* address, Chunk value, const emulator::Site&
   __builtin_memcpy(address, &value, sizeof(Chunk));
 }
 
+FA_DEVICE Chunk ld_global_chunk(const void* address, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_load(address, sizeof(Chunk), "ld.global.v4.b32", site);
+  Chunk value;
+  __builtin_memcpy(&value, address, sizeof(Chunk));
+  return value;
+}
+
+FA_DEVICE void red_add_f32(float* address, float value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_add_f32(address, &value, 1, "red.global.add.f32", site);
+}
+FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4],
+                             const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_add_f32(address, value, 4, "red.global.add.v4.f32", site);
+}
+
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
   uint32_t value;
   emulator::load_shared(address, &value, sizeof value, "ld.shared.b32", site);
@@ -39,6 +54,10 @@ FA_DEVICE uint16_t ld_shared_b16(uint32_t address, const emulator::Site& site = 
   uint16_t value;
   emulator::load_shared(address, &value, sizeof value, "ld.shared.b16", site);
   return value;
+}
+FA_DEVICE void ld_shared_f32x2(float (&value)[2], uint32_t address,
+                               const emulator::Site& site = emulator::Site::current()) {
+  emulator::load_shared(address, value, sizeof value, "ld.shared.v2.f32", site);
 }
 FA_DEVICE Chunk ld_shared_chunk(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
   Chunk value;

@@ -1,0 +1,175 @@
+#include "plan/backward.hpp"
+
+#include <algorithm>
+
+#include "plan/sm80_backward.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+// Q, dO and dQ's accumulator of the heads that run together should fit the L2 cache; half of the smallest data-centre
+// L2 (A100: 40 MB).
+constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
+constexpr std::size_t kSectionAlignment = 256;
+constexpr int kPreprocessWarps = 4;
+constexpr int kConvertWarps = 4;
+constexpr int kReduceWarps = 4;
+// Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
+// that the choice need not know the GPU.
+constexpr std::int64_t kEnoughBlocks = 192;
+constexpr std::int64_t kKeysPerBlock = 128;
+constexpr std::int64_t kRowsPerSplit = 512;
+constexpr std::int64_t kMaxSplits = 64;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// A small kernel around the main one.
+KernelSpec helper(const Problem& problem, Op op, int warps) {
+  KernelSpec spec;
+  spec.op = op;
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.aligned = problem.aligned;
+  spec.warps = warps;
+  return spec;
+}
+
+/// Query heads of a KV head.
+std::int64_t group_of(const Problem& problem) noexcept {
+  return problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv;
+}
+
+void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
+  b = view.strides[0];
+  h = view.strides[1];
+  s = view.strides[2];
+}
+
+}  // namespace
+
+BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept {
+  BackwardChoice choice;
+  choice.aligned = problem.aligned;
+  const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
+  const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
+  if (fixed.splits != 0) {
+    choice.splits = fixed.splits;
+  } else if (blocks != 0 && 2 * blocks <= kEnoughBlocks) {
+    choice.splits = static_cast<int>(
+        std::max<std::int64_t>(std::min({kEnoughBlocks / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
+  }
+  return choice;
+}
+
+BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  const BackwardChoice choice = choose_backward(problem, fixed);
+  BackwardPlan plan;
+  plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
+  plan.main = sm80_backward_specs(problem, fixed, choice, deterministic);
+  if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
+  plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
+  plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
+  return plan;
+}
+
+BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept {
+  BackwardWorkspace layout;
+  layout.padded_rows = ceil_div(problem.s_q, kernel::kRowGroup) * kernel::kRowGroup;
+  const auto section = [&](std::int64_t floats) {
+    const std::size_t start = layout.bytes;
+    const std::size_t size = static_cast<std::size_t>(floats) * sizeof(float);
+    layout.bytes += (size + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
+    return start;
+  };
+  const std::int64_t rows = problem.b * problem.h_q * layout.padded_rows;
+  layout.lse_log2 = section(rows);
+  layout.delta = section(rows);
+  layout.dq_accum = section(deterministic ? 0 : rows * problem.d_qk);
+  layout.partial =
+      section(splits > 1 ? splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v) : 0);
+  return layout;
+}
+
+BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
+                               bool deterministic, const BackwardKernels& kernels, void* workspace) noexcept {
+  BackwardLaunch launch{};
+  kernel::BackwardParams& params = launch.params;
+  params.q = tensors.q.data;
+  params.k = tensors.k.data;
+  params.v = tensors.v.data;
+  params.o = tensors.o.data;
+  params.dout = tensors.dout.data;
+  params.lse = static_cast<const float*>(tensors.lse.data);
+  params.dlse = tensors.dlse.defined() ? static_cast<const float*>(tensors.dlse.data) : nullptr;
+  params.dq = tensors.dq.data;
+  params.dk = tensors.dk.data;
+  params.dv = tensors.dv.data;
+  set_strides(tensors.q, params.stride_q_b, params.stride_q_h, params.stride_q_s);
+  set_strides(tensors.k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+  set_strides(tensors.v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+  set_strides(tensors.o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+  set_strides(tensors.dout, params.stride_dout_b, params.stride_dout_h, params.stride_dout_s);
+  set_strides(tensors.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
+  if (tensors.dlse.defined()) {
+    set_strides(tensors.dlse, params.stride_dlse_b, params.stride_dlse_h, params.stride_dlse_s);
+  }
+  set_strides(tensors.dq, params.stride_dq_b, params.stride_dq_h, params.stride_dq_s);
+  set_strides(tensors.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s);
+  set_strides(tensors.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s);
+
+  const BackwardWorkspace layout = backward_workspace(problem, splits, deterministic);
+  const auto section = [&](std::size_t offset) {
+    return reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + offset);
+  };
+  params.lse_log2 = section(layout.lse_log2);
+  params.delta = section(layout.delta);
+  params.dq_accum = deterministic ? nullptr : section(layout.dq_accum);
+  params.partial = splits > 1 ? section(layout.partial) : nullptr;
+
+  const std::int64_t group = group_of(problem);
+  params.b = static_cast<int>(problem.b);
+  params.h_q = static_cast<int>(problem.h_q);
+  params.h_kv = static_cast<int>(problem.h_kv);
+  params.s_q = static_cast<int>(problem.s_q);
+  params.s_kv = static_cast<int>(problem.s_kv);
+  params.group = static_cast<int>(group);
+  params.causal_shift =
+      problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
+  params.padded_rows = static_cast<int>(layout.padded_rows);
+  params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.main.tile_m));
+  params.n_blocks = static_cast<int>(ceil_div(problem.s_kv, kernels.main.tile_n));
+  const std::int64_t element = static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t head_bytes =
+      std::max<std::int64_t>(group * problem.s_q * ((problem.d_qk + problem.d_v) * element + 4 * problem.d_qk), 1);
+  params.heads_in_flight = static_cast<int>(
+      std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(problem.b * problem.h_kv, 1)));
+  params.splits = splits;
+  params.scale = static_cast<float>(scale);
+  params.scale_log2 = static_cast<float>(scale * kLog2e);
+
+  const std::int64_t row_groups = problem.b * problem.h_q * (layout.padded_rows / kernel::kRowGroup);
+  launch.grids.preprocess = row_groups;
+  launch.grids.main = std::int64_t{params.n_blocks} * problem.h_kv * problem.b * splits;
+  if (splits > 1) {
+    launch.grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
+  }
+  launch.dq_params = params;
+  if (deterministic) {
+    launch.dq_params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.dq.tile_m));
+    const std::int64_t kv_bytes = std::max<std::int64_t>(problem.s_kv * (problem.d_qk + problem.d_v) * element, 1);
+    launch.dq_params.heads_in_flight =
+        static_cast<int>(std::clamp<std::int64_t>(kL2Budget / kv_bytes * group, std::max<std::int64_t>(group, 1),
+                                                  std::max<std::int64_t>(problem.b * problem.h_q, 1)));
+    launch.grids.dq = std::int64_t{launch.dq_params.m_blocks} * problem.h_q * problem.b;
+  } else {
+    launch.grids.convert = row_groups;
+  }
+  return launch;
+}
+
+}  // namespace fa::plan

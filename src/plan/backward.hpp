@@ -1,0 +1,87 @@
+#ifndef FA_SRC_PLAN_BACKWARD_HPP_
+#define FA_SRC_PLAN_BACKWARD_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <common/backward_params.cuh>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// The few facts of a call's shapes that choose its kernels, as Choice does for the forward.
+struct BackwardChoice {
+  bool aligned = true;
+  int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
+
+  /// Dense, below kSlots.
+  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0); }
+  static constexpr int kSlots = 4;
+};
+
+/// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
+BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept;
+
+/// Kernels in order of preference: the first that ptxas does not spill is to be taken.
+using Alternatives = std::vector<KernelSpec>;
+
+/// What runs for a problem, in this order. With `deterministic` dQ has a pass of its own, whose sums have one order;
+/// else the main kernel adds to an accumulator, which convert turns into dQ.
+struct BackwardPlan {
+  KernelSpec preprocess;
+  Alternatives main;
+  Alternatives dq;     ///< empty unless deterministic
+  KernelSpec convert;  ///< meaningful unless deterministic
+  KernelSpec reduce;   ///< meaningful when the main kernel is split
+};
+
+/// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
+BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
+/// Where things lie in the workspace, in bytes from its start.
+struct BackwardWorkspace {
+  std::int64_t padded_rows = 0;  ///< s_q rounded up to a group of 16 rows
+  std::size_t lse_log2 = 0;      ///< f32 [b, h_q, padded_rows]
+  std::size_t delta = 0;         ///< f32 [b, h_q, padded_rows]
+  std::size_t dq_accum = 0;      ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
+  std::size_t partial = 0;       ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
+  std::size_t bytes = 0;
+};
+BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept;
+
+/// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
+struct BackwardTensors {
+  TensorView q, k, v, o, dout, lse, dlse, dq, dk, dv;
+};
+
+/// The kernels of a plan that were taken.
+struct BackwardKernels {
+  KernelSpec main;
+  KernelSpec dq;  ///< meaningful when deterministic
+  int reduce_warps = 1;
+};
+
+/// Thread blocks of each kernel; 0: it has nothing to do.
+struct BackwardGrids {
+  std::int64_t preprocess = 0;
+  std::int64_t main = 0;
+  std::int64_t reduce = 0;
+  std::int64_t dq = 0;
+  std::int64_t convert = 0;
+};
+
+/// Everything that a launch needs besides the kernels. The pass for dQ takes params with its own tile counts.
+struct BackwardLaunch {
+  kernel::BackwardParams params;     ///< of all kernels but the pass for dQ
+  kernel::BackwardParams dq_params;  ///< of that
+  BackwardGrids grids;
+};
+BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
+                               bool deterministic, const BackwardKernels& kernels, void* workspace) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_BACKWARD_HPP_

@@ -1,0 +1,68 @@
+#ifndef FA_TEMPLATES_COMMON_ELEMENTS_CUH_
+#define FA_TEMPLATES_COMMON_ELEMENTS_CUH_
+
+#include <common/constants.cuh>
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+
+namespace fa::kernel {
+
+/// Elements of a 16-byte piece of a row.
+template <class T>
+inline constexpr int kPieceElements = kChunkBytes / static_cast<int>(sizeof(T));
+
+FA_DEVICE float to_float(f16 x) {
+  return ptx::convert_to_float(x);
+}
+FA_DEVICE float to_float(bf16 x) {
+  return ptx::convert_to_float(x);
+}
+FA_DEVICE float to_float(float x) {
+  return x;
+}
+
+/// 16 bytes of a row as floats; one access when kAligned.
+template <bool kAligned, class T>
+FA_DEVICE void load_piece(float (&values)[kPieceElements<T>], const T* source) {
+  if constexpr (!kAligned) {
+    FA_UNROLL
+    for (int i = 0; i < kPieceElements<T>; ++i) values[i] = to_float(ptx::ld_global(source + i));
+  } else {
+    const Chunk chunk = ptx::ld_global_chunk(source);
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        values[2 * i] = to_float(T{static_cast<uint16_t>(chunk.word[i] & 0xffffu)});
+        values[2 * i + 1] = to_float(T{static_cast<uint16_t>(chunk.word[i] >> 16)});
+      } else {
+        values[i] = ptx::from_bits(chunk.word[i]);
+      }
+    }
+  }
+}
+
+/// The other way, rounding.
+template <bool kAligned, class T>
+FA_DEVICE void store_piece(T* target, const float (&values)[kPieceElements<T>]) {
+  if constexpr (!kAligned) {
+    FA_UNROLL
+    for (int i = 0; i < kPieceElements<T>; ++i) ptx::st_global(target + i, ptx::convert<T>(values[i]));
+  } else {
+    Chunk chunk;
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        chunk.word[i] = ptx::convert_pair<T>(values[2 * i], values[2 * i + 1]);
+      } else {
+        chunk.word[i] = ptx::bits(values[i]);
+      }
+    }
+    ptx::st_global_chunk(target, chunk);
+  }
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_ELEMENTS_CUH_

@@ -1,0 +1,480 @@
+#ifndef FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_
+#define FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_
+
+#include <common/backward_params.cuh>
+#include <common/backward_schedule.cuh>
+#include <common/constants.cuh>
+#include <common/online_softmax.cuh>
+#include <common/shared_tile.cuh>
+#include <common/tile_store.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_tf32x3.cuh>
+
+namespace fa::sm80 {
+
+/// Column tiles of a product, shared by `kParts` warps: all take equally many, and where that does not come out even
+/// the last warps compute some that are their neighbours' and leave them to those.
+template <int kColumns, int kParts>
+struct ColumnSlice {
+  static constexpr int kAllTiles = kColumns / 8;
+  static constexpr int kTiles = ceil_div(kAllTiles, kParts);
+  int part;
+
+  FA_DEVICE int first_tile() const {
+    const int first = part * kTiles;
+    return kAllTiles % kParts == 0 || first + kTiles <= kAllTiles ? first : kAllTiles - kTiles;
+  }
+  FA_DEVICE bool owns(int tile) const { return kAllTiles % kParts == 0 || first_tile() + tile >= part * kTiles; }
+};
+
+/// FlashAttention-2 backward on mma.sync (Dao, 2023, algorithm 2). A thread block owns a tile of keys and walks the
+/// query tiles that see it, of all query heads of the group. With S^T = K Q^T:
+///   P^T = exp2(scale_log2 * S^T - lse_log2),  dS^T = P^T o (V dO^T - delta),
+///   dV += P^T dO,  dK += dS^T Q in registers,  dQ += dS K by additions to an accumulator in global memory.
+///
+/// The warps form a grid of kWarpsN groups of keys by kWarpsM. For S and dP the second axis parts the queries, for dK
+/// and dV the columns: a warp's own P^T and dS^T are A operands as they lie in its registers, those of the other
+/// queries come through shared memory. For dQ the grid is kDqWarpsM groups of queries by groups of columns.
+///
+/// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
+/// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
+/// kVectorReduce.
+template <class Config>
+struct Backward {
+  using T = typename Config::Element;
+  using Gemm = WarpGemm<T>;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kThreads = Config::kWarps * kWarpSize;
+  static constexpr int kWarpsN = Config::kWarpsN;
+  static constexpr int kWarpsM = Config::kWarps / kWarpsN;
+  static constexpr int kDqWarpsM = Config::kDqWarpsM;
+  static constexpr int kDqWarpsD = Config::kWarps / kDqWarpsM;
+  // Where the tile has fewer groups of 16 queries than the grid has columns of warps, several compute the same S.
+  static constexpr int kQueryGroups = kTileM / 16 < kWarpsM ? kTileM / 16 : kWarpsM;
+  static constexpr int kWarpKeys = kTileN / kWarpsN;
+  static constexpr int kWarpQueries = kTileM / kQueryGroups;
+  static constexpr int kMTiles = kWarpKeys / 16;
+  static constexpr int kSubsteps = Config::kSubsteps;
+  static constexpr int kNTiles = kWarpQueries / kSubsteps / 8;
+  static constexpr int kDqMTiles = kTileM / kDqWarpsM / 16;
+  static constexpr bool kExchange = kQueryGroups > 1;  // P and dS reach other warps for dV and dK
+  static constexpr bool kDelayedDq = Config::kDelayedDq;
+  static constexpr bool kKInRegisters = Config::kOperandsInRegisters == 2;
+  static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
+
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
+  static_assert(kTileN == kMTiles * 16 * kWarpsN && kMTiles >= 1, "a warp owns a multiple of 16 keys");
+  static_assert(kTileM == kWarpQueries * kQueryGroups && kWarpQueries % 16 == 0, "queries are consumed 16 at a time");
+  static_assert(kWarpQueries % (16 * kSubsteps) == 0, "so many at every substep");
+  static_assert(kSubsteps == 1 || kQueryGroups == 1, "what crosses shared memory does so at once");
+  static_assert(kWarpsM % kQueryGroups == 0, "a group of queries has equally many warps");
+  static_assert(kTileM == kDqMTiles * 16 * kDqWarpsM && kDqMTiles >= 1, "a warp adds to a multiple of 16 rows of dQ");
+  static_assert(kStages == 1 || kStages == 2, "1 or 2 Q and dO buffers");
+  static_assert(!kDelayedDq || (kStages == 2 && Config::kWriteDq), "dS has as many buffers as Q and dO");
+
+  using KTile = SharedTile<T, kTileN, kHeadDimQk>;
+  using VTile = SharedTile<T, kTileN, kHeadDimV>;
+  using QTile = SharedTile<T, kTileM, kHeadDimQk>;
+  using DoTile = SharedTile<T, kTileM, kHeadDimV>;
+  using PTile = SharedTile<T, kTileN, kTileM>;  // P^T, dS^T
+
+  static constexpr int kRowBytes = kTileM * static_cast<int>(sizeof(float));  // of one of the two row statistics
+  static constexpr int kStageBytes = QTile::kBytes + DoTile::kBytes + 2 * kRowBytes;
+  static constexpr int kPBytes = kExchange ? PTile::kBytes : 0;
+  static constexpr int kDsBytes = (kExchange || Config::kWriteDq ? PTile::kBytes : 0) * (kDelayedDq ? 2 : 1);
+  static constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * kStageBytes + kPBytes + kDsBytes;
+
+  using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
+  using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
+  using QCopy = TileCopy<QTile, T, kTileM, kThreads, Config::kAligned>;
+  using DoCopy = TileCopy<DoTile, T, kTileM, kThreads, Config::kAligned>;
+  using QkSlice = ColumnSlice<kHeadDimQk, kWarpsM>;
+  using VSlice = ColumnSlice<kHeadDimV, kWarpsM>;
+  using DqSlice = ColumnSlice<kHeadDimQk, kDqWarpsD>;
+  using DkFragment = Fragment<kMTiles, QkSlice::kTiles>;
+  using DvFragment = Fragment<kMTiles, VSlice::kTiles>;
+  using Operand = typename Gemm::template Packed<kMTiles, kNTiles>;
+
+  /// Which query tile, of which query head of the group.
+  struct Place {
+    int head;
+    int m_block;
+  };
+
+  const BackwardParams& params;
+  const BackwardTile tile;
+  const int thread = ptx::thread_index();
+  const int lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+  const int warp_n = warp % kWarpsN;
+  const int warp_m = warp / kWarpsN;
+  const int first_key = tile.block * kTileN;
+  const int warp_key = warp_n * kWarpKeys;                      // first of the warp's keys in the tile
+  const int warp_query = warp_m % kQueryGroups * kWarpQueries;  // and of its queries
+  const QkSlice qk_slice{warp_m};
+  const VSlice v_slice{warp_m};
+  const uint32_t shared = ptx::dynamic_shared();
+  const uint32_t k_shared = shared;
+  const uint32_t v_shared = shared + KTile::kBytes;
+  const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
+
+  FA_DEVICE explicit Backward(const BackwardParams& p)
+      : params(p), tile(backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv)) {}
+
+  FA_DEVICE uint32_t q_shared(int stage) const { return v_shared + VTile::kBytes + stage * kStageBytes; }
+  FA_DEVICE uint32_t do_shared(int stage) const { return q_shared(stage) + QTile::kBytes; }
+  FA_DEVICE uint32_t lse_shared(int stage) const { return do_shared(stage) + DoTile::kBytes; }
+  FA_DEVICE uint32_t delta_shared(int stage) const { return lse_shared(stage) + kRowBytes; }
+
+  FA_DEVICE uint32_t ds_shared(int stage) const {
+    return p_shared + kPBytes + (kDelayedDq ? stage * PTile::kBytes : 0);
+  }
+
+  FA_DEVICE int query_head(const Place& place) const { return tile.head * params.group + place.head; }
+
+  FA_DEVICE void load_kv() const {
+    const T* k = static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + tile.head * params.stride_k_h +
+                 first_key * params.stride_k_s;
+    const T* v = static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + tile.head * params.stride_v_h +
+                 first_key * params.stride_v_s;
+    const int valid = params.s_kv - first_key;
+    KCopy::strided(k_shared, KCopy::thread_pointer(k, params.stride_k_s, thread), params.stride_k_s, valid, thread);
+    VCopy::strided(v_shared, VCopy::thread_pointer(v, params.stride_v_s, thread), params.stride_v_s, valid, thread);
+  }
+
+  FA_DEVICE void load_queries(const Place& place, int stage) const {
+    const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
+    const int head = query_head(place);
+    const int row = place.m_block * kTileM;
+    const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + head * params.stride_q_h +
+                 row * params.stride_q_s;
+    const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
+                    head * params.stride_dout_h + row * params.stride_dout_s;
+    const int valid = params.s_q - row;
+    QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, copier), params.stride_q_s, valid,
+                   copier);
+    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier), params.stride_dout_s,
+                    valid, copier);
+    const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + head) * params.padded_rows + row;
+    FA_UNROLL
+    for (int i = 0; i < ceil_div(kTileM / 4, kThreads); ++i) {
+      const int first = 4 * (copier + i * kThreads);
+      if (kTileM / 4 % kThreads != 0 && first >= kTileM) continue;
+      const bool in_range = row + first < params.padded_rows;
+      ptx::cp_async_16(lse_shared(stage) + 4 * first, params.lse_log2 + index + first, in_range);
+      ptx::cp_async_16(delta_shared(stage) + 4 * first, params.delta + index + first, in_range);
+    }
+  }
+
+  FA_DEVICE void run() {
+    const QuerySteps steps = query_steps<Config::kCausal, kTileM>(params, first_key, tile.split);
+    DkFragment dk = {};
+    DvFragment dv = {};
+    if (steps.begin < steps.end) walk(steps, dk, dv);
+    // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
+    const Backward epilogue(params);
+    if constexpr (Config::kSplit) {
+      epilogue.store_partial(dk, dv);
+    } else {
+      epilogue.store(dk, dv);
+    }
+  }
+
+  FA_DEVICE void walk(const QuerySteps& steps, DkFragment& dk, DvFragment& dv) const {
+    load_kv();
+    const int tiles = params.m_blocks - steps.first;  // of each query head
+    Place place{steps.begin / tiles, steps.first + steps.begin % tiles};
+    load_queries(place, 0);
+    ptx::cp_async_commit();
+    typename Gemm::template QFragment<kMTiles, kKInRegisters ? kHeadDimQk : 16> k_fragment;
+    typename Gemm::template QFragment<kMTiles, kVInRegisters ? kHeadDimV : 16> v_fragment;
+    if constexpr (kVInRegisters) {
+      ptx::cp_async_wait<0>();
+      ptx::sync_threads();  // K and V have landed for all
+      if constexpr (kKInRegisters) {
+        Gemm::template load_q<KTile, kMTiles, kHeadDimQk>(k_fragment, k_shared, warp_key, lane);
+      }
+      Gemm::template load_q<VTile, kMTiles, kHeadDimV>(v_fragment, v_shared, warp_key, lane);
+    }
+    int stage = 0;
+    bool has_previous = false;
+    for (int left = steps.end - steps.begin; left > 0; --left) {
+      Place next = place;
+      if (++next.m_block == params.m_blocks) {
+        next.m_block = steps.first;
+        ++next.head;
+      }
+      begin_step(next, left > 1, stage);
+      if constexpr (kDelayedDq) {
+        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+      }
+      one_step(place, next, left > 1, stage, k_fragment, v_fragment, dk, dv, [&] {
+        if constexpr (kDelayedDq) {
+          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+        }
+      });
+      place = next;
+      has_previous = true;
+      if constexpr (kStages == 2) stage ^= 1;
+    }
+    if constexpr (kDelayedDq) {
+      if constexpr (!kExchange) ptx::sync_threads();  // all of the last dS is in shared memory
+      add_dq(before(place, steps.first), stage ^ 1);
+    }
+  }
+
+  FA_DEVICE Place before(const Place& place, int first) const {
+    if (place.m_block == first) return {place.head - 1, params.m_blocks - 1};
+    return {place.head, place.m_block - 1};
+  }
+
+  /// Waits for a query tile, and starts the copies of the next.
+  FA_DEVICE void begin_step(const Place& next, bool has_next, int stage) const {
+    ptx::cp_async_wait<0>();
+    ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
+    if constexpr (kStages == 2) {
+      if (has_next) load_queries(next, stage ^ 1);
+      ptx::cp_async_commit();
+    }
+  }
+
+  /// One query tile that has landed. `after_scores` is done once P and dS are out of the way.
+  template <class KFragment, class VFragment, class AfterScores>
+  FA_DEVICE void one_step(const Place& place, const Place& next, bool has_next, int stage, const KFragment& k_fragment,
+                          const VFragment& v_fragment, DkFragment& dk, DvFragment& dv, AfterScores after_scores) const {
+    FA_UNROLL_BY(1)
+    for (int substep = 0; substep < kSubsteps; ++substep) {
+      const int query = warp_query + substep * (8 * kNTiles);
+      Operand p;
+      Operand ds;
+      differentiate(place, query, stage, k_fragment, v_fragment, p, ds);
+      const uint32_t own = PTile::offset(warp_key, query);
+      const bool stores = kQueryGroups == kWarpsM || warp_m < kQueryGroups;
+      if constexpr (kExchange) {
+        if (stores) Gemm::template store<PTile>(p, p_shared + own, lane);
+      }
+      if constexpr (kExchange || Config::kWriteDq) {
+        if (stores) Gemm::template store<PTile>(ds, ds_shared(stage) + own, lane);
+      }
+      if (substep + 1 == kSubsteps) after_scores();
+      if constexpr (kExchange) ptx::sync_threads();  // all of P and dS is in shared memory
+
+      product<DoTile>(dv, p, query, p_shared, do_shared(stage) + DoTile::offset(0, 8 * v_slice.first_tile()));
+      product<QTile>(dk, ds, query, ds_shared(stage), q_shared(stage) + QTile::offset(0, 8 * qk_slice.first_tile()));
+    }
+
+    if constexpr (kStages == 1 || (Config::kWriteDq && !kDelayedDq && !kExchange)) {
+      ptx::sync_threads();  // all of dS is in shared memory, and all have left Q and dO
+    }
+    if constexpr (kStages == 1) {
+      if (has_next) load_queries(next, 0);
+      ptx::cp_async_commit();
+    }
+    if constexpr (Config::kWriteDq && !kDelayedDq) add_dq(place, stage);
+  }
+
+  /// P^T and dS^T of the warp's keys and of the tile's queries from `query` on.
+  template <class KFragment, class VFragment>
+  FA_DEVICE void differentiate(const Place& place, int query, int stage, const KFragment& k_fragment,
+                               const VFragment& v_fragment, Operand& p_operand, Operand& ds_operand) const {
+    Fragment<kMTiles, kNTiles> p = {};
+    Gemm::template scores<QTile, kHeadDimQk>(
+        p, q_shared(stage) + QTile::offset(query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
+          if constexpr (kKInRegisters) {
+            FA_UNROLL
+            for (int i = 0; i < 4; ++i) a[i] = k_fragment[m][k][i];
+          } else {
+            Gemm::template load_a<KTile, kHeadDimQk>(a, k_shared, warp_key + 16 * m, k, lane);
+          }
+        });
+    const uint32_t statistics = static_cast<uint32_t>(4 * (query + 2 * (lane % 4)));
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      float lse[2];
+      ptx::ld_shared_f32x2(lse, lse_shared(stage) + statistics + 32 * n);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) p[m][n][e] = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[e % 2]));
+      }
+    }
+    Fragment<kMTiles, kNTiles> ds = {};
+    Gemm::template scores<DoTile, kHeadDimV>(
+        ds, do_shared(stage) + DoTile::offset(query, 0), lane, [&](uint32_t(&a)[4], int m, int k) {
+          if constexpr (kVInRegisters) {
+            FA_UNROLL
+            for (int i = 0; i < 4; ++i) a[i] = v_fragment[m][k][i];
+          } else {
+            Gemm::template load_a<VTile, kHeadDimV>(a, v_shared, warp_key + 16 * m, k, lane);
+          }
+        });
+    if (first_key + kTileN > params.s_kv ||
+        (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + params.causal_shift)) {
+      mask(p, place.m_block * kTileM + query);
+    }
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      float delta[2];
+      ptx::ld_shared_f32x2(delta, delta_shared(stage) + statistics + 32 * n);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - delta[e % 2]);
+      }
+    }
+    Gemm::pack(p_operand, p);
+    Gemm::pack(ds_operand, ds);
+  }
+
+  /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
+  FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, int first_row) const {
+    const int masker = ptx::thread_index();                // anew, as above
+    const int first_query = first_row + 2 * (masker % 4);  // of this thread
+    const int thread_key = first_key + masker / kWarpSize % kWarpsN * kWarpKeys + masker % kWarpSize / 4;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int key = thread_key + 16 * m + 8 * r;
+        int visible_from = Config::kCausal ? key - params.causal_shift - first_query : 0;
+        if (key >= params.s_kv) visible_from = kTileM;
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            if (8 * n + e % 2 < visible_from) p[m][n][e] = 0.f;
+          }
+        }
+      }
+    }
+  }
+
+  /// C += A B over all queries of the tile (of a substep): the warp's own A from registers, then the others' from
+  /// `a_tile`.
+  template <class BTile, int kCTiles>
+  FA_DEVICE void product(Fragment<kMTiles, kCTiles>& c, const Operand& own, int own_query, uint32_t a_tile,
+                         uint32_t b_tile) const {
+    Gemm::template multiply<BTile>(c, own, b_tile + BTile::offset(own_query, 0), lane);
+    FA_UNROLL
+    for (int i = 1; i < kQueryGroups; ++i) {
+      const int query = (warp_m + i) % kQueryGroups * kWarpQueries;  // first of another warp's
+      const uint32_t a = a_tile + PTile::offset(warp_key, query);
+      Gemm::template multiply<BTile, kWarpQueries>(
+          c, b_tile + BTile::offset(query, 0), lane,
+          [&](uint32_t(&words)[4], int m, int k) { Gemm::template load_a<PTile, kTileM>(words, a, 16 * m, k, lane); });
+    }
+  }
+
+  /// Adds a query tile's dS K to the accumulator of dQ.
+  FA_DEVICE void add_dq(const Place& place, int stage) const {
+    const int adder = ptx::thread_index();  // anew, as above
+    const int adder_lane = adder % kWarpSize;
+    const int row = adder / kWarpSize % kDqWarpsM * (16 * kDqMTiles);
+    const DqSlice slice{adder / kWarpSize / kDqWarpsM};
+    Fragment<kDqMTiles, DqSlice::kTiles> dq = {};
+    Gemm::template multiply<KTile, kTileN>(
+        dq, k_shared + KTile::offset(0, 8 * slice.first_tile()), adder_lane, [&](uint32_t(&a)[4], int m, int k) {
+          Gemm::template load_a_transposed<PTile>(a, ds_shared(stage), row + 16 * m, k, adder_lane);
+        });
+    FA_UNROLL
+    for (int m = 0; m < kDqMTiles; ++m) {
+      const int row_group = (place.m_block * kTileM + row) / kRowGroup + m;
+      if (row_group * kRowGroup >= params.padded_rows) break;
+      float* target = params.dq_accum + fragment_offset(params, tile.batch, query_head(place), row_group,
+                                                        slice.first_tile(), kHeadDimQk / 8);
+      FA_UNROLL
+      for (int n = 0; n < DqSlice::kTiles; ++n) {
+        if (!slice.owns(n)) continue;
+        float* fragment = target + n * (kRowGroup * 8);
+        if constexpr (Config::kVectorReduce) {
+          ptx::red_add_f32x4(fragment + fragment_index<true>(adder_lane, 0), dq[m][n]);
+        } else {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) ptx::red_add_f32(fragment + fragment_index<false>(adder_lane, e), dq[m][n][e]);
+        }
+      }
+    }
+  }
+
+  /// scale * dK and dV through shared memory, where K and V were, so that rows leave in 16-byte pieces.
+  FA_DEVICE void store(const DkFragment& dk, const DvFragment& dv) const {
+    ptx::sync_threads();  // all have left K and V
+    stage_fragment<KTile>(k_shared, dk, qk_slice, params.scale);
+    stage_fragment<VTile>(v_shared, dv, v_slice, 1.f);
+    ptx::sync_threads();  // dK and dV are complete in shared memory
+    T* dk_rows = static_cast<T*>(params.dk) + tile.batch * params.stride_dk_b + tile.head * params.stride_dk_h +
+                 first_key * params.stride_dk_s;
+    T* dv_rows = static_cast<T*>(params.dv) + tile.batch * params.stride_dv_b + tile.head * params.stride_dv_h +
+                 first_key * params.stride_dv_s;
+    const int valid = params.s_kv - first_key;
+    store_tile<KTile, T, kTileN, kThreads, Config::kAligned>(k_shared, dk_rows, params.stride_dk_s, valid, thread);
+    store_tile<VTile, T, kTileN, kThreads, Config::kAligned>(v_shared, dv_rows, params.stride_dv_s, valid, thread);
+  }
+
+  template <class Tile, int kCTiles, class Slice>
+  FA_DEVICE void stage_fragment(uint32_t target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice,
+                                float scale) const {
+    const uint32_t own =
+        target + Tile::offset(warp_key + lane / 4, 2 * (lane % 4)) + Tile::offset(0, 8 * slice.first_tile());
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kCTiles; ++n) {
+        if (!slice.owns(n)) continue;
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          store_pair<T>(own + Tile::offset(16 * m + 8 * r, 8 * n), c[m][n][2 * r] * scale, c[m][n][2 * r + 1] * scale);
+        }
+      }
+    }
+  }
+
+  /// fp32 sums over one split's query tiles, for backward_reduce.
+  FA_DEVICE void store_partial(const DkFragment& dk, const DvFragment& dv) const {
+    const int64_t rows = static_cast<int64_t>(params.b) * params.h_kv * params.s_kv;
+    const int64_t row =
+        tile.split * rows + (static_cast<int64_t>(tile.batch) * params.h_kv + tile.head) * params.s_kv + first_key;
+    float* target = params.partial + row * (kHeadDimQk + kHeadDimV);  // into [splits, b, h_kv, s_kv, d_qk + d_v]
+    store_partial_fragment(target, dk, qk_slice);
+    store_partial_fragment(target + kHeadDimQk, dv, v_slice);
+  }
+
+  template <int kCTiles, class Slice>
+  FA_DEVICE void store_partial_fragment(float* target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_key + 16 * m + 8 * r + lane / 4;
+        if (first_key + row >= params.s_kv) continue;
+        float* columns = target + row * (kHeadDimQk + kHeadDimV) + 8 * slice.first_tile() + 2 * (lane % 4);
+        FA_UNROLL
+        for (int n = 0; n < kCTiles; ++n) {
+          if (!slice.owns(n)) continue;
+          ptx::st_global(columns + 8 * n, c[m][n][2 * r]);
+          ptx::st_global(columns + 8 * n + 1, c[m][n][2 * r + 1]);
+        }
+      }
+    }
+  }
+};
+
+template <class Config>
+FA_DEVICE void backward(const kernel::BackwardParams& params) {
+  Backward<Config>(params).run();
+}
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_

@@ -1,0 +1,219 @@
+#ifndef FA_TEMPLATES_SM80_SM80_BACKWARD_DQ_CUH_
+#define FA_TEMPLATES_SM80_SM80_BACKWARD_DQ_CUH_
+
+#include <common/backward_params.cuh>
+#include <common/backward_schedule.cuh>
+#include <common/constants.cuh>
+#include <common/online_softmax.cuh>
+#include <common/shared_tile.cuh>
+#include <common/tile_store.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_tf32x3.cuh>
+
+namespace fa::sm80 {
+
+/// dQ alone, in a fixed order of additions: a thread block owns a tile of query rows, every warp whole rows of it, and
+/// walks the key tiles. S = Q K^T and dP = dO V^T are computed once more, and dS goes from registers into dQ += dS K.
+///
+/// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
+/// kStages, kCausal, kAligned.
+template <class Config>
+struct BackwardDq {
+  using T = typename Config::Element;
+  using Gemm = WarpGemm<T>;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kThreads = Config::kWarps * kWarpSize;
+  static constexpr int kWarpRows = kTileM / Config::kWarps;
+  static constexpr int kMTiles = kWarpRows / 16;
+  static constexpr int kNTiles = kTileN / 8;
+  static constexpr int kDqTiles = kHeadDimQk / 8;
+
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
+  static_assert(kTileN % 16 == 0, "keys are consumed 16 at a time");
+  static_assert(kStages == 1 || kStages == 2, "1 or 2 K and V buffers");
+
+  using QTile = SharedTile<T, kTileM, kHeadDimQk>;
+  using DoTile = SharedTile<T, kTileM, kHeadDimV>;
+  using KTile = SharedTile<T, kTileN, kHeadDimQk>;
+  using VTile = SharedTile<T, kTileN, kHeadDimV>;
+  static constexpr int kStageBytes = KTile::kBytes + VTile::kBytes;
+  static constexpr int kSharedBytes = QTile::kBytes + DoTile::kBytes + kStages * kStageBytes;
+
+  using QCopy = TileCopy<QTile, T, kTileM, kThreads, Config::kAligned>;
+  using DoCopy = TileCopy<DoTile, T, kTileM, kThreads, Config::kAligned>;
+  using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
+  using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
+
+  const BackwardParams& params;
+  const BackwardTile tile;
+  const int thread = ptx::thread_index();
+  const int lane = thread % kWarpSize;
+  const int warp_row = thread / kWarpSize * kWarpRows;  // first of the warp's rows in the tile
+  const int first_row = tile.block * kTileM;
+  const int kv_head = tile.head / params.group;
+  const T* const k_thread = KCopy::thread_pointer(
+      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + kv_head * params.stride_k_h, params.stride_k_s,
+      thread);  // into [s_kv, d_qk]
+  const T* const v_thread = VCopy::thread_pointer(
+      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + kv_head * params.stride_v_h, params.stride_v_s,
+      thread);  // into [s_kv, d_v]
+  const uint32_t shared = ptx::dynamic_shared();
+  const uint32_t q_shared = shared;
+  const uint32_t do_shared = shared + QTile::kBytes;
+
+  FA_DEVICE explicit BackwardDq(const BackwardParams& p)
+      : params(p), tile(backward_tile<Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q)) {}
+
+  FA_DEVICE uint32_t k_shared(int stage) const { return do_shared + DoTile::kBytes + stage * kStageBytes; }
+  FA_DEVICE uint32_t v_shared(int stage) const { return k_shared(stage) + KTile::kBytes; }
+
+  FA_DEVICE void load_rows() const {
+    const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + tile.head * params.stride_q_h +
+                 first_row * params.stride_q_s;
+    const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
+                    tile.head * params.stride_dout_h + first_row * params.stride_dout_s;
+    const int valid = params.s_q - first_row;
+    QCopy::strided(q_shared, QCopy::thread_pointer(q, params.stride_q_s, thread), params.stride_q_s, valid, thread);
+    DoCopy::strided(do_shared, DoCopy::thread_pointer(dout, params.stride_dout_s, thread), params.stride_dout_s, valid,
+                    thread);
+  }
+
+  FA_DEVICE void load_keys(int n_block, int stage) const {
+    const int first = n_block * kTileN;
+    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, params.s_kv - first,
+                   thread);
+    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, params.s_kv - first,
+                   thread);
+  }
+
+  /// Keys that row `row` sees, as a limit.
+  FA_DEVICE int key_limit(int row) const {
+    const int limit = Config::kCausal ? row + params.causal_shift + 1 : params.s_kv;
+    return limit < params.s_kv ? limit : params.s_kv;
+  }
+
+  FA_DEVICE void run() const {
+    Fragment<kMTiles, kDqTiles> dq = {};
+    const int last_row = (first_row + kTileM < params.s_q ? first_row + kTileM : params.s_q) - 1;
+    const int limit = key_limit(last_row);
+    if (limit > 0) walk(ceil_div(limit, kTileN), dq);
+    store(dq);
+  }
+
+  FA_DEVICE void walk(int n_blocks, Fragment<kMTiles, kDqTiles>& dq) const {
+    load_rows();
+    load_keys(0, 0);
+    ptx::cp_async_commit();
+    float lse[kMTiles][2];
+    float delta[kMTiles][2];
+    load_statistics(lse, delta);
+    int stage = 0;
+    for (int n_block = 0; n_block < n_blocks; ++n_block) {
+      ptx::cp_async_wait<0>();
+      ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
+      if constexpr (kStages == 2) {
+        if (n_block + 1 < n_blocks) load_keys(n_block + 1, stage ^ 1);
+        ptx::cp_async_commit();
+      }
+      Fragment<kMTiles, kNTiles> ds;
+      differentiate(n_block, stage, lse, delta, ds);
+      Gemm::template accumulate<KTile, kHeadDimQk, kMTiles, kNTiles>(dq, ds, k_shared(stage), lane);
+      if constexpr (kStages == 1) {
+        ptx::sync_threads();  // all have left K and V
+        if (n_block + 1 < n_blocks) load_keys(n_block + 1, 0);
+        ptx::cp_async_commit();
+      } else {
+        stage ^= 1;
+      }
+    }
+  }
+
+  /// Of the rows that a thread's fragment registers belong to; a row behind the end weighs nothing.
+  FA_DEVICE void load_statistics(float (&lse)[kMTiles][2], float (&delta)[kMTiles][2]) const {
+    const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + tile.head) * params.padded_rows;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + warp_row + 16 * m + 8 * r + lane / 4;
+        const bool valid = row < params.padded_rows;
+        lse[m][r] = valid ? ptx::ld_global(params.lse_log2 + index + row) : kInfinity;
+        delta[m][r] = valid ? ptx::ld_global(params.delta + index + row) : 0.f;
+      }
+    }
+  }
+
+  FA_DEVICE void differentiate(int n_block, int stage, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
+                               Fragment<kMTiles, kNTiles>& ds) const {
+    Fragment<kMTiles, kNTiles> p = {};
+    Gemm::template scores<KTile, kHeadDimQk>(p, k_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
+      Gemm::template load_a<QTile, kHeadDimQk>(a, q_shared, warp_row + 16 * m, k, lane);
+    });
+    Fragment<kMTiles, kNTiles> dp = {};
+    Gemm::template scores<VTile, kHeadDimV>(dp, v_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
+      Gemm::template load_a<DoTile, kHeadDimV>(a, do_shared, warp_row + 16 * m, k, lane);
+    });
+    const int first_key = n_block * kTileN;
+    const bool masked = first_key + kTileN > key_limit(first_row);
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        // First hidden key of the row, from this thread's first column of the tile.
+        int hidden_from = kTileN;
+        if (masked) {
+          hidden_from = key_limit(first_row + warp_row + 16 * m + 8 * r + lane / 4) - first_key - 2 * (lane % 4);
+        }
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            const float weight = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[m][r]));
+            ds[m][n][e] = 8 * n + e % 2 < hidden_from ? weight * (dp[m][n][e] - delta[m][r]) : 0.f;
+          }
+        }
+      }
+    }
+  }
+
+  /// scale * dQ through shared memory, where Q was, so that rows leave in 16-byte pieces.
+  FA_DEVICE void store(const Fragment<kMTiles, kDqTiles>& dq) const {
+    ptx::sync_threads();  // all have left Q
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n < kDqTiles; ++n) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          store_pair<T>(q_shared + QTile::offset(warp_row + 16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
+                        dq[m][n][2 * r] * params.scale, dq[m][n][2 * r + 1] * params.scale);
+        }
+      }
+    }
+    ptx::sync_threads();  // dQ is complete in shared memory
+    T* rows = static_cast<T*>(params.dq) + tile.batch * params.stride_dq_b + tile.head * params.stride_dq_h +
+              first_row * params.stride_dq_s;
+    store_tile<QTile, T, kTileM, kThreads, Config::kAligned>(q_shared, rows, params.stride_dq_s, params.s_q - first_row,
+                                                             thread);
+  }
+};
+
+template <class Config>
+FA_DEVICE void backward_dq(const kernel::BackwardParams& params) {
+  BackwardDq<Config>(params).run();
+}
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_BACKWARD_DQ_CUH_

@@ -1,0 +1,56 @@
+#ifndef FA_TESTS_EMULATOR_BACKWARD_RUN_HPP_
+#define FA_TESTS_EMULATOR_BACKWARD_RUN_HPP_
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+#include "emulator/emulator.hpp"
+#include "emulator/placement.hpp"
+#include "plan/backward.hpp"
+#include "plan/kernel_spec.hpp"
+#include "support/attention_case.hpp"
+
+namespace emulator {
+
+/// The kernels of a backward that are of interest; those around them follow.
+struct BackwardSpecs {
+  fa::plan::KernelSpec main;
+  fa::plan::KernelSpec dq;  ///< meaningful when the main kernel does not write dQ
+};
+
+/// One backward call.
+struct BackwardCase {
+  BackwardSpecs specs;
+  fa::test::AttentionCase attention;
+  Placement placement = Placement::bhsd;
+  bool dlse = false;
+  int splits = 1;
+
+  bool deterministic() const { return !specs.main.write_dq; }
+};
+void PrintTo(const BackwardCase& c, std::ostream* out);
+
+/// What a call is given: q, k, v and, of the forward in float64, O and LSE rounded to what the forward returns.
+struct BackwardData {
+  fa::test::AttentionInputs inputs;
+  fa::test::AttentionOutputs outputs;
+  fa::test::HostTensor dout;
+  fa::test::HostTensor dlse;
+};
+BackwardData make_backward_data(const BackwardCase& c);
+
+/// Registered names of the kernels of a call.
+struct BackwardKernelNames {
+  std::string preprocess, main, reduce, dq, convert;
+};
+BackwardKernelNames kernels_of(const BackwardCase& c);
+
+/// Runs the case. Throws the first Fault, and global_uninitialised for an element of a gradient that was never
+/// written.
+fa::test::AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
+                                          const BackwardKernelNames& kernels, std::uint64_t seed);
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_BACKWARD_RUN_HPP_

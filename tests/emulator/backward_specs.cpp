@@ -1,0 +1,149 @@
+#include "emulator/backward_specs.hpp"
+
+#include <array>
+#include <cstddef>
+
+#include "emulator/mutations.hpp"
+#include "emulator/pairwise.hpp"
+#include "plan/sm80_backward.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::plan::Arch;
+using fa::plan::KernelSpec;
+using fa::plan::Op;
+using fa::plan::Problem;
+
+constexpr std::array kDTypes{DType::f16, DType::bf16, DType::f32};
+constexpr std::array kHeadDims{8, 24, 64, 80};
+constexpr std::array kHeadDimsV{0, 8, 40};  // 0: that of q and k
+
+struct MainTile {
+  int tile_m, tile_n, warps, warps_n, dq_warps_m;
+};
+// Grids of warps of every kind: keys only, queries only, both; more columns of warps than groups of 16 queries.
+constexpr MainTile kMainTiles[] = {{32, 32, 4, 2, 2}, {32, 32, 2, 2, 1}, {16, 32, 4, 1, 1},
+                                   {32, 16, 2, 1, 2}, {64, 32, 4, 1, 2}, {32, 64, 4, 4, 1}};
+struct DqTile {
+  int tile_m, tile_n, warps;
+};
+constexpr DqTile kDqTiles[] = {{32, 32, 2}, {32, 16, 1}, {16, 32, 1}};
+constexpr Arch kArchs[] = {{8, 0, '\0'}, {9, 0, 'a'}};  // additions one by one, and four at a time
+
+enum Factor : std::size_t {
+  dtype,
+  d_qk,
+  d_v,
+  main_tile,
+  stages,
+  operands,
+  causal,
+  aligned,
+  write_dq,
+  split,
+  arch,
+  dq_tile,
+  dq_stages,
+  substeps,
+  delayed_dq
+};
+
+BackwardSpecs to_specs(const Row& row) {
+  KernelSpec spec;
+  spec.op = Op::backward;
+  spec.arch = kArchs[row[arch]];
+  spec.dtype = kDTypes[row[dtype]];
+  spec.d_qk = kHeadDims[row[d_qk]];
+  spec.d_v = kHeadDimsV[row[d_v]] == 0 ? spec.d_qk : kHeadDimsV[row[d_v]];
+  spec.causal = row[causal] != 0;
+  spec.aligned = row[aligned] != 0;
+  BackwardSpecs specs{spec, spec};
+
+  const MainTile& tile = kMainTiles[row[main_tile]];
+  specs.main.tile_m = tile.tile_m;
+  specs.main.tile_n = tile.tile_n;
+  specs.main.warps = tile.warps;
+  specs.main.warps_n = tile.warps_n;
+  specs.main.dq_warps_m = tile.dq_warps_m;
+  specs.main.stages = static_cast<int>(row[stages]) + 1;
+  specs.main.substeps = static_cast<int>(row[substeps]) + 1;
+  specs.main.operands_in_registers = static_cast<int>(row[operands]);
+  specs.main.delayed_dq = row[delayed_dq] != 0;
+  specs.main.write_dq = row[write_dq] != 0;
+  specs.main.split = row[split] != 0;
+
+  specs.dq.op = Op::backward_dq;
+  specs.dq.tile_m = kDqTiles[row[dq_tile]].tile_m;
+  specs.dq.tile_n = kDqTiles[row[dq_tile]].tile_n;
+  specs.dq.warps = kDqTiles[row[dq_tile]].warps;
+  specs.dq.stages = static_cast<int>(row[dq_stages]) + 1;
+  return specs;
+}
+
+std::vector<BackwardSpecs> find_covering_specs() {
+  const std::vector<std::size_t> levels{kDTypes.size(),
+                                        kHeadDims.size(),
+                                        kHeadDimsV.size(),
+                                        std::size(kMainTiles),
+                                        2,
+                                        3,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        std::size(kArchs),
+                                        std::size(kDqTiles),
+                                        2,
+                                        2,
+                                        2};
+  const auto valid = [](const Row& row) { return fa::plan::sm80_backward_refusal(to_specs(row).main).empty(); };
+  std::vector<BackwardSpecs> specs;
+  for (const Row& row : pairwise_cover(levels, valid)) specs.push_back(to_specs(row));
+  return specs;
+}
+
+Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q, std::int64_t h_kv) {
+  Problem p;
+  p.arch = {9, 0, 'a'};
+  p.dtype = type;
+  p.d_qk = d;
+  p.d_v = d;
+  p.causal = is_causal;
+  p.h_q = h_q;
+  p.h_kv = h_kv;
+  p.s_q = s;
+  p.s_kv = s;
+  return p;
+}
+
+}  // namespace
+
+const std::vector<BackwardSpecs>& covering_backward_specs() {
+  static const std::vector<BackwardSpecs> specs = find_covering_specs();
+  return specs;
+}
+
+std::vector<Problem> planned_backward_problems() {
+  return {problem(DType::bf16, 64, true, 200, 1, 1), problem(DType::f16, 128, false, 150, 2, 1),
+          problem(DType::f32, 64, true, 100, 2, 1)};
+}
+
+BackwardSpecs planned_backward_specs(const Problem& problem, bool deterministic) {
+  const fa::plan::BackwardPlan plan = fa::plan::plan_backward(problem, {}, deterministic);
+  return {plan.main.front(), deterministic ? plan.dq.front() : KernelSpec{}};
+}
+
+std::vector<BackwardSpecs> all_backward_specs() {
+  std::vector<BackwardSpecs> specs = covering_backward_specs();
+  for (const Problem& problem : planned_backward_problems()) {
+    for (const bool deterministic : {false, true}) specs.push_back(planned_backward_specs(problem, deterministic));
+  }
+  for (const Mutation& mutation : mutations()) {
+    if (is_backward(mutation)) specs.push_back(backward_specs_of(mutation));
+  }
+  return specs;
+}
+
+}  // namespace emulator

@@ -1,0 +1,140 @@
+// Every rendered backward kernel against the float64 gradients, and against itself under other schedules.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "emulator/backward_run.hpp"
+#include "emulator/backward_specs.hpp"
+#include "emulator/pairwise.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::CausalAlign;
+using fa::DType;
+using fa::test::AttentionGradients;
+using fa::test::HostTensor;
+
+constexpr std::size_t kRowsPerSpec = 3;
+constexpr std::array<std::uint64_t, 2> kSeeds{1, 2};
+
+// Levels of what a launch may vary.
+constexpr std::array<std::int64_t, 5> kQueries{1, 16, 33, 65, 90};
+constexpr std::array<std::int64_t, 6> kKeys{0, 1, 16, 33, 65, 100};
+constexpr std::array<std::array<std::int64_t, 2>, 3> kHeads{{{1, 1}, {4, 2}, {3, 1}}};  // query, key/value
+constexpr std::array<float, 4> kScales{0.f, 0.31f, -0.25f, 1e-3f};                      // the first: the default
+constexpr std::array<int, 3> kSplits{2, 3, 7};
+
+const std::vector<Row>& launch_rows() {
+  static const std::vector<Row> rows =
+      pairwise_cover({kQueries.size(), kKeys.size(), kHeads.size(), kScales.size(), 4, 2, 2, kSplits.size(), 2},
+                     [](const Row&) { return true; });
+  return rows;
+}
+
+BackwardCase make_case(const BackwardSpecs& specs, const Row& row) {
+  BackwardCase c;
+  c.specs = specs;
+  c.attention.dtype = specs.main.dtype;
+  c.attention.d_qk = specs.main.d_qk;
+  c.attention.d_v = specs.main.d_v;
+  c.attention.causal = specs.main.causal;
+  c.attention.s_q = kQueries[row[0]];
+  c.attention.s_kv = kKeys[row[1]];
+  c.attention.h_q = kHeads[row[2]][0];
+  c.attention.h_kv = kHeads[row[2]][1];
+  if (row[3] != 0) c.attention.scale = kScales[row[3]];
+  c.placement = static_cast<Placement>(row[4]);
+  c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
+  c.dlse = row[6] != 0;
+  c.splits = specs.main.split ? kSplits[row[7]] : 1;
+  c.attention.b = static_cast<std::int64_t>(row[8]) + 1;
+  return c;
+}
+
+/// What an error may be of the largest gradient, or of the terms that cancel in it.
+double tolerance(DType dtype) {
+  return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 2.5e-3 : 1e-5;
+}
+
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return fa::test::compare(tensor.view(), zero.view()).max_abs;
+}
+
+void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
+  const double error = fa::test::compare(actual.view(), expected.view()).max_abs;
+  EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
+}
+
+void check(const BackwardCase& c) {
+  SCOPED_TRACE(testing::PrintToString(c));
+  const BackwardData data = make_backward_data(c);
+  const AttentionGradients expected = fa::test::reference_gradients_f64(c.attention, data.inputs, data.dout.view(),
+                                                                        c.dlse ? data.dlse.view() : fa::TensorView{});
+  const AttentionGradients first = run_backward(c, data, kernels_of(c), kSeeds[0]);
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));  // dout V^T and rowsum(dout o O)
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  expect_near("dq", first.dq, expected.dq, dp * scale, c.attention.dtype);
+  expect_near("dk", first.dk, expected.dk, dp * scale, c.attention.dtype);
+  expect_near("dv", first.dv, expected.dv, 1, c.attention.dtype);
+  for (std::size_t i = 1; i < kSeeds.size(); ++i) {
+    const AttentionGradients again = run_backward(c, data, kernels_of(c), kSeeds[i]);
+    EXPECT_EQ(again.dk.bytes(), first.dk.bytes()) << "dK depends on the schedule, seed " << kSeeds[i];
+    EXPECT_EQ(again.dv.bytes(), first.dv.bytes()) << "dV depends on the schedule, seed " << kSeeds[i];
+    if (c.deterministic()) {
+      EXPECT_EQ(again.dq.bytes(), first.dq.bytes()) << "dQ depends on the schedule, seed " << kSeeds[i];
+    } else {
+      expect_near("dq again", again.dq, expected.dq, dp * scale, c.attention.dtype);
+    }
+  }
+}
+
+class CoveringBackward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(CoveringBackward, MatchesTheReferenceUnderEverySchedule) {
+  const BackwardSpecs& specs = covering_backward_specs()[GetParam()];
+  const std::vector<Row>& rows = launch_rows();
+  for (std::size_t i = 0; i < kRowsPerSpec; ++i) {
+    const BackwardCase c = make_case(specs, rows[(GetParam() * kRowsPerSpec + i) % rows.size()]);
+    ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringBackward, testing::Range<std::size_t>(0, covering_backward_specs().size()));
+
+class PlannedBackward : public testing::TestWithParam<std::tuple<std::size_t, bool>> {};
+
+TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
+  const auto [index, deterministic] = GetParam();
+  const fa::plan::Problem p = planned_backward_problems()[index];
+  BackwardCase c;
+  c.specs = planned_backward_specs(p, deterministic);
+  c.splits = fa::plan::choose_backward(p, {}).splits;
+  c.attention.b = p.b;
+  c.attention.h_q = p.h_q;
+  c.attention.h_kv = p.h_kv;
+  c.attention.s_q = p.s_q;
+  c.attention.s_kv = p.s_kv;
+  c.attention.d_qk = p.d_qk;
+  c.attention.d_v = p.d_v;
+  c.attention.dtype = p.dtype;
+  c.attention.causal = p.causal;
+  ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Planner, PlannedBackward,
+                         testing::Combine(testing::Range<std::size_t>(0, planned_backward_problems().size()),
+                                          testing::Bool()));
+
+TEST(CoveringBackward, EveryLaunchRowIsRun) {
+  EXPECT_GE(covering_backward_specs().size() * kRowsPerSpec, launch_rows().size());
+}
+
+}  // namespace
+}  // namespace emulator

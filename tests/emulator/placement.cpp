@@ -1,0 +1,90 @@
+#include "emulator/placement.hpp"
+
+#include <cstring>
+
+#include "emulator/fault.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::TensorView;
+
+/// Reserves memory for a tensor like `view`, none of it readable or writable yet.
+Placed place(Memory& memory, const char* name, const TensorView& view, Placement placement, bool aligned) {
+  Placed t;
+  t.b = view.shape[0];
+  t.h = view.shape[1];
+  t.s = view.shape[2];
+  t.element = size_of(view.dtype);
+  const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
+  t.row_bytes = static_cast<std::size_t>(d) * t.element;
+  const std::int64_t chunk = 16 / static_cast<std::int64_t>(t.element);
+  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded || placement == Placement::gaps ? chunk : 0;
+  const std::int64_t pitch = d + gap;
+  const std::int64_t heads = placement == Placement::broadcast ? 1 : t.h;
+  const std::int64_t batches = placement == Placement::broadcast ? 1 : t.b;
+  const bool rows_outer = placement == Placement::bshd;
+  t.stride_h = rows_outer ? pitch : t.s * pitch;
+  t.stride_s = rows_outer ? heads * pitch : pitch;
+  t.stride_b = heads * t.s * pitch;
+  const std::int64_t front = aligned ? 0 : 1;
+  const auto elements = static_cast<std::size_t>(batches * heads * t.s * pitch + front);
+  t.region = memory.add_output(name, elements * t.element);
+  memory.set_flags(t.region, elements * t.element, 0);
+  t.data = t.region + static_cast<std::size_t>(front) * t.element;
+  if (placement == Placement::broadcast) {
+    t.stride_h = 0;
+    t.stride_b = 0;
+  } else if (placement == Placement::padded && heads > 0) {
+    t.data += (heads - 1) * t.stride_h * static_cast<std::int64_t>(t.element);
+    t.stride_h = -t.stride_h;
+  }
+  return t;
+}
+
+}  // namespace
+
+Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                   bool aligned) {
+  const TensorView view = tensor.view();
+  const Placed t = place(memory, name, view, placement, aligned);
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const std::int64_t from = b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
+    std::byte* row = t.row(b, h, s);
+    std::memcpy(row, static_cast<const std::byte*>(view.data) + from * static_cast<std::int64_t>(t.element),
+                t.row_bytes);
+    memory.set_flags(row, t.row_bytes, Memory::kReadable);
+  });
+  return t;
+}
+
+Placed place_output(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                    bool aligned) {
+  const Placed t = place(memory, name, tensor.view(), placement, aligned);
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    memory.set_flags(t.row(b, h, s), t.row_bytes, Memory::kWritable);
+  });
+  return t;
+}
+
+void fetch(const Memory& memory, const Placed& t, fa::test::HostTensor& tensor) {
+  const TensorView view = tensor.view();
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const std::byte* row = t.row(b, h, s);
+    if (!memory.written(row, t.row_bytes)) {
+      throw Fault(FaultKind::global_uninitialised, 0, 0, "result", reinterpret_cast<std::uintptr_t>(row), Site(),
+                  "not all of a row was written: " + memory.describe(row));
+    }
+    const std::int64_t to = b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
+    std::memcpy(static_cast<std::byte*>(view.data) + to * static_cast<std::int64_t>(t.element), row, t.row_bytes);
+  });
+}
+
+void make_broadcast(fa::test::HostTensor& tensor) {
+  const TensorView view = tensor.view();
+  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < view.shape[3]; ++d) tensor.set(b, h, s, d, tensor.at(0, 0, s, d));
+  });
+}
+
+}  // namespace emulator

@@ -1,0 +1,207 @@
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "gpu/backward_case.hpp"
+
+namespace fa::test {
+namespace {
+
+class BackwardShapes : public GpuTest, public ::testing::WithParamInterface<AttentionCase> {};
+
+TEST_P(BackwardShapes, MatchesFloat64) {
+  AttentionConfig config = config_of(GetParam());
+  run_backward_case(GetParam(), config);
+  config.deterministic = true;
+  run_backward_case(GetParam(), config, true);
+}
+
+std::vector<AttentionCase> head_dims() {
+  std::vector<AttentionCase> cases;
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (std::int64_t d = 8; d <= 256; d += 8) {
+      cases.push_back({.b = 2,
+                       .h_q = 2,
+                       .h_kv = 1,
+                       .s_q = 200,
+                       .s_kv = 300,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = dtype,
+                       .causal = d % 16 == 0});
+    }
+    const std::pair<std::int64_t, std::int64_t> unequal[] = {{192, 128}, {8, 256}, {256, 8}, {72, 40}, {64, 200}};
+    for (const auto& [d_qk, d_v] : unequal) {
+      cases.push_back(
+          {.h_q = 4, .h_kv = 2, .s_q = 130, .s_kv = 257, .d_qk = d_qk, .d_v = d_v, .dtype = dtype, .causal = true});
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(HeadDims, BackwardShapes, ::testing::ValuesIn(head_dims()),
+                         [](const auto& test) { return to_string(test.param); });
+
+std::vector<AttentionCase> lengths() {
+  std::vector<AttentionCase> cases;
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 1},   {1, 2049},   {63, 500},   {500, 63},
+                                                         {64, 64}, {65, 129},   {2049, 1},   {300, 0},
+                                                         {0, 300}, {129, 2049}, {1000, 1000}};
+  for (const auto& [s_q, s_kv] : sizes) {
+    for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
+      for (const bool causal : {false, true}) {
+        if (!causal && align == CausalAlign::top_left) continue;
+        for (const std::int64_t h_kv : {1, 6}) {
+          cases.push_back({.b = 2,
+                           .h_q = 6,
+                           .h_kv = h_kv,
+                           .s_q = s_q,
+                           .s_kv = s_kv,
+                           .d_qk = h_kv == 1 ? 64 : 128,
+                           .d_v = h_kv == 1 ? 64 : 128,
+                           .dtype = h_kv == 1 ? DType::bf16 : DType::f16,
+                           .causal = causal,
+                           .causal_align = align,
+                           .layout = h_kv == 1 ? Layout::bshd : Layout::bhsd});
+        }
+      }
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, BackwardShapes, ::testing::ValuesIn(lengths()),
+                         [](const auto& test) { return to_string(test.param); });
+
+using Backward = GpuTest;
+
+TEST_F(Backward, ScaleMayBeZeroNegativeOrLarge) {
+  for (const float scale : {0.f, -0.25f, 2.f, 1e-20f}) {
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      const AttentionCase c{
+          .h_q = 2, .h_kv = 2, .s_q = 100, .s_kv = 200, .dtype = dtype, .causal = true, .scale = scale};
+      run_backward_case(c, config_of(c));
+    }
+  }
+}
+
+TEST_F(Backward, KernelOverrides) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
+  for (const KernelOverride& kernel :
+       {KernelOverride{.tile_m = 64, .tile_n = 64, .warps = 4, .stages = 2}, KernelOverride{.tile_m = 32, .stages = 1},
+        KernelOverride{.tile_n = 32, .warps = 2, .stages = 1}, KernelOverride{.splits = 3}}) {
+    AttentionConfig config = config_of(c);
+    config.kernel_backward = kernel;
+    run_backward_case(c, config);
+  }
+}
+
+/// Strides that are not multiples of 16 bytes, pointers that are not, and zero strides.
+TEST_F(Backward, UnalignedRowsAndBroadcasts) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    const AttentionCase c{
+        .b = 2, .h_q = 2, .h_kv = 2, .s_q = 70, .s_kv = 90, .d_qk = 40, .d_v = 24, .dtype = dtype, .causal = true};
+    DeviceBackwardCase device(c);
+    const std::size_t element = size_of(dtype);
+    // q again, in rows that start one element late.
+    const std::vector<std::byte>& q_bytes = device.forward.host_inputs.q.bytes();
+    const std::size_t row = static_cast<std::size_t>(c.d_qk) * element;
+    std::vector<std::byte> shifted((q_bytes.size() / row) * (row + element) + element);
+    for (std::size_t i = 0; i < q_bytes.size() / row; ++i) {
+      std::copy_n(q_bytes.begin() + static_cast<std::ptrdiff_t>(i * row), row,
+                  shifted.begin() + static_cast<std::ptrdiff_t>(i * (row + element) + element));
+    }
+    const DeviceBuffer q_memory(shifted);
+    BackwardInputs inputs = device.inputs();
+    inputs.q.data = static_cast<std::byte*>(q_memory.data()) + element;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      inputs.q.strides[axis] = inputs.q.strides[axis] / c.d_qk * (c.d_qk + 1);
+    }
+    Attention::create(config_of(c)).backward(inputs, device.outputs());
+    expect_correct(device);
+
+    // One gradient for all heads, batches and rows.
+    HostTensor& dout = device.host_dout;
+    for (std::int64_t b = 0; b < c.b; ++b) {
+      for (std::int64_t h = 0; h < c.h_q; ++h) {
+        for (std::int64_t s = 0; s < c.s_q; ++s) {
+          for (std::int64_t d = 0; d < c.d_v; ++d) dout.set(b, h, s, d, dout.at(0, 0, 0, d));
+        }
+      }
+    }
+    device.dout.buffer.write(dout.bytes());
+    inputs = device.inputs();
+    for (std::size_t axis = 0; axis < 3; ++axis) inputs.dout.strides[axis] = 0;
+    device.forget();
+    Attention::create(config_of(c)).backward(inputs, device.outputs());
+    expect_correct(device);
+  }
+}
+
+TEST_F(Backward, RandomProblems) {
+  std::mt19937_64 random(21);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int i = 0; i < 40; ++i) {
+    AttentionCase c;
+    c.b = pick(1, 3);
+    c.h_kv = pick(1, 3);
+    c.h_q = c.h_kv * pick(1, 4);
+    c.s_q = pick(1, 700);
+    c.s_kv = pick(1, 900);
+    const std::int64_t dims[] = {24, 64, 80, 128};
+    c.d_qk = dims[pick(0, 3)];
+    c.d_v = dims[pick(0, 3)];
+    c.dtype = static_cast<DType>(pick(0, 2));
+    c.causal = pick(0, 1) == 1;
+    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+    c.layout = static_cast<Layout>(pick(0, 1));
+    c.seed = random();
+    AttentionConfig config = config_of(c);
+    config.deterministic = pick(0, 1) == 1;
+    run_backward_case(c, config, pick(0, 1) == 1);
+    if (HasFailure()) break;
+  }
+}
+
+/// The last of many batches, past element 2^31 of every tensor and of the accumulator: every batch is a copy.
+TEST_F(Backward, FarEndOfManyBatches) {
+  const AttentionCase block{.s_q = 64, .s_kv = 64, .d_qk = 128, .d_v = 128, .causal = true};
+  const std::int64_t b = (std::int64_t{1} << 31) / (64 * 128) + 3;
+  DeviceBackwardCase small(block);
+  const std::size_t block_bytes = small.host_dout.bytes().size();
+  const auto tiled = [&](const std::vector<std::byte>& bytes) {
+    DeviceBuffer buffer(static_cast<std::size_t>(b) * bytes.size());
+    const auto base = reinterpret_cast<CUdeviceptr>(buffer.data());
+    driver::check(driver::api().cuMemcpyHtoD(base, bytes.data(), bytes.size()), "cuMemcpyHtoD");
+    for (std::size_t filled = bytes.size(); filled < buffer.size();) {
+      const std::size_t step = std::min(filled, buffer.size() - filled);
+      driver::check(driver::api().cuMemcpyDtoD(base + filled, base, step), "cuMemcpyDtoD");
+      filled += step;
+    }
+    return buffer;
+  };
+  const DeviceBuffer q = tiled(small.forward.host_inputs.q.bytes()), k = tiled(small.forward.host_inputs.k.bytes()),
+                     v = tiled(small.forward.host_inputs.v.bytes()), o = tiled(small.forward.o.buffer.read()),
+                     dout = tiled(small.host_dout.bytes()), lse = tiled(small.forward.lse.buffer.read());
+  const DeviceBuffer dq(q.size()), dk(k.size()), dv(v.size());
+  const auto view = [&](const DeviceBuffer& buffer) { return TensorView(buffer.data(), DType::bf16, {b, 1, 64, 128}); };
+  Attention::create(config_of(block))
+      .backward({view(q), view(k), view(v), view(o), TensorView(lse.data(), DType::f32, {b, 1, 64}), view(dout)},
+                {view(dq), view(dk), view(dv)});
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  const auto last = [&](const DeviceBuffer& from, const DeviceTensor& to) {
+    driver::check(
+        driver::api().cuMemcpyDtoD(reinterpret_cast<CUdeviceptr>(to.buffer.data()),
+                                   reinterpret_cast<CUdeviceptr>(from.data()) + from.size() - block_bytes, block_bytes),
+        "cuMemcpyDtoD");
+  };
+  last(dq, small.dq);
+  last(dk, small.dk);
+  last(dv, small.dv);
+  expect_correct(small);
+  EXPECT_TRUE(dq.guards_intact() && dk.guards_intact() && dv.guards_intact());
+}
+
+}  // namespace
+}  // namespace fa::test

@@ -1,0 +1,203 @@
+#include "plan/sm80_backward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fa/error.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr int kRegistersPerThread = 255;
+// Addresses and the loop's own state, beside the fragments: without them nothing runs.
+constexpr int kLoopRegisters = 40;
+
+void expect_fits(const KernelSpec& spec) {
+  SCOPED_TRACE(canonical(spec));
+  EXPECT_EQ(spec.op == Op::backward ? sm80_backward_refusal(spec) : sm80_backward_dq_refusal(spec), "");
+  const ArchLimits arch = limits(spec.arch);
+  const int shared = shared_bytes(spec);
+  EXPECT_LE(shared, arch.shared_per_block);
+  EXPECT_LE(spec.min_blocks * (shared + 1024), arch.shared_per_sm);
+  ASSERT_GE(spec.min_blocks, 1);
+  EXPECT_LE(spec.threads(), 1024);
+  const int offered = std::min(kRegistersPerThread, arch.registers_per_sm / (spec.threads() * spec.min_blocks) / 8 * 8);
+  const int held = spec.op == Op::backward ? sm80_backward_registers(spec) : sm80_backward_dq_registers(spec);
+  EXPECT_LE(held + kLoopRegisters, offered);
+}
+
+Problem problem(const char* arch, DType dtype, int d_qk, int d_v) {
+  Problem result;
+  result.arch = parse_arch(arch);
+  result.dtype = dtype;
+  result.d_qk = d_qk;
+  result.d_v = d_v;
+  result.b = 4;
+  result.h_q = result.h_kv = 16;
+  result.s_q = result.s_kv = 2048;
+  return result;
+}
+
+class Sm80BackwardPlan : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Sm80BackwardPlan, EveryHeadDimHasKernelsThatFit) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (int d = 8; d <= 256; d += 8) {
+      for (const int other : {d, 8, 72, 128, 256}) {
+        Problem p = problem(GetParam(), dtype, d, other);
+        p.causal = d % 16 == 0;
+        for (const bool deterministic : {false, true}) {
+          const BackwardPlan plan = plan_backward(p, {}, deterministic);
+          ASSERT_FALSE(plan.main.empty());
+          for (const KernelSpec& spec : plan.main) {
+            expect_fits(spec);
+            EXPECT_EQ(spec.write_dq, !deterministic);
+            EXPECT_EQ(spec.causal, p.causal);
+            EXPECT_EQ(spec.d_qk, d);
+            EXPECT_EQ(spec.d_v, other);
+          }
+          EXPECT_EQ(plan.dq.empty(), !deterministic);
+          for (const KernelSpec& spec : plan.dq) expect_fits(spec);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Sm80BackwardPlan,
+                         ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
+  const Problem p = problem("sm_90a", DType::bf16, 64, 64);
+  KernelOverride fixed;
+  fixed.tile_m = 32;
+  fixed.tile_n = 64;
+  fixed.warps = 4;
+  fixed.stages = 2;
+  const KernelSpec spec = plan_backward(p, fixed, false).main.front();
+  EXPECT_EQ(spec.tile_m, 32);
+  EXPECT_EQ(spec.tile_n, 64);
+  EXPECT_EQ(spec.warps, 4);
+  EXPECT_EQ(spec.stages, 2);
+
+  const auto refusal = [&](const KernelOverride& wrong) -> std::string {
+    try {
+      plan_backward(p, wrong, false);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(refusal({.tile_m = 24}).find("tile_m = 24"), std::string::npos) << refusal({.tile_m = 24});
+  EXPECT_NE(refusal({.tile_n = 512}).find("tile_n = 512"), std::string::npos);
+  EXPECT_NE(refusal({.warps = 17}).find("warps = 17"), std::string::npos);
+  EXPECT_NE(refusal({.stages = 3}).find("stages = 3"), std::string::npos);
+  EXPECT_NE(refusal({.tile_m = 256, .tile_n = 256, .warps = 16}).find("shared memory"), std::string::npos)
+      << refusal({.tile_m = 256, .tile_n = 256, .warps = 16});
+}
+
+TEST(Sm80Backward, FieldsThatDoNotFitAreNamed) {
+  const KernelSpec good = plan_backward(problem("sm_90a", DType::bf16, 64, 64), {}, false).main.front();
+  const auto refusal = [&](void (*change)(KernelSpec&)) {
+    KernelSpec spec = good;
+    change(spec);
+    return sm80_backward_refusal(spec);
+  };
+  EXPECT_EQ(sm80_backward_refusal(good), "");
+  EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.warps_n = 3; }).starts_with("warps_n = 3"));
+  EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.dq_warps_m = 16; }).starts_with("dq_warps_m = 16"));
+  EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.operands_in_registers = 3; }).starts_with("operands_in_registers"));
+  EXPECT_TRUE(refusal([](KernelSpec& spec) {
+                spec.dtype = DType::f32, spec.operands_in_registers = 1;
+              }).starts_with("operands_in_registers"));
+}
+
+TEST(BackwardChoice, FewKeyTilesWithManyRowsAreSplit) {
+  Problem p = problem("sm_90a", DType::bf16, 64, 64);
+  EXPECT_EQ(choose_backward(p, {}).splits, 1);
+  p.b = 1;
+  p.h_q = 16;
+  p.h_kv = 1;
+  p.s_q = p.s_kv = 1024;
+  EXPECT_EQ(choose_backward(p, {}).splits, 24);  // 8 tiles of keys, 192 blocks
+  p.s_q = 32;
+  EXPECT_EQ(choose_backward(p, {}).splits, 1);  // 512 rows in all
+  EXPECT_EQ(choose_backward(p, {.splits = 5}).splits, 5);
+  p.s_kv = 0;
+  EXPECT_EQ(choose_backward(p, {}).splits, 1);
+}
+
+TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
+  Problem p = problem("sm_90a", DType::bf16, 72, 40);
+  p.b = 2;
+  p.h_q = 6;
+  p.h_kv = 3;
+  p.s_q = 33;
+  p.s_kv = 100;
+  const BackwardWorkspace plain = backward_workspace(p, 1, false);
+  EXPECT_EQ(plain.padded_rows, 48);
+  const std::size_t row = 2 * 6 * 48 * sizeof(float);
+  EXPECT_GE(plain.delta - plain.lse_log2, row);
+  EXPECT_GE(plain.dq_accum - plain.delta, row);
+  EXPECT_GE(plain.bytes - plain.dq_accum, row * 72);
+  for (const std::size_t offset : {plain.lse_log2, plain.delta, plain.dq_accum, plain.partial, plain.bytes}) {
+    EXPECT_EQ(offset % 256, 0U);
+  }
+  const BackwardWorkspace split = backward_workspace(p, 3, false);
+  EXPECT_EQ(split.partial, plain.bytes);
+  EXPECT_GE(split.bytes - split.partial, 3 * 2 * 3 * 100 * (72 + 40) * sizeof(float));
+  // A pass of its own for dQ needs no accumulator.
+  EXPECT_EQ(plain.bytes - backward_workspace(p, 1, true).bytes, row * 72);
+}
+
+TEST(BackwardLaunch, GridsCoverWhatThereIs) {
+  Problem p = problem("sm_90a", DType::bf16, 64, 64);
+  p.b = 2;
+  p.h_q = 6;
+  p.h_kv = 3;
+  p.s_q = 300;
+  p.s_kv = 500;
+  BackwardKernels kernels;
+  kernels.main.tile_m = 64;
+  kernels.main.tile_n = 128;
+  kernels.dq.tile_m = 128;
+  kernels.reduce_warps = 4;
+  alignas(256) std::byte workspace[256];
+  const BackwardLaunch plain = backward_launch(p, {}, 0.5, 1, false, kernels, workspace);
+  EXPECT_EQ(plain.grids.preprocess, 2 * 6 * 19);
+  EXPECT_EQ(plain.grids.main, 2 * 3 * 4);
+  EXPECT_EQ(plain.grids.reduce, 0);
+  EXPECT_EQ(plain.grids.dq, 0);
+  EXPECT_EQ(plain.grids.convert, plain.grids.preprocess);
+  EXPECT_EQ(plain.params.group, 2);
+  EXPECT_EQ(plain.params.causal_shift, 200);
+  EXPECT_EQ(plain.params.m_blocks, 5);
+  EXPECT_EQ(plain.params.padded_rows, 304);
+  EXPECT_NE(plain.params.dq_accum, nullptr);
+  EXPECT_EQ(plain.params.partial, nullptr);
+  EXPECT_FLOAT_EQ(plain.params.scale_log2, 0.72134752f);
+
+  const BackwardLaunch split = backward_launch(p, {}, 0.5, 3, true, kernels, workspace);
+  EXPECT_EQ(split.grids.main, 3 * plain.grids.main);
+  EXPECT_EQ(split.grids.reduce, 2 * 3 * 500 / 4);
+  EXPECT_EQ(split.grids.dq, 2 * 6 * 3);
+  EXPECT_EQ(split.grids.convert, 0);
+  EXPECT_EQ(split.params.dq_accum, nullptr);
+  EXPECT_EQ(split.dq_params.m_blocks, 3);
+
+  p.s_q = 0;
+  const BackwardLaunch no_rows = backward_launch(p, {}, 0.5, 1, false, kernels, workspace);
+  EXPECT_EQ(no_rows.grids.preprocess, 0);
+  EXPECT_EQ(no_rows.grids.main, plain.grids.main);  // it writes zeros
+}
+
+}  // namespace
+}  // namespace fa::plan

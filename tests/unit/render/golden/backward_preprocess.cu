@@ -1,0 +1,30 @@
+// backward_preprocess arch=sm_90a dtype=bf16 d_qk=192 d_v=128 aligned=1 warps=8
+#include <common/backward_preprocess.cuh>
+
+namespace {
+
+static_assert(sizeof(fa::kernel::BackwardParams) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, lse_log2) == 80);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, partial) == 104);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_q_b) == 112);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 232);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 344);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 352);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 380);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 396);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 404);
+
+struct Config {
+  using Element = fa::kernel::bf16;
+  static constexpr int kHeadDimQk = 192;
+  static constexpr int kHeadDimV = 128;
+  static constexpr int kWarps = 8;
+  static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
+};
+
+}  // namespace
+
+FA_KERNEL(fa_backward_preprocess, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_preprocess<Config>(params); }

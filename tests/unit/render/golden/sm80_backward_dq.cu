@@ -1,0 +1,35 @@
+// sm80_backward_dq arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 aligned=1 tile_m=64 tile_n=64 warps=4 stages=2 min_blocks=1
+#include <sm80/sm80_backward_dq.cuh>
+
+namespace {
+
+static_assert(sizeof(fa::kernel::BackwardParams) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, lse_log2) == 80);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, partial) == 104);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_q_b) == 112);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 232);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 344);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 352);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 380);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 396);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 404);
+
+struct Config {
+  using Element = fa::kernel::bf16;
+  static constexpr int kHeadDimQk = 192;
+  static constexpr int kHeadDimV = 128;
+  static constexpr int kTileM = 64;  // query rows of a thread block
+  static constexpr int kTileN = 64;  // keys of a main-loop step
+  static constexpr int kWarps = 4;
+  static constexpr int kStages = 2;  // K and V tiles in flight
+  static constexpr bool kCausal = true;
+  static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
+};
+static_assert(fa::sm80::BackwardDq<Config>::kSharedBytes == 129024);
+
+}  // namespace
+
+FA_KERNEL(fa_sm80_backward_dq, fa::kernel::BackwardParams, 128, 1) { fa::sm80::backward_dq<Config>(params); }
