@@ -362,6 +362,7 @@ struct Forward {
     if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(o);
+    if constexpr (kStageO && Config::kTakeTurns) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no turn follows
     store(o, inverse_sum, query, warp_row, lane, q_slot.index);
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
   }
@@ -370,6 +371,7 @@ struct Forward {
   FA_DEVICE bool seek(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
     ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
     cursor.query = read(q_slot.index);
+    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     cursor.n = cursor.query.range.end - 1;
     return cursor.query.range.begin < cursor.query.range.end;
   }
