@@ -4,7 +4,7 @@ import ctypes
 import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
-FAMILIES = {"automatic": 0, "sm80": 1}
+FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 

@@ -74,6 +74,8 @@ struct CompileEvent {
 enum class Family : std::uint8_t {
   automatic,
   sm80,  ///< mma.sync + cp.async: Ampere and everything after it
+  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements. Calls that the copy engine cannot serve (unaligned
+         ///< rows, zero or negative strides, no keys) run on sm80
 };
 
 /// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that
@@ -85,9 +87,11 @@ struct KernelOverride {
   int warps = 0;   ///< warps of a thread block
   int stages = 0;  ///< K and V tiles in flight
   std::optional<bool> q_in_registers = std::nullopt;
-  int loop_bodies = 0;                          ///< 1: masked and plain tiles share a loop body, 2: one body each
-  std::optional<bool> pack_gqa = std::nullopt;  ///< query heads of a KV head share a tile
-  int splits = 0;                               ///< thread blocks that share the keys of a query tile
+  int loop_bodies = 0;                            ///< 1: masked and plain tiles share a loop body, 2: one body each
+  std::optional<bool> pack_gqa = std::nullopt;    ///< query heads of a KV head share a tile
+  int splits = 0;                                 ///< thread blocks that share the keys of a query tile
+  int q_buffers = 0;                              ///< sm90: query tiles in flight
+  std::optional<bool> take_turns = std::nullopt;  ///< sm90: warpgroups feed the tensor cores one after the other
 };
 
 /// Everything that is fixed over the life of an Attention.

@@ -109,7 +109,9 @@ typedef void (*fa_compile_callback)(void* user, const fa_compile_event* event);
 /* A kernel family: one way of using the tensor cores. */
 enum fa_family {
   FA_FAMILY_AUTOMATIC = 0,
-  FA_FAMILY_SM80 = 1 /* mma.sync + cp.async: Ampere and everything after it */
+  FA_FAMILY_SM80 = 1, /* mma.sync + cp.async: Ampere and everything after it */
+  FA_FAMILY_SM90 = 2  /* wgmma + the copy engine (TMA): Hopper, 16-bit elements. Calls that the copy engine cannot serve
+                       * (unaligned rows, zero or negative strides, no keys) run on sm80 */
 };
 
 /* A switch that can be left to the planner. */
@@ -128,6 +130,8 @@ typedef struct fa_kernel_override {
   int32_t loop_bodies;    /* 1: masked and plain tiles share a loop body, 2: one body each */
   int32_t pack_gqa;       /* enum fa_choice: query heads of a KV head share a tile */
   int32_t splits;         /* thread blocks that share the keys of a query tile */
+  int32_t q_buffers;      /* sm90: query tiles in flight */
+  int32_t take_turns;     /* enum fa_choice: sm90: warpgroups feed the tensor cores one after the other */
 } fa_kernel_override;
 
 /* Everything that is fixed over the life of an attention. */

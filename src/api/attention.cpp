@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include <common/forward_params.cuh>
+#include <sm90/sm90_forward_params.cuh>
 
 #include "api/backward.hpp"
 #include "api/build.hpp"
@@ -19,7 +19,9 @@
 #include "api/validate.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
+#include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
+#include "plan/sm90_forward.hpp"
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "support/log.hpp"
@@ -28,10 +30,8 @@
 namespace fa {
 namespace {
 
-constexpr double kLog2e = 1.4426950408889634;
-// K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
-constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
-constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+// Persistent kernels count tiles in an int, up to a round past the last one.
+constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
 
 /// The kernels of one slot of the planner, ready to launch.
 struct Ready {
@@ -87,10 +87,12 @@ class Attention::Impl {
     if (call.empty) return;
     if (!context_) return forward_on_host(call);
     const driver::ContextScope scope(context_->context());
-    const plan::Problem wanted = problem(call.shape);
+    const plan::ForwardTensors tensors = tensors_of(call);
+    plan::Problem wanted = problem(call.shape);
+    wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice);
-    launch(call, wanted, choice, ready, stream, workspace);
+    launch(tensors, wanted, choice, ready, stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -169,72 +171,56 @@ class Attention::Impl {
       ready.info.load_ms += combine_info.load_ms;
     }
     support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
+    const char* obstacle = plan::sm90_forward_obstacle(wanted);
+    if (obstacle != nullptr && plan::sm90_forward_misfit(wanted) == nullptr && fixed().family != Family::sm80) {
+      support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
+    }
     return ready;
   }
 
-  kernel::ForwardParams params(const api::ForwardCall& call, const plan::Choice& choice, const Ready& ready) const {
-    const AttentionShape& shape = call.shape;
-    kernel::ForwardParams params{};
-    params.q = call.q.data;
-    params.k = call.k.data;
-    params.v = call.v.data;
-    params.o = call.o.data;
-    params.lse = call.lse.defined() ? static_cast<float*>(call.lse.data) : nullptr;
-    const auto strides = [](const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
-      b = view.strides[0];
-      h = view.strides[1];
-      s = view.strides[2];
-    };
-    strides(call.q, params.stride_q_b, params.stride_q_h, params.stride_q_s);
-    strides(call.k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
-    strides(call.v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
-    strides(call.o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
-    if (call.lse.defined()) strides(call.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
-    params.b = static_cast<int>(shape.b);
-    params.h_q = static_cast<int>(shape.h_q);
-    params.h_kv = static_cast<int>(shape.h_kv);
-    params.s_q = static_cast<int>(shape.s_q);
-    params.s_kv = static_cast<int>(shape.s_kv);
-    params.group = static_cast<int>(shape.h_q / shape.h_kv);
-    params.causal_shift =
-        config_.causal_align == CausalAlign::bottom_right ? static_cast<int>(shape.s_kv - shape.s_q) : 0;
-    params.heads = static_cast<int>(choice.pack_gqa ? shape.h_kv : shape.h_q);
-    const std::int64_t rows = choice.pack_gqa ? shape.s_q * params.group : shape.s_q;
-    params.m_blocks = static_cast<int>(ceil_div(rows, ready.spec.tile_m));
-    const std::int64_t head_bytes = std::max<std::int64_t>(
-        shape.s_kv * (config_.head_dim + d_v()) * static_cast<std::int64_t>(size_of(config_.dtype)), 1);
-    const std::int64_t sharing = choice.pack_gqa ? 1 : params.group;
-    params.heads_in_flight = static_cast<int>(std::clamp<std::int64_t>(
-        kL2Budget / head_bytes * sharing, sharing, std::max<std::int64_t>(params.heads, 1) * shape.b));
-    params.splits = choice.splits;
-    params.scale = static_cast<float>(scale_);
-    params.scale_log2 = static_cast<float>(scale_ * kLog2e);
-    return params;
+  static plan::ForwardTensors tensors_of(const api::ForwardCall& call) noexcept {
+    return {call.q, call.k, call.v, call.o, call.lse};
   }
 
-  void launch(const api::ForwardCall& call, const plan::Problem& wanted, const plan::Choice& choice, const Ready& ready,
-              Stream stream, Workspace workspace) const {
-    kernel::ForwardParams arguments = params(call, choice, ready);
-    const std::int64_t grid = std::int64_t{arguments.m_blocks} * arguments.heads * arguments.b * arguments.splits;
-    if (grid > kMaxGrid) {
-      support::throw_invalid("b * h_q * s_q", grid, fmt::format("at most {} query tiles", kMaxGrid));
+  void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
+              const Ready& ready, Stream stream, Workspace workspace) const {
+    plan::ForwardLaunch planned =
+        plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec, context_->info().multiprocessors);
+    if (planned.tiles > kMaxTiles) {
+      support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
     if (choice.splits == 1) {
-      driver::launch(ready.kernel->function(), static_cast<unsigned>(grid), static_cast<unsigned>(ready.spec.threads()),
-                     ready.shared_bytes, stream, &arguments);
-      return;
+      launch_attention(tensors, ready, planned, stream);
+    } else {
+      launch_split(tensors, wanted, ready, planned, stream, workspace);
     }
-    launch_split(wanted, ready, arguments, static_cast<unsigned>(grid), stream, workspace);
   }
 
-  void launch_split(const plan::Problem& wanted, const Ready& ready, kernel::ForwardParams& arguments, unsigned grid,
-                    Stream stream, Workspace workspace) const {
+  static void launch_attention(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
+                               Stream stream) {
+    const auto queue = [&](void* params) {
+      driver::launch(ready.kernel->function(), static_cast<unsigned>(planned.grid),
+                     static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes, stream, params);
+    };
+    if (ready.spec.family != Family::sm90) return queue(&planned.params);
+    const plan::Sm90ForwardMaps maps = plan::sm90_forward_maps(tensors, ready.spec);
+    kernel::Sm90ForwardParams params;
+    driver::encode_tensor_map(maps.q, params.map_q);
+    driver::encode_tensor_map(maps.k, params.map_k);
+    driver::encode_tensor_map(maps.v, params.map_v);
+    driver::encode_tensor_map(maps.o, params.map_o);
+    params.base = planned.params;
+    queue(&params);
+  }
+
+  void launch_split(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const Ready& ready,
+                    plan::ForwardLaunch& planned, Stream stream, Workspace workspace) const {
+    kernel::ForwardParams& arguments = planned.params;
     api::Scratch scratch(workspace, plan::forward_workspace_bytes(wanted, arguments.splits), stream);
     const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
     arguments.partial_o = static_cast<float*>(scratch.data());
     arguments.partial_lse = arguments.partial_o + rows * arguments.splits * d_v();
-    driver::launch(ready.kernel->function(), grid, static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes,
-                   stream, &arguments);
+    launch_attention(tensors, ready, planned, stream);
     const std::int64_t warps = ready.combine_threads / 32;
     driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
                    stream, &arguments);

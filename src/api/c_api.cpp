@@ -31,7 +31,7 @@ static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
 static_assert(FA_COMPILE_ABORTED == static_cast<int>(CompileEvent::Phase::failed));
-static_assert(FA_FAMILY_SM80 == static_cast<int>(Family::sm80));
+static_assert(FA_FAMILY_SM90 == static_cast<int>(Family::sm90));
 static_assert(FA_LOG_OFF == static_cast<int>(LogLevel::off));
 
 struct LastError {
@@ -164,7 +164,7 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   }
   const fa_kernel_override in = read_struct(source, argument);
   KernelOverride out;
-  out.family = to_enum(in.family, Family::sm80, argument + ".family");
+  out.family = to_enum(in.family, Family::sm90, argument + ".family");
   out.tile_m = in.tile_m;
   out.tile_n = in.tile_n;
   out.warps = in.warps;
@@ -173,6 +173,8 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   out.loop_bodies = in.loop_bodies;
   out.pack_gqa = to_choice(in.pack_gqa, argument + ".pack_gqa");
   out.splits = in.splits;
+  out.q_buffers = in.q_buffers;
+  out.take_turns = to_choice(in.take_turns, argument + ".take_turns");
   return out;
 }
 

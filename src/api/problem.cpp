@@ -9,7 +9,7 @@ namespace fa::api {
 namespace {
 
 const char* family_name(Family family) {
-  return family == Family::sm80 ? "sm80" : "automatic";
+  return family == Family::sm80 ? "sm80" : family == Family::sm90 ? "sm90" : "automatic";
 }
 
 /// As a shell takes it.
@@ -64,7 +64,9 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
       problem.s_kv);
   if (!problem.positive_scale) add(" --scale -1");
   if (!problem.aligned) add(" --unaligned");
-  if (fixed.family != Family::automatic) add(" --family {}", family_name(fixed.family));
+  // The command's tensors are ones that the copy engine can describe.
+  const Family family = problem.tensor_maps ? fixed.family : Family::sm80;
+  if (family != Family::automatic) add(" --family {}", family_name(family));
   add_number("--tile-m", fixed.tile_m);
   add_number("--tile-n", fixed.tile_n);
   add_number("--warps", fixed.warps);
@@ -73,6 +75,8 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   add_number("--loop-bodies", fixed.loop_bodies);
   add_switch("--pack-gqa", fixed.pack_gqa);
   add_number("--splits", fixed.splits);
+  add_number("--q-buffers", fixed.q_buffers);
+  add_switch("--take-turns", fixed.take_turns);
   if (!directory.empty()) add(" --directory {}", quoted(directory));
   return command;
 }

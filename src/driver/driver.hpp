@@ -9,9 +9,11 @@
 #include <type_traits>
 #include <vector>
 
+#include <common/types.cuh>
 #include <fa/device.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/forward_launch.hpp"
 
 namespace fa::driver {
 
@@ -105,6 +107,12 @@ class LoadedKernel {
 /// Queues one launch; `params` is the kernel's only argument. Allocates nothing.
 void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
             void* params);
+
+/// Describes a tensor to the copy engine: boxes with the 128-byte swizzle, zeros outside of the tensor, 256 bytes
+/// fetched into the L2 cache at a time. Work of the host alone, without locks or allocations. Throws fa::Error(cuda)
+/// for what breaks cuTensorMapEncodeTiled's rules: base and strides multiples of 16 bytes, strides below 2^40, sizes 1
+/// to 2^32, boxes 1 to 256.
+void encode_tensor_map(const plan::TensorMapSpec& spec, kernel::TensorMap& map);
 
 /// Whether `stream` records into a graph, or is the legacy default stream while another one does and forbids its use.
 /// Loading, allocating outside of the graph and synchronising must wait then.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/sm80_backward.hpp"
+#include "support/text.hpp"
 
 namespace fa::plan {
 namespace {
@@ -67,6 +68,9 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
 }
 
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  if (fixed.family == Family::sm90) {
+    support::throw_invalid("kernel_backward.family", "sm90", "automatic or sm80");
+  }
   const BackwardChoice choice = choose_backward(problem, fixed);
   BackwardPlan plan;
   plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);

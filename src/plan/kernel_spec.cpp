@@ -6,7 +6,24 @@ namespace fa::plan {
 namespace {
 
 const char* family_name(Family family) {
-  return family == Family::sm80 ? "sm80" : "automatic";
+  switch (family) {
+    case Family::automatic:
+      break;
+    case Family::sm80:
+      return "sm80";
+    case Family::sm90:
+      return "sm90";
+  }
+  return "automatic";
+}
+
+std::string canonical_sm90_forward(const KernelSpec& spec) {
+  return fmt::format(
+      "sm90_forward arch={} dtype={} d_qk={} d_v={} causal={:d} positive_scale={:d} tile_m={} tile_n={} stages={} "
+      "q_buffers={} softmax_chunks={} take_turns={:d} pack_gqa={:d} split={:d} min_blocks={}",
+      to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.tile_m,
+      spec.tile_n, spec.stages, spec.q_buffers, spec.softmax_chunks, spec.take_turns, spec.pack_gqa, spec.split,
+      spec.min_blocks);
 }
 
 }  // namespace
@@ -60,6 +77,7 @@ std::string canonical(const KernelSpec& spec) {
     case Op::backward_reduce:
       return fmt::format("{} d_qk={} d_v={} warps={}", target, spec.d_qk, spec.d_v, spec.warps);
   }
+  if (spec.family == Family::sm90) return canonical_sm90_forward(spec);
   return fmt::format(
       "{} d_qk={} d_v={} causal={:d} positive_scale={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} "
       "q_in_registers={:d} loop_bodies={} conditional_rescale={:d} pack_gqa={:d} split={:d} min_blocks={}",

@@ -46,6 +46,9 @@ struct KernelSpec {
   int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers
   bool write_dq = true;             ///< backward: adds to dQ's accumulator
   bool delayed_dq = false;          ///< backward: adds a step's dQ during the next step
+  int q_buffers = 0;                ///< sm90: query tiles in flight
+  int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
+  bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

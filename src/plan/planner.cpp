@@ -4,6 +4,8 @@
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_forward.hpp"
+#include "support/text.hpp"
 
 namespace fa::plan {
 namespace {
@@ -13,6 +15,9 @@ constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-b
 // Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
 // that the choice need not know the GPU.
 constexpr std::int64_t kEnoughBlocks = 192;
+// Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
+// twice as long as others.
+constexpr std::int64_t kEnoughPersistentBlocks = 132;
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
 constexpr int kCombineWarps = 4;
@@ -21,16 +26,26 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-int choose_splits(const Problem& problem, const Choice& choice) {
+int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
+  const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
-  const std::int64_t blocks = ceil_div(rows, choice.short_query ? 64 : 128) * heads * problem.b;
-  if (blocks == 0 || blocks * 2 > kEnoughBlocks) return 1;
+  const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
+  if (blocks == 0 || blocks * 2 > enough) return 1;
   const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
   const std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
-  const std::int64_t splits = std::min({kEnoughBlocks / blocks, keys / kKeysPerSplit, kMaxSplits});
+  const std::int64_t splits = std::min({enough / blocks, keys / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
+}
+
+Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {
+  if (fixed.family == Family::sm80 || sm90_forward_misfit(problem) != nullptr ||
+      sm90_forward_obstacle(problem) != nullptr) {
+    return Family::sm80;
+  }
+  const bool of_sm80 = fixed.warps != 0 || fixed.loop_bodies != 0 || fixed.q_in_registers;  // fields of its kernels
+  return fixed.family == Family::automatic && of_sm80 ? Family::sm80 : Family::sm90;
 }
 
 }  // namespace
@@ -44,14 +59,33 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   const bool packable = group > 1 && problem.s_q <= kMaxPackedRows / group;
   choice.pack_gqa = packable && fixed.pack_gqa.value_or(problem.s_q <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? problem.s_q * group : problem.s_q) <= kShortQueryRows;
-  choice.splits = fixed.splits != 0 ? fixed.splits : choose_splits(problem, choice);
+  std::int64_t tile_m = choice.short_query ? 64 : 128;
+  choice.family = choose_family(problem, fixed);
+  if (choice.family == Family::sm90) {
+    tile_m = sm90_forward_tile_m(problem, fixed, choice.short_query);
+    if (choice.pack_gqa && tile_m % group != 0) {  // the copy engine brings whole groups
+      if (fixed.family == Family::automatic) {
+        choice.family = Family::sm80;
+        tile_m = choice.short_query ? 64 : 128;
+      } else {
+        choice.pack_gqa = false;
+        choice.short_query = problem.s_q <= kShortQueryRows;
+        tile_m = sm90_forward_tile_m(problem, fixed, choice.short_query);
+      }
+    }
+  }
+  choice.splits = fixed.splits != 0 ? fixed.splits : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   return choice;
 }
 
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
+  if (fixed.family == Family::sm90) {
+    if (const char* misfit = sm90_forward_misfit(problem)) support::throw_invalid("kernel.family", "sm90", misfit);
+  }
   const Choice choice = choose(problem, fixed);
   ForwardPlan plan;
-  std::vector<KernelSpec> specs = sm80_forward_specs(problem, fixed, choice);
+  std::vector<KernelSpec> specs = choice.family == Family::sm90 ? sm90_forward_specs(problem, fixed, choice)
+                                                                : sm80_forward_specs(problem, fixed, choice);
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine.op = Op::combine;
@@ -65,7 +99,7 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
 int shared_bytes(const KernelSpec& spec) {
   switch (spec.op) {
     case Op::forward:
-      return sm80_forward_shared_bytes(spec);
+      return spec.family == Family::sm90 ? sm90_forward_shared_bytes(spec) : sm80_forward_shared_bytes(spec);
     case Op::backward:
       return sm80_backward_shared_bytes(spec);
     case Op::backward_dq:

@@ -19,7 +19,8 @@ struct Problem {
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   bool positive_scale = true;
-  bool aligned = true;  ///< rows of q, k, v, o start at multiples of 16 bytes
+  bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
+  bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;

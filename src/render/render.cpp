@@ -9,6 +9,7 @@
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
 #include <fa/error.hpp>
+#include <sm90/sm90_forward_params.cuh>
 
 #include "plan/planner.hpp"
 #include "render/source.hpp"
@@ -19,6 +20,7 @@ namespace {
 
 using kernel::BackwardParams;
 using kernel::ForwardParams;
+using kernel::Sm90ForwardParams;
 
 const char* element_name(DType dtype) {
   return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32";
@@ -57,6 +59,14 @@ std::string forward_layout() {
   asserts.field("splits", offsetof(ForwardParams, splits));
   asserts.field("scale_log2", offsetof(ForwardParams, scale_log2));
   return asserts.text();
+}
+
+std::string sm90_forward_layout() {
+  LayoutAsserts asserts("Sm90ForwardParams", sizeof(Sm90ForwardParams));
+  asserts.field("map_k", offsetof(Sm90ForwardParams, map_k));
+  asserts.field("map_o", offsetof(Sm90ForwardParams, map_o));
+  asserts.field("base", offsetof(Sm90ForwardParams, base));
+  return forward_layout() + asserts.text();
 }
 
 std::string backward_layout() {
@@ -103,6 +113,28 @@ std::string forward_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
       spec.loop_bodies, boolean(spec.causal), boolean(spec.positive_scale), boolean(spec.aligned),
       boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split));
+}
+
+std::string sm90_forward_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kTileM = {};  // query rows of a tile\n"
+      "  static constexpr int kTileN = {};  // keys of a main-loop step\n"
+      "  static constexpr int kStages = {};  // K and V tiles in flight\n"
+      "  static constexpr int kQBuffers = {};  // query tiles in flight\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kPositiveScale = {};\n"
+      "  static constexpr int kSoftmaxChunks = {};  // of a KV tile\n"
+      "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
+      "  static constexpr bool kPackGqa = {};\n"
+      "  static constexpr bool kSplit = {};\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
+      boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
+      boolean(spec.pack_gqa), boolean(spec.split));
 }
 
 std::string combine_config(const plan::KernelSpec& spec) {
@@ -227,6 +259,10 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::backward_reduce:
       return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
               reduce_config(spec)};
+  }
+  if (spec.family == Family::sm90) {
+    return {"sm90/sm90_forward.cuh", "Sm90ForwardParams",   "sm90::forward",
+            "sm90::Forward",         sm90_forward_layout(), sm90_forward_config(spec)};
   }
   return {"sm80/sm80_forward.cuh", "ForwardParams",  "sm80::forward",
           "sm80::Forward",         forward_layout(), forward_config(spec)};

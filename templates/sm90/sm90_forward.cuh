@@ -288,8 +288,8 @@ struct Forward {
     TrailingSoftmax softmax;
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
-    if constexpr (Config::kCausal) {
-      if (params.causal_shift < 0) store_empty(warp_row, lane);
+    if constexpr (Config::kCausal || Config::kSplit) {
+      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
     }
 
     Cursor ahead;
@@ -463,7 +463,7 @@ struct Forward {
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
       const int row = tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
-      if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
+      if ((Config::kSplit || params.lse != nullptr) && lane % 4 == 0 && row < row_count) {
         ptx::st_global(lse_row(tile, rows, row), softmax.lse(r));
       }
     }
@@ -476,11 +476,18 @@ struct Forward {
     if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_rows(o, query.tile, query.tile.m_block * kTileM + warp_row, lane);
+      store_direct(o, query.tile, query.tile.m_block * kTileM + warp_row, lane);
     }
   }
 
+  /// Into [splits, b, h_q, s_q].
+  FA_DEVICE int64_t partial_row(const ForwardTile& tile, const Rows& rows, int row) const {
+    const int64_t batch = static_cast<int64_t>(tile.split) * params.b + tile.batch;
+    return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
+  }
+
   FA_DEVICE float* lse_row(const ForwardTile& tile, const Rows& rows, int row) const {
+    if constexpr (Config::kSplit) return params.partial_lse + partial_row(tile, rows, row);
     return params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
            rows.position(row) * params.stride_lse_s;
   }
@@ -524,6 +531,31 @@ struct Forward {
   FA_DEVICE void release_staged(int q_buffer, int lane) const {
     if (lane == 0) ptx::tma_wait_read();
     release(q_empty(kQBuffers - 1 - q_buffer), lane);
+  }
+
+  /// A warp's rows of O from registers: the result, or a split's part of it.
+  FA_DEVICE void store_direct(const O& o, const ForwardTile& tile, int first_row, int lane) const {
+    if constexpr (Config::kSplit) {
+      store_partial(o, tile, first_row, lane);
+    } else {
+      store_rows(o, tile, first_row, lane);
+    }
+  }
+
+  /// In float, for forward_combine.
+  FA_DEVICE void store_partial(const O& o, const ForwardTile& tile, int first_row, int lane) const {
+    const Rows rows{params.group, tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      if (row >= row_count) continue;
+      float* const target = params.partial_o + partial_row(tile, rows, row) * kHeadDimV + 2 * (lane % 4);
+      FA_UNROLL
+      for (int j = 0; j < kHeadDimV / 8; ++j) {
+        ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
+        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
+      }
+    }
   }
 
   /// Straight from registers: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that
@@ -581,7 +613,7 @@ struct Forward {
       float inverse_sum[2];
       finish_rows(no_keys, inverse_sum, job.tile, warp_row, lane);
       O zeros = {};
-      store_rows(zeros, job.tile, job.tile.m_block * kTileM + warp_row, lane);
+      store_direct(zeros, job.tile, job.tile.m_block * kTileM + warp_row, lane);
     }
   }
 };

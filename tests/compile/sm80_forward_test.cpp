@@ -52,12 +52,14 @@ class Sm80ForwardCompile : public ::testing::TestWithParam<const char*> {
   }
 };
 
+const KernelOverride kSm80{.family = Family::sm80};
+
 TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
   bool causal = false;
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
     for (const HeadDims& dims : kHeadDims) {
       causal = !causal;  // each head dim meets both over the dtypes
-      expect_clean(plan::plan_forward(problem(dims, dtype, causal), {}));
+      expect_clean(plan::plan_forward(problem(dims, dtype, causal), kSm80));
     }
   }
 }
@@ -65,15 +67,15 @@ TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
 TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   plan::Problem p = problem({64, 64}, DType::bf16, true);
   p.positive_scale = false;
-  expect_clean(plan::plan_forward(p, {}));
+  expect_clean(plan::plan_forward(p, kSm80));
   p.positive_scale = true;
   p.aligned = false;
-  expect_clean(plan::plan_forward(p, {}));
+  expect_clean(plan::plan_forward(p, kSm80));
   p.aligned = true;
   p.h_kv = 2;
   p.s_q = 1;
   p.b = 1;
-  const plan::ForwardPlan decode = plan::plan_forward(p, {});
+  const plan::ForwardPlan decode = plan::plan_forward(p, kSm80);
   EXPECT_TRUE(decode.kernel.pack_gqa);
   EXPECT_TRUE(decode.kernel.split);
   expect_clean(decode);

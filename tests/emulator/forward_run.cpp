@@ -13,6 +13,7 @@
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/tensor_map.hpp"
+#include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -34,51 +35,46 @@ int ceil_div(std::int64_t a, std::int64_t b) {
 /// The launch parameters that follow from the shapes, as the host computes them.
 ForwardParams shape_params(const ForwardCase& c) {
   const AttentionCase& a = c.attention;
-  ForwardParams params{};
-  params.b = static_cast<int>(a.b);
-  params.h_q = static_cast<int>(a.h_q);
-  params.h_kv = static_cast<int>(a.h_kv);
-  params.s_q = static_cast<int>(a.s_q);
-  params.s_kv = static_cast<int>(a.s_kv);
-  params.group = static_cast<int>(a.h_q / a.h_kv);
-  params.causal_shift = a.causal_align == fa::CausalAlign::bottom_right ? static_cast<int>(a.s_kv - a.s_q) : 0;
-  params.heads = static_cast<int>(c.spec.pack_gqa ? a.h_kv : a.h_q);
-  params.m_blocks = ceil_div(c.spec.pack_gqa ? a.s_q * params.group : a.s_q, c.spec.tile_m);
+  fa::plan::Problem problem;
+  problem.dtype = a.dtype;
+  problem.d_qk = static_cast<int>(a.d_qk);
+  problem.d_v = static_cast<int>(a.d_v);
+  problem.causal_align = a.causal_align;
+  problem.b = a.b;
+  problem.h_q = a.h_q;
+  problem.h_kv = a.h_kv;
+  problem.s_q = a.s_q;
+  problem.s_kv = a.s_kv;
+  ForwardParams params =
+      fa::plan::forward_launch(problem, {}, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
   params.heads_in_flight = c.heads_in_flight;
-  params.splits = c.splits;
-  params.scale = a.softmax_scale();
-  params.scale_log2 = static_cast<float>(static_cast<double>(a.softmax_scale()) * 1.44269504088896340736);
   return params;
 }
 
-/// Slabs of 64 columns of a tensor whose outer axes are `dims` with `strides` in elements; a box takes `box` of them.
-void encode(fa::kernel::TensorMap& map, const Placed& t, std::vector<std::uint64_t> dims,
-            const std::vector<std::int64_t>& strides, std::vector<std::uint32_t> box) {
+TensorView view_of(const Placed& t, const HostTensor& tensor) {
+  TensorView view = tensor.view();
+  view.data = t.data;
+  view.strides = {t.stride_b, t.stride_h, t.stride_s, 1};
+  return view;
+}
+
+void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec) {
   TensorShape shape;
-  shape.base = t.data;
-  shape.element_bytes = static_cast<int>(t.element);
-  shape.dims = std::move(dims);
-  shape.dims.insert(shape.dims.begin(), t.row_bytes / t.element);
-  for (const std::int64_t stride : strides) shape.strides.push_back(static_cast<std::uint64_t>(stride) * t.element);
-  shape.box = std::move(box);
-  shape.box.insert(shape.box.begin(), 64);
+  shape.base = spec.base;
+  shape.element_bytes = static_cast<int>(size_of(spec.dtype));
+  shape.dims.assign(spec.sizes.begin(), spec.sizes.begin() + spec.rank);
+  shape.strides.assign(spec.strides.begin(), spec.strides.begin() + spec.rank - 1);
+  shape.box.assign(spec.box.begin(), spec.box.begin() + spec.rank);
   encode_tensor_map(map.bytes, shape);
 }
 
-Sm90ForwardParams with_maps(const ForwardCase& c, const ForwardParams& params, const Placed& q, const Placed& k,
-                            const Placed& v, const Placed& o) {
+Sm90ForwardParams with_maps(const ForwardParams& params, const fa::plan::Sm90ForwardMaps& maps) {
   Sm90ForwardParams result{};
   result.base = params;
-  const auto u64 = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
-  const auto group = static_cast<std::uint32_t>(c.spec.pack_gqa ? params.group : 1);
-  const auto rows = static_cast<std::uint32_t>(c.spec.tile_m) / group;
-  encode(result.map_q, q, {u64(params.group), u64(q.s), u64(params.h_kv), u64(q.b)},
-         {q.stride_h, q.stride_s, q.stride_h * params.group, q.stride_b}, {group, rows, 1, 1});
-  encode(result.map_o, o, {u64(params.group), u64(o.s), u64(params.h_kv), u64(o.b)},
-         {o.stride_h, o.stride_s, o.stride_h * params.group, o.stride_b}, {1, 16, 1, 1});
-  const auto keys = static_cast<std::uint32_t>(c.spec.tile_n);
-  encode(result.map_k, k, {u64(k.s), u64(k.h), u64(k.b)}, {k.stride_s, k.stride_h, k.stride_b}, {keys, 1, 1});
-  encode(result.map_v, v, {u64(v.s), u64(v.h), u64(v.b)}, {v.stride_s, v.stride_h, v.stride_b}, {keys, 1, 1});
+  encode(result.map_q, maps.q);
+  encode(result.map_k, maps.k);
+  encode(result.map_v, maps.v);
+  encode(result.map_o, maps.o);
   return result;
 }
 
@@ -96,7 +92,7 @@ void PrintTo(const ForwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
-  if (c.spec.sm90()) *out << ", " << c.blocks << " blocks";
+  if (c.spec.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -145,13 +141,16 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
-  const int tiles = params.m_blocks * params.heads * params.b * params.splits;
-  options.grid = c.spec.sm90() ? c.blocks : tiles;
+  const bool sm90 = c.spec.family == fa::Family::sm90;
+  options.grid = sm90 ? c.blocks : params.m_blocks * params.heads * params.b * params.splits;
   options.threads = attention.threads;
-  options.shared_bytes = shared_bytes(c.spec);
-  if (c.spec.sm90()) {
-    const Sm90ForwardParams sm90 = with_maps(c, params, q, k, v, o);
-    launch(attention.entry, &sm90, memory, options);
+  options.shared_bytes = fa::plan::shared_bytes(c.spec);
+  if (sm90) {
+    const Sm90ForwardParams all = with_maps(
+        params,
+        fa::plan::sm90_forward_maps(
+            {view_of(q, inputs.q), view_of(k, inputs.k), view_of(v, inputs.v), view_of(o, outputs.o), {}}, c.spec));
+    launch(attention.entry, &all, memory, options);
   } else {
     launch(attention.entry, &params, memory, options);
   }

@@ -7,14 +7,14 @@
 
 #include "emulator/emulator.hpp"
 #include "emulator/placement.hpp"
-#include "emulator/spec.hpp"
+#include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
 
 namespace emulator {
 
 /// One forward call on one kernel (and the combine kernel, if the kernel splits the keys).
 struct ForwardCase {
-  Spec spec;
+  fa::plan::KernelSpec spec;
   fa::test::AttentionCase attention;
   Placement placement = Placement::bhsd;
   bool lse = true;

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using emulator::Mutation;
-using emulator::Spec;
+using fa::plan::KernelSpec;
 using fa::render::Source;
 
 /// Leaves a file alone that has the same text already, so that nothing is compiled twice.
@@ -51,11 +51,11 @@ std::string include_lines(const std::string& unit) {
   return result;
 }
 
-std::string kernels_file(const std::vector<Spec>& specs, std::size_t file, std::size_t files) {
+std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file, std::size_t files) {
   std::set<std::string> includes;
   std::string body;
   for (std::size_t i = file; i < specs.size(); i += files) {
-    const Source source = emulator::render(specs[i]);
+    const Source source = fa::render::render(specs[i]);
     includes.insert(include_lines(source.unit));
     body += wrapped(source, fmt::format("unit_{}", i), canonical(specs[i]));
   }
@@ -119,7 +119,7 @@ std::string write_mutated_templates(const Mutation& mutation, const Source& sour
 /// ones by the linker.
 std::string mutant(const Mutation& mutation, const fs::path& folder) {
   const bool combine = mutation.header == "common/forward_combine.cuh";
-  const Source source = emulator::render(combine ? Spec(emulator::combine_spec(mutation.spec)) : mutation.spec);
+  const Source source = fa::render::render(combine ? emulator::combine_spec(mutation.spec) : mutation.spec);
   const fs::path own = folder / mutation.name;
   return write_mutated_templates(mutation, source, own) +
          fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
     const std::size_t mutant_files = std::stoul(argv[3]);
-    const std::vector<Spec> specs = emulator::all_specs();
+    const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {
       write(folder / fmt::format("kernels_{}.cpp", i), kernels_file(specs, i, kernel_files));
     }

@@ -27,8 +27,8 @@ constexpr const char* kPreprocess = "common/backward_preprocess.cuh";
 constexpr const char* kReduce = "common/backward_reduce.cuh";
 
 /// Two warps, 16 rows each; ragged sequences take three key tiles.
-Spec base(int stages) {
-  Spec spec;
+KernelSpec base(int stages) {
+  KernelSpec spec;
   spec.arch = {8, 0, '\0'};
   spec.dtype = DType::bf16;
   spec.d_qk = 64;
@@ -41,8 +41,9 @@ Spec base(int stages) {
 }
 
 /// Two consumer warpgroups that take turns, two stages; V has two slabs.
-Spec hopper_base() {
-  Spec spec;
+KernelSpec hopper_base() {
+  KernelSpec spec;
+  spec.family = fa::Family::sm90;
   spec.arch = {9, 0, 'a'};
   spec.d_qk = 64;
   spec.d_v = 80;
@@ -66,19 +67,19 @@ KernelSpec backward_base() {
 }
 
 template <class Change>
-Spec changed(Spec spec, const Change& change) {
+KernelSpec changed(KernelSpec spec, const Change& change) {
   change(spec);
   return spec;
 }
 
 std::vector<Mutation> make_mutations() {
-  const Spec q_in_registers = changed(base(2), [](Spec& spec) { spec.q_in_registers = true; });
-  const Spec unaligned = changed(base(1), [](Spec& spec) { spec.aligned = false; });
-  const Spec split = changed(base(1), [](Spec& spec) { spec.split = true; });
-  const Spec packed = changed(base(1), [](Spec& spec) { spec.pack_gqa = true; });
-  const Spec fp32 = changed(base(1), [](Spec& spec) { spec.dtype = DType::f32; });
-  const Spec hopper = hopper_base();
-  const Spec causal_hopper = changed(hopper, [](Spec& spec) { spec.causal = true; });
+  const KernelSpec q_in_registers = changed(base(2), [](KernelSpec& spec) { spec.q_in_registers = true; });
+  const KernelSpec unaligned = changed(base(1), [](KernelSpec& spec) { spec.aligned = false; });
+  const KernelSpec split = changed(base(1), [](KernelSpec& spec) { spec.split = true; });
+  const KernelSpec packed = changed(base(1), [](KernelSpec& spec) { spec.pack_gqa = true; });
+  const KernelSpec fp32 = changed(base(1), [](KernelSpec& spec) { spec.dtype = DType::f32; });
+  const KernelSpec hopper = hopper_base();
+  const KernelSpec causal_hopper = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
   using enum FaultKind;
   return {
       // Asynchronous copies.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "emulator/fault.hpp"
-#include "emulator/spec.hpp"
+#include "plan/kernel_spec.hpp"
 
 namespace emulator {
 
@@ -18,7 +18,7 @@ struct Mutation {
   std::string before;
   std::string after;
   int count = 1;
-  Spec spec;
+  fa::plan::KernelSpec spec;
   std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
 };
 

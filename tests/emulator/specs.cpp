@@ -94,6 +94,7 @@ struct Sm90Shape {
   int d_qk, d_v, tile_m, tile_n, stages, q_buffers;
   bool causal, take_turns, pack_gqa, positive_scale;
   int softmax_chunks = 1;
+  bool split = false;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
@@ -107,12 +108,15 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 80, 40, 128, 48, 2, 1, false, true, false, false},
     {DType::bf16, 192, 128, 128, 32, 2, 2, true, true, true, true},
     {DType::f16, 8, 96, 64, 16, 3, 1, true, false, false, false},
+    {DType::bf16, 64, 64, 128, 32, 2, 2, true, true, false, true, 1, true},
+    {DType::f16, 40, 72, 64, 32, 2, 1, false, false, true, false, 1, true},
 };
 
-std::vector<Spec> find_sm90_specs() {
-  std::vector<Spec> specs;
+std::vector<KernelSpec> find_sm90_specs() {
+  std::vector<KernelSpec> specs;
   for (const Sm90Shape& shape : kSm90Shapes) {
-    Spec spec;
+    KernelSpec spec;
+    spec.family = fa::Family::sm90;
     spec.arch = {9, 0, 'a'};
     spec.dtype = shape.dtype;
     spec.d_qk = shape.d_qk;
@@ -126,6 +130,7 @@ std::vector<Spec> find_sm90_specs() {
     spec.take_turns = shape.take_turns;
     spec.pack_gqa = shape.pack_gqa;
     spec.softmax_chunks = shape.softmax_chunks;
+    spec.split = shape.split;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }
@@ -169,24 +174,24 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   return spec;
 }
 
-const std::vector<Spec>& sm90_specs() {
-  static const std::vector<Spec> specs = find_sm90_specs();
+const std::vector<KernelSpec>& sm90_specs() {
+  static const std::vector<KernelSpec> specs = find_sm90_specs();
   return specs;
 }
 
-std::vector<Spec> all_specs() {
-  std::vector<Spec> specs(covering_specs().begin(), covering_specs().end());
+std::vector<KernelSpec> all_specs() {
+  std::vector<KernelSpec> specs(covering_specs().begin(), covering_specs().end());
   specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
   for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) {
     if (!is_backward(mutation)) specs.push_back(mutation.spec);
   }
   std::set<std::string> seen;
-  std::vector<Spec> unique;
-  const auto add = [&](const Spec& spec) {
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
     if (seen.insert(canonical(spec)).second) unique.push_back(spec);
   };
-  for (const Spec& spec : specs) {
+  for (const KernelSpec& spec : specs) {
     add(spec);
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
   }

@@ -3,7 +3,6 @@
 
 #include <vector>
 
-#include "emulator/spec.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 
@@ -18,7 +17,7 @@ const std::vector<fa::plan::KernelSpec>& covering_specs();
 std::vector<fa::plan::Problem> planned_problems();
 
 /// Hopper kernels: the head dims and tiles that are special in one way or another, and every pair of their flags.
-const std::vector<Spec>& sm90_specs();
+const std::vector<fa::plan::KernelSpec>& sm90_specs();
 
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
@@ -27,7 +26,7 @@ fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 fa::plan::KernelSpec backward_helper_spec(const fa::plan::KernelSpec& main, fa::plan::Op op);
 
 /// All of the above and the backward's, each once.
-std::vector<Spec> all_specs();
+std::vector<fa::plan::KernelSpec> all_specs();
 
 }  // namespace emulator
 

@@ -1,6 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
 #include <random>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gpu/device_case.hpp"
@@ -12,6 +18,14 @@ class ForwardShapes : public GpuTest, public ::testing::WithParamInterface<Atten
 
 TEST_P(ForwardShapes, MatchesFloat64) {
   run_case(GetParam(), config_of(GetParam()));
+}
+
+/// What the planner takes on newer GPUs is another family.
+TEST_P(ForwardShapes, Sm80MatchesFloat64) {
+  if (GetParam().dtype == DType::f32) return;  // has no other
+  AttentionConfig config = config_of(GetParam());
+  config.kernel = KernelOverride{.family = Family::sm80};
+  run_case(GetParam(), config);
 }
 
 /// b 32, h 8, d 128: the shapes that every attention library is first tried on.
@@ -135,6 +149,69 @@ TEST_F(Forward, KernelOverrides) {
   }
 }
 
+bool on_hopper() {
+  return driver::device_info(0).arch == plan::parse_arch("sm_90a");
+}
+
+TEST_F(Forward, HopperKernelOverrides) {
+  if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
+  std::vector<KernelOverride> overrides;
+  for (const int tile_m : {64, 128, 192}) {
+    for (const int tile_n : {16, 48, 112}) {
+      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n});
+      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .stages = 3, .q_buffers = 1, .take_turns = false});
+      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .pack_gqa = true});
+      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .splits = 3});
+    }
+  }
+  overrides.push_back({.pack_gqa = true, .splits = 5});
+  for (KernelOverride& kernel : overrides) {
+    kernel.family = Family::sm90;
+    AttentionConfig config = config_of(c);
+    config.kernel = kernel;
+    run_case(c, config);
+    if (HasFailure()) break;
+  }
+}
+
+TEST_F(Forward, HopperTakesItsFamilyWhereItCan) {
+  if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
+  const AttentionShape shape{.b = 2, .h_q = 8, .s_q = 1000, .s_kv = 1000};
+  AttentionShape unaligned = shape;
+  unaligned.aligned = false;
+  AttentionShape without_keys = shape;
+  without_keys.s_kv = 0;
+  const Attention attention = Attention::create({.head_dim = 64});
+  EXPECT_EQ(attention.kernel_info(shape).name, "fa_sm90_forward");
+  EXPECT_EQ(attention.kernel_info(unaligned).name, "fa_sm80_forward");
+  EXPECT_EQ(attention.kernel_info(without_keys).name, "fa_sm80_forward");
+  EXPECT_EQ(Attention::create({.head_dim = 64, .dtype = DType::f32}).kernel_info(shape).name, "fa_sm80_forward");
+  const Attention sm80 = Attention::create({.head_dim = 64, .kernel = KernelOverride{.family = Family::sm80}});
+  EXPECT_EQ(sm80.kernel_info(shape).name, "fa_sm80_forward");
+}
+
+TEST_F(Forward, RepeatsBitForBit) {
+  const AttentionCase cases[] = {
+      {.b = 3, .h_q = 12, .h_kv = 4, .s_q = 1500, .s_kv = 1500, .d_qk = 128, .d_v = 128, .causal = true},
+      {.b = 2, .h_q = 8, .h_kv = 8, .s_q = 700, .s_kv = 900, .dtype = DType::f16},
+      {.h_q = 8, .h_kv = 1, .s_q = 2, .s_kv = 20000}};  // split
+  for (const AttentionCase& c : cases) {
+    SCOPED_TRACE(to_string(c));
+    DeviceCase device(c);
+    const Attention attention = Attention::create(config_of(c));
+    std::vector<std::byte> o, lse;
+    for (int i = 0; i < 30; ++i) {
+      attention.forward(device.inputs(), device.outputs());
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      if (i == 0) o = device.o.buffer.read();
+      if (i == 0) lse = device.lse.buffer.read();
+      ASSERT_EQ(device.o.buffer.read(), o) << "run " << i;
+      ASSERT_EQ(device.lse.buffer.read(), lse) << "run " << i;
+    }
+  }
+}
+
 /// Strides that are not multiples of 16 bytes, pointers that are not, and zero strides.
 TEST_F(Forward, UnalignedRowsAndBroadcasts) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
@@ -247,6 +324,104 @@ TEST_F(Forward, RandomProblems) {
     c.seed = random();
     run_case(c, config_of(c));
     if (HasFailure()) break;
+  }
+}
+
+/// A copy of `host` on the device with its first three axes in a random order and gaps of NaN between them: multiples
+/// of `unit` elements. With `reverse` the second axis has a negative stride.
+struct Scattered {
+  Scattered(const HostTensor& host, std::int64_t unit, bool reverse, std::mt19937_64& random) : layout(host.view()) {
+    std::array<std::size_t, 3> order{0, 1, 2};
+    std::shuffle(order.begin(), order.end(), random);
+    std::int64_t reach = layout.rank == 4 ? layout.shape[3] : 1;
+    for (const std::size_t axis : order) {
+      reach = (reach + unit - 1) / unit * unit + static_cast<std::int64_t>(random() % 3) * unit;
+      layout.strides[axis] = reach;
+      reach *= layout.shape[axis];
+    }
+    if (reverse) {
+      first = (layout.shape[1] - 1) * layout.strides[1];
+      layout.strides[1] = -layout.strides[1];
+    }
+    bytes.assign(static_cast<std::size_t>(reach) * size_of(layout.dtype), std::byte{0xff});
+    for_each_row(host,
+                 [](std::byte* there, const std::byte* here, std::size_t size) { std::memcpy(there, here, size); });
+    buffer.emplace(bytes);
+  }
+
+  TensorView view() const {
+    TensorView result = layout;
+    result.data = static_cast<std::byte*>(buffer->data()) + first * static_cast<std::int64_t>(size_of(layout.dtype));
+    result.read_only = false;
+    return result;
+  }
+
+  void read(HostTensor& host) {
+    bytes = buffer->read();
+    for_each_row(host,
+                 [](const std::byte* there, std::byte* here, std::size_t size) { std::memcpy(here, there, size); });
+  }
+
+  template <class Host, class Visit>
+  void for_each_row(Host& host, const Visit& visit) {
+    const auto full = host.view();
+    const auto element = static_cast<std::int64_t>(size_of(layout.dtype));
+    const std::int64_t columns = layout.rank == 4 ? layout.shape[3] : 1;
+    const auto offset = [&](const TensorView& v, std::int64_t i, std::int64_t j, std::int64_t k) {
+      return (i * v.strides[0] + j * v.strides[1] + k * v.strides[2]) * element;
+    };
+    for (std::int64_t i = 0; i < layout.shape[0]; ++i) {
+      for (std::int64_t j = 0; j < layout.shape[1]; ++j) {
+        for (std::int64_t k = 0; k < layout.shape[2]; ++k) {
+          visit(bytes.data() + first * element + offset(layout, i, j, k),
+                static_cast<std::byte*>(full.data) + offset(full, i, j, k),
+                static_cast<std::size_t>(columns * element));
+        }
+      }
+    }
+  }
+
+  TensorView layout;
+  std::int64_t first = 0;  ///< element (0, 0, 0)
+  std::vector<std::byte> bytes;
+  std::optional<DeviceBuffer> buffer;
+};
+
+TEST_F(Forward, RandomShapesAndStrides) {
+  std::mt19937_64 random(90);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  const std::pair<std::int64_t, std::int64_t> dims[] = {{64, 64}, {128, 128}, {72, 40}, {192, 128}, {256, 256}};
+  for (int i = 0; i < 1000; ++i) {
+    AttentionCase c;
+    c.b = pick(1, 3);
+    c.h_kv = pick(1, 3);
+    c.h_q = c.h_kv * pick(1, 4);
+    c.s_q = pick(1, i % 2 == 0 ? 20 : 250);
+    c.s_kv = pick(1, 300);
+    std::tie(c.d_qk, c.d_v) = dims[pick(0, 4)];
+    c.dtype = i % 3 == 0 ? DType::f16 : DType::bf16;
+    c.causal = pick(0, 1) == 1;
+    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+    c.seed = random();
+    const AttentionInputs inputs = make_inputs(c);
+    AttentionOutputs outputs = make_outputs(c);
+    const std::int64_t unit = pick(0, 7) == 0 ? 1 : 8;
+    const bool reverse = pick(0, 7) == 0;
+    Scattered q(inputs.q, unit, reverse, random), k(inputs.k, unit, reverse, random), v(inputs.v, unit, false, random);
+    Scattered o(outputs.o, unit, reverse, random), lse(outputs.lse, 1, reverse, random);
+    Attention::create(config_of(c)).forward({q.view(), k.view(), v.view()}, {o.view(), lse.view()});
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    o.read(outputs.o);
+    lse.read(outputs.lse);
+    const AttentionOutputs expected = reference_f64(c, inputs);
+    const Bounds bound = bounds(c.dtype);
+    ASSERT_LE(compare(std::as_const(outputs.o).view(), std::as_const(expected.o).view()).max_abs_over_max_ref, bound.o)
+        << i << ": " << to_string(c);
+    ASSERT_LE(lse_max_abs_error(std::as_const(outputs.lse).view(), std::as_const(expected.lse).view()), bound.lse)
+        << i << ": " << to_string(c);
+    for (const Scattered* tensor : {&q, &k, &v, &o, &lse}) ASSERT_TRUE(tensor->buffer->guards_intact()) << i;
   }
 }
 

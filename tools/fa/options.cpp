@@ -17,7 +17,8 @@ const std::map<std::string, DType> kDTypes{
     {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}, {"f64", DType::f64}};
 const std::map<std::string, CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
                                                        {"top-left", CausalAlign::top_left}};
-const std::map<std::string, Family> kFamilies{{"automatic", Family::automatic}, {"sm80", Family::sm80}};
+const std::map<std::string, Family> kFamilies{
+    {"automatic", Family::automatic}, {"sm80", Family::sm80}, {"sm90", Family::sm90}};
 
 /// A field of KernelOverride by the name a sweep uses.
 struct SweepField {
@@ -34,6 +35,8 @@ constexpr SweepField kSweepFields[] = {
     {"loop_bodies", [](KernelOverride& kernel, int value) { kernel.loop_bodies = value; }},
     {"pack_gqa", [](KernelOverride& kernel, int value) { kernel.pack_gqa = value != 0; }},
     {"splits", [](KernelOverride& kernel, int value) { kernel.splits = value; }},
+    {"q_buffers", [](KernelOverride& kernel, int value) { kernel.q_buffers = value; }},
+    {"take_turns", [](KernelOverride& kernel, int value) { kernel.take_turns = value != 0; }},
 };
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -108,6 +111,9 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
       ->group(group);
   command.add_option("--pack-gqa", kernel->pack_gqa, "Query heads of a KV head share a tile: 0 or 1")->group(group);
   command.add_option("--splits", kernel->splits, "Thread blocks that share the keys of a query tile")->group(group);
+  command.add_option("--q-buffers", kernel->q_buffers, "sm90: query tiles in flight")->group(group);
+  command.add_option("--take-turns", kernel->take_turns, "sm90: warpgroups feed the tensor cores in turn: 0 or 1")
+      ->group(group);
 }
 
 std::optional<KernelOverride> if_given(const KernelOverride& kernel) {
@@ -129,8 +135,10 @@ std::string describe(const KernelOverride& kernel) {
       add(name, *value ? 1 : 0);
     }
   };
-  if (kernel.family == Family::sm80) {
-    text = "family=sm80";
+  for (const auto& [name, family] : kFamilies) {
+    if (family == kernel.family && family != Family::automatic) {
+      text = "family=" + name;
+    }
   }
   add_count("tile_m", kernel.tile_m);
   add_count("tile_n", kernel.tile_n);
@@ -140,6 +148,8 @@ std::string describe(const KernelOverride& kernel) {
   add_count("loop_bodies", kernel.loop_bodies);
   add_switch("pack_gqa", kernel.pack_gqa);
   add_count("splits", kernel.splits);
+  add_count("q_buffers", kernel.q_buffers);
+  add_switch("take_turns", kernel.take_turns);
   return text;
 }
 

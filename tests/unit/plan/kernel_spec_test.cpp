@@ -40,6 +40,9 @@ constexpr Mutation kMutations[] = {
     {"operands_in_registers", [](KernelSpec& spec) { spec.operands_in_registers = 2; }},
     {"write_dq", [](KernelSpec& spec) { spec.write_dq = !spec.write_dq; }},
     {"delayed_dq", [](KernelSpec& spec) { spec.delayed_dq = !spec.delayed_dq; }},
+    {"q_buffers", [](KernelSpec& spec) { spec.q_buffers = 2; }},
+    {"softmax_chunks", [](KernelSpec& spec) { spec.softmax_chunks = 4; }},
+    {"take_turns", [](KernelSpec& spec) { spec.take_turns = !spec.take_turns; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
@@ -47,6 +50,7 @@ constexpr Mutation kMutations[] = {
 struct Operation {
   Op op;
   std::set<std::string> fields;
+  Family family = Family::sm80;
 };
 
 const std::vector<Operation>& operations() {
@@ -54,6 +58,10 @@ const std::vector<Operation>& operations() {
       {Op::forward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "aligned", "tile_m", "tile_n", "warps",
         "stages", "q_in_registers", "loop_bodies", "conditional_rescale", "pack_gqa", "split", "min_blocks"}},
+      {Op::forward,
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "tile_m", "tile_n", "stages", "q_buffers",
+        "softmax_chunks", "take_turns", "pack_gqa", "split", "min_blocks"},
+       Family::sm90},
       {Op::combine, {"arch", "dtype", "d_v", "warps"}},
       {Op::backward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "warps_n",
@@ -83,12 +91,13 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-               operands_in_registers, write_dq, delayed_dq, min_blocks] = some_spec();
+               operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, min_blocks] =
+      some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-                  operands_in_registers, write_dq, delayed_dq, min_blocks));
+                  operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, min_blocks));
 }
 
 TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {
@@ -96,11 +105,14 @@ TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {
   for (const Operation& operation : operations()) {
     KernelSpec base = some_spec();
     base.op = operation.op;
+    base.family = operation.family;
     EXPECT_TRUE(texts.insert(canonical(base)).second) << canonical(base);
     for (const Mutation& mutation : kMutations) {
       if (std::string(mutation.field) == "op") continue;
       KernelSpec spec = base;
       mutation.apply(spec);
+      // The forward of no family at all is one text, whichever family it was.
+      if (operation.family == Family::sm90 && spec.family != Family::sm90) continue;
       EXPECT_NE(spec, base) << mutation.field;
       if (operation.fields.contains(mutation.field)) {
         EXPECT_TRUE(texts.insert(canonical(spec)).second) << mutation.field << ": " << canonical(spec);
@@ -130,6 +142,14 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
             "tile_n=64 warps=4 stages=1 q_in_registers=0 loop_bodies=1 "
             "conditional_rescale=1 pack_gqa=0 split=0 min_blocks=1");
   EXPECT_EQ(kernel_name(some_spec()), "fa_sm80_forward");
+  KernelSpec sm90 = some_spec();
+  sm90.family = Family::sm90;
+  sm90.q_buffers = 2;
+  sm90.take_turns = true;
+  EXPECT_EQ(canonical(sm90),
+            "sm90_forward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 positive_scale=1 tile_m=128 tile_n=64 stages=1 "
+            "q_buffers=2 softmax_chunks=1 take_turns=1 pack_gqa=0 split=0 min_blocks=1");
+  EXPECT_EQ(kernel_name(sm90), "fa_sm90_forward");
   KernelSpec backward = some_spec();
   backward.op = Op::backward;
   backward.warps_n = 2;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <fa/error.hpp>
 #include <optional>
 #include <random>
 #include <set>
@@ -45,6 +46,7 @@ void set_call(std::mt19937& random, Problem& problem) {
   constexpr std::array<std::int64_t, 16> kLengths = {0,   1,   2,   7,    16,   63,    64,     65,
                                                      127, 128, 129, 1000, 4096, 32768, 131072, 1 << 24};
   problem.aligned = random() % 2 == 0;
+  problem.tensor_maps = random() % 4 != 0;
   problem.b = pick(random, std::array<std::int64_t, 6>{0, 1, 2, 3, 16, 512});
   problem.h_kv = pick(random, std::array<std::int64_t, 6>{0, 1, 2, 5, 8, 64});
   problem.h_q = problem.h_kv * pick(random, std::array<std::int64_t, 6>{0, 1, 2, 3, 8, 32});
@@ -77,6 +79,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
       ASSERT_EQ(plan.kernel.split, choice.splits > 1);
       ASSERT_EQ(plan.kernel.pack_gqa, choice.pack_gqa);
       ASSERT_EQ(plan.kernel.aligned, choice.aligned);
+      ASSERT_EQ(plan.kernel.family, choice.family);
       std::optional<ForwardPlan>& known = plans[static_cast<std::size_t>(choice.slot())];
       if (!known) known = plan;
       ASSERT_EQ(canonical(plan.kernel), canonical(known->kernel))
@@ -97,6 +100,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.short_query = (bits & 2) != 0;
     choice.pack_gqa = (bits & 4) != 0;
     choice.splits = (bits & 8) != 0 ? 5 : 1;
+    choice.family = (bits & 16) != 0 ? Family::sm90 : Family::sm80;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -106,8 +110,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, splits] = Choice{};
-  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || pack_gqa || splits > 1 ? 2 : 0));
+  const auto [aligned, short_query, pack_gqa, family, splits] = Choice{};
+  EXPECT_EQ(Choice{}.slot(),
+            (aligned ? 1 : 0) + (short_query || pack_gqa || splits > 1 || family == Family::sm90 ? 2 : 0));
 }
 
 TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
@@ -123,9 +128,10 @@ TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
     ASSERT_GE(problem.s_kv / choice.splits, 512) << "a split must be worth its overhead";
     const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
     const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
-    const std::int64_t tile = choice.short_query ? 64 : 128;
+    const bool persistent = choice.family == Family::sm90;
+    const std::int64_t tile = choice.short_query ? 64 : persistent ? plan_forward(problem, {}).kernel.tile_m : 128;
     const std::int64_t blocks = (rows + tile - 1) / tile * heads * problem.b;
-    ASSERT_LE(blocks * choice.splits, 192) << "more blocks than were aimed at";
+    ASSERT_LE(blocks * choice.splits, persistent ? 132 : 192) << "more blocks than were aimed at";
   }
 }
 
@@ -137,8 +143,11 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
-  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 24);
-  EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), {}).splits, 2);
+  const KernelOverride sm80{.family = Family::sm80};
+  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), sm80).splits, 24);
+  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 16) << "a block a multiprocessor";
+  EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 66, 66, 1, 32768), {}).splits, 2);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 131072), {}).splits, 64);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 8);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1024), {}).splits, 2);
@@ -158,12 +167,13 @@ TEST(Choice, DependsOnShapesOnly) {
     Problem problem;
     fix_config(random, problem);
     set_call(random, problem);
-    const Choice choice = choose(problem, {});
+    const KernelOverride sm80{.family = Family::sm80};  // which family depends on architecture and dtype too
+    const Choice choice = choose(problem, sm80);
     const Problem same_shape = problem;
     fix_config(random, problem);
     problem.causal = same_shape.causal;  // these two say how many of the keys are visible
     problem.causal_align = same_shape.causal_align;
-    const Choice other = choose(problem, {});
+    const Choice other = choose(problem, sm80);
     ASSERT_EQ(choice.slot(), other.slot());
     ASSERT_EQ(choice.splits, other.splits);
   }
@@ -193,6 +203,65 @@ TEST(Choice, CountsPackedRowsOfAShortQuery) {
   EXPECT_FALSE(choose(shaped(1, 32, 8, 17, 4096), {}).short_query);  // 68
   EXPECT_TRUE(choose(shaped(1, 32, 8, 64, 4096), {.pack_gqa = false}).short_query);
   EXPECT_FALSE(choose(shaped(1, 32, 32, 65, 4096), {}).short_query);
+}
+
+TEST(Choice, HopperServesWhatTheCopyEngineCan) {
+  const auto family = [](auto change, const KernelOverride& fixed = {}) {
+    Problem problem = shaped(2, 16, 8, 4096, 4096);
+    change(problem);
+    const ForwardPlan plan = plan_forward(problem, fixed);
+    for (const KernelSpec& spec : plan.alternatives) EXPECT_EQ(spec.family, plan.kernel.family);
+    EXPECT_EQ(plan.kernel.family, choose(problem, fixed).family);
+    return plan.kernel.family;
+  };
+  EXPECT_EQ(family([](Problem&) {}), Family::sm90);
+  EXPECT_EQ(family([](Problem& p) { p.dtype = DType::f16; }), Family::sm90);
+  EXPECT_EQ(family([](Problem& p) { p.dtype = DType::f32; }), Family::sm80);
+  EXPECT_EQ(family([](Problem& p) { p.aligned = false; }), Family::sm80);
+  EXPECT_EQ(family([](Problem& p) { p.tensor_maps = false; }), Family::sm80);
+  EXPECT_EQ(family([](Problem& p) { p.s_kv = 0; }), Family::sm80);
+  EXPECT_EQ(family([](Problem& p) { p.s_q = 0; }), Family::sm80);
+  for (const char* arch : {"sm_80", "sm_89", "sm_90", "sm_100a", "sm_120a"}) {
+    EXPECT_EQ(family([&](Problem& p) { p.arch = parse_arch(arch); }), Family::sm80) << arch;
+  }
+  EXPECT_EQ(family([](Problem&) {}, {.family = Family::sm80}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {.family = Family::sm90}), Family::sm90);
+  EXPECT_EQ(family([](Problem& p) { p.aligned = false; }, {.family = Family::sm90}), Family::sm80);
+  // Fields that only kernels of sm80 have pick it.
+  EXPECT_EQ(family([](Problem&) {}, {.warps = 8}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {.q_in_registers = false}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {.loop_bodies = 2}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {.tile_n = 64}), Family::sm90);
+}
+
+TEST(Choice, HopperPacksWholeGroups) {
+  const KernelOverride sm90{.family = Family::sm90};
+  for (const std::int64_t group : {2, 8, 64}) {
+    EXPECT_EQ(choose(shaped(1, 2 * group, 2, 1, 4096), {}).family, Family::sm90) << group;
+    EXPECT_TRUE(choose(shaped(1, 2 * group, 2, 1, 4096), {}).pack_gqa) << group;
+  }
+  for (const std::int64_t group : {3, 7, 65}) {
+    EXPECT_EQ(choose(shaped(1, 2 * group, 2, 1, 4096), {}).family, Family::sm80) << group;
+    EXPECT_TRUE(choose(shaped(1, 2 * group, 2, 1, 4096), {}).pack_gqa) << group;
+    EXPECT_EQ(choose(shaped(1, 2 * group, 2, 1, 4096), sm90).family, Family::sm90) << group;
+    EXPECT_FALSE(choose(shaped(1, 2 * group, 2, 1, 4096), sm90).pack_gqa) << group;
+    EXPECT_EQ(choose(shaped(1, 2 * group, 2, 4096, 4096), {}).family, Family::sm90) << "nothing is packed";
+  }
+}
+
+TEST(ForwardPlan, RefusesAFamilyThatTheGpuOrDtypeCannotHave) {
+  Problem problem = shaped(1, 8, 8, 4096, 4096);
+  problem.dtype = DType::f32;
+  EXPECT_THROW(plan_forward(problem, {.family = Family::sm90}), Error);
+  problem.dtype = DType::bf16;
+  problem.arch = parse_arch("sm_100a");
+  try {
+    plan_forward(problem, {.family = Family::sm90});
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.field("argument"), "kernel.family");
+  }
 }
 
 TEST(ForwardPlan, CombinesWhatItSplits) {

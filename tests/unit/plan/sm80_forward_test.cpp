@@ -70,7 +70,7 @@ TEST_P(Sm80ForwardPlan, EveryHeadDimHasAKernelThatFits) {
         problem.aligned = (flags & 2) != 0;
         problem.positive_scale = (flags & 4) != 0;
         problem.s_q = (flags & 8) != 0 ? 1 : 2048;
-        const ForwardPlan plan = plan_forward(problem, {});
+        const ForwardPlan plan = plan_forward(problem, {.family = Family::sm80});
         const KernelSpec& spec = plan.kernel;
         expect_fits(spec);
         for (const KernelSpec& alternative : plan.alternatives) expect_fits(alternative);
@@ -173,7 +173,7 @@ TEST(Sm80ForwardRefusal, CountsTheRegistersOfTheWholeBlock) {
 
 Problem long_problem() {
   Problem problem;
-  problem.arch = parse_arch("sm_90a");
+  problem.arch = parse_arch("sm_100a");
   problem.d_qk = problem.d_v = 64;
   problem.s_q = problem.s_kv = 4096;
   return problem;

@@ -29,6 +29,24 @@ plan::KernelSpec forward_spec() {
   return spec;
 }
 
+plan::KernelSpec sm90_forward_spec() {
+  plan::KernelSpec spec;
+  spec.family = Family::sm90;
+  spec.arch = plan::parse_arch("sm_90a");
+  spec.dtype = DType::f16;
+  spec.d_qk = 192;
+  spec.d_v = 128;
+  spec.causal = true;
+  spec.tile_m = 128;
+  spec.tile_n = 112;
+  spec.warps = 12;
+  spec.stages = 2;
+  spec.q_buffers = 1;
+  spec.softmax_chunks = 2;
+  spec.take_turns = true;
+  return spec;
+}
+
 plan::KernelSpec combine_spec() {
   plan::KernelSpec spec;
   spec.op = plan::Op::combine;
@@ -66,6 +84,7 @@ plan::KernelSpec backward_spec(plan::Op op) {
 /// One of each operation.
 std::vector<plan::KernelSpec> all_specs() {
   return {forward_spec(),
+          sm90_forward_spec(),
           combine_spec(),
           backward_spec(),
           backward_spec(plan::Op::backward_dq),
@@ -83,6 +102,10 @@ void expect_golden(const std::string& name, const std::string& text) {
 
 TEST(Render, ForwardUnitIsGolden) {
   expect_golden("sm80_forward.cu", render(forward_spec()).unit);
+}
+
+TEST(Render, Sm90ForwardUnitIsGolden) {
+  expect_golden("sm90_forward.cu", render(sm90_forward_spec()).unit);
 }
 
 TEST(Render, CombineUnitIsGolden) {
@@ -125,6 +148,21 @@ void expect_reach_the_kernel(const plan::KernelSpec& original, const std::vector
 
 TEST(Render, WhatTheKernelDependsOnReachesIt) {
   using Spec = plan::KernelSpec;
+  expect_reach_the_kernel(sm90_forward_spec(), {
+                                                   [](Spec& spec) { spec.dtype = DType::bf16; },
+                                                   [](Spec& spec) { spec.d_qk = 128; },
+                                                   [](Spec& spec) { spec.d_v = 64; },
+                                                   [](Spec& spec) { spec.causal = false; },
+                                                   [](Spec& spec) { spec.positive_scale = false; },
+                                                   [](Spec& spec) { spec.tile_m = 192; },
+                                                   [](Spec& spec) { spec.tile_n = 96; },
+                                                   [](Spec& spec) { spec.stages = 3; },
+                                                   [](Spec& spec) { spec.q_buffers = 2; },
+                                                   [](Spec& spec) { spec.softmax_chunks = 1; },
+                                                   [](Spec& spec) { spec.take_turns = false; },
+                                                   [](Spec& spec) { spec.pack_gqa = true; },
+                                                   [](Spec& spec) { spec.split = true; },
+                                               });
   expect_reach_the_kernel(forward_spec(), {
                                               [](Spec& spec) { spec.dtype = DType::f16; },
                                               [](Spec& spec) { spec.dtype = DType::f32; },
@@ -221,8 +259,11 @@ TEST(Flatten, PastesEachIncludedHeaderOnce) {
     }
     EXPECT_GE(pasted, 5);
     EXPECT_EQ(count_of(flat, "struct Config {"), 1);
-    EXPECT_EQ(count_of(flat, "#define " + guard_of("sm80/sm80_forward.cuh") + "\n"),
-              spec.op == plan::Op::forward ? 1 : 0);
+    for (const Family family : {Family::sm80, Family::sm90}) {
+      const char* header = family == Family::sm80 ? "sm80/sm80_forward.cuh" : "sm90/sm90_forward.cuh";
+      const bool its_own = spec.op == plan::Op::forward && spec.family == family;
+      EXPECT_EQ(count_of(flat, "#define " + guard_of(header) + "\n"), its_own ? 1 : 0) << canonical(spec);
+    }
   }
 }
 

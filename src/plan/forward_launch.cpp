@@ -1,0 +1,141 @@
+#include "plan/forward_launch.hpp"
+
+#include <algorithm>
+
+#include "plan/sm90_forward.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+// K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
+constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
+constexpr std::int64_t kMapStrideLimit = std::int64_t{1} << 40;  // bytes
+constexpr std::uint32_t kSlabColumns = 64;
+constexpr std::uint32_t kWarpRows = 16;      // of O, stored at once
+constexpr std::uint64_t kUnusedStride = 16;  // of an axis of length 1: any that is legal
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
+  b = view.strides[0];
+  h = view.strides[1];
+  s = view.strides[2];
+}
+
+int heads_in_l2(const Problem& problem, const kernel::ForwardParams& params, bool pack_gqa) {
+  const std::int64_t head_bytes = std::max<std::int64_t>(
+      problem.s_kv * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype)), 1);
+  const std::int64_t sharing = pack_gqa ? 1 : params.group;
+  return static_cast<int>(std::clamp<std::int64_t>(kL2Budget / head_bytes * sharing, sharing,
+                                                   std::max<std::int64_t>(params.heads, 1) * problem.b));
+}
+
+bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    const std::int64_t step = axis == 1 ? heads_a_step : 1;
+    const std::int64_t stride = view.strides[axis];
+    if (view.shape[axis] > 1 && (stride <= 0 || stride >= kMapStrideLimit / element / step)) return false;
+  }
+  return true;
+}
+
+/// Appends an axis; the first one has no stride of its own.
+void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) {
+  const auto rank = static_cast<std::size_t>(map.rank++);
+  map.sizes[rank] = static_cast<std::uint64_t>(size);
+  map.box[rank] = box;
+  if (rank == 0) return;
+  map.strides[rank - 1] = size > 1 ? static_cast<std::uint64_t>(stride) * size_of(map.dtype) : kUnusedStride;
+}
+
+TensorMapSpec start_map(const TensorView& view) {
+  TensorMapSpec map;
+  map.base = view.data;
+  map.dtype = view.dtype;
+  add_axis(map, view.shape[3], 1, kSlabColumns);
+  return map;
+}
+
+/// [d, group, s_q, h_kv, b], boxes of `heads` query heads and `rows` of their rows.
+TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t heads, std::uint32_t rows) {
+  const std::int64_t group = view.shape[1] / h_kv;
+  TensorMapSpec map = start_map(view);
+  add_axis(map, group, view.strides[1], heads);
+  add_axis(map, view.shape[2], view.strides[2], rows);
+  add_axis(map, h_kv, view.strides[1] * group, 1);
+  add_axis(map, view.shape[0], view.strides[0], 1);
+  return map;
+}
+
+TensorMapSpec key_map(const TensorView& view, int tile_n) {
+  TensorMapSpec map = start_map(view);
+  add_axis(map, view.shape[2], view.strides[2], static_cast<std::uint32_t>(tile_n));
+  add_axis(map, view.shape[1], view.strides[1], 1);
+  add_axis(map, view.shape[0], view.strides[0], 1);
+  return map;
+}
+
+}  // namespace
+
+ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
+                             const KernelSpec& spec, int multiprocessors) noexcept {
+  ForwardLaunch launch{};
+  kernel::ForwardParams& params = launch.params;
+  params.q = tensors.q.data;
+  params.k = tensors.k.data;
+  params.v = tensors.v.data;
+  params.o = tensors.o.data;
+  params.lse = tensors.lse.defined() ? static_cast<float*>(tensors.lse.data) : nullptr;
+  set_strides(tensors.q, params.stride_q_b, params.stride_q_h, params.stride_q_s);
+  set_strides(tensors.k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+  set_strides(tensors.v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+  set_strides(tensors.o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+  if (tensors.lse.defined()) set_strides(tensors.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
+  params.b = static_cast<int>(problem.b);
+  params.h_q = static_cast<int>(problem.h_q);
+  params.h_kv = static_cast<int>(problem.h_kv);
+  params.s_q = static_cast<int>(problem.s_q);
+  params.s_kv = static_cast<int>(problem.s_kv);
+  params.group = static_cast<int>(problem.h_q / problem.h_kv);
+  params.causal_shift =
+      problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
+  params.heads = static_cast<int>(spec.pack_gqa ? problem.h_kv : problem.h_q);
+  const std::int64_t rows = spec.pack_gqa ? problem.s_q * params.group : problem.s_q;
+  params.m_blocks = static_cast<int>(ceil_div(rows, spec.tile_m));
+  params.splits = splits;
+  params.scale = static_cast<float>(scale);
+  params.scale_log2 = static_cast<float>(scale * kLog2e);
+
+  const bool persistent = spec.family == Family::sm90;
+  params.heads_in_flight =
+      persistent ? balanced_heads(std::int64_t{params.m_blocks} * splits, problem.b * params.heads, multiprocessors)
+                 : heads_in_l2(problem, params, spec.pack_gqa);
+  launch.tiles = std::int64_t{params.m_blocks} * params.heads * params.b * params.splits;
+  launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
+  return launch;
+}
+
+bool sm90_forward_describable(const ForwardTensors& tensors) noexcept {
+  const std::int64_t h_kv = std::max<std::int64_t>(tensors.k.shape[1], 1);
+  const std::int64_t group = std::max<std::int64_t>(tensors.q.shape[1] / h_kv, 1);
+  return describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
+         describable(tensors.v, 1);
+}
+
+Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpec& spec) noexcept {
+  const std::int64_t h_kv = tensors.k.shape[1];
+  const auto rows = static_cast<std::uint32_t>(spec.tile_m);
+  const std::uint32_t heads = spec.pack_gqa ? static_cast<std::uint32_t>(tensors.q.shape[1] / h_kv) : 1;
+  Sm90ForwardMaps maps;
+  maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
+  maps.o = query_map(tensors.o, h_kv, 1, kWarpRows);
+  maps.k = key_map(tensors.k, spec.tile_n);
+  maps.v = key_map(tensors.v, spec.tile_n);
+  return maps;
+}
+
+}  // namespace fa::plan

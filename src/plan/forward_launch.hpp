@@ -1,0 +1,60 @@
+#ifndef FA_SRC_PLAN_FORWARD_LAUNCH_HPP_
+#define FA_SRC_PLAN_FORWARD_LAUNCH_HPP_
+
+#include <array>
+#include <cstdint>
+
+#include <common/forward_params.cuh>
+#include <fa/tensor.hpp>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// The tensors of a forward call: q, k, v, o as views of rank 4, lse of rank 3; lse may be undefined.
+struct ForwardTensors {
+  TensorView q;    ///< [b, h_q, s_q, d_qk]
+  TensorView k;    ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;    ///< [b, h_kv, s_kv, d_v]
+  TensorView o;    ///< [b, h_q, s_q, d_v]
+  TensorView lse;  ///< [b, h_q, s_q]
+};
+
+/// What a forward kernel of any family is launched with, and how many query tiles that makes: the grid of an sm80
+/// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer. The places of
+/// partial results stay null.
+struct ForwardLaunch {
+  kernel::ForwardParams params;
+  std::int64_t tiles = 0;  ///< may exceed an int: to be checked before the launch
+  std::int64_t grid = 0;
+};
+ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
+                             const KernelSpec& spec, int multiprocessors) noexcept;
+
+/// A tensor of 16-bit elements for the copy engine, innermost axis first, and the box that one copy moves: the
+/// arguments of cuTensorMapEncodeTiled that are not the same for every map.
+struct TensorMapSpec {
+  static constexpr int kMaxRank = 5;
+
+  void* base = nullptr;
+  DType dtype = DType::bf16;
+  int rank = 0;
+  std::array<std::uint64_t, kMaxRank> sizes{};
+  std::array<std::uint64_t, kMaxRank - 1> strides{};  ///< in bytes, of all axes but the first
+  std::array<std::uint32_t, kMaxRank> box{};
+};
+
+/// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes. That
+/// rows start at multiples of 16 bytes is Problem::aligned.
+bool sm90_forward_describable(const ForwardTensors& tensors) noexcept;
+
+/// The maps of an sm90 kernel, as templates/sm90/sm90_forward_params.cuh describes them.
+struct Sm90ForwardMaps {
+  TensorMapSpec q, k, v, o;
+};
+Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpec& spec) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_FORWARD_LAUNCH_HPP_

@@ -1,0 +1,189 @@
+#include "plan/sm90_forward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+#include <fa/error.hpp>
+
+namespace fa::plan {
+namespace {
+
+constexpr int kWarpgroupRows = 64;
+constexpr int kMaxConsumers = 3;
+constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
+constexpr int kBarrierBytes = 1024;
+// What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232 and 160.
+constexpr int kFragmentRegisters[] = {224, 208, 128};
+constexpr int kSoftmaxChunks = 2;
+constexpr std::size_t kMaxSpecs = 4;
+
+struct Tile {
+  int tile_m, tile_n, stages, q_buffers;
+};
+
+// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it). Measured on
+// an H200 (docs/performance.md).
+constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
+constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
+constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
+constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
+constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
+// All rows of a head in one warpgroup: what counts is how many keys are on their way.
+constexpr Tile kShortSmall[] = {{64, 128, 4, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
+
+std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) noexcept {
+  using Tiles = std::span<const Tile>;
+  const int d = std::max(problem.d_qk, problem.d_v);
+  if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
+  if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
+  if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
+  return short_query ? Tiles(kShortLargest) : kLargest;
+}
+
+/// Whether taking turns on the tensor cores is faster: measured, and slower only here.
+bool turns_pay(const Problem& problem) noexcept {
+  const int d = std::max(problem.d_qk, problem.d_v);
+  return problem.causal || d <= 64 || d > 128;
+}
+
+int consumers(const KernelSpec& spec) {
+  return spec.tile_m / kWarpgroupRows;
+}
+
+bool has_override(const KernelOverride& fixed) {
+  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns;
+}
+
+KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
+  const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
+  KernelSpec spec;
+  spec.family = Family::sm90;
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.causal = problem.causal;
+  spec.positive_scale = problem.positive_scale;
+  spec.aligned = true;
+  spec.tile_m = either(fixed.tile_m, tile.tile_m);
+  spec.tile_n = either(fixed.tile_n, tile.tile_n);
+  spec.stages = either(fixed.stages, tile.stages);
+  spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
+  spec.warps = 4 * (spec.tile_m / kWarpgroupRows + 1);
+  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
+  spec.softmax_chunks = kSoftmaxChunks;
+  spec.pack_gqa = choice.pack_gqa;
+  spec.split = choice.splits > 1;
+  return spec;
+}
+
+/// Why an override of another family's fields cannot be followed; empty when there is none.
+std::string foreign_override(const KernelOverride& fixed) {
+  if (fixed.warps != 0) return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 more", fixed.warps);
+  if (fixed.loop_bodies > 1) return fmt::format("loop_bodies = {}: accepted is 1", fixed.loop_bodies);
+  if (fixed.q_in_registers.value_or(false)) return "q_in_registers = true: sm90 kernels keep Q in shared memory";
+  return {};
+}
+
+}  // namespace
+
+const char* sm90_forward_misfit(const Problem& problem) noexcept {
+  if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
+  return nullptr;
+}
+
+const char* sm90_forward_obstacle(const Problem& problem) noexcept {
+  if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
+  if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
+  if (problem.s_kv == 0) return "there are no keys";
+  if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
+  return nullptr;
+}
+
+int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept {
+  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query).front().tile_m;
+}
+
+int sm90_forward_shared_bytes(const KernelSpec& spec) {
+  const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
+  const int qk = row_bytes(spec.d_qk);
+  const int v = row_bytes(spec.d_v);
+  const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
+  return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
+         kBarrierBytes;
+}
+
+int sm90_forward_registers(const KernelSpec& spec) {
+  return spec.tile_n / 2 + spec.tile_n / 4 + spec.d_v / 2;
+}
+
+std::string sm90_forward_refusal(const KernelSpec& spec) {
+  if (spec.tile_m < kWarpgroupRows || spec.tile_m > kMaxConsumers * kWarpgroupRows ||
+      spec.tile_m % kWarpgroupRows != 0) {
+    return fmt::format("tile_m = {}: accepted are 64, 128 and 192", spec.tile_m);
+  }
+  if (spec.tile_n < 16 || spec.tile_n > 256 || spec.tile_n % 16 != 0) {
+    return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
+  }
+  if (spec.stages < 2 || spec.stages > 8) return fmt::format("stages = {}: accepted are 2 to 8", spec.stages);
+  if (spec.q_buffers < 1 || spec.q_buffers > 2) {
+    return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
+  }
+  if (spec.take_turns && consumers(spec) == 1)
+    return "take_turns = true: one warpgroup has no other to take turns with";
+  const int shared = sm90_forward_shared_bytes(spec);
+  const int shared_limit = limits(spec.arch).shared_per_block;
+  if (shared > shared_limit) {
+    return fmt::format(
+        "tile_m = {}, tile_n = {}, stages = {}, q_buffers = {} need {} bytes of shared memory; {} offers {}",
+        spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, shared, to_string(spec.arch), shared_limit);
+  }
+  const int registers = sm90_forward_registers(spec);
+  const int offered = kFragmentRegisters[consumers(spec) - 1];
+  if (registers > offered) {
+    return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
+                       spec.tile_n, registers, offered);
+  }
+  return {};
+}
+
+std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+  std::vector<KernelSpec> specs;
+  std::string refusal = foreign_override(fixed);
+  if (refusal.empty()) {
+    for (const Tile& tile : preferred_tiles(problem, choice.short_query)) {
+      const KernelSpec spec = with_tile(problem, tile, fixed, choice);
+      const std::string reason = sm90_forward_refusal(spec);
+      if (!reason.empty()) {
+        refusal = reason;
+      } else if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) {
+        specs.push_back(spec);
+      }
+    }
+  }
+  if (!specs.empty()) return specs;
+  const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
+  throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
+              fmt::format("kernel: no sm90 forward kernel fits: {}", refusal),
+              {{"argument", "kernel"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});
+}
+
+int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept {
+  const std::int64_t blocks = std::max(multiprocessors, 1);
+  const std::int64_t least = std::max<std::int64_t>(blocks / 4, 1);
+  const std::int64_t pair = 2 * blocks;  // tiles of a pair of rounds
+  const std::int64_t period = pair / std::gcd(pair, std::max<std::int64_t>(m_blocks, 1));
+  std::int64_t section = (least + period - 1) / period * period;
+  // No section of a useful size ends with a pair of rounds: one section, or many that end at ever other places.
+  if (section > blocks) section = heads > 2 * pair ? least : heads;
+  return static_cast<int>(std::clamp<std::int64_t>(section, 1, std::max<std::int64_t>(heads, 1)));
+}
+
+}  // namespace fa::plan

@@ -1,0 +1,46 @@
+#ifndef FA_SRC_PLAN_SM90_FORWARD_HPP_
+#define FA_SRC_PLAN_SM90_FORWARD_HPP_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/planner.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// What the family needs of the architecture and the dtype that the problem has not; nullptr when it has all.
+const char* sm90_forward_misfit(const Problem& problem) noexcept;
+
+/// Why the copy engine cannot serve this call, although the family serves others of the configuration: unaligned rows,
+/// strides that no tensor map describes, an empty axis. nullptr when it can.
+const char* sm90_forward_obstacle(const Problem& problem) noexcept;
+
+/// Query rows of a thread block, the same for all of a problem's kernels.
+int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept;
+
+/// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_forward.cuh.
+int sm90_forward_shared_bytes(const KernelSpec& spec);
+
+/// Registers that a consumer thread spends on what lives across the main loop: S, P and O.
+int sm90_forward_registers(const KernelSpec& spec);
+
+/// Why the kernel cannot be built, with the limit that it breaks; empty when it can.
+std::string sm90_forward_refusal(const KernelSpec& spec);
+
+/// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
+/// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
+/// unsupported.
+std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+
+/// Heads of a section of a causal grid (ForwardParams::heads_in_flight) for a persistent launch of `multiprocessors`
+/// blocks, 1 to heads. Blocks take tiles round by round, every other round backwards, which evens out their sums as
+/// long as lengths fall evenly: a section should end where a pair of rounds ends, and there should be few heads in it,
+/// so that their K and V stay in the L2 cache, but no fewer than about a quarter of the blocks.
+int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_SM90_FORWARD_HPP_

@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compile/compiler.hpp"
+#include "plan/planner.hpp"
+#include "render/source.hpp"
+
+// The Hopper kernels that the planner picks compile with NVRTC without spilling and without a wgmma that ptxas waits
+// for; no GPU is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
+namespace fa {
+namespace {
+
+struct Case {
+  int d_qk, d_v;
+  DType dtype;
+  bool causal;
+};
+
+std::vector<Case> cases() {
+  if (std::getenv("FA_COMPILE_GRID") == nullptr) {
+    return {{64, 64, DType::bf16, true},   {128, 128, DType::f16, true},  {128, 128, DType::bf16, false},
+            {192, 128, DType::bf16, true}, {192, 192, DType::f16, false}, {256, 256, DType::bf16, true},
+            {8, 8, DType::f16, false},     {72, 72, DType::bf16, true},   {8, 256, DType::f16, true}};
+  }
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const bool causal : {false, true}) {
+      for (int d = 8; d <= 256; d += 8) all.push_back({d, d, dtype, causal});
+      for (const auto& [d_qk, d_v] : {std::pair{192, 128}, {8, 256}, {256, 8}, {72, 40}, {64, 200}, {128, 192}}) {
+        all.push_back({d_qk, d_v, dtype, causal});
+      }
+    }
+  }
+  return all;
+}
+
+plan::Problem problem_of(const Case& c) {
+  plan::Problem problem;
+  problem.arch = plan::parse_arch("sm_90a");
+  problem.dtype = c.dtype;
+  problem.d_qk = c.d_qk;
+  problem.d_v = c.d_v;
+  problem.causal = c.causal;
+  problem.b = 4;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = problem.s_kv = 2048;
+  return problem;
+}
+
+/// ptxas says so when it cannot keep wgmma running in the background.
+bool serialises(const std::string& log) {
+  return log.find("wgmma") != std::string::npos || log.find("C75") != std::string::npos;
+}
+
+/// Bytes that a thread spills.
+int expect_compiles(const plan::KernelSpec& spec) {
+  SCOPED_TRACE(canonical(spec));
+  const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+  EXPECT_FALSE(serialises(cubin.log)) << cubin.log;
+  EXPECT_EQ(cubin.log, "");
+  EXPECT_GT(cubin.facts.registers, 0);
+  EXPECT_LE(cubin.facts.registers * spec.threads(), plan::limits(spec.arch).registers_per_sm);
+  ::testing::Test::RecordProperty("milliseconds", static_cast<int>(cubin.milliseconds));
+  std::printf("%5.0f ms, %d bytes of local memory: %s\n", cubin.milliseconds, cubin.facts.local_bytes,
+              canonical(spec).c_str());
+  return cubin.facts.local_bytes;
+}
+
+/// The first choice of a plan, or what is taken in its place, compiles without spilling.
+void expect_clean(const plan::ForwardPlan& plan) {
+  if (expect_compiles(plan.kernel) == 0) return;
+  for (const plan::KernelSpec& spec : plan.alternatives) {
+    if (expect_compiles(spec) == 0) return;
+  }
+  ADD_FAILURE() << "every kernel spills: " << canonical(plan.kernel);
+}
+
+class Sm90ForwardCompile : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Sm90ForwardCompile, IsClean) {
+  const plan::ForwardPlan plan = plan::plan_forward(problem_of(GetParam()), {});
+  ASSERT_EQ(plan.kernel.family, Family::sm90);
+  expect_clean(plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, Sm90ForwardCompile, ::testing::ValuesIn(cases()), [](const auto& test) {
+  const Case& c = test.param;
+  return std::string(to_string(c.dtype)) + "_" + std::to_string(c.d_qk) + "x" + std::to_string(c.d_v) +
+         (c.causal ? "_causal" : "");
+});
+
+TEST(Sm90ForwardCompile, Variants) {
+  plan::Problem problem = problem_of({128, 128, DType::bf16, true});
+  problem.positive_scale = false;
+  expect_clean(plan::plan_forward(problem, {}));
+  problem.positive_scale = true;
+  problem.h_kv = 2;
+  problem.s_q = 1;
+  problem.b = 1;
+  const plan::ForwardPlan decode = plan::plan_forward(problem, {});
+  EXPECT_TRUE(decode.kernel.pack_gqa);
+  EXPECT_TRUE(decode.kernel.split);
+  EXPECT_EQ(decode.kernel.tile_m, 64);
+  expect_clean(decode);
+}
+
+}  // namespace
+}  // namespace fa

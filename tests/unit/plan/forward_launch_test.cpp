@@ -1,0 +1,128 @@
+#include "plan/forward_launch.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+
+#include "plan/planner.hpp"
+
+namespace fa::plan {
+namespace {
+
+// b 2, h_q 8, h_kv 2, s_q 300, s_kv 500, d 128/64, [b, s, h, d] in memory.
+struct Call {
+  Problem problem;
+  ForwardTensors tensors;
+};
+
+Call some_call() {
+  static std::array<std::byte, 64> memory;
+  Call call;
+  Problem& p = call.problem;
+  p.arch = parse_arch("sm_90a");
+  p.d_qk = 128;
+  p.d_v = 64;
+  p.causal = true;
+  p.b = 2;
+  p.h_q = 8;
+  p.h_kv = 2;
+  p.s_q = 300;
+  p.s_kv = 500;
+  const auto view = [&](std::int64_t heads, std::int64_t s, std::int64_t d) {
+    return TensorView(static_cast<void*>(memory.data()), DType::bf16, {p.b, s, heads, d}).swap_axes(1, 2);
+  };
+  call.tensors.q = view(p.h_q, p.s_q, p.d_qk);
+  call.tensors.k = view(p.h_kv, p.s_kv, p.d_qk);
+  call.tensors.v = view(p.h_kv, p.s_kv, p.d_v);
+  call.tensors.o = view(p.h_q, p.s_q, p.d_v);
+  return call;
+}
+
+TEST(ForwardLaunch, Sm80HasABlockForEachTile) {
+  const Call call = some_call();
+  const KernelSpec spec = plan_forward(call.problem, {.family = Family::sm80}).kernel;
+  const ForwardLaunch launch = forward_launch(call.problem, call.tensors, 0.5, 3, spec, 132);
+  EXPECT_EQ(launch.params.m_blocks, 3);
+  EXPECT_EQ(launch.tiles, 3 * 8 * 2 * 3);
+  EXPECT_EQ(launch.grid, launch.tiles);
+  EXPECT_EQ(launch.params.group, 4);
+  EXPECT_EQ(launch.params.causal_shift, 200);
+  EXPECT_EQ(launch.params.heads, 8);
+  EXPECT_EQ(launch.params.heads_in_flight % 4, 0) << "query heads of a KV head stay together";
+  EXPECT_EQ(launch.params.scale, 0.5F);
+  EXPECT_NEAR(launch.params.scale_log2, 0.72134752, 1e-6);
+  EXPECT_EQ(launch.params.stride_q_s, 8 * 128);
+  EXPECT_EQ(launch.params.stride_o_b, 300 * 8 * 64);
+  EXPECT_EQ(launch.params.lse, nullptr);
+  EXPECT_EQ(launch.params.partial_o, nullptr);
+}
+
+TEST(ForwardLaunch, Sm90HasABlockForEachMultiprocessorAtMost) {
+  Call call = some_call();
+  const KernelSpec spec = plan_forward(call.problem, {}).kernel;
+  ASSERT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 132).grid, 48);
+  EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).grid, 20);
+  EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).tiles, 48);
+  call.problem.causal_align = CausalAlign::top_left;
+  EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).params.causal_shift, 0);
+}
+
+TEST(ForwardMaps, DescribeTheTensors) {
+  const Call call = some_call();
+  const KernelSpec spec = plan_forward(call.problem, {}).kernel;
+  const Sm90ForwardMaps maps = sm90_forward_maps(call.tensors, spec);
+  using Sizes = std::array<std::uint64_t, 5>;
+  using Strides = std::array<std::uint64_t, 4>;
+  using Box = std::array<std::uint32_t, 5>;
+  EXPECT_EQ(maps.q.rank, 5);
+  EXPECT_EQ(maps.q.sizes, (Sizes{128, 4, 300, 2, 2}));
+  EXPECT_EQ(maps.q.strides, (Strides{256, 2048, 1024, 614400}));
+  EXPECT_EQ(maps.q.box, (Box{64, 1, 128, 1, 1}));
+  EXPECT_EQ(maps.k.rank, 4);
+  EXPECT_EQ(maps.k.sizes, (Sizes{128, 500, 2, 2, 0}));
+  EXPECT_EQ(maps.k.strides, (Strides{512, 256, 256000, 0}));
+  EXPECT_EQ(maps.k.box, (Box{64, static_cast<std::uint32_t>(spec.tile_n), 1, 1, 0}));
+  EXPECT_EQ(maps.v.sizes, (Sizes{64, 500, 2, 2, 0}));
+  EXPECT_EQ(maps.v.strides, (Strides{256, 128, 128000, 0}));
+  EXPECT_EQ(maps.o.sizes, (Sizes{64, 4, 300, 2, 2}));
+  EXPECT_EQ(maps.o.strides, (Strides{128, 1024, 512, 307200}));
+  EXPECT_EQ(maps.o.box, (Box{64, 1, 16, 1, 1}));
+  KernelSpec packed = spec;
+  packed.pack_gqa = true;
+  EXPECT_EQ(sm90_forward_maps(call.tensors, packed).q.box, (Box{64, 4, 32, 1, 1}));
+}
+
+// What is not walked along may have any stride.
+TEST(ForwardMaps, GiveAxesOfOneALegalStride) {
+  Call call = some_call();
+  for (TensorView* view : {&call.tensors.q, &call.tensors.k, &call.tensors.v, &call.tensors.o}) {
+    view->shape[0] = 1;
+    view->strides[0] = -7;
+  }
+  EXPECT_TRUE(sm90_forward_describable(call.tensors));
+  const Sm90ForwardMaps maps = sm90_forward_maps(call.tensors, plan_forward(call.problem, {}).kernel);
+  EXPECT_EQ(maps.q.strides[3], 16U);
+  EXPECT_EQ(maps.k.strides[2], 16U);
+}
+
+TEST(ForwardMaps, AreRefusedStridesThatTheyCannotHold) {
+  EXPECT_TRUE(sm90_forward_describable(some_call().tensors));
+  const std::int64_t limit = std::int64_t{1} << 39;  // elements of two bytes
+  for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{-1024}, limit}) {
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      Call call = some_call();
+      call.tensors.v.strides[axis] = stride;
+      EXPECT_FALSE(sm90_forward_describable(call.tensors)) << stride << " of axis " << axis;
+      call.tensors.v.strides[axis] = limit - 8;
+      EXPECT_TRUE(sm90_forward_describable(call.tensors));
+    }
+  }
+  Call call = some_call();
+  call.tensors.q.strides[1] = limit / 4;  // from one KV head's query heads to the next's
+  EXPECT_FALSE(sm90_forward_describable(call.tensors));
+}
+
+}  // namespace
+}  // namespace fa::plan

@@ -1,0 +1,229 @@
+#include "plan/sm90_forward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fa/error.hpp>
+#include <string>
+#include <vector>
+
+#include "plan/planner.hpp"
+
+namespace fa::plan {
+namespace {
+
+Problem problem_of(int d_qk, int d_v, bool causal, std::int64_t s_q) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.d_qk = d_qk;
+  problem.d_v = d_v;
+  problem.causal = causal;
+  problem.b = 4;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = s_q;
+  problem.s_kv = 4096;
+  return problem;
+}
+
+/// The register file holds what setmaxnreg asks for, and a consumer's share its fragments and the loop's own state.
+void expect_fits(const KernelSpec& spec) {
+  SCOPED_TRACE(canonical(spec));
+  EXPECT_EQ(sm90_forward_refusal(spec), "");
+  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
+  const int warpgroups = spec.tile_m / 64;
+  EXPECT_EQ(spec.threads(), (warpgroups + 1) * 128);
+  EXPECT_LE(sm90_forward_registers(spec) + 24, warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 255);
+  const int d = std::max(spec.d_qk, spec.d_v);
+  EXPECT_EQ(spec.take_turns, warpgroups > 1 && (spec.causal || d <= 64 || d > 128));
+}
+
+TEST(Sm90ForwardPlan, EveryHeadDimHasAKernelThatFits) {
+  for (int d_qk = 8; d_qk <= 256; d_qk += 8) {
+    for (int d_v = 8; d_v <= 256; d_v += 8) {
+      for (const bool causal : {false, true}) {
+        for (const std::int64_t s_q : {1, 4096}) {
+          const ForwardPlan plan = plan_forward(problem_of(d_qk, d_v, causal, s_q), {});
+          expect_fits(plan.kernel);
+          for (const KernelSpec& spec : plan.alternatives) {
+            expect_fits(spec);
+            EXPECT_EQ(spec.tile_m, plan.kernel.tile_m) << "a packed group divides one tile only";
+          }
+          EXPECT_FALSE(plan.alternatives.empty());
+          ASSERT_FALSE(HasFailure());
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
+  struct Row {
+    int d_qk, d_v;
+    bool causal;
+    int tile_m, tile_n, stages, q_buffers;
+  };
+  constexpr Row kRows[] = {{64, 64, true, 192, 128, 2, 2},    {64, 64, false, 192, 128, 2, 2},
+                           {128, 128, false, 128, 128, 2, 2}, {128, 128, true, 128, 128, 2, 2},
+                           {192, 128, true, 128, 128, 2, 1},  {192, 192, true, 128, 96, 2, 1},
+                           {256, 256, false, 128, 64, 2, 1},  {72, 72, true, 128, 128, 2, 2},
+                           {160, 160, false, 128, 96, 2, 1},  {256, 256, true, 128, 64, 2, 1}};
+  for (const Row& row : kRows) {
+    const KernelSpec spec = plan_forward(problem_of(row.d_qk, row.d_v, row.causal, 4096), {}).kernel;
+    SCOPED_TRACE(canonical(spec));
+    EXPECT_EQ(spec.tile_m, row.tile_m);
+    EXPECT_EQ(spec.tile_n, row.tile_n);
+    EXPECT_EQ(spec.stages, row.stages);
+    EXPECT_EQ(spec.q_buffers, row.q_buffers);
+    EXPECT_FALSE(spec.split);
+  }
+  EXPECT_EQ(plan_forward(problem_of(128, 128, false, 64), {}).kernel.tile_m, 64);
+  EXPECT_EQ(plan_forward(problem_of(128, 128, false, 65), {}).kernel.tile_m, 128);
+}
+
+// Tiles in shared memory are slabs of 64 columns, whatever the head dim.
+TEST(Sm90ForwardPlan, CountsWholeSlabs) {
+  KernelSpec spec = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
+  const int bytes = shared_bytes(spec);
+  EXPECT_EQ(bytes, 2 * 128 * 256 + 2 * 128 * (256 + 256) + 1024);
+  spec.d_qk = spec.d_v = 72;
+  EXPECT_EQ(shared_bytes(spec), bytes);
+  spec.d_v = 64;
+  EXPECT_EQ(shared_bytes(spec), bytes - 2 * 128 * 128);
+  // O passes through the place of Q, if there are two and its rows are those of one head.
+  spec.d_qk = 64;
+  spec.d_v = 128;
+  EXPECT_EQ(shared_bytes(spec), 2 * 128 * 256 + 2 * 128 * (128 + 256) + 1024);
+  spec.pack_gqa = true;
+  EXPECT_EQ(shared_bytes(spec), 2 * 128 * 128 + 2 * 128 * (128 + 256) + 1024);
+}
+
+struct Refusal {
+  const char* limit;  ///< what the text must name
+  void (*spoil)(KernelSpec& spec);
+};
+
+constexpr Refusal kRefusals[] = {
+    {"tile_m = 96: accepted are 64, 128 and 192", [](KernelSpec& spec) { spec.tile_m = 96; }},
+    {"tile_m = 0", [](KernelSpec& spec) { spec.tile_m = 0; }},
+    {"tile_m = 256", [](KernelSpec& spec) { spec.tile_m = 256; }},
+    {"tile_n = 24: accepted are multiples of 16", [](KernelSpec& spec) { spec.tile_n = 24; }},
+    {"tile_n = 272", [](KernelSpec& spec) { spec.tile_n = 272; }},
+    {"stages = 1: accepted are 2 to 8", [](KernelSpec& spec) { spec.stages = 1; }},
+    {"q_buffers = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.q_buffers = 3; }},
+    {"q_buffers = 0", [](KernelSpec& spec) { spec.q_buffers = 0; }},
+    {"take_turns = true", [](KernelSpec& spec) { spec.tile_m = 64; }},
+    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.stages = 8; }},
+    {"registers of fragments a thread; at most 208 fit", [](KernelSpec& spec) { spec.tile_n = 208; }},
+    {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_m = 192; }},
+};
+
+TEST(Sm90ForwardRefusal, NamesTheLimit) {
+  KernelSpec good = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
+  good.d_qk = 64;
+  EXPECT_EQ(sm90_forward_refusal(good), "");
+  for (const Refusal& refusal : kRefusals) {
+    KernelSpec spec = good;
+    refusal.spoil(spec);
+    EXPECT_NE(sm90_forward_refusal(spec).find(refusal.limit), std::string::npos)
+        << refusal.limit << " is not in: " << sm90_forward_refusal(spec);
+  }
+}
+
+TEST(Sm90ForwardSpec, TakesWhatTheOverrideFixes) {
+  const KernelOverride fixed = {.tile_m = 128, .tile_n = 64, .stages = 3, .q_buffers = 1, .take_turns = false};
+  const KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), fixed).kernel;
+  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.tile_m, 128);
+  EXPECT_EQ(spec.tile_n, 64);
+  EXPECT_EQ(spec.stages, 3);
+  EXPECT_EQ(spec.q_buffers, 1);
+  EXPECT_FALSE(spec.take_turns);
+}
+
+TEST(Sm90ForwardSpec, RefusesAnOverrideAsABadArgument) {
+  const KernelOverride cases[] = {{.tile_m = 100},
+                                  {.tile_m = -64},
+                                  {.tile_n = 8},
+                                  {.tile_n = 1 << 30},
+                                  {.stages = 1},
+                                  {.stages = 1 << 30},
+                                  {.q_buffers = 3},
+                                  {.family = Family::sm90, .warps = 4},
+                                  {.family = Family::sm90, .q_in_registers = true},
+                                  {.family = Family::sm90, .loop_bodies = 2}};
+  for (const KernelOverride& fixed : cases) {
+    try {
+      const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 4096), fixed);
+      ADD_FAILURE() << "accepted: " << canonical(plan.kernel);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+      EXPECT_EQ(error.field("argument"), "kernel");
+    }
+  }
+}
+
+// ---- sections of a persistent causal grid
+
+/// Largest over mean sum of KV tiles of a block, for sections of `section` heads: templates/common/forward_schedule.cuh
+/// and the rounds of templates/sm90/sm90_forward.cuh.
+double imbalance(int m_blocks, int heads, int section, int multiprocessors, int tile_m, int tile_n, int s) {
+  const int tiles = m_blocks * heads;
+  const int blocks = std::min(multiprocessors, tiles);
+  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  double total = 0;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first_head = tile / (section * m_blocks) * section;
+    const int in_section = std::min(section, heads - first_head);
+    const int m_block = m_blocks - 1 - (tile - first_head * m_blocks) / in_section;
+    const int keys = std::min((m_block + 1) * tile_m, s);
+    const int round = tile / blocks;
+    const int place = round % 2 == 0 ? tile % blocks : blocks - 1 - tile % blocks;
+    const double length = (keys + tile_n - 1) / tile_n;
+    sums[static_cast<std::size_t>(place)] += length;
+    total += length;
+  }
+  return *std::ranges::max_element(sums) / (total / blocks);
+}
+
+// 16,384 tokens in sequences of s, 2,048 / d heads each.
+TEST(BalancedHeads, BlocksGetEqualShares) {
+  struct Tiles {
+    int d, tile_m, tile_n;
+  };
+  constexpr Tiles kTiles[] = {{64, 192, 128}, {128, 128, 128}, {256, 128, 80}};
+  for (const auto& [multiprocessors, bound] : {std::pair{132, 1.06}, {114, 1.11}, {78, 1.11}}) {
+    for (const Tiles& tiles : kTiles) {
+      for (int s = 512; s <= 16384; s *= 2) {
+        const int heads = 16384 / s * (2048 / tiles.d);
+        const int m_blocks = (s + tiles.tile_m - 1) / tiles.tile_m;
+        const int section = balanced_heads(m_blocks, heads, multiprocessors);
+        EXPECT_LE(imbalance(m_blocks, heads, section, multiprocessors, tiles.tile_m, tiles.tile_n, s), bound)
+            << multiprocessors << " blocks, d " << tiles.d << ", s " << s << ", " << heads << " heads, sections of "
+            << section;
+      }
+    }
+  }
+}
+
+TEST(BalancedHeads, TakesTheMeasuredSections) {
+  for (const int m_blocks : {8, 16, 32}) EXPECT_EQ(balanced_heads(m_blocks, 256, 132), 33);
+  EXPECT_EQ(balanced_heads(4, 512, 132), 66);
+  EXPECT_EQ(balanced_heads(64, 32, 132), 32);
+  EXPECT_EQ(balanced_heads(128, 16, 132), 16);
+}
+
+TEST(BalancedHeads, StaysInRange) {
+  for (const std::int64_t m_blocks : {0, 1, 3, 43, 1 << 24}) {
+    for (const std::int64_t heads : {0, 1, 7, 131, 100000}) {
+      for (const int multiprocessors : {0, 1, 2, 78, 132, 160}) {
+        const int section = balanced_heads(m_blocks, heads, multiprocessors);
+        EXPECT_GE(section, 1);
+        EXPECT_LE(section, std::max<std::int64_t>(heads, 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa::plan
