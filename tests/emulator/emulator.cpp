@@ -41,7 +41,7 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
                 Progress& progress) noexcept {
   int block = 0;
   try {
-    Machine machine(options.threads, options.shared_bytes, memory);
+    Machine machine(options.threads, options.shared_bytes, options.grid, memory);
     for (block = progress.next_block++; block < options.grid; block = progress.next_block++) {
       machine.run_block(kernel, params, block, options.seed);
     }

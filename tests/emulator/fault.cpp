@@ -54,6 +54,16 @@ const char* to_string(FaultKind kind) noexcept {
       return "source_overwritten";
     case FaultKind::copies_at_exit:
       return "copies_at_exit";
+    case FaultKind::barrier_misuse:
+      return "barrier_misuse";
+    case FaultKind::unfenced:
+      return "unfenced";
+    case FaultKind::register_in_flight:
+      return "register_in_flight";
+    case FaultKind::bad_descriptor:
+      return "bad_descriptor";
+    case FaultKind::register_pool:
+      return "register_pool";
   }
   return "unknown";
 }

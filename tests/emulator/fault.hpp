@@ -23,8 +23,13 @@ enum class FaultKind : std::uint8_t {
   shared_race,           ///< two threads, one of them writing, and no barrier in between
   divergence,            ///< lanes of a warp at different warp-wide instructions
   deadlock,              ///< threads wait at a barrier that others can no longer reach
-  source_overwritten,    ///< store to global bytes that an asynchronous copy in flight still reads
-  copies_at_exit,        ///< a thread ended before it waited for its asynchronous copies
+  source_overwritten,    ///< store to bytes that an asynchronous copy or product in flight still reads
+  copies_at_exit,        ///< a thread ended before it waited for its asynchronous copies or products
+  barrier_misuse,        ///< mbarrier or named barrier: counts that do not match, not initialised, initialised twice
+  unfenced,              ///< no fence of the proxy, of the initialisation of a barrier, or of a product's registers
+  register_in_flight,    ///< accumulators or operands of a product that has not been waited for
+  bad_descriptor,        ///< matrix descriptor or tensor map that does not describe what the instruction can read
+  register_pool,         ///< setmaxnreg: not a legal count, or not the same in the whole warpgroup
 };
 
 /// "shared_race".

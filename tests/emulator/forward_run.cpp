@@ -7,10 +7,12 @@
 #include <vector>
 
 #include <common/forward_params.cuh>
+#include <sm90/sm90_forward_params.cuh>
 
 #include "emulator/placement.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/tensor_map.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
@@ -20,6 +22,7 @@ namespace {
 using fa::DType;
 using fa::TensorView;
 using fa::kernel::ForwardParams;
+using fa::kernel::Sm90ForwardParams;
 using fa::test::AttentionCase;
 using fa::test::AttentionInputs;
 using fa::test::AttentionOutputs;
@@ -48,6 +51,33 @@ ForwardParams shape_params(const ForwardCase& c) {
   return params;
 }
 
+TensorView view_of(const Placed& t, const HostTensor& tensor) {
+  TensorView view = tensor.view();
+  view.data = t.data;
+  view.strides = {t.stride_b, t.stride_h, t.stride_s, 1};
+  return view;
+}
+
+void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec) {
+  TensorShape shape;
+  shape.base = spec.base;
+  shape.element_bytes = static_cast<int>(size_of(spec.dtype));
+  shape.dims.assign(spec.sizes.begin(), spec.sizes.begin() + spec.rank);
+  shape.strides.assign(spec.strides.begin(), spec.strides.begin() + spec.rank - 1);
+  shape.box.assign(spec.box.begin(), spec.box.begin() + spec.rank);
+  encode_tensor_map(map.bytes, shape);
+}
+
+Sm90ForwardParams with_maps(const ForwardParams& params, const fa::plan::Sm90ForwardMaps& maps) {
+  Sm90ForwardParams result{};
+  result.base = params;
+  encode(result.map_q, maps.q);
+  encode(result.map_k, maps.k);
+  encode(result.map_v, maps.v);
+  encode(result.map_o, maps.o);
+  return result;
+}
+
 void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
   b = t.stride_b;
   h = t.stride_h;
@@ -57,11 +87,12 @@ void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t
 }  // namespace
 
 void PrintTo(const ForwardCase& c, std::ostream* out) {
-  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast"};
+  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.spec) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
+  if (c.spec.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -110,10 +141,19 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
-  options.grid = params.m_blocks * params.heads * params.b * params.splits;
+  const bool sm90 = c.spec.family == fa::Family::sm90;
+  options.grid = sm90 ? c.blocks : params.m_blocks * params.heads * params.b * params.splits;
   options.threads = attention.threads;
   options.shared_bytes = fa::plan::shared_bytes(c.spec);
-  launch(attention.entry, &params, memory, options);
+  if (sm90) {
+    const Sm90ForwardParams all = with_maps(
+        params,
+        fa::plan::sm90_forward_maps(
+            {view_of(q, inputs.q), view_of(k, inputs.k), view_of(v, inputs.v), view_of(o, outputs.o), {}}, c.spec));
+    launch(attention.entry, &all, memory, options);
+  } else {
+    launch(attention.entry, &params, memory, options);
+  }
   if (c.spec.split) {
     const RegisteredKernel& combine = registered_kernel(kernels.combine);
     options.grid = ceil_div(rows, combine.threads / 32);

@@ -20,6 +20,7 @@ struct ForwardCase {
   bool lse = true;
   int splits = 1;
   int heads_in_flight = 1;
+  int blocks = 0;  ///< of the persistent grid of an sm90 kernel
 };
 void PrintTo(const ForwardCase& c, std::ostream* out);
 

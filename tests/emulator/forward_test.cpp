@@ -143,6 +143,62 @@ TEST_P(CoveringForward, MatchesTheReferenceUnderEverySchedule) {
 
 INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringForward, testing::Range<std::size_t>(0, covering_specs().size()));
 
+// Hopper.
+
+constexpr std::size_t kRowsPerSm90Spec = 2;
+constexpr std::array<std::int64_t, 4> kSm90Queries{150, 1, 65, 200};
+constexpr std::array<std::int64_t, 4> kSm90Keys{97, 200, 1, 33};
+constexpr std::array<std::array<std::int64_t, 2>, 4> kSm90Heads{{{2, 1}, {1, 1}, {4, 1}, {4, 2}}};
+constexpr std::array<float, 3> kSm90Scales{2.f, 0.f, 1e-3f};  // the first makes row maxima grow by more than the slack
+constexpr std::array<float, 3> kSm90OtherScales{-1.5f, 0.f, 1.f};
+constexpr std::array<Placement, 3> kSm90Placements{Placement::gaps, Placement::bshd, Placement::bhsd};
+constexpr std::array<int, 3> kBlocks{2, 1, 5};
+
+const std::vector<Row>& sm90_rows() {
+  static const std::vector<Row> rows = pairwise_cover(
+      {kSm90Queries.size(), kSm90Keys.size(), kSm90Heads.size(), 3, 3, 2, 2, 3, 2}, [](const Row&) { return true; });
+  return rows;
+}
+
+ForwardCase make_sm90_case(const KernelSpec& spec, const Row& row) {
+  ForwardCase c;
+  c.spec = spec;
+  c.attention.dtype = spec.dtype;
+  c.attention.d_qk = spec.d_qk;
+  c.attention.d_v = spec.d_v;
+  c.attention.causal = spec.causal;
+  c.attention.s_q = kSm90Queries[row[0]];
+  c.attention.s_kv = kSm90Keys[row[1]];
+  c.attention.h_q = kSm90Heads[row[2]][0];
+  c.attention.h_kv = kSm90Heads[row[2]][1];
+  const float scale = spec.positive_scale ? kSm90Scales[row[3]] : kSm90OtherScales[row[3]];
+  if (scale != 0 || !spec.positive_scale) c.attention.scale = scale;
+  c.placement = kSm90Placements[row[4]];
+  c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
+  c.lse = row[6] == 0;
+  c.blocks = kBlocks[row[7]];
+  c.splits = spec.split ? kSplits[row[7]] : 1;
+  c.attention.b = static_cast<std::int64_t>(row[8]) + 1;
+  return c;
+}
+
+class Sm90Forward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Sm90Forward, MatchesTheReferenceUnderEverySchedule) {
+  const KernelSpec& spec = sm90_specs()[GetParam()];
+  const std::vector<Row>& rows = sm90_rows();
+  for (std::size_t i = 0; i < kRowsPerSm90Spec; ++i) {
+    const ForwardCase c = make_sm90_case(spec, rows[(GetParam() * kRowsPerSm90Spec + i) % rows.size()]);
+    ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Forward, testing::Range<std::size_t>(0, sm90_specs().size()));
+
+TEST(Sm90Forward, EveryLaunchRowIsRun) {
+  EXPECT_GE(sm90_specs().size() * kRowsPerSm90Spec, sm90_rows().size());
+}
+
 class PlannedForward : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(PlannedForward, MatchesTheReferenceUnderEverySchedule) {

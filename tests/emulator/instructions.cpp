@@ -29,24 +29,56 @@ void converge(const Instruction& instruction, const void* operands, const Site& 
 
 // Barriers.
 
-constexpr Instruction kBarSync{"bar.sync", [](Machine& machine, Warp& warp) { machine.block_barrier(warp); }};
+constexpr Instruction kBarSync{"bar.sync 0", [](Machine& machine, Warp& warp) { machine.block_barrier(warp); }};
 constexpr Instruction kBarWarpSync{"bar.warp.sync", [](Machine& machine, Warp& warp) { machine.warp_barrier(warp); }};
+
+struct NamedBarrierOperands {
+  int id;
+  int threads;
+};
+
+template <bool kWaits>
+void execute_named_barrier(Machine& machine, Warp& warp) {
+  const NamedBarrierOperands first = operands<NamedBarrierOperands>(warp, 0);
+  for (std::size_t i = 1; i < kLanes; ++i) {
+    const NamedBarrierOperands& own = operands<NamedBarrierOperands>(warp, i);
+    if (own.id == first.id && own.threads == first.threads) continue;
+    machine.raise(FaultKind::barrier_misuse, warp.lanes[i], warp.instruction->name, 0, warp.site,
+                  fmt::format("barrier {} of {} threads, for lane 0 barrier {} of {}", own.id, own.threads, first.id,
+                              first.threads));
+  }
+  machine.named_barrier(warp, first.id, first.threads, kWaits);
+}
+constexpr Instruction kNamedBarSync{"bar.sync", execute_named_barrier<true>};
+constexpr Instruction kNamedBarArrive{"bar.arrive", execute_named_barrier<false>};
+
+struct SetRegistersOperands {
+  int registers;
+};
+
+template <bool kIncrease>
+void execute_set_registers(Machine& machine, Warp& warp) {
+  machine.set_registers(warp, operands<SetRegistersOperands>(warp, 0).registers, kIncrease);
+}
+constexpr Instruction kIncreaseRegisters{"setmaxnreg.inc", execute_set_registers<true>};
+constexpr Instruction kDecreaseRegisters{"setmaxnreg.dec", execute_set_registers<false>};
 
 // Exchanges within a warp.
 
 struct ShuffleOperands {
-  float value;
-  int lane_mask;
-  float* result;
+  std::uint32_t value;
+  std::size_t source;  // lane
+  std::uint32_t* result;
 };
 
 void execute_shuffle(Machine&, Warp& warp) {
   for (std::size_t i = 0; i < kLanes; ++i) {
     const ShuffleOperands& own = operands<ShuffleOperands>(warp, i);
-    *own.result = operands<ShuffleOperands>(warp, i ^ static_cast<std::size_t>(own.lane_mask)).value;
+    *own.result = operands<ShuffleOperands>(warp, own.source).value;
   }
 }
 constexpr Instruction kShuffle{"shfl.sync.bfly", execute_shuffle};
+constexpr Instruction kShuffleIdx{"shfl.sync.idx", execute_shuffle};
 
 struct VoteOperands {
   bool predicate;
@@ -80,7 +112,7 @@ const std::byte* matrix_row(Machine& machine, Warp& warp, std::size_t lane) {
     machine.raise(FaultKind::misaligned, warp.lanes[lane], warp.instruction->name, address, warp.site,
                   "rows of ldmatrix are 16-byte aligned");
   }
-  if (const Conflict conflict = machine.shared().read(address, 16, machine.stamp(warp))) {
+  if (const Conflict conflict = machine.read_as_warp(warp, address, 16)) {
     machine.raise(conflict, warp.lanes[lane], warp.instruction->name, address, warp.site);
   }
   return machine.shared().at(address);
@@ -108,6 +140,33 @@ constexpr Instruction kLdmatrixX4{"ldmatrix.x4", execute_ldmatrix<4, false>};
 constexpr Instruction kLdmatrixX2{"ldmatrix.x2", execute_ldmatrix<2, false>};
 constexpr Instruction kLdmatrixX4Trans{"ldmatrix.x4.trans", execute_ldmatrix<4, true>};
 constexpr Instruction kLdmatrixX2Trans{"ldmatrix.x2.trans", execute_ldmatrix<2, true>};
+
+struct StmatrixOperands {
+  const std::uint32_t* r;
+  std::uint32_t row;
+};
+
+/// The lane that gives the address of a row writes it.
+template <int kMatrices>
+void execute_stmatrix(Machine& machine, Warp& warp) {
+  for (std::size_t i = 0; i < 8 * kMatrices; ++i) {
+    const Lane& lane = warp.lanes[i];
+    const std::uint32_t address = operands<StmatrixOperands>(warp, i).row;
+    if (address % 16 != 0) {
+      machine.raise(FaultKind::misaligned, lane, warp.instruction->name, address, warp.site,
+                    "rows of stmatrix are 16-byte aligned");
+    }
+    if (const Conflict conflict = machine.shared().write(address, 16, machine.observer(lane), machine.stamp(lane))) {
+      machine.raise(conflict, lane, warp.instruction->name, address, warp.site);
+    }
+    for (std::size_t t = 0; t < 4; ++t) {
+      const std::uint32_t value = operands<StmatrixOperands>(warp, i % 8 * 4 + t).r[i / 8];
+      std::memcpy(machine.shared().at(address) + 4 * t, &value, sizeof value);
+    }
+  }
+}
+constexpr Instruction kStmatrixX4{"stmatrix.x4", execute_stmatrix<4>};
+constexpr Instruction kStmatrixX2{"stmatrix.x2", execute_stmatrix<2>};
 
 // Matrix products. Products of two f16, bf16 or tf32 values are exact in float; they are added up in float, from the
 // accumulator on and in the order of the depth.
@@ -256,6 +315,10 @@ int block_index() {
   return Machine::of(Machine::current()).block();
 }
 
+int block_count() {
+  return Machine::of(Machine::current()).blocks();
+}
+
 std::uint32_t dynamic_shared() {
   return SharedMemory::kBase;
 }
@@ -268,10 +331,37 @@ void bar_warp_sync(const Site& site) {
   converge(kBarWarpSync, nullptr, site);
 }
 
-float shfl_bfly(float value, int lane_mask, const Site& site) {
-  float result = 0;
-  const ShuffleOperands own{value, lane_mask & 31, &result};
+void bar_sync(int id, int threads, const Site& site) {
+  const NamedBarrierOperands own{id, threads};
+  converge(kNamedBarSync, &own, site);
+}
+
+void bar_arrive(int id, int threads, const Site& site) {
+  const NamedBarrierOperands own{id, threads};
+  converge(kNamedBarArrive, &own, site);
+}
+
+void set_max_registers(int registers, bool increase, const Site& site) {
+  const SetRegistersOperands own{registers};
+  converge(increase ? kIncreaseRegisters : kDecreaseRegisters, &own, site);
+}
+
+std::uint32_t shfl_bfly_b32(std::uint32_t value, int lane_mask, const Site& site) {
+  std::uint32_t result = 0;
+  const auto source = static_cast<std::size_t>((thread_index() ^ lane_mask) & 31);
+  const ShuffleOperands own{value, source, &result};
   converge(kShuffle, &own, site);
+  return result;
+}
+
+float shfl_bfly(float value, int lane_mask, const Site& site) {
+  return std::bit_cast<float>(shfl_bfly_b32(std::bit_cast<std::uint32_t>(value), lane_mask, site));
+}
+
+std::uint32_t shfl_idx(std::uint32_t value, int source, const Site& site) {
+  std::uint32_t result = 0;
+  const ShuffleOperands own{value, static_cast<std::size_t>(source & 31), &result};
+  converge(kShuffleIdx, &own, site);
   return result;
 }
 
@@ -298,9 +388,9 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   const Memory::Region& region = check_global(address, bytes, bytes, name, site);
   std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
   Lane& lane = Machine::current();
-  if (const Lane* reader = Machine::of(lane).copying_from(address, bytes)) {
+  if (const int reader = Machine::of(lane).copying_from(address, bytes); reader >= 0) {
     Machine::of(lane).raise(FaultKind::source_overwritten, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
-                            fmt::format("thread {} has a copy of it in flight", reader->thread));
+                            fmt::format("thread {} has a copy of it in flight", reader));
   }
   for (std::size_t i = 0; i < bytes; ++i) {
     if ((flags[i] & Memory::kWritable) == 0) {
@@ -323,7 +413,7 @@ void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const 
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
   check_shared_alignment(lane, address, bytes, name, site);
-  if (const Conflict conflict = machine.shared().read(address, bytes, machine.stamp(lane))) {
+  if (const Conflict conflict = machine.shared().read(address, bytes, machine.observer(lane), machine.reader(lane))) {
     machine.raise(conflict, lane, name, address, site);
   }
   std::memcpy(value, machine.shared().at(address), bytes);
@@ -333,7 +423,7 @@ void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes,
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
   check_shared_alignment(lane, address, bytes, name, site);
-  if (const Conflict conflict = machine.shared().write(address, bytes, machine.stamp(lane))) {
+  if (const Conflict conflict = machine.shared().write(address, bytes, machine.observer(lane), machine.stamp(lane))) {
     machine.raise(conflict, lane, name, address, site);
   }
   std::memcpy(machine.shared().at(address), value, bytes);
@@ -350,7 +440,8 @@ void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Sit
     machine.raise(FaultKind::misaligned, lane, kName, reinterpret_cast<std::uintptr_t>(global), site,
                   "an address that is not read is still 16-byte aligned");
   }
-  if (const Conflict conflict = machine.shared().begin_copy(shared, machine.stamp(lane))) {
+  const Stamp writer{0, static_cast<std::uint16_t>(lane.thread), Stamp::copying};
+  if (const Conflict conflict = machine.shared().write(shared, 16, machine.observer(lane), writer)) {
     machine.raise(conflict, lane, kName, shared, site);
   }
   std::memset(machine.shared().at(shared), 0xff, 16);
@@ -380,7 +471,7 @@ void cp_async_wait(int pending) {
   for (int i = 0; i < copies; ++i) {
     AsyncCopy& copy = async.copies[static_cast<std::size_t>(i)];
     arrive(machine, copy);
-    machine.shared().end_copy(copy.target, machine.stamp(lane));
+    machine.shared().arrived(copy.target, machine.stamp(lane));
   }
   async.copies.erase(async.copies.begin(), async.copies.begin() + copies);
   async.groups.erase(async.groups.begin(), async.groups.begin() + done);
@@ -404,6 +495,16 @@ void ldmatrix_x4_trans(std::uint32_t* r, std::uint32_t row, const Site& site) {
 void ldmatrix_x2_trans(std::uint32_t* r, std::uint32_t row, const Site& site) {
   const LdmatrixOperands own{r, row};
   converge(kLdmatrixX2Trans, &own, site);
+}
+
+void stmatrix_x4(std::uint32_t row, const std::uint32_t* r, const Site& site) {
+  const StmatrixOperands own{r, row};
+  converge(kStmatrixX4, &own, site);
+}
+
+void stmatrix_x2(std::uint32_t row, const std::uint32_t* r, const Site& site) {
+  const StmatrixOperands own{r, row};
+  converge(kStmatrixX2, &own, site);
 }
 
 template <Half kHalf>
@@ -437,6 +538,10 @@ float flush(float x) {
 
 float ex2(float x) {
   return flush(std::exp2(flush(x)));
+}
+
+float rcp(float x) {
+  return flush(1.f / flush(x));
 }
 
 float lg2(float x) {

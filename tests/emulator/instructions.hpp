@@ -10,13 +10,21 @@
 /// against this header alone; everything happens out of line.
 namespace emulator {
 
+enum class Half { f16, bf16 };
+
 int thread_index();
 int block_index();
+int block_count();
 std::uint32_t dynamic_shared();
 
 void bar_sync(const Site& site);
 void bar_warp_sync(const Site& site);
+void bar_sync(int id, int threads, const Site& site);
+void bar_arrive(int id, int threads, const Site& site);
+void set_max_registers(int registers, bool increase, const Site& site);
 float shfl_bfly(float value, int lane_mask, const Site& site);
+std::uint32_t shfl_bfly_b32(std::uint32_t value, int lane_mask, const Site& site);
+std::uint32_t shfl_idx(std::uint32_t value, int source, const Site& site);
 bool vote_any(bool predicate, const Site& site);
 
 /// Checks an access to global memory; the caller then does it.
@@ -37,14 +45,61 @@ void ldmatrix_x2(std::uint32_t* r, std::uint32_t row, const Site& site);
 void ldmatrix_x4_trans(std::uint32_t* r, std::uint32_t row, const Site& site);
 void ldmatrix_x2_trans(std::uint32_t* r, std::uint32_t row, const Site& site);
 
-enum class Half { f16, bf16 };
+void stmatrix_x4(std::uint32_t row, const std::uint32_t* r, const Site& site);
+void stmatrix_x2(std::uint32_t row, const std::uint32_t* r, const Site& site);
+
 template <Half kHalf>
 void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
 template <Half kHalf>
 void mma_m16n8k8(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b0, const Site& site);
 void mma_m16n8k8_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
 
+void fence_proxy_async();
+void mbarrier_init(std::uint32_t barrier, int count, const Site& site);
+void fence_mbarrier_init();
+void mbarrier_arrive(std::uint32_t barrier, const Site& site);
+void mbarrier_arrive_expect_tx(std::uint32_t barrier, int bytes, const Site& site);
+void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site);
+
+/// `map` points to the 128 bytes of a tensor map (tensor_map.hpp); `at` to `rank` coordinates, innermost first.
+void prefetch_tensor_map(const void* map, const Site& site);
+void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site);
+
+void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, const Site& site);
+void tma_commit();
+/// Of all committed stores: until their sources are read, or until they are complete.
+void tma_wait(bool read);
+
+/// D [64, columns] = A [64, 16] B [16, columns] + D.
+struct WgmmaOperands {
+  float* d = nullptr;                          // columns / 2 registers
+  const std::uint32_t* a_registers = nullptr;  // four, or null: A is in shared memory
+  std::uint64_t a = 0;                         // descriptors
+  std::uint64_t b = 0;
+  int columns = 0;
+  Half half = Half::bf16;
+  bool transposed = false;  // B is N-major
+  bool accumulate = true;
+};
+void wgmma(const WgmmaOperands& operands, const Site& site);
+void wgmma_fence(const Site& site);
+void wgmma_commit(const Site& site);
+void wgmma_wait(int pending, const Site& site);
+/// Ordinary code may read and write these registers from here on.
+void wgmma_tie(const float* d, int count, const Site& site);
+
+/// What accumulators hold while a product is in flight: at even places a NaN, which spreads to all that is computed
+/// from it, at odd ones a number, which shows when it was multiplied with another.
+inline constexpr std::uint32_t kPoison[2] = {0x7fe5a5a5, 0x7e5a5a5a};
+
+[[noreturn]] void raise_register_in_flight(const char* name, const Site& site);
+/// Faults on a value that was computed from an accumulator in flight.
+inline void check_register(float x, const char* name, const Site& site) {
+  if ((__builtin_bit_cast(std::uint32_t, x) & 0x7fffffff) == kPoison[0]) raise_register_in_flight(name, site);
+}
+
 float ex2(float x);
+float rcp(float x);
 float lg2(float x);
 std::uint16_t convert_f16(float x);
 std::uint16_t convert_bf16(float x);

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "emulator/stack_pool.hpp"
@@ -13,6 +17,17 @@ using boost::context::fiber;
 
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 constexpr std::uint64_t kPreemptMask = 31;  // another warp gets its turn after one in 32 instructions
+constexpr std::uint64_t kStepMask = 7;      // and after one in 8 of those that one thread executes alone
+constexpr std::uint64_t kLandMask = 7;      // a copy lands after one in 8 instructions
+constexpr int kRegisterFile = 65536;
+constexpr int kMaxRegisters = 256;
+constexpr std::size_t kFirstProduct = 1024;  // agents of a Clock: threads, products of warps, barriers
+constexpr std::size_t kFirstBarrier = kFirstProduct + 32;
+
+/// What a kernel with the launch bounds of one block gets: all there is.
+int launch_registers(int threads) {
+  return std::min(kMaxRegisters, kRegisterFile / threads / 8 * 8);
+}
 
 thread_local Machine* current_machine = nullptr;
 thread_local Lane* current_lane = nullptr;
@@ -21,10 +36,12 @@ struct FiberStack {
   void deallocate(boost::context::stack_context& stack) noexcept { StackPool::deallocate(stack); }
 };
 
-std::string who(Stamp stamp) {
-  if (stamp.everyone()) return "threads of several warps";
-  if ((stamp.who() & Stamp::kWarpFlag) != 0) return fmt::format("warp {}", stamp.warp());
-  return fmt::format("thread {}", stamp.who());
+std::string who(const Reader& reader) {
+  if (reader.product) return fmt::format("a product of warpgroup {}", reader.who);
+  if (std::has_single_bit(reader.lanes)) {
+    return fmt::format("thread {}", kWarpSize * reader.who + std::countr_zero(reader.lanes));
+  }
+  return fmt::format("warp {}", reader.who);
 }
 
 std::string lanes_text(std::uint32_t mask) {
@@ -41,7 +58,8 @@ Machine& Machine::of(const Lane&) {
   return *current_machine;
 }
 
-Machine::Machine(int threads, int shared_bytes, Memory& memory) : memory_(memory), shared_(shared_bytes) {
+Machine::Machine(int threads, int shared_bytes, int blocks, Memory& memory)
+    : memory_(memory), shared_(shared_bytes), blocks_(blocks) {
   for (int w = 0; w < threads / kWarpSize; ++w) {
     Warp& warp = *warps_.emplace_back(std::make_unique<Warp>());
     warp.index = w;
@@ -78,7 +96,16 @@ void Machine::prepare(int block, std::uint64_t seed) {
   block_ = block;
   at_barrier_ = 0;
   finished_ = 0;
-  block_epoch_ = 1;
+  tick_ = 1;
+  floor_ = 0;
+  barriers_.clear();
+  named_ = {};
+  copies_.clear();
+  stores_.clear();
+  warpgroups_.assign((warps_.size() + 3) / 4, {});
+  joined_a_ = joined_b_ = joined_ = {};
+  const int registers = launch_registers(threads());
+  free_registers_ = kRegisterFile - registers * threads();
   random_ = (seed + 1) * 0x9e3779b97f4a7c15u ^ (static_cast<std::uint64_t>(block) + 1) * 0xd1b54a32d192ed03u;
   if (random_ == 0) random_ = 1;
   for (int i = 0; i < 4; ++i) random();  // neighbouring seeds part ways
@@ -86,7 +113,14 @@ void Machine::prepare(int block, std::uint64_t seed) {
     warp->state = Warp::State::runnable;
     warp->waiting = 0;
     warp->exited = 0;
-    warp->epoch = 0;
+    warp->blocked = 0;
+    warp->floor = 0;
+    warp->products = {};
+    warp->registers = registers;
+    warp->wanted_registers = registers;
+    warp->wants_registers = false;
+    warp->register_steps.clear();
+    for (Lane& lane : warp->lanes) lane.knowledge = {};
     warp->step = static_cast<int>(random() >> 32 & 31) | 1;
     warp->resume = &warp->lanes[random() >> 40 & 31];
   }
@@ -131,36 +165,74 @@ void Machine::run_lane(Lane& lane) {
 
 /// No switch may happen inside a handler, so failing and going on are done here.
 void Machine::go_on_after(Lane& lane) {
-  if (fault_ || finished_ == static_cast<int>(warps_.size())) {
-    transfer(lane.context, scheduler_);
-  } else if (lane.warp->exited == kAllLanes) {
-    transfer(lane.context, pick_warp()->resume->context);
-  } else {
-    next_lane(lane);
-  }
+  const bool over = fault_ || finished_ == static_cast<int>(warps_.size());
+  transfer(lane.context, over ? scheduler_ : next_->context);
 }
 
-void Machine::finish_lane(Lane& lane) {
-  Warp& warp = *lane.warp;
+void Machine::check_exit(const Lane& lane) const {
   if (!lane.async.copies.empty()) {
     raise(FaultKind::copies_at_exit, lane, "exit", lane.async.copies.front().target, Site(),
           fmt::format("{} asynchronous copies were never waited for", lane.async.copies.size()));
   }
-  if (warp.waiting != 0) raise_divergence(lane, "exit", Site());
-  warp.exited |= 1u << lane.index();
-  if (warp.exited != kAllLanes) return;
-  warp.state = Warp::State::finished;
-  if (++finished_ + at_barrier_ == static_cast<int>(warps_.size()) && at_barrier_ > 0) raise_deadlock(lane);
+  const WarpProducts& products = lane.warp->products;
+  if (products.done != products.issued) {
+    raise(FaultKind::copies_at_exit, lane, "exit", 0, Site(),
+          fmt::format("{} products were never waited for", products.issued - products.done));
+  }
+  for (const TensorStore& store : stores_) {
+    if (store.thread != lane.thread) continue;
+    raise(FaultKind::copies_at_exit, lane, "exit", store.source, Site(), "a tensor store was never waited for");
+  }
+  if (lane.warp->waiting != 0) raise_divergence(lane, "exit", Site());
 }
 
-void Machine::next_lane(Lane& lane) {
+void Machine::finish_lane(Lane& lane) {
+  check_exit(lane);
   Warp& warp = *lane.warp;
-  const std::uint32_t done = warp.waiting | warp.exited;
+  warp.exited |= 1u << lane.index();
+  if (warp.exited == kAllLanes) {
+    warp.state = Warp::State::finished;
+    check_register_steps(warp, Site());
+    if (++finished_ == static_cast<int>(warps_.size())) {
+      if (copies_.empty()) return;
+      raise(FaultKind::copies_at_exit, lane, "exit", copies_.front().target, Site(),
+            fmt::format("{} boxes are still to land", copies_.size()));
+    }
+  }
+  next_ = successor(lane);
+  if (next_ == nullptr) raise_deadlock(lane);
+}
+
+/// The next lane of the same warp that can run, in the order of this round.
+Lane* Machine::ready_lane(const Lane& lane) {
+  Warp& warp = *lane.warp;
+  const std::uint32_t busy = warp.waiting | warp.exited | warp.blocked;
+  if (busy == kAllLanes) return nullptr;
   int next = lane.index();
   do {
     next = (next + warp.step) % kWarpSize;
-  } while ((done >> next & 1) != 0);
-  transfer(lane.context, warp.lanes[static_cast<std::size_t>(next)].context);
+  } while ((busy >> next & 1) != 0);
+  return &warp.lanes[static_cast<std::size_t>(next)];
+}
+
+/// Who runs when `lane` cannot, nullptr when nobody can any more.
+Lane* Machine::successor(Lane& lane) {
+  Warp& warp = *lane.warp;
+  if (warp.state == Warp::State::runnable) {
+    if (Lane* next = ready_lane(lane)) return next;
+    warp.state = Warp::State::blocked;
+  }
+  Warp* other = pick_warp();
+  while (other == nullptr && land_any()) other = pick_warp();
+  return other == nullptr ? nullptr : other->resume;
+}
+
+/// Lets others run until somebody goes on with this lane.
+void Machine::yield(Lane& lane) {
+  Lane* next = successor(lane);
+  if (next == nullptr) raise_deadlock(lane);
+  if (next != &lane) transfer(lane.context, next->context);
+  current_lane = &lane;
 }
 
 Warp* Machine::pick_warp() {
@@ -176,8 +248,16 @@ Warp* Machine::pick_warp() {
 void Machine::switch_warp(Lane& lane) {
   lane.warp->resume = &lane;
   Warp* warp = pick_warp();
+  while (warp == nullptr && land_any()) warp = pick_warp();
   if (warp == nullptr) raise_deadlock(lane);
   if (warp->resume != &lane) transfer(lane.context, warp->resume->context);
+  current_lane = &lane;
+}
+
+void Machine::step(Lane& lane) {
+  const std::uint64_t dice = random();
+  if (!copies_.empty() && (dice >> 20 & kLandMask) == 0) land((dice >> 32) % copies_.size());
+  if ((dice >> 50 & kStepMask) == 0) switch_warp(lane);
 }
 
 void Machine::converge(Lane& lane, const Instruction& instruction, const void* operands, const Site& site) {
@@ -195,8 +275,7 @@ void Machine::converge(Lane& lane, const Instruction& instruction, const void* o
   }
   warp.waiting |= 1u << lane.index();
   if (warp.waiting != kAllLanes) {
-    next_lane(lane);
-    current_lane = &lane;
+    yield(lane);
     return;
   }
   ++instructions_;
@@ -204,37 +283,455 @@ void Machine::converge(Lane& lane, const Instruction& instruction, const void* o
   warp.waiting = 0;
   const std::uint64_t dice = random();
   warp.step = static_cast<int>(dice >> 32 & 31) | 1;
-  if (warp.state != Warp::State::runnable || (dice >> 40 & kPreemptMask) == 0) {
-    switch_warp(lane);
-    current_lane = &lane;
-  }
+  if (!copies_.empty() && (dice >> 20 & kLandMask) == 0) land((dice >> 48) % copies_.size());
+  if (warp.state != Warp::State::runnable || (dice >> 40 & kPreemptMask) == 0) switch_warp(lane);
 }
 
 void Machine::block_barrier(Warp& warp) {
-  warp.state = Warp::State::at_barrier;
+  pause(warp);
   if (++at_barrier_ < static_cast<int>(warps_.size())) return;
   at_barrier_ = 0;
-  ++block_epoch_;
+  Gathered gathered;
+  bool partial = false;  // somebody knows or has done more than block barriers tell
   for (const auto& other : warps_) {
-    other->state = Warp::State::runnable;
-    other->epoch = 0;
+    partial = partial || other->products.done != 0;
+    for (const Lane& lane : other->lanes) partial = partial || lane.knowledge.known || lane.knowledge.fenced;
+  }
+  if (partial) {
+    for (const auto& other : warps_) release(*other, gathered);
+    const Knowledge shared = gathered.share();
+    for (const auto& other : warps_) {
+      for (Lane& lane : other->lanes) lane.knowledge = shared;
+    }
+  }
+  floor_ = ++tick_;
+  for (const auto& other : warps_) resume(*other);
+}
+
+void Machine::warp_barrier(Warp& warp) {
+  const Knowledge& first = warp.lanes[0].knowledge;
+  const bool same = std::all_of(warp.lanes.begin(), warp.lanes.end(), [&](const Lane& lane) {
+    return lane.knowledge.known == first.known && lane.knowledge.fenced == first.fenced;
+  });
+  if (!same) {
+    Gathered gathered;
+    release(warp, gathered);
+    const Knowledge shared = gathered.share();
+    for (Lane& lane : warp.lanes) lane.knowledge = shared;
+  }
+  warp.floor = ++tick_;
+}
+
+void Machine::named_barrier(Warp& warp, int id, int threads, bool waits) {
+  const auto refuse = [&](const std::string& detail) {
+    raise(FaultKind::barrier_misuse, warp.lanes[0], warp.instruction->name, 0, warp.site, detail);
+  };
+  if (id < 1 || id > 15) refuse(fmt::format("named barriers are 1 to 15, this is {}", id));
+  if (threads < kWarpSize || threads % kWarpSize != 0 || threads > this->threads()) {
+    refuse(fmt::format("barrier {} of {} threads in a block of {}", id, threads, this->threads()));
+  }
+  NamedBarrier& barrier = named_[static_cast<std::size_t>(id)];
+  if (barrier.arrived == 0) barrier.threads = threads;
+  if (barrier.threads != threads) {
+    refuse(fmt::format("barrier {} of {} threads, but warps {:#x} came for {}", id, threads, barrier.arrived,
+                       barrier.threads));
+  }
+  if ((barrier.arrived >> warp.index & 1) != 0) {
+    refuse(fmt::format("warp {} comes to barrier {} twice while warps {:#x} have come of {} threads", warp.index, id,
+                       barrier.arrived, threads));
+  }
+  barrier.arrived |= 1u << warp.index;
+  release(warp, barrier.gathered);
+  ++tick_;
+  if (waits) {
+    pause(warp);
+    barrier.waiting.push_back(&warp);
+  }
+  if (std::popcount(barrier.arrived) * kWarpSize < threads) return;
+  const Knowledge shared = barrier.gathered.share();
+  for (Warp* waiting : barrier.waiting) {
+    for (Lane& lane : waiting->lanes) acquire(lane, shared);
+    resume(*waiting);
+  }
+  barrier = {};
+}
+
+// Registers.
+
+void Machine::set_registers(Warp& warp, int registers, bool increase) {
+  const auto refuse = [&](const std::string& detail) {
+    raise(FaultKind::register_pool, warp.lanes[0], warp.instruction->name, 0, warp.site, detail);
+  };
+  if (registers < 24 || registers > kMaxRegisters || registers % 8 != 0) {
+    refuse(fmt::format("{} registers, not a multiple of 8 from 24 to 256", registers));
+  }
+  if (increase ? registers < warp.registers : registers > warp.registers) {
+    refuse(fmt::format("from {} to {} registers", warp.registers, registers));
+  }
+  warp.register_steps.push_back(registers);
+  check_register_steps(warp, warp.site);
+  warp.wanted_registers = registers;
+  if (increase) {
+    warp.wants_registers = true;
+    pause(warp);
+  } else {
+    free_registers_ += (warp.registers - registers) * kWarpSize;
+    warp.registers = registers;
+  }
+  grant_registers();
+}
+
+void Machine::grant_registers() {
+  for (const auto& warp : warps_) {
+    const int missing = (warp->wanted_registers - warp->registers) * kWarpSize;
+    if (!warp->wants_registers || missing > free_registers_) continue;
+    free_registers_ -= missing;
+    warp->registers = warp->wanted_registers;
+    warp->wants_registers = false;
+    resume(*warp);
   }
 }
 
-/// xorshift64*
-const Lane* Machine::copying_from(const void* address, std::size_t bytes) const {
+/// All warps of a warpgroup execute the same setmaxnreg, as far as they have come; at their end, all of them.
+void Machine::check_register_steps(const Warp& warp, const Site& site) const {
+  for (int w = 4 * warp.warpgroup(); w < std::min(4 * warp.warpgroup() + 4, static_cast<int>(warps_.size())); ++w) {
+    const Warp& other = *warps_[static_cast<std::size_t>(w)];
+    const std::size_t common = std::min(warp.register_steps.size(), other.register_steps.size());
+    const bool same =
+        std::equal(warp.register_steps.begin(), warp.register_steps.begin() + static_cast<std::ptrdiff_t>(common),
+                   other.register_steps.begin());
+    const bool both_over = warp.state == Warp::State::finished && other.state == Warp::State::finished;
+    if (same && (!both_over || warp.register_steps.size() == other.register_steps.size())) continue;
+    raise(FaultKind::register_pool, warp.lanes[0], "setmaxnreg", 0, site,
+          fmt::format("warps {} and {} of one warpgroup differ in their setmaxnreg", warp.index, other.index));
+  }
+}
+
+// The order of accesses.
+
+Observer Machine::observer(const Lane& lane) const {
+  const Warp& warp = *lane.warp;
+  Observer observer;
+  observer.thread = lane.thread;
+  observer.warp = warp.index;
+  observer.floor = floor_;
+  observer.warp_floor = warp.floor;
+  observer.products = warp.products.done;
+  observer.first_product = kFirstProduct;
+  observer.first_barrier = kFirstBarrier;
+  observer.known = lane.knowledge.known.get();
+  observer.fenced = lane.knowledge.fenced.get();
+  return observer;
+}
+
+Observer Machine::async_observer(const Lane& lane) const {
+  Observer result = observer(lane);
+  result.async = true;
+  return result;
+}
+
+std::vector<const Lane*> Machine::witnesses(const Warp& warp) const {
+  std::vector<const Lane*> result;
+  for (const Lane& lane : warp.lanes) {
+    const bool known = std::any_of(result.begin(), result.end(), [&](const Lane* other) {
+      return other->knowledge.known == lane.knowledge.known && other->knowledge.fenced == lane.knowledge.fenced;
+    });
+    if (!known) result.push_back(&lane);
+  }
+  return result;
+}
+
+Conflict Machine::read_as_warp(const Warp& warp, std::uint32_t address, std::uint32_t bytes) {
+  const std::shared_ptr<const Clock>* seen = nullptr;
+  for (const Lane& lane : warp.lanes) {
+    if (seen != nullptr && *seen == lane.knowledge.known) continue;
+    seen = &lane.knowledge.known;
+    Observer observer = this->observer(lane);
+    observer.thread = -1;
+    if (const Conflict conflict = shared_.read(address, bytes, observer, reader(warp))) return conflict;
+  }
+  return {};
+}
+
+void Machine::release(const Lane& lane, Gathered& gathered) {
+  const Warp& warp = *lane.warp;
+  if (lane.knowledge.known) gathered.known.join(*lane.knowledge.known);
+  if (lane.knowledge.fenced) gathered.fenced.join(*lane.knowledge.fenced);
+  if (warp.floor > 0) {
+    for (const Lane& other : warp.lanes) {
+      gathered.known.raise(static_cast<std::size_t>(other.thread), warp.floor - 1);
+    }
+  }
+  gathered.known.raise(static_cast<std::size_t>(lane.thread), tick_);
+  if (warp.products.done > 0) {
+    gathered.known.raise(kFirstProduct + static_cast<std::size_t>(warp.index), warp.products.done);
+  }
+}
+
+void Machine::release(const Warp& warp, Gathered& gathered) {
+  const Lane* before = nullptr;
+  for (const Lane& lane : warp.lanes) {
+    if (before == nullptr || before->knowledge.known != lane.knowledge.known ||
+        before->knowledge.fenced != lane.knowledge.fenced) {
+      release(lane, gathered);
+    } else {
+      gathered.known.raise(static_cast<std::size_t>(lane.thread), tick_);
+    }
+    before = &lane;
+  }
+}
+
+namespace {
+
+std::shared_ptr<const Clock> join(const std::shared_ptr<const Clock>& a, const std::shared_ptr<const Clock>& b) {
+  if (!a || a == b) return b;
+  if (!b) return a;
+  auto result = std::make_shared<Clock>(*a);
+  result->join(*b);
+  return result;
+}
+
+}  // namespace
+
+void Machine::acquire(Lane& lane, const Knowledge& knowledge) {
+  Knowledge& own = lane.knowledge;
+  const bool repeated = own.known == joined_a_.known && own.fenced == joined_a_.fenced &&
+                        knowledge.known == joined_b_.known && knowledge.fenced == joined_b_.fenced;
+  if (!repeated) {
+    joined_a_ = own;
+    joined_b_ = knowledge;
+    joined_ = {join(own.known, knowledge.known), join(own.fenced, knowledge.fenced)};
+  }
+  own = joined_;
+}
+
+void Machine::fence_async(Lane& lane) {
+  Gathered gathered;
+  release(lane, gathered);
+  ++tick_;
+  gathered.known.floor = floor_;
+  gathered.known.join(gathered.fenced);
+  lane.knowledge.fenced = std::make_shared<const Clock>(gathered.known);
+}
+
+// mbarriers.
+
+std::string Mbarrier::describe() const {
+  std::string text = fmt::format("mbarrier at {:#x}: phase {} lacks {} of {} arrivals", address, phase, pending, count);
+  if (bytes > 0) text += fmt::format(" and {} bytes that were announced", bytes);
+  if (bytes < 0) text += fmt::format(", and {} bytes came that nobody announced", -bytes);
+  return text;
+}
+
+void Machine::init_barrier(Lane& lane, std::uint32_t address, int count, const Site& site) {
+  constexpr const char* kName = "mbarrier.init";
+  if (address % 8 != 0) raise(FaultKind::misaligned, lane, kName, address, site, "wants 8-byte alignment");
+  if (!shared_.inside(address, 8)) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
+  if (count < 1 || count > Mbarrier::kMaxCount) {
+    raise(FaultKind::barrier_misuse, lane, kName, address, site, fmt::format("a count of {} arrivals", count));
+  }
+  for (const Mbarrier& other : barriers_) {
+    if (other.address != address) continue;
+    raise(FaultKind::barrier_misuse, lane, kName, address, site, "initialised again; " + other.describe());
+  }
+  shared_.make_barrier(address);
+  Mbarrier barrier;
+  barrier.address = address;
+  barrier.number = barriers_.size();
+  barrier.count = count;
+  barrier.pending = count;
+  barrier.initialised = stamp(lane);
+  barriers_.push_back(std::move(barrier));
+}
+
+void Machine::fence_barriers(const Lane& lane) {
+  for (Mbarrier& barrier : barriers_) {
+    barrier.fenced = barrier.fenced || barrier.initialised.who == lane.thread;
+  }
+}
+
+Mbarrier& Machine::barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site) {
+  if (address % 8 != 0) raise(FaultKind::misaligned, lane, name, address, site, "wants 8-byte alignment");
+  for (Mbarrier& barrier : barriers_) {
+    if (barrier.address != address) continue;
+    if (observer(lane).knows(barrier.initialised)) return barrier;
+    raise(FaultKind::shared_race, lane, name, address, site,
+          fmt::format("thread {} initialised this mbarrier, and no barrier is in between", barrier.initialised.who));
+  }
+  raise(FaultKind::barrier_misuse, lane, name, address, site, "no mbarrier was initialised here");
+}
+
+void Machine::arrive(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site) {
+  Mbarrier& barrier = barrier_at(lane, address, name, site);
+  if (bytes < 0 || bytes > Mbarrier::kMaxCount) {
+    raise(FaultKind::barrier_misuse, lane, name, address, site, fmt::format("{} bytes announced", bytes));
+  }
+  if (barrier.pending == 0) {
+    raise(FaultKind::barrier_misuse, lane, name, address, site,
+          "one arrival more than the count of the phase; " + barrier.describe());
+  }
+  release(lane, barrier.gathered);
+  ++tick_;
+  barrier.bytes += bytes;
+  --barrier.pending;
+  finish_phase_if_complete(barrier);
+  step(lane);
+}
+
+void Machine::finish_phase_if_complete(Mbarrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  ++barrier.phase;
+  barrier.pending = barrier.count;
+  barrier.gathered.known.raise(kFirstBarrier + barrier.number, barrier.phase);
+  barrier.completed = barrier.gathered.share();
+  barrier.gathered = {};
+  for (Lane* lane : barrier.waiting) {
+    Warp& warp = *lane->warp;
+    warp.blocked &= ~(1u << lane->index());
+    if (warp.state != Warp::State::blocked) continue;
+    resume(warp);
+    warp.resume = lane;
+  }
+  barrier.waiting.clear();
+}
+
+void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site) {
+  constexpr const char* kName = "mbarrier.try_wait.parity";
+  const std::size_t number = barrier_at(lane, address, kName, site).number;
+  if (parity > 1) {
+    raise(FaultKind::barrier_misuse, lane, kName, address, site, fmt::format("a parity of {}", parity));
+  }
+  lane.awaited_barrier = address;
+  lane.awaited_parity = parity;
+  lane.awaited_site = site;
+  while (barriers_[number].phase % 2 == parity) {
+    barriers_[number].waiting.push_back(&lane);
+    lane.warp->blocked |= 1u << lane.index();
+    yield(lane);
+  }
+  acquire(lane, barriers_[number].completed);
+  step(lane);
+}
+
+// Copies of boxes.
+
+namespace {
+
+template <class Visit>
+void for_each_chunk(const TensorBox& box, std::uint32_t shared, const Visit& visit) {
+  for (std::uint32_t at = 0; at < box.bytes(); at += 16) visit(swizzled(shared + at, box.shape().swizzle), at);
+}
+
+}  // namespace
+
+void Machine::start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier,
+                         const char* name, const Site& site) {
+  const Mbarrier& signalled = barrier_at(lane, barrier, name, site);
+  if (!signalled.fenced) {
+    raise(FaultKind::unfenced, lane, name, barrier, site,
+          "no fence.mbarrier_init has shown this mbarrier to the copy engine");
+  }
+  TensorCopy copy{box, target, signalled.number, lane.thread};
+  const Observer observer = async_observer(lane);
+  const Stamp writer{tick_, static_cast<std::uint16_t>(lane.thread), Stamp::tensor_copy};
+  for_each_chunk(copy.box, target, [&](std::uint32_t address, std::uint32_t) {
+    if (const Conflict conflict = shared_.write(address, 16, observer, writer)) {
+      raise(conflict, lane, name, address, site);
+    }
+    std::memset(shared_.at(address), 0xff, 16);
+  });
+  copies_.push_back(std::move(copy));
+  step(lane);
+}
+
+void Machine::land(std::size_t index) {
+  const TensorCopy copy = std::move(copies_[index]);
+  copies_[index] = std::move(copies_.back());
+  copies_.pop_back();
+  Mbarrier& barrier = barriers_[copy.barrier];
+  const Stamp writer{barrier.phase + 1, static_cast<std::uint16_t>(barrier.number), Stamp::landed};
+  std::vector<std::byte> bytes(copy.box.bytes());
+  for (std::size_t i = 0; i < copy.box.rows().size(); ++i) {
+    const TensorBox::Row& row = copy.box.rows()[i];
+    if (row.bytes != 0) std::memcpy(bytes.data() + i * copy.box.row_bytes() + row.skip, row.source, row.bytes);
+  }
+  for_each_chunk(copy.box, copy.target, [&](std::uint32_t address, std::uint32_t at) {
+    std::memcpy(shared_.at(address), bytes.data() + at, 16);
+    shared_.arrived(address, writer);
+  });
+  barrier.bytes -= copy.box.bytes();
+  finish_phase_if_complete(barrier);
+}
+
+/// The copy engine reads the source at some moment up to the wait.
+void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site) {
+  const Observer observer = async_observer(lane);
+  Reader reader = this->reader(lane);
+  reader.tick = Reader::kInFlight;
+  for_each_chunk(box, source, [&](std::uint32_t address, std::uint32_t) {
+    if (const Conflict conflict = shared_.read(address, 16, observer, reader)) {
+      raise(conflict, lane, name, address, site);
+    }
+  });
+  stores_.push_back({box, source, lane.thread, false, false});
+  if (random() >> 63 != 0) read_source(stores_.back());
+  step(lane);
+}
+
+void Machine::read_source(TensorStore& store) {
+  if (store.read) return;
+  store.read = true;
+  std::vector<std::byte> bytes(store.box.bytes());
+  for_each_chunk(store.box, store.source, [&](std::uint32_t address, std::uint32_t at) {
+    std::memcpy(bytes.data() + at, shared_.at(address), 16);
+  });
+  for (std::size_t i = 0; i < store.box.rows().size(); ++i) {
+    const TensorBox::Row& row = store.box.rows()[i];
+    if (row.bytes == 0) continue;
+    memory_.write(row.source, bytes.data() + i * store.box.row_bytes() + row.skip, row.bytes);
+  }
+}
+
+void Machine::commit_stores(const Lane& lane) {
+  for (TensorStore& store : stores_) store.committed = store.committed || store.thread == lane.thread;
+}
+
+void Machine::wait_stores(const Lane& lane) {
+  for (TensorStore& store : stores_) {
+    if (store.thread != lane.thread || !store.committed) continue;
+    read_source(store);
+    for_each_chunk(store.box, store.source,
+                   [&](std::uint32_t address, std::uint32_t) { shared_.finish_read(address, reader(lane)); });
+  }
+  std::erase_if(stores_, [&](const TensorStore& store) { return store.thread == lane.thread && store.committed; });
+}
+
+bool Machine::land_any() {
+  if (copies_.empty()) return false;
+  land(static_cast<std::size_t>(random() >> 33) % copies_.size());
+  return true;
+}
+
+int Machine::copying_from(const void* address, std::size_t bytes) const {
   const auto first = reinterpret_cast<std::uintptr_t>(address);
   for (const auto& warp : warps_) {
     for (const Lane& lane : warp->lanes) {
       for (const AsyncCopy& copy : lane.async.copies) {
         const auto source = reinterpret_cast<std::uintptr_t>(copy.source);
-        if (copy.source != nullptr && first < source + 16 && source < first + bytes) return &lane;
+        if (copy.source != nullptr && first < source + 16 && source < first + bytes) return lane.thread;
       }
     }
   }
-  return nullptr;
+  for (const TensorCopy& copy : copies_) {
+    for (const TensorBox::Row& row : copy.box.rows()) {
+      const auto source = reinterpret_cast<std::uintptr_t>(row.source);
+      if (row.bytes != 0 && first < source + row.bytes && source < first + bytes) return copy.thread;
+    }
+  }
+  return -1;
 }
 
+/// xorshift64*
 std::uint64_t Machine::random() {
   random_ ^= random_ >> 12;
   random_ ^= random_ << 25;
@@ -249,7 +746,10 @@ void Machine::raise(FaultKind kind, const Lane& lane, const char* instruction, s
 
 void Machine::raise(const Conflict& conflict, const Lane& lane, const char* instruction, std::uint32_t address,
                     const Site& site) const {
-  const std::string other = who(conflict.other);
+  const int writer = conflict.writer.who;
+  const auto race = [&](const std::string& detail) {
+    raise(FaultKind::shared_race, lane, instruction, address, site, detail);
+  };
   switch (conflict.kind) {
     case Conflict::out_of_bounds:
       raise(FaultKind::shared_out_of_bounds, lane, instruction, address, site,
@@ -258,20 +758,48 @@ void Machine::raise(const Conflict& conflict, const Lane& lane, const char* inst
     case Conflict::uninitialised:
       raise(FaultKind::shared_uninitialised, lane, instruction, address, site, "nobody has written here");
     case Conflict::in_flight:
+      if (conflict.writer.kind == Stamp::landed) {
+        const Mbarrier& barrier = barriers_[static_cast<std::size_t>(writer)];
+        raise(FaultKind::shared_in_flight, lane, instruction, address, site,
+              fmt::format("a box came here that counts for phase {} of the mbarrier at {:#x}, which this thread has "
+                          "not waited for",
+                          conflict.writer.tick - 1, barrier.address));
+      }
       raise(FaultKind::shared_in_flight, lane, instruction, address, site,
-            fmt::format("thread {} has not waited for its asynchronous copy to here", conflict.other.who()));
+            conflict.writer.kind == Stamp::tensor_copy
+                ? fmt::format("a box that thread {} asked for is still to land here", writer)
+                : fmt::format("thread {} has not waited for its asynchronous copy to here", writer));
+    case Conflict::unfenced:
+      raise(FaultKind::unfenced, lane, instruction, address, site,
+            fmt::format("thread {} stored here, and no fence.proxy.async is in between", writer));
+    case Conflict::barrier_object:
+      raise(FaultKind::barrier_misuse, lane, instruction, address, site, "these bytes are an mbarrier");
     case Conflict::write_then_read:
-      raise(FaultKind::shared_race, lane, instruction, address, site,
-            fmt::format("{} wrote here, and no barrier is in between", other));
+      race(fmt::format("thread {} wrote here, and no barrier is in between", writer));
+      break;
     case Conflict::write_then_write:
-      raise(FaultKind::shared_race, lane, instruction, address, site,
-            fmt::format("{} wrote here too, and no barrier is in between", other));
+      race(fmt::format("thread {} wrote here too, and no barrier is in between", writer));
+      break;
     case Conflict::read_then_write:
     case Conflict::none:
       break;
   }
-  raise(FaultKind::shared_race, lane, instruction, address, site,
-        fmt::format("{} may still read here: no barrier is in between", other));
+  const Reader& reader = conflict.reader;
+  if (!reader.product && reader.tick == Reader::kInFlight) {
+    raise(FaultKind::source_overwritten, lane, instruction, address, site,
+          fmt::format("the copy engine may still read here for {}, which has not waited for that", who(reader)));
+  }
+  if (reader.product) {
+    const auto first = warps_.begin() + 4 * reader.who;
+    const bool waited = std::all_of(
+        first, first + 4, [&](const std::unique_ptr<Warp>& warp) { return warp->products.done >= reader.tick; });
+    if (!waited) {
+      raise(FaultKind::source_overwritten, lane, instruction, address, site,
+            fmt::format("{} that not all of its warps have waited for reads here", who(reader)));
+    }
+  }
+  race(fmt::format("{} may still read here: no barrier is in between", who(reader)));
+  std::abort();
 }
 
 void Machine::raise_divergence(const Lane& lane, const char* instruction, const Site& site) const {
@@ -287,18 +815,43 @@ void Machine::raise_divergence(const Lane& lane, const char* instruction, const 
 }
 
 void Machine::raise_deadlock(const Lane& lane) const {
-  raise(FaultKind::deadlock, lane, lane.warp->state == Warp::State::finished ? "exit" : lane.warp->instruction->name, 0,
-        lane.warp->state == Warp::State::finished ? Site() : lane.warp->site, waiting_lanes());
+  const Warp& warp = *lane.warp;
+  if ((warp.blocked >> lane.index() & 1) != 0) {
+    raise(FaultKind::deadlock, lane, "mbarrier.try_wait.parity", lane.awaited_barrier, lane.awaited_site,
+          waiting_lanes());
+  }
+  const bool left = (warp.exited >> lane.index() & 1) != 0;
+  raise(FaultKind::deadlock, lane, left ? "exit" : warp.instruction->name, 0, left ? Site() : warp.site,
+        waiting_lanes());
 }
 
 std::string Machine::waiting_lanes() const {
   std::string text;
   for (const auto& warp : warps_) {
     if (!text.empty()) text += ", ";
-    text += fmt::format("warp {} ", warp->index);
-    text += warp->state == Warp::State::at_barrier
-                ? fmt::format("waits at {} [{}]", warp->instruction->name, to_string(warp->site))
-                : std::string("has exited");
+    text += fmt::format("warp {} {}", warp->index, waiting_text(*warp));
+  }
+  for (const Mbarrier& barrier : barriers_) {
+    if (!barrier.waiting.empty()) text += "; " + barrier.describe();
+  }
+  for (std::size_t id = 0; id < named_.size(); ++id) {
+    if (named_[id].waiting.empty()) continue;
+    text +=
+        fmt::format("; barrier {} of {} threads: warps {:#x} have come", id, named_[id].threads, named_[id].arrived);
+  }
+  return text;
+}
+
+std::string Machine::waiting_text(const Warp& warp) const {
+  if (warp.state == Warp::State::finished) return "has exited";
+  if (warp.blocked != 0) {
+    const Lane& lane = warp.lanes[static_cast<std::size_t>(std::countr_zero(warp.blocked))];
+    return fmt::format("waits ({}) for parity {} of the mbarrier at {:#x} [{}]", lanes_text(warp.blocked),
+                       lane.awaited_parity, lane.awaited_barrier, to_string(lane.awaited_site));
+  }
+  std::string text = fmt::format("waits at {} [{}]", warp.instruction->name, to_string(warp.site));
+  if (warp.wanted_registers > warp.registers) {
+    text += fmt::format(" for {} registers a thread, {} are free", warp.wanted_registers, free_registers_);
   }
   return text;
 }

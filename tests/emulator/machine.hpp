@@ -11,8 +11,12 @@
 #include <vector>
 
 #include "emulator/fault.hpp"
+#include "emulator/knowledge.hpp"
+#include "emulator/mbarrier.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/shared_memory.hpp"
+#include "emulator/tensor_map.hpp"
+#include "emulator/warpgroup.hpp"
 
 namespace emulator {
 
@@ -48,24 +52,63 @@ struct Lane {
   int thread = 0;
   const void* operands = nullptr;  // of the warp-wide instruction it waits at
   AsyncCopies async;
+  Knowledge knowledge;
+  std::uint32_t awaited_barrier = 0;  // of the mbarrier that it is blocked at
+  std::uint32_t awaited_parity = 0;
+  Site awaited_site;
 
   int index() const { return thread % kWarpSize; }
 };
 
 struct Warp {
-  enum class State : std::uint8_t { runnable, at_barrier, finished };
+  /// In `waiting` the whole warp waits for other warps, in `blocked` all lanes that are left wait at mbarriers or for
+  /// those that do.
+  enum class State : std::uint8_t { runnable, waiting, blocked, finished };
 
   std::array<Lane, kWarpSize> lanes;
   int index = 0;
   State state = State::runnable;
   std::uint32_t waiting = 0;  // lanes that have arrived at `instruction`
   std::uint32_t exited = 0;
+  std::uint32_t blocked = 0;  // lanes at mbarriers
   const Instruction* instruction = nullptr;
   Site site;
   int first_arrived = 0;
   int step = 1;             // order of the lanes in this round: odd, so that all are visited
   Lane* resume = nullptr;   // the lane that goes on when the warp is scheduled
-  std::uint64_t epoch = 0;  // warp barriers since the last block barrier
+  std::uint32_t floor = 0;  // tick of its last barrier
+  WarpProducts products;
+  int registers = 0;  // of a thread
+  int wanted_registers = 0;
+  bool wants_registers = false;     // waits for them
+  std::vector<int> register_steps;  // operands of its setmaxnreg so far
+
+  int warpgroup() const { return index / 4; }
+};
+
+/// bar.sync and bar.arrive with a number and a count.
+struct NamedBarrier {
+  int threads = 0;            // that the first one to come announced
+  std::uint32_t arrived = 0;  // warps
+  std::vector<Warp*> waiting;
+  Gathered gathered;
+};
+
+/// One box on its way from shared to global memory.
+struct TensorStore {
+  TensorBox box;
+  std::uint32_t source = 0;
+  int thread = 0;
+  bool committed = false;
+  bool read = false;  // its source
+};
+
+/// One box on its way from global to shared memory.
+struct TensorCopy {
+  TensorBox box;
+  std::uint32_t target = 0;
+  std::size_t barrier = 0;  // number
+  int thread = 0;
 };
 
 /// Runs thread blocks one after another on the calling OS thread. Every CUDA thread is a fiber; the lanes of a warp run
@@ -74,7 +117,7 @@ class Machine {
  public:
   using Kernel = void (*)(const void* context);
 
-  Machine(int threads, int shared_bytes, Memory& memory);
+  Machine(int threads, int shared_bytes, int blocks, Memory& memory);
   ~Machine();
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
@@ -93,21 +136,60 @@ class Machine {
   SharedMemory& shared() { return shared_; }
   Memory& memory() { return memory_; }
 
+  int blocks() const { return blocks_; }
+  int threads() const { return static_cast<int>(warps_.size()) * kWarpSize; }
+
   /// Waits until all lanes of the warp have called this for the same instruction and site; the last one executes it.
   void converge(Lane& lane, const Instruction& instruction, const void* operands, const Site& site);
 
+  /// Between two instructions of one thread: copies may land, other warps may have their turn.
+  void step(Lane& lane);
+
   void block_barrier(Warp& warp);
-  void warp_barrier(Warp& warp) { ++warp.epoch; }
+  void warp_barrier(Warp& warp);
+  void named_barrier(Warp& warp, int id, int threads, bool waits);
+  void set_registers(Warp& warp, int registers, bool increase);
 
-  Stamp stamp(const Lane& lane) const {
-    return Stamp::make(block_epoch_, lane.warp->epoch, static_cast<std::uint64_t>(lane.thread));
-  }
-  Stamp stamp(const Warp& warp) const {
-    return Stamp::make(block_epoch_, warp.epoch, Stamp::whole_warp(static_cast<std::uint64_t>(warp.index)));
-  }
+  // The order of accesses.
 
-  /// A lane of the block with a copy in flight that reads some of these global bytes, or nullptr.
-  const Lane* copying_from(const void* address, std::size_t bytes) const;
+  Observer observer(const Lane& lane) const;
+  Observer async_observer(const Lane& lane) const;
+  /// Lanes of the warp that between them know no more than what every lane does.
+  std::vector<const Lane*> witnesses(const Warp& warp) const;
+  Stamp stamp(const Lane& lane) const { return {tick_, static_cast<std::uint16_t>(lane.thread), Stamp::thread}; }
+  Reader reader(const Lane& lane) const {
+    return {tick_, 1u << lane.index(), static_cast<std::uint16_t>(lane.warp->index), false};
+  }
+  Reader reader(const Warp& warp) const { return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), false}; }
+  Conflict read_as_warp(const Warp& warp, std::uint32_t address, std::uint32_t bytes);
+
+  /// Adds what the thread has done and knows.
+  void release(const Lane& lane, Gathered& gathered);
+  void release(const Warp& warp, Gathered& gathered);
+  void acquire(Lane& lane, const Knowledge& knowledge);
+  /// fence.proxy.async
+  void fence_async(Lane& lane);
+
+  // mbarriers and copies.
+
+  void init_barrier(Lane& lane, std::uint32_t address, int count, const Site& site);
+  void fence_barriers(const Lane& lane);
+  void arrive(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site);
+  void wait(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site);
+  void start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier, const char* name,
+                  const Site& site);
+
+  void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site);
+  void commit_stores(const Lane& lane);
+  void wait_stores(const Lane& lane);
+
+  Warpgroup& warpgroup(const Warp& warp) { return warpgroups_[static_cast<std::size_t>(warp.warpgroup())]; }
+  Warp& warp(int index) { return *warps_[static_cast<std::size_t>(index)]; }
+  void pause(Warp& warp) { warp.state = Warp::State::waiting; }
+  void resume(Warp& warp) { warp.state = Warp::State::runnable; }
+
+  /// A thread of the block with a copy in flight that reads some of these global bytes, else -1.
+  int copying_from(const void* address, std::size_t bytes) const;
 
   std::uint64_t random();
 
@@ -123,17 +205,29 @@ class Machine {
   void run_lane(Lane& lane);
   void finish_lane(Lane& lane);
   void go_on_after(Lane& lane);
-  void next_lane(Lane& lane);
+  Lane* ready_lane(const Lane& lane);
+  Lane* successor(Lane& lane);
+  void yield(Lane& lane);
   void switch_warp(Lane& lane);
   Warp* pick_warp();
+  void check_exit(const Lane& lane) const;
+  void check_register_steps(const Warp& warp, const Site& site) const;
+  void grant_registers();
+  Mbarrier& barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site);
+  void finish_phase_if_complete(Mbarrier& barrier);
+  void land(std::size_t copy);
+  void read_source(TensorStore& store);
+  bool land_any();
   void transfer(boost::context::fiber& from, boost::context::fiber& to);
   void fail(Lane& lane);
   [[noreturn]] void raise_divergence(const Lane& lane, const char* instruction, const Site& site) const;
   [[noreturn]] void raise_deadlock(const Lane& lane) const;
   std::string waiting_lanes() const;
+  std::string waiting_text(const Warp& warp) const;
 
   Memory& memory_;
   SharedMemory shared_;
+  int blocks_;
   std::vector<std::unique_ptr<Warp>> warps_;
   boost::context::fiber scheduler_;            // run_block
   boost::context::fiber* previous_ = nullptr;  // where the fiber that was left just now belongs
@@ -142,7 +236,16 @@ class Machine {
   int block_ = 0;
   int at_barrier_ = 0;
   int finished_ = 0;
-  std::uint64_t block_epoch_ = 1;
+  std::uint32_t tick_ = 1;   // grows whenever somebody hands on what he knows
+  std::uint32_t floor_ = 0;  // that of the last block barrier
+  std::vector<Mbarrier> barriers_;
+  std::array<NamedBarrier, 16> named_;
+  std::vector<TensorCopy> copies_;   // in flight
+  std::vector<TensorStore> stores_;  // not waited for
+  std::vector<Warpgroup> warpgroups_;
+  int free_registers_ = 0;
+  Knowledge joined_a_, joined_b_, joined_;  // the last join: all lanes of a warp ask for the same
+  Lane* next_ = nullptr;                    // after a lane that ends
   std::uint64_t random_ = 1;
   std::uint64_t instructions_ = 0;
   bool quit_ = false;

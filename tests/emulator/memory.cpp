@@ -47,6 +47,14 @@ void Memory::set_flags(const void* address, std::size_t bytes, std::uint8_t flag
   std::fill_n(region->flags.get() + (static_cast<const std::byte*>(address) - region->base), bytes, flags);
 }
 
+void Memory::write(const void* address, const std::byte* from, std::size_t bytes) {
+  const Region* region = find(address, bytes);
+  if (region == nullptr) throw std::out_of_range("write: " + describe(address));
+  const std::ptrdiff_t at = static_cast<const std::byte*>(address) - region->base;
+  std::copy_n(from, bytes, region->base + at);
+  std::for_each_n(region->flags.get() + at, bytes, [](std::uint8_t& flag) { flag |= kReadable; });
+}
+
 bool Memory::written(const void* address, std::size_t bytes) const {
   const Region* region = find(address, bytes);
   if (region == nullptr) return false;

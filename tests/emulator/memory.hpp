@@ -40,6 +40,9 @@ class Memory {
   /// Changes the flags of part of a region: gaps between rows, rows already written.
   void set_flags(const void* address, std::size_t bytes, std::uint8_t flags);
 
+  /// Stores to bytes of a region that are writable, and are readable from then on.
+  void write(const void* address, const std::byte* from, std::size_t bytes);
+
   /// Every byte of [address, address + bytes) has been written, or was readable from the start.
   bool written(const void* address, std::size_t bytes) const;
 

@@ -19,7 +19,7 @@ struct Mutation {
   std::string after;
   int count = 1;
   fa::plan::KernelSpec spec;
-  std::set<FaultKind> faults;
+  std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
 };
 
 const std::vector<Mutation>& mutations();

@@ -19,7 +19,7 @@ Placed place(Memory& memory, const char* name, const TensorView& view, Placement
   const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
   t.row_bytes = static_cast<std::size_t>(d) * t.element;
   const std::int64_t chunk = 16 / static_cast<std::int64_t>(t.element);
-  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded ? chunk : 0;
+  const std::int64_t gap = !aligned ? 1 : placement == Placement::padded || placement == Placement::gaps ? chunk : 0;
   const std::int64_t pitch = d + gap;
   const std::int64_t heads = placement == Placement::broadcast ? 1 : t.h;
   const std::int64_t batches = placement == Placement::broadcast ? 1 : t.b;

@@ -15,6 +15,7 @@ enum class Placement : std::uint8_t {
   bshd,
   padded,     ///< unreadable bytes between rows, and rows in reverse order of heads: a negative stride
   broadcast,  ///< K and V of all heads and batches are one: stride 0
+  gaps,       ///< unreadable bytes between rows, and no stride that a tensor map refuses
 };
 
 /// A [b, h, s, d] tensor in the emulator's memory, its strides in elements; `row_bytes` of every row belong to it.

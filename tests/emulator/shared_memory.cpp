@@ -5,6 +5,50 @@
 
 namespace emulator {
 
+bool Observer::knows_thread(int other, std::uint32_t tick) const {
+  if (tick < floor || other == thread) return true;
+  if (other / 32 == warp && tick < warp_floor) return true;
+  return known != nullptr && known->at(static_cast<std::size_t>(other)) >= tick;
+}
+
+bool Observer::knows(const Stamp& write) const {
+  switch (write.kind) {
+    case Stamp::nobody:
+      return true;
+    case Stamp::thread:
+      return knows_thread(write.who, write.tick);
+    case Stamp::landed:
+      return known != nullptr && known->at(first_barrier + write.who) >= write.tick;
+    case Stamp::copying:
+    case Stamp::tensor_copy:
+      break;
+  }
+  return false;
+}
+
+bool Observer::lacks_fence(const Stamp& write) const {
+  if (!async || write.kind != Stamp::thread) return false;
+  return fenced == nullptr || (write.tick >= fenced->floor && fenced->at(write.who) < write.tick);
+}
+
+bool Observer::knows(const Reader& read) const {
+  if (read.product) {
+    for (int w = 4 * read.who; w < 4 * read.who + 4; ++w) {
+      const std::uint32_t waited = w == warp          ? products
+                                   : known != nullptr ? known->at(first_product + static_cast<std::size_t>(w))
+                                                      : 0;
+      if (waited < read.tick) return false;
+    }
+    return true;
+  }
+  if (read.tick == Reader::kInFlight) return false;
+  if (read.tick < floor || (read.who == warp && read.tick < warp_floor)) return true;
+  for (int i = 0; i < 32; ++i) {
+    if ((read.lanes >> i & 1) != 0 && !knows_thread(32 * read.who + i, read.tick)) return false;
+  }
+  return true;
+}
+
 SharedMemory::SharedMemory(int bytes)
     : bytes_(static_cast<std::uint32_t>(bytes)),
       data_((bytes_ + kPiece - 1) / kPiece * kPiece),
@@ -13,31 +57,80 @@ SharedMemory::SharedMemory(int bytes)
 void SharedMemory::reset() {
   std::memset(data_.data(), 0xff, data_.size());
   std::fill(pieces_.begin(), pieces_.end(), Piece{});
+  sets_.clear();
+  free_sets_.clear();
+  barriers_.clear();
 }
 
-Conflict SharedMemory::check_read(const Cell& cell, Stamp reader) {
-  if (cell.write.empty()) return {Conflict::uninitialised, {}};
-  if (cell.write.in_flight()) return {Conflict::in_flight, cell.write};
-  if (!cell.write.before(reader)) return {Conflict::write_then_read, cell.write};
-  return {};
-}
-
-Conflict SharedMemory::check_write(const Cell& cell, Stamp writer) {
-  if (!cell.write.empty()) {
-    if (cell.write.in_flight()) return {Conflict::in_flight, cell.write};
-    if (!cell.write.before(writer)) return {Conflict::write_then_write, cell.write};
+Conflict SharedMemory::check_read(const Cell& cell, const Observer& observer) {
+  const Stamp& write = cell.write;
+  if (write.kind == Stamp::nobody) return {Conflict::uninitialised, {}, {}};
+  if (!observer.knows(write)) {
+    return {write.kind == Stamp::thread ? Conflict::write_then_read : Conflict::in_flight, write, {}};
   }
-  if (!cell.read.empty() && !cell.read.before(writer)) return {Conflict::read_then_write, cell.read};
+  if (observer.lacks_fence(write)) return {Conflict::unfenced, write, {}};
   return {};
 }
 
-/// One stamp that is before exactly those accesses that both are before.
-Stamp SharedMemory::merged(Stamp earlier, Stamp reader) {
-  if (earlier.empty() || earlier.block_epoch() < reader.block_epoch()) return reader;
-  if (earlier == reader || earlier.everyone()) return earlier;
-  if (earlier.warp() != reader.warp()) return Stamp::make(reader.block_epoch(), 0, Stamp::kEveryone);
-  if (earlier.warp_epoch() < reader.warp_epoch()) return reader;
-  return Stamp::make(reader.block_epoch(), reader.warp_epoch(), Stamp::whole_warp(reader.warp()));
+Conflict SharedMemory::check_write(const Cell& cell, const Observer& observer) const {
+  const Stamp& write = cell.write;
+  if (!observer.knows(write)) {
+    return {write.kind == Stamp::thread ? Conflict::write_then_write : Conflict::in_flight, write, {}};
+  }
+  if (observer.lacks_fence(write)) return {Conflict::unfenced, write, {}};
+  if (cell.read.empty()) return {};
+  if (!observer.knows(cell.read)) return {Conflict::read_then_write, {}, cell.read};
+  if (cell.others == 0) return {};
+  for (const Reader& reader : sets_[cell.others - 1]) {
+    if (!observer.knows(reader)) return {Conflict::read_then_write, {}, reader};
+  }
+  return {};
+}
+
+void SharedMemory::forget_readers(Cell& cell) {
+  cell.read = {};
+  if (cell.others == 0) return;
+  sets_[cell.others - 1].clear();
+  free_sets_.push_back(cell.others - 1);
+  cell.others = 0;
+}
+
+/// Nobody but this observer, or only those whom it knows of, has read the cell.
+bool SharedMemory::alone(const Cell& cell, const Observer& observer) const {
+  return cell.read.empty() || (cell.others == 0 && observer.knows(cell.read));
+}
+
+/// Who is known to this reader is known to everybody who knows of this reader, and need not be remembered.
+void SharedMemory::note_read(Cell& cell, const Observer& observer, const Reader& reader) {
+  const auto same = [&](Reader& other) {
+    if (other.product != reader.product || other.who != reader.who) return false;
+    if (other.tick != reader.tick && !reader.product) return false;
+    other.tick = std::max(other.tick, reader.tick);  // the products of a warpgroup end in their order
+    other.lanes |= reader.lanes;
+    return true;
+  };
+  if (cell.read.product && same(cell.read)) return;
+  if (alone(cell, observer)) {
+    cell.read = reader;
+    return;
+  }
+  if (same(cell.read)) return;
+  if (cell.others == 0) {
+    if (free_sets_.empty()) {
+      sets_.emplace_back();
+      free_sets_.push_back(static_cast<std::uint32_t>(sets_.size() - 1));
+    }
+    cell.others = free_sets_.back() + 1;
+    free_sets_.pop_back();
+  }
+  std::vector<Reader>& set = sets_[cell.others - 1];
+  if (std::any_of(set.begin(), set.end(), same)) return;
+  std::erase_if(set, [&](const Reader& other) { return observer.knows(other); });
+  if (observer.knows(cell.read)) {
+    cell.read = reader;
+  } else {
+    set.push_back(reader);
+  }
 }
 
 SharedMemory::Cell* SharedMemory::split(std::uint32_t piece) {
@@ -45,65 +138,124 @@ SharedMemory::Cell* SharedMemory::split(std::uint32_t piece) {
   Cell* cells = cells_.data() + static_cast<std::size_t>(piece) * kPiece;
   Piece& whole = pieces_[piece];
   if (whole.split) return cells;
+  const std::vector<Reader> others = whole.cell.others == 0 ? std::vector<Reader>() : sets_[whole.cell.others - 1];
   for (std::uint32_t i = 0; i < kPiece; ++i) {
-    cells[i] = {whole.cell.write, (whole.read_mask >> i & 1) != 0 ? whole.cell.read : Stamp()};
+    cells[i] = {whole.cell.write, {}, 0};
+    if ((whole.read_mask >> i & 1) == 0) continue;
+    cells[i].read = whole.cell.read;
+    if (others.empty()) continue;
+    sets_.push_back(others);
+    cells[i].others = static_cast<std::uint32_t>(sets_.size());
   }
+  forget_readers(whole.cell);
   whole.split = true;
   return cells;
 }
 
-Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, Stamp reader) {
-  if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}};
+bool SharedMemory::holds_barrier(std::uint32_t offset, std::uint32_t bytes) const {
+  if (offset >= barriers_end_ || offset + bytes <= barriers_begin_) return false;
+  return std::any_of(barriers_.begin(), barriers_.end(),
+                     [&](std::uint32_t barrier) { return offset < barrier + 8 && barrier < offset + bytes; });
+}
+
+Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, const Observer& observer,
+                            const Reader& reader) {
+  if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}, {}};
   const std::uint32_t offset = address - kBase;
   Piece& piece = pieces_[offset / kPiece];
   const auto mask = static_cast<std::uint16_t>(((1u << bytes) - 1) << offset % kPiece);
   if (!piece.split) {
-    if (const Conflict conflict = check_read(piece.cell, reader)) return conflict;
-    const Stamp earlier = piece.cell.read;
-    if (earlier.empty() || earlier.block_epoch() < reader.block_epoch()) {
+    if (const Conflict conflict = check_read(piece.cell, observer)) {
+      if (conflict.kind == Conflict::uninitialised && holds_barrier(offset, bytes)) {
+        return {Conflict::barrier_object, {}, {}};
+      }
+      return conflict;
+    }
+    if (piece.read_mask != mask && alone(piece.cell, observer)) {
       piece.cell.read = reader;
       piece.read_mask = mask;
       return {};
     }
-    if (earlier == reader || piece.read_mask == mask) {
-      piece.cell.read = merged(earlier, reader);
+    if (piece.read_mask == mask) {
+      note_read(piece.cell, observer, reader);
+      return {};
+    }
+    if (piece.cell.others == 0 && piece.cell.read == reader) {
       piece.read_mask |= mask;
       return {};
     }
   }
   Cell* cells = split(offset / kPiece) + offset % kPiece;
   for (std::uint32_t i = 0; i < bytes; ++i) {
-    if (const Conflict conflict = check_read(cells[i], reader)) return conflict;
-    cells[i].read = merged(cells[i].read, reader);
+    if (const Conflict conflict = check_read(cells[i], observer)) return conflict;
+    note_read(cells[i], observer, reader);
   }
   return {};
 }
 
-Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, Stamp writer) {
-  if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}};
+Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, const Observer& observer,
+                             const Stamp& writer) {
+  if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}, {}};
   const std::uint32_t offset = address - kBase;
+  if (!barriers_.empty() && holds_barrier(offset, bytes)) return {Conflict::barrier_object, {}, {}};
   Piece& piece = pieces_[offset / kPiece];
   if (bytes == kPiece && !piece.split) {
-    if (const Conflict conflict = check_write(piece.cell, writer)) return conflict;
+    if (const Conflict conflict = check_write(piece.cell, observer)) return conflict;
   } else {
     Cell* cells = split(offset / kPiece) + offset % kPiece;
     for (std::uint32_t i = 0; i < bytes; ++i) {
-      if (const Conflict conflict = check_write(cells[i], writer)) return conflict;
-      cells[i] = {writer, {}};
+      if (const Conflict conflict = check_write(cells[i], observer)) return conflict;
+      forget_readers(cells[i]);
+      cells[i].write = writer;
     }
   }
-  if (bytes == kPiece) piece = {{writer, {}}, 0, false};
+  if (bytes == kPiece) {
+    forget_readers(piece.cell);
+    piece = {{writer, {}, 0}, 0, false};
+  }
   return {};
 }
 
-Conflict SharedMemory::begin_copy(std::uint32_t address, Stamp writer) {
-  if (const Conflict conflict = write(address, kPiece, writer)) return conflict;
-  pieces_[(address - kBase) / kPiece].cell.write = Stamp(Stamp::kInFlight | writer.who());
+Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, Stamp& last) {
+  if (!inside(address, kPiece)) return {Conflict::out_of_bounds, {}, {}};
+  const std::uint32_t offset = address - kBase;
+  const Piece& piece = pieces_[offset / kPiece];
+  if (!piece.split) {
+    if (piece.cell.write == last && last.kind != Stamp::nobody) return {};
+    if (const Conflict conflict = check_read(piece.cell, observer)) return conflict;
+    last = piece.cell.write;
+    return {};
+  }
+  for (std::uint32_t i = 0; i < kPiece; ++i) {
+    if (const Conflict conflict = check_read(cells_[offset + i], observer)) return conflict;
+  }
   return {};
 }
 
-void SharedMemory::end_copy(std::uint32_t address, Stamp writer) {
+void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
   pieces_[(address - kBase) / kPiece].cell.write = writer;
+}
+
+void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
+  const auto finish = [&](Reader& other) {
+    const bool own = other.tick == Reader::kInFlight && other.who == reader.who && other.lanes == reader.lanes;
+    if (own && !other.product) other.tick = reader.tick;
+  };
+  const std::uint32_t offset = address - kBase;
+  Piece& piece = pieces_[offset / kPiece];
+  Cell* cells = piece.split ? cells_.data() + offset : &piece.cell;
+  for (std::uint32_t i = 0; i < (piece.split ? kPiece : 1); ++i) {
+    finish(cells[i].read);
+    if (cells[i].others != 0)
+      std::for_each(sets_[cells[i].others - 1].begin(), sets_[cells[i].others - 1].end(), finish);
+  }
+}
+
+void SharedMemory::make_barrier(std::uint32_t address) {
+  const std::uint32_t offset = address - kBase;
+  barriers_begin_ = barriers_.empty() ? offset : std::min(barriers_begin_, offset);
+  barriers_end_ = barriers_.empty() ? offset + 8 : std::max(barriers_end_, offset + 8);
+  barriers_.push_back(offset);
 }
 
 }  // namespace emulator

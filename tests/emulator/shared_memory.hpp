@@ -5,42 +5,60 @@
 #include <cstdint>
 #include <vector>
 
+#include "emulator/knowledge.hpp"
+
 namespace emulator {
 
-/// Who touched shared memory, and when: block barriers passed (32 bits), warp barriers passed since (20), who (12). Who
-/// is a thread, a warp as a whole, or several warps.
-class Stamp {
- public:
-  static constexpr std::uint64_t kEveryone = 0xfff;
-  static constexpr std::uint64_t kWarpFlag = 0x400;
-  static constexpr std::uint64_t kInFlight = std::uint64_t{1} << 63;  // copy not yet waited for; low bits say whose
+/// Who wrote a byte of shared memory, and when.
+struct Stamp {
+  enum Kind : std::uint8_t {
+    nobody,
+    thread,       ///< `who` is a thread, `tick` the time
+    copying,      ///< destination of a cp.async of thread `who` that it has not waited for
+    tensor_copy,  ///< destination of a copy of the copy engine, issued by thread `who`, that is in flight
+    landed,       ///< such a copy has landed and counts for phase `tick` - 1 of barrier number `who`
+  };
 
-  constexpr Stamp() = default;
-  constexpr explicit Stamp(std::uint64_t bits) : bits_(bits) {}
-  static constexpr Stamp make(std::uint64_t block_epoch, std::uint64_t warp_epoch, std::uint64_t who) {
-    return Stamp(block_epoch << 32 | warp_epoch << 12 | who);
-  }
-  static constexpr std::uint64_t whole_warp(std::uint64_t warp) { return kWarpFlag | warp; }
+  std::uint32_t tick = 0;
+  std::uint16_t who = 0;
+  Kind kind = nobody;
 
-  constexpr bool empty() const { return bits_ == 0; }
-  constexpr bool in_flight() const { return (bits_ & kInFlight) != 0; }
-  constexpr std::uint64_t block_epoch() const { return bits_ >> 32; }
-  constexpr std::uint64_t warp_epoch() const { return bits_ >> 12 & 0xfffff; }
-  constexpr std::uint64_t who() const { return bits_ & 0xfff; }
-  constexpr bool everyone() const { return who() == kEveryone; }
-  constexpr std::uint64_t warp() const { return (who() & kWarpFlag) != 0 ? who() & 31 : who() >> 5; }
-  friend constexpr bool operator==(Stamp, Stamp) = default;
+  friend bool operator==(const Stamp&, const Stamp&) = default;
+};
 
-  /// What this stamp says has happened before what `later` does: the same thread, or a barrier of both in between.
-  /// All threads of a block have passed the same number of block barriers at any time.
-  constexpr bool before(Stamp later) const {
-    if (block_epoch() < later.block_epoch()) return true;
-    if (who() == later.who() && (who() & kWarpFlag) == 0) return true;
-    return !everyone() && warp() == later.warp() && warp_epoch() < later.warp_epoch();
-  }
+/// Who has read a byte since, and when: some lanes of a warp, or a product of a warpgroup (wgmma).
+struct Reader {
+  static constexpr std::uint32_t kInFlight = 0xffffffff;  ///< the copy engine reads for it, and it has not waited
+
+  std::uint32_t tick = 0;   ///< for a product: its number
+  std::uint32_t lanes = 0;  ///< 0: nobody
+  std::uint16_t who = 0;    ///< warp, or warpgroup
+  bool product = false;
+
+  bool empty() const { return lanes == 0; }
+  friend bool operator==(const Reader&, const Reader&) = default;
+};
+
+/// Whoever accesses shared memory, as far as the order of accesses is concerned.
+struct Observer {
+  int thread = 0;  ///< -1: a warp as a whole
+  int warp = 0;
+  bool async = false;             ///< by the asynchronous proxy
+  std::uint32_t floor = 0;        ///< tick of the last block barrier
+  std::uint32_t warp_floor = 0;   ///< and of the warp's last barrier
+  std::uint32_t products = 0;     ///< what the warp has waited for
+  std::size_t first_product = 0;  ///< agents of a Clock
+  std::size_t first_barrier = 0;
+  const Clock* known = nullptr;
+  const Clock* fenced = nullptr;
+
+  bool knows(const Stamp& write) const;
+  bool knows(const Reader& read) const;
+  /// An ordinary store is known, but no fence has made it visible to the asynchronous proxy.
+  bool lacks_fence(const Stamp& write) const;
 
  private:
-  std::uint64_t bits_ = 0;
+  bool knows_thread(int other, std::uint32_t tick) const;
 };
 
 /// What stands against an access.
@@ -50,12 +68,15 @@ struct Conflict {
     out_of_bounds,
     uninitialised,
     in_flight,
+    unfenced,
+    barrier_object,
     write_then_read,
     write_then_write,
     read_then_write
   };
   Kind kind = none;
-  Stamp other;  // the earlier access
+  Stamp writer;  // the earlier access
+  Reader reader;
 
   explicit operator bool() const { return kind != none; }
 };
@@ -74,21 +95,34 @@ class SharedMemory {
 
   std::byte* at(std::uint32_t address) { return data_.data() + (address - kBase); }
   std::uint32_t bytes() const { return bytes_; }
+  bool inside(std::uint32_t address, std::uint32_t bytes) const {
+    return address >= kBase && address - kBase <= bytes_ && bytes <= bytes_ - (address - kBase);
+  }
 
   /// Checks and notes an access to [address, address + bytes), which does not straddle a 16-byte boundary.
-  Conflict read(std::uint32_t address, std::uint32_t bytes, Stamp reader);
-  Conflict write(std::uint32_t address, std::uint32_t bytes, Stamp writer);
+  Conflict read(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Reader& reader);
+  Conflict write(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Stamp& writer);
 
-  /// 16 bytes that an asynchronous copy of `writer` will fill, and their arrival, `writer` being the waiting thread.
-  Conflict begin_copy(std::uint32_t address, Stamp writer);
-  void end_copy(std::uint32_t address, Stamp writer);
+  /// Checks a read of the aligned 16 bytes at `address` that somebody else has noted. `last` is the last writer that
+  /// was in order, to be passed from call to call.
+  Conflict check(std::uint32_t address, const Observer& observer, Stamp& last);
+
+  /// 16 bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
+  void arrived(std::uint32_t address, const Stamp& writer);
+
+  /// The copy engine has read the 16 bytes at `address` for the thread that `reader` names.
+  void finish_read(std::uint32_t address, const Reader& reader);
+
+  /// The 8 bytes of a barrier are for its instructions only.
+  void make_barrier(std::uint32_t address);
 
  private:
   static constexpr std::uint32_t kPiece = 16;
 
   struct Cell {
     Stamp write;
-    Stamp read;
+    Reader read;
+    std::uint32_t others = 0;  // of readers: 1 + an index into `sets_`, else 0
   };
   struct Piece {
     Cell cell;                    // of all bytes, unless split
@@ -96,19 +130,23 @@ class SharedMemory {
     bool split = false;
   };
 
-  static Conflict check_read(const Cell& cell, Stamp reader);
-  static Conflict check_write(const Cell& cell, Stamp writer);
-  static Stamp merged(Stamp earlier, Stamp reader);
-
-  bool inside(std::uint32_t address, std::uint32_t bytes) const {
-    return address >= kBase && address - kBase <= bytes_ && bytes <= bytes_ - (address - kBase);
-  }
+  static Conflict check_read(const Cell& cell, const Observer& observer);
+  Conflict check_write(const Cell& cell, const Observer& observer) const;
+  void note_read(Cell& cell, const Observer& observer, const Reader& reader);
+  bool alone(const Cell& cell, const Observer& observer) const;
+  void forget_readers(Cell& cell);
+  bool holds_barrier(std::uint32_t offset, std::uint32_t bytes) const;
   Cell* split(std::uint32_t piece);
 
   std::uint32_t bytes_;
   std::vector<std::byte> data_;
   std::vector<Piece> pieces_;
-  std::vector<Cell> cells_;  // one a byte, for the pieces that are split
+  std::vector<Cell> cells_;                // one a byte, for the pieces that are split
+  std::vector<std::vector<Reader>> sets_;  // readers beyond the first of a cell
+  std::vector<std::uint32_t> free_sets_;
+  std::vector<std::uint32_t> barriers_;  // offsets
+  std::uint32_t barriers_begin_ = 0;
+  std::uint32_t barriers_end_ = 0;
 };
 
 }  // namespace emulator

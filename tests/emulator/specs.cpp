@@ -89,6 +89,54 @@ std::vector<KernelSpec> find_covering_specs() {
   return specs;
 }
 
+struct Sm90Shape {
+  DType dtype;
+  int d_qk, d_v, tile_m, tile_n, stages, q_buffers;
+  bool causal, take_turns, pack_gqa, positive_scale;
+  int softmax_chunks = 1;
+  bool split = false;
+};
+
+constexpr Sm90Shape kSm90Shapes[] = {
+    {DType::bf16, 64, 64, 64, 32, 2, 1, false, false, false, true},
+    {DType::f16, 64, 64, 128, 32, 3, 2, true, true, false, true, 2},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true, 3},
+    {DType::bf16, 128, 128, 128, 64, 2, 1, true, true, false, true, 2},
+    {DType::f16, 128, 128, 64, 32, 2, 2, false, false, true, true},
+    {DType::bf16, 256, 256, 128, 16, 2, 1, true, false, false, true},
+    {DType::bf16, 72, 72, 64, 32, 3, 2, true, false, true, true},
+    {DType::f16, 80, 40, 128, 48, 2, 1, false, true, false, false},
+    {DType::bf16, 192, 128, 128, 32, 2, 2, true, true, true, true},
+    {DType::f16, 8, 96, 64, 16, 3, 1, true, false, false, false},
+    {DType::bf16, 64, 64, 128, 32, 2, 2, true, true, false, true, 1, true},
+    {DType::f16, 40, 72, 64, 32, 2, 1, false, false, true, false, 1, true},
+};
+
+std::vector<KernelSpec> find_sm90_specs() {
+  std::vector<KernelSpec> specs;
+  for (const Sm90Shape& shape : kSm90Shapes) {
+    KernelSpec spec;
+    spec.family = fa::Family::sm90;
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = shape.tile_m;
+    spec.tile_n = shape.tile_n;
+    spec.warps = 4 * (shape.tile_m / 64 + 1);
+    spec.stages = shape.stages;
+    spec.q_buffers = shape.q_buffers;
+    spec.causal = shape.causal;
+    spec.take_turns = shape.take_turns;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.softmax_chunks = shape.softmax_chunks;
+    spec.split = shape.split;
+    spec.positive_scale = shape.positive_scale;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
 }  // namespace
 
 const std::vector<KernelSpec>& covering_specs() {
@@ -126,9 +174,15 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   return spec;
 }
 
+const std::vector<KernelSpec>& sm90_specs() {
+  static const std::vector<KernelSpec> specs = find_sm90_specs();
+  return specs;
+}
+
 std::vector<KernelSpec> all_specs() {
-  std::vector<KernelSpec> specs = covering_specs();
-  for (const Problem& p : planned_problems()) specs.push_back(fa::plan::plan_forward(p, {}).kernel);
+  std::vector<KernelSpec> specs(covering_specs().begin(), covering_specs().end());
+  specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
+  for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) {
     if (!is_backward(mutation)) specs.push_back(mutation.spec);
   }

@@ -16,6 +16,9 @@ const std::vector<fa::plan::KernelSpec>& covering_specs();
 /// Problems whose kernels the planner chooses: full-size tiles.
 std::vector<fa::plan::Problem> planned_problems();
 
+/// Hopper kernels: the head dims and tiles that are special in one way or another, and every pair of their flags.
+const std::vector<fa::plan::KernelSpec>& sm90_specs();
+
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 

@@ -11,12 +11,17 @@ namespace fa::ptx {
 using kernel::bf16;
 using kernel::f16;
 
-FA_DEVICE float ex2(float x) {
+FA_DEVICE float ex2(float x, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_register(x, "ex2.approx.ftz.f32", site);
   return emulator::ex2(x);
 }
 
 FA_DEVICE float lg2(float x) {
   return emulator::lg2(x);
+}
+
+FA_DEVICE float rcp(float x) {
+  return emulator::rcp(x);
 }
 
 FA_DEVICE float fma(float a, float b, float c) {
@@ -25,6 +30,11 @@ FA_DEVICE float fma(float a, float b, float c) {
 
 FA_DEVICE float max(float a, float b) {
   return a > b || b != b ? a : b;
+}
+
+FA_DEVICE int max3(int a, int b, int c) {
+  const int ab = a > b ? a : b;
+  return ab > c ? ab : c;
 }
 
 FA_DEVICE uint32_t bits(float x) {
@@ -58,7 +68,9 @@ FA_DEVICE float convert_to_float(f16 x) {
 }
 
 template <class T>
-FA_DEVICE uint32_t convert_pair(float low, float high) {
+FA_DEVICE uint32_t convert_pair(float low, float high, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_register(low, "cvt.rn", site);
+  emulator::check_register(high, "cvt.rn", site);
   return convert<T>(low).bits | static_cast<uint32_t>(convert<T>(high).bits) << 16;
 }
 

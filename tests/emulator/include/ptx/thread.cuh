@@ -14,6 +14,9 @@ FA_DEVICE int thread_index() {
 FA_DEVICE int block_index() {
   return emulator::block_index();
 }
+FA_DEVICE int block_count() {
+  return emulator::block_count();
+}
 
 FA_DEVICE void sync_threads(const emulator::Site& site = emulator::Site::current()) {
   emulator::bar_sync(site);
@@ -23,8 +26,40 @@ FA_DEVICE void sync_warp(const emulator::Site& site = emulator::Site::current())
   emulator::bar_warp_sync(site);
 }
 
+FA_DEVICE void barrier_sync(int id, int threads, const emulator::Site& site = emulator::Site::current()) {
+  emulator::bar_sync(id, threads, site);
+}
+
+FA_DEVICE void barrier_arrive(int id, int threads, const emulator::Site& site = emulator::Site::current()) {
+  emulator::bar_arrive(id, threads, site);
+}
+
+template <int kRegisters>
+FA_DEVICE void decrease_registers(const emulator::Site& site = emulator::Site::current()) {
+  emulator::set_max_registers(kRegisters, false, site);
+}
+template <int kRegisters>
+FA_DEVICE void increase_registers(const emulator::Site& site = emulator::Site::current()) {
+  emulator::set_max_registers(kRegisters, true, site);
+}
+
+FA_DEVICE void fence_proxy_async() {
+  emulator::fence_proxy_async();
+}
+
+FA_DEVICE int shfl(int value, int lane, const emulator::Site& site = emulator::Site::current()) {
+  return static_cast<int>(emulator::shfl_idx(static_cast<uint32_t>(value), lane, site));
+}
+FA_DEVICE uint32_t shfl(uint32_t value, int lane, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::shfl_idx(value, lane, site);
+}
+
 FA_DEVICE float shfl_xor(float value, int lane_mask, const emulator::Site& site = emulator::Site::current()) {
   return emulator::shfl_bfly(value, lane_mask, site);
+}
+
+FA_DEVICE uint32_t shfl_xor(uint32_t value, int lane_mask, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::shfl_bfly_b32(value, lane_mask, site);
 }
 
 FA_DEVICE bool vote_any(bool predicate, const emulator::Site& site = emulator::Site::current()) {

@@ -1,0 +1,145 @@
+// mbarriers, and the copy engine that signals them.
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "emulator/instructions.hpp"
+#include "emulator/machine.hpp"
+
+namespace emulator {
+namespace {
+
+constexpr std::uint32_t kSharedAlignment = 128;
+
+/// Every byte of the box that lies in the tensor can be written.
+void check_target(Machine& machine, const Lane& lane, const TensorBox& box, const char* name, const Site& site) {
+  const Memory& memory = machine.memory();
+  for (const TensorBox::Row& row : box.rows()) {
+    if (row.bytes == 0) continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(row.source);
+    const Memory::Region* region = memory.find(row.source, row.bytes);
+    if (region == nullptr) {
+      machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
+                    fmt::format("{} bytes from {}", row.bytes, memory.describe(row.source)));
+    }
+    const std::uint8_t* flags = region->flags.get() + (row.source - region->base);
+    if (std::all_of(flags, flags + row.bytes, [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; })) {
+      continue;
+    }
+    machine.raise(FaultKind::global_not_writable, lane, name, at, site,
+                  fmt::format("not all of {} bytes from {}", row.bytes, memory.describe(row.source)));
+  }
+}
+
+/// Every byte of the box that lies in the tensor can be read.
+void check_source(Machine& machine, const Lane& lane, const TensorBox& box, const char* name, const Site& site) {
+  const Memory& memory = machine.memory();
+  for (const TensorBox::Row& row : box.rows()) {
+    if (row.bytes == 0) continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(row.source);
+    if (memory.find(row.source, row.bytes) == nullptr) {
+      machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
+                    fmt::format("{} bytes from {}", row.bytes, memory.describe(row.source)));
+    }
+    if (memory.written(row.source, row.bytes)) continue;
+    machine.raise(FaultKind::global_uninitialised, lane, name, at, site,
+                  fmt::format("not all of {} bytes was written from {}", row.bytes, memory.describe(row.source)));
+  }
+}
+
+TensorShape decode(const Machine& machine, const Lane& lane, const void* map, const char* name, const Site& site) {
+  const auto at = reinterpret_cast<std::uintptr_t>(map);
+  if (at % 64 != 0) machine.raise(FaultKind::misaligned, lane, name, at, site, "tensor maps are 64-byte aligned");
+  TensorShape shape;
+  if (decode_tensor_map(static_cast<const unsigned char*>(map), shape)) return shape;
+  machine.raise(FaultKind::bad_descriptor, lane, name, at, site, "no tensor map");
+}
+
+}  // namespace
+
+void fence_proxy_async() {
+  Lane& lane = Machine::current();
+  Machine::of(lane).fence_async(lane);
+}
+
+void mbarrier_init(std::uint32_t barrier, int count, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).init_barrier(lane, barrier, count, site);
+}
+
+void fence_mbarrier_init() {
+  const Lane& lane = Machine::current();
+  Machine::of(lane).fence_barriers(lane);
+}
+
+void mbarrier_arrive(std::uint32_t barrier, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).arrive(lane, barrier, 0, "mbarrier.arrive", site);
+}
+
+void mbarrier_arrive_expect_tx(std::uint32_t barrier, int bytes, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).arrive(lane, barrier, bytes, "mbarrier.arrive.expect_tx", site);
+}
+
+void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).wait(lane, barrier, parity, site);
+}
+
+void prefetch_tensor_map(const void* map, const Site& site) {
+  const Lane& lane = Machine::current();
+  decode(Machine::of(lane), lane, map, "prefetch.tensormap", site);
+}
+
+namespace {
+
+/// What both directions check.
+TensorBox box_at(const Machine& machine, const Lane& lane, const void* map, std::uint32_t shared, int rank,
+                 const int* at, const char* name, const Site& site) {
+  const TensorShape shape = decode(machine, lane, map, name, site);
+  if (static_cast<int>(shape.dims.size()) != rank) {
+    machine.raise(FaultKind::bad_descriptor, lane, name, 0, site,
+                  fmt::format("{} coordinates for a tensor map of {} axes", rank, shape.dims.size()));
+  }
+  if (shared % kSharedAlignment != 0) {
+    machine.raise(FaultKind::misaligned, lane, name, shared, site, "shared addresses are 128-byte aligned");
+  }
+  std::array<int, 5> coordinates{};
+  std::copy_n(at, rank, coordinates.begin());
+  return {shape, coordinates};
+}
+
+}  // namespace
+
+void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.tensor.global";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  check_target(machine, lane, box, kName, site);
+  machine.start_store(lane, shared, box, kName, site);
+}
+
+void tma_commit() {
+  const Lane& lane = Machine::current();
+  Machine::of(lane).commit_stores(lane);
+}
+
+void tma_wait(bool) {
+  const Lane& lane = Machine::current();
+  Machine::of(lane).wait_stores(lane);
+}
+
+void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.tensor";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  check_source(machine, lane, box, kName, site);
+  machine.start_copy(lane, shared, box, barrier, kName, site);
+}
+
+}  // namespace emulator

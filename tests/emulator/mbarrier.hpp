@@ -1,0 +1,38 @@
+#ifndef FA_TESTS_EMULATOR_MBARRIER_HPP_
+#define FA_TESTS_EMULATOR_MBARRIER_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulator/knowledge.hpp"
+#include "emulator/shared_memory.hpp"
+
+namespace emulator {
+
+struct Lane;
+
+/// An mbarrier object: a phase is complete when `count` arrivals and all announced bytes have come.
+struct Mbarrier {
+  static constexpr int kMaxCount = (1 << 20) - 1;
+
+  std::uint32_t address = 0;
+  std::size_t number = 0;
+  int count = 0;
+  int pending = 0;         // arrivals
+  std::int64_t bytes = 0;  // announced and not arrived; negative: arrived and not announced
+  std::uint32_t phase = 0;
+  bool fenced = false;
+  Stamp initialised;
+  Gathered gathered;
+  Knowledge completed;  // of the last phase
+  std::vector<Lane*> waiting;
+
+  /// "mbarrier at 0x8400: phase 3 lacks 2 of 8 arrivals and 512 bytes"
+  std::string describe() const;
+};
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_MBARRIER_HPP_
