@@ -37,6 +37,7 @@ BACKENDS = {
     "fa2": SDPBackend.FLASH_ATTENTION,
     "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+F32_FAMILIES = ("automatic", "sm80")
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Bounds on fa's error in units of FlashAttention-2's on the same inputs; fp32 and the log-sum-exp have absolute ones.
 MEAN_RATIO, MAX_RATIO, F32_BOUND, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-5, 1e-3, 1e-5
@@ -297,7 +298,7 @@ def backward_accuracy(row, entry):
 def accuracy(library, op, family):
     """fa and FlashAttention-2 against float64 on the same inputs; the shapes that every library is first tried on."""
     table, failed = [], []
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float16) + ((torch.float32,) if family in F32_FAMILIES else ()):
         for b, s_q, s_kv in ((32, 128, 128), (32, 500, 500), (32, 1024, 1024), (32, 1024, 4096)):
             for causal in (False, True):
                 row = Row(library, op, family, b, 8, s_q, s_kv, 128, 128, dtype, causal, [])
@@ -408,7 +409,7 @@ def measure_all(library, args, op, family, peers):
                 rows += measure(library, args, op, family, *size, peers)
                 if op == "backward" and args.deterministic:
                     rows += measure(library, args, op, family, *size, ["fa2"], deterministic=True)
-    if not args.no_f32:
+    if not args.no_f32 and family in F32_FAMILIES:
         for causal in [name == "yes" for name in args.causal]:
             rows += measure(library, args, op, family, 4, 32, 4096, 64, torch.float32, causal, ["mem_efficient"])
     return rows
@@ -428,6 +429,8 @@ def main():
     table, failed, rows = [], [], []
     for op in args.ops:
         for family in args.families:
+            if op == "backward" and family not in fa_ctypes.BACKWARD_FAMILIES:
+                continue
             if not args.no_accuracy:
                 entries, broken = accuracy(library, op, family)
                 table += entries

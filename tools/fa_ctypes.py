@@ -5,6 +5,7 @@ import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
+BACKWARD_FAMILIES = ("automatic", "sm80")
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 
@@ -166,10 +167,12 @@ class Attention:
                  family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False):
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
+        self._backward_override = KernelOverride(
+            family=FAMILIES[family if family in BACKWARD_FAMILIES else "automatic"])
         config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
                         deterministic=int(deterministic), kernel=ctypes.pointer(self._override),
-                        kernel_backward=ctypes.pointer(self._override))
+                        kernel_backward=ctypes.pointer(self._backward_override))
         self._handle = ctypes.c_void_p()
         library.call("fa_create", ctypes.byref(config), Device(*device), ctypes.byref(self._handle))
 
