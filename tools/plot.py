@@ -12,7 +12,14 @@ matplotlib.rcParams.update({"svg.hashsalt": "fa", "font.size": 9, "axes.spines.t
 import matplotlib.pyplot as plt  # noqa: E402
 
 LABELS = {"fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "cudnn": "cuDNN"}
-COLORS = {"fa": "#1b6ca8", "fa2": "#d1495b", "fa3": "#edae49", "cudnn": "#8d96a3"}
+FAMILY_COLORS = ("#1b6ca8", "#8fbfe0")
+COLORS = {"fa2": "#d1495b", "fa3": "#edae49", "cudnn": "#8d96a3"}
+
+
+def draw(axis, lengths, points, library, style, color, label):
+    if points:
+        places = [lengths.index(r["s_q"]) for r in points]
+        axis.plot(places, [r["tflops"][library] for r in points], style, ms=4, color=color, label=label)
 
 
 def main():
@@ -30,22 +37,23 @@ def main():
     for line, causal in zip(axes, (False, True)):
         for axis, d in zip(line, head_dims):
             points = sorted((r for r in rows if r["d_qk"] == d and r["causal"] == causal), key=lambda r: r["s_q"])
-            for family in sorted({r["family"] for r in points}):
-                mine = [r for r in points if r["family"] == family]
-                axis.plot(range(len(mine)), [r["tflops"]["fa"] for r in mine], "o-", color=COLORS["fa"], label=f"fa, {family}")
+            lengths = sorted({r["s_q"] for r in points})
+            families = sorted({r["family"] for r in points}, reverse=True)
+            for family, color in zip(families, FAMILY_COLORS):
+                draw(axis, lengths, [r for r in points if r["family"] == family], "fa", "o-", color, f"fa, {family}")
+            # Every family was timed beside the peers; those of the newest stand for all.
             for peer in LABELS:
-                measured = [r for r in points if peer in r["tflops"]]
-                if measured:
-                    axis.plot(range(len(measured)), [r["tflops"][peer] for r in measured], "s--", ms=4, color=COLORS[peer], label=LABELS[peer])
+                beside = [r for r in points if r["family"] == families[0] and peer in r["tflops"]]
+                draw(axis, lengths, beside, peer, "s--", COLORS[peer], LABELS[peer])
             axis.set_title(f"head dim {d}, {'causal' if causal else 'full'}")
-            lengths = [r["s_q"] for r in points]
             axis.set_xticks(range(len(lengths)), [f"{s // 1024}k" if s >= 1024 else str(s) for s in lengths])
     axes[0][0].set_ylim(0, 1.05 * max(rate for r in rows for rate in r["tflops"].values()))  # shared by all
     axes[0][0].set_ylabel("TFLOP/s")
     axes[1][0].set_ylabel("TFLOP/s")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False, fontsize=8)
     figure.suptitle(f"{args.op}, {args.dtype}, {result['gpu']}")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(args.output, metadata={"Date": None})
 
 
