@@ -132,7 +132,8 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.tile_n < 16 || spec.tile_n > 256 || spec.tile_n % 16 != 0) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
   }
-  if (spec.stages < 2 || spec.stages > 8) return fmt::format("stages = {}: accepted are 2 to 8", spec.stages);
+  // The kernel keeps 256 bytes for its barriers: 4 a stage, 2 a Q buffer.
+  if (spec.stages < 2 || spec.stages > 7) return fmt::format("stages = {}: accepted are 2 to 7", spec.stages);
   if (spec.q_buffers < 1 || spec.q_buffers > 2) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }

@@ -26,8 +26,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.s_kv = 101;
   c.splits = mutation.spec.split ? 2 : 1;
   c.blocks = 1;
-  if (mutation.spec.family == fa::Family::sm90)
-    c.attention.scale = 2.f;  // row maxima grow by more than the slack
+  if (mutation.spec.family == fa::Family::sm90) c.attention.scale = 2.f;  // row maxima grow by more than the slack
   return c;
 }
 

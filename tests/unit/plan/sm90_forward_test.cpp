@@ -109,11 +109,11 @@ constexpr Refusal kRefusals[] = {
     {"tile_m = 256", [](KernelSpec& spec) { spec.tile_m = 256; }},
     {"tile_n = 24: accepted are multiples of 16", [](KernelSpec& spec) { spec.tile_n = 24; }},
     {"tile_n = 272", [](KernelSpec& spec) { spec.tile_n = 272; }},
-    {"stages = 1: accepted are 2 to 8", [](KernelSpec& spec) { spec.stages = 1; }},
+    {"stages = 1: accepted are 2 to 7", [](KernelSpec& spec) { spec.stages = 1; }},
     {"q_buffers = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.q_buffers = 3; }},
     {"q_buffers = 0", [](KernelSpec& spec) { spec.q_buffers = 0; }},
     {"take_turns = true", [](KernelSpec& spec) { spec.tile_m = 64; }},
-    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.stages = 8; }},
+    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.stages = 7; }},
     {"registers of fragments a thread; at most 208 fit", [](KernelSpec& spec) { spec.tile_n = 208; }},
     {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_m = 192; }},
 };
