@@ -3,6 +3,9 @@
 add_library(fa_flags INTERFACE)
 target_compile_features(fa_flags INTERFACE cxx_std_20)
 target_compile_options(fa_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wimplicit-fallthrough)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(fa_flags INTERFACE -Wno-restrict)  # false for std::string's operator+, GCC bug 105651
+endif()
 if(FA_WARNINGS_AS_ERRORS)
   target_compile_options(fa_flags INTERFACE -Werror)
 endif()
