@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include <sm90/sm90_backward_params.cuh>
+
 #include "api/build.hpp"
 #include "api/scratch.hpp"
 #include "plan/planner.hpp"
@@ -14,6 +16,18 @@ namespace fa::api {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+
+kernel::Sm90BackwardParams sm90_params(const kernel::BackwardParams& base, const plan::BackwardTensors& tensors,
+                                       const plan::KernelSpec& spec) {
+  const plan::Sm90BackwardMaps maps = plan::sm90_backward_maps(tensors, spec);
+  kernel::Sm90BackwardParams params;
+  driver::encode_tensor_map(maps.q, params.map_q);
+  driver::encode_tensor_map(maps.k, params.map_k);
+  driver::encode_tensor_map(maps.v, params.map_v);
+  driver::encode_tensor_map(maps.dout, params.map_dout);
+  params.base = base;
+  return params;
+}
 
 }  // namespace
 
@@ -103,32 +117,38 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
-  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
+  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
 }
 
 void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
-  const plan::Problem wanted = problem(call.shape);
-  const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
-  const Ready& ready = get(wanted, choice);
+  plan::Problem wanted = problem(call.shape);
   const plan::BackwardTensors tensors{call.q,   call.k,    call.v,  call.o,  call.dout,
                                       call.lse, call.dlse, call.dq, call.dk, call.dv};
-  Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
-  plan::BackwardLaunch launch =
-      plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data());
+  wanted.tensor_maps = plan::sm90_backward_describable(tensors);
+  const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
+  const Ready& ready = get(wanted, choice);
+  Scratch scratch(workspace, plan::backward_workspace(wanted, choice, config_.deterministic).bytes, stream);
+  plan::BackwardLaunch launch = plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic,
+                                                      ready.specs, context_.info().multiprocessors, scratch.data());
   const plan::BackwardGrids& grids = launch.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
     if (grid > kMaxGrid) {
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
-  const auto queue = [&](const Kernel& kernel, std::int64_t grid, kernel::BackwardParams& params) {
+  const auto queue = [&](const Kernel& kernel, std::int64_t grid, auto& params) {
     if (grid == 0) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
   queue(ready.preprocess, grids.preprocess, launch.params);
-  queue(ready.main, grids.main, launch.params);
+  if (choice.family == Family::sm90) {
+    kernel::Sm90BackwardParams params = sm90_params(launch.params, tensors, ready.specs.main);
+    queue(ready.main, grids.main, params);
+  } else {
+    queue(ready.main, grids.main, launch.params);
+  }
   queue(ready.reduce, grids.reduce, launch.params);
   queue(ready.dq, grids.dq, launch.dq_params);
   queue(ready.convert, grids.convert, launch.params);

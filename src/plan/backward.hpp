@@ -9,17 +9,19 @@
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
+#include "plan/tensor_map.hpp"
 
 namespace fa::plan {
 
 /// The few facts of a call's shapes that choose its kernels, as Choice does for the forward.
 struct BackwardChoice {
+  Family family = Family::sm80;
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
 
   /// Dense, below kSlots.
-  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0); }
-  static constexpr int kSlots = 4;
+  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (family == Family::sm90 ? 4 : 0); }
+  static constexpr int kSlots = 8;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
@@ -43,14 +45,14 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
 
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {
-  std::int64_t padded_rows = 0;  ///< s_q rounded up to a group of 16 rows
+  std::int64_t padded_rows = 0;  ///< s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel
   std::size_t lse_log2 = 0;      ///< f32 [b, h_q, padded_rows]
   std::size_t delta = 0;         ///< f32 [b, h_q, padded_rows]
   std::size_t dq_accum = 0;      ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
   std::size_t partial = 0;       ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
   std::size_t bytes = 0;
 };
-BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept;
+BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice, bool deterministic) noexcept;
 
 /// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
 struct BackwardTensors {
@@ -79,8 +81,18 @@ struct BackwardLaunch {
   kernel::BackwardParams dq_params;  ///< of that
   BackwardGrids grids;
 };
-BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
-                               bool deterministic, const BackwardKernels& kernels, void* workspace) noexcept;
+BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
+                               const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
+                               int multiprocessors, void* workspace) noexcept;
+
+/// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).
+bool sm90_backward_describable(const BackwardTensors& tensors) noexcept;
+
+/// The maps of an sm90 kernel, as templates/sm90/sm90_backward_params.cuh describes them.
+struct Sm90BackwardMaps {
+  TensorMapSpec q, k, v, dout;
+};
+Sm90BackwardMaps sm90_backward_maps(const BackwardTensors& tensors, const KernelSpec& spec) noexcept;
 
 }  // namespace fa::plan
 

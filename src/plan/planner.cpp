@@ -4,6 +4,7 @@
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
 #include "support/text.hpp"
 
@@ -101,7 +102,7 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::forward:
       return spec.family == Family::sm90 ? sm90_forward_shared_bytes(spec) : sm80_forward_shared_bytes(spec);
     case Op::backward:
-      return sm80_backward_shared_bytes(spec);
+      return spec.family == Family::sm90 ? sm90_backward_shared_bytes(spec) : sm80_backward_shared_bytes(spec);
     case Op::backward_dq:
       return sm80_backward_dq_shared_bytes(spec);
     case Op::combine:
