@@ -5,7 +5,7 @@ import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
-BACKWARD_FAMILIES = ("automatic", "sm80")
+BACKWARD_FAMILIES = ("automatic", "sm80", "sm90")
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 
