@@ -696,6 +696,7 @@ void Machine::read_source(TensorStore& store) {
     std::memcpy(bytes.data() + at, shared_.at(address), 16);
   });
   writes_.push_back({store, std::move(bytes)});
+  if (random() >> 63 != 0) finish_write(writes_.size() - 1);
 }
 
 namespace {
