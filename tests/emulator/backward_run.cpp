@@ -2,6 +2,7 @@
 
 #include <array>
 #include <ostream>
+#include <utility>
 
 #include <sm90/sm90_backward_params.cuh>
 
@@ -99,8 +100,12 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
 }
 
 BackwardData make_backward_data(const BackwardCase& c) {
-  BackwardData data{fa::test::make_inputs(c.attention), fa::test::make_outputs(c.attention),
-                    fa::test::make_dout(c.attention), fa::test::make_dlse(c.attention)};
+  return make_backward_data(c, fa::test::make_inputs(c.attention));
+}
+
+BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs inputs) {
+  BackwardData data{std::move(inputs), fa::test::make_outputs(c.attention), fa::test::make_dout(c.attention),
+                    fa::test::make_dlse(c.attention)};
   if (c.placement == Placement::broadcast) {
     for (HostTensor* tensor : {&data.inputs.k, &data.inputs.v, &data.dout}) make_broadcast(*tensor);
   }

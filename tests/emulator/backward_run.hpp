@@ -40,6 +40,7 @@ struct BackwardData {
   fa::test::HostTensor dlse;
 };
 BackwardData make_backward_data(const BackwardCase& c);
+BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs inputs);
 
 /// Registered names of the kernels of a call.
 struct BackwardKernelNames {

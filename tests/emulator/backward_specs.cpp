@@ -149,9 +149,9 @@ std::vector<BackwardSpecs> find_sm90_backward_specs() {
   return specs;
 }
 
-Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q, std::int64_t h_kv) {
+Problem problem(Arch gpu, DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q, std::int64_t h_kv) {
   Problem p;
-  p.arch = {9, 0, 'a'};
+  p.arch = gpu;
   p.dtype = type;
   p.d_qk = d;
   p.d_v = d;
@@ -176,8 +176,10 @@ const std::vector<BackwardSpecs>& sm90_backward_specs() {
 }
 
 std::vector<Problem> planned_backward_problems() {
-  return {problem(DType::bf16, 64, true, 200, 1, 1), problem(DType::f16, 128, false, 150, 2, 1),
-          problem(DType::f32, 64, true, 100, 2, 1)};
+  const auto& [ampere, hopper] = kArchs;
+  return {problem(ampere, DType::bf16, 64, true, 200, 1, 1), problem(ampere, DType::f16, 128, false, 150, 2, 1),
+          problem(hopper, DType::f32, 64, true, 100, 2, 1), problem(hopper, DType::bf16, 64, true, 200, 1, 1),
+          problem(hopper, DType::f16, 128, false, 150, 2, 1)};
 }
 
 BackwardSpecs planned_backward_specs(const Problem& problem, bool deterministic) {
