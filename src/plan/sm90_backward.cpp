@@ -120,7 +120,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
   if (spec.tile_m != 64 && !dq_by_rows(spec)) {
     return fmt::format("tile_m = {}: accepted are 64 and tile_n", spec.tile_m);
   }
-  if (!dq_by_rows(spec) && (spec.d_qk + kSlabColumns - 1) / kSlabColumns != consumers(spec)) {
+  if (!dq_by_rows(spec) && spec.d_qk > consumers(spec) * kSlabColumns) {
     return fmt::format("tile_n = {}: with tile_m = {} each 64 columns of dQ need 64 keys", spec.tile_n, spec.tile_m);
   }
   if (spec.stages < 1 || spec.stages > 4) return fmt::format("stages = {}: accepted are 1 to 4", spec.stages);

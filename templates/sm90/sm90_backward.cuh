@@ -68,7 +68,7 @@ struct Backward {
   using KTile = SwizzledTile<kTileN, kHeadDimQk>;
   using VTile = SwizzledTile<kTileN, kHeadDimV>;
   using DsTile = SwizzledTile<kTileM, kTileN>;
-  static_assert(kDqByRows || KTile::kSlabs == kConsumers, "every warpgroup has columns of dQ, and every column one");
+  static_assert(kDqByRows || KTile::kSlabs <= kConsumers, "every column of dQ has a warpgroup");
 
   using SGemm = ptx::Wgmma<T, kTileM>;
   using DvGemm = ptx::Wgmma<T, kHeadDimV>;
@@ -346,20 +346,25 @@ struct Backward {
         }
         break;
       }
-      ptx::mbarrier_wait(q_full(slot.index), slot.parity);
+      if constexpr (kStages > 1) ptx::mbarrier_wait(q_full(slot.index), slot.parity);
       // All of them, because ptxas does not see that dQ is complete while the scores are pending.
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(dv);
       ptx::wgmma_tie(dk);
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
+      if constexpr (kStages == 1) {  // the next tile comes to where this one was
+        release(step_empty(stage), lane);
+        ptx::mbarrier_wait(q_full(slot.index), slot.parity);
+      }
       issue_scores(s, slot.index, consumer);
-      release(step_empty(stage), lane);
+      if constexpr (kStages > 1) release(step_empty(stage), lane);
       if constexpr (Config::kWriteDq) add_dq(dq, work, done, consumer, warp, lane);
     }
   }
 
   /// One arrival a warp: its share of every wgmma that read the buffer is complete.
   FA_DEVICE void release(uint32_t barrier, int lane) const {
+    if constexpr (!Config::kWriteDq) ptx::sync_warp();  // all lanes have read the statistics; else dS's barrier tells
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
 
@@ -402,7 +407,9 @@ struct Backward {
   /// Starts dQ = dS K, [64, dq_columns].
   FA_DEVICE void issue_dq(Dq& dq, int buffer, int consumer) const {
     const int row = kDqByRows ? 64 * consumer : 0;
-    const uint32_t columns = kDqByRows ? 0 : consumer * KTile::kSlabBytes;
+    // A warpgroup past the last column computes one that it does not add.
+    const int slab = consumer < KTile::kSlabs ? consumer : KTile::kSlabs - 1;
+    const uint32_t columns = kDqByRows ? 0 : slab * KTile::kSlabBytes;
     ptx::wgmma_forget(dq);
     ptx::wgmma_fence();
     FA_UNROLL
@@ -470,6 +477,9 @@ struct Backward {
 
   /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
   FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query, int consumer, int warp, int lane) const {
+    constexpr int kColumnGroups = kHeadDimQk / 8;
+    const int column_group = kDqByRows ? 0 : 8 * consumer;
+    if (column_group >= kColumnGroups) return;  // past the last column
     const uint32_t own = shared + kDqOffset + (4 * consumer + warp) * kDqWarpBytes;
     if (lane == 0) ptx::tma_wait_read();
     ptx::sync_warp();  // the last addition has left shared memory
@@ -482,8 +492,6 @@ struct Backward {
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
     if (lane != 0) return;
     const int row_group = query.m_block * (kTileM / 16) + (kDqByRows ? 4 * consumer : 0) + warp;
-    const int column_group = kDqByRows ? 0 : 8 * consumer;
-    constexpr int kColumnGroups = kHeadDimQk / 8;
     const int groups = column_group + kDqColumns / 8 < kColumnGroups ? kDqColumns / 8 : kColumnGroups - column_group;
     ptx::bulk_add_f32(params.dq_accum + kernel::fragment_offset(params, work.tile.batch, query.head, row_group,
                                                                 column_group, kColumnGroups),

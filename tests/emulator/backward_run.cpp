@@ -3,6 +3,8 @@
 #include <array>
 #include <ostream>
 
+#include <sm90/sm90_backward_params.cuh>
+
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "plan/planner.hpp"
@@ -55,8 +57,8 @@ void copy_values(const HostTensor& from, HostTensor& to) {
   });
 }
 
-void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const fa::kernel::BackwardParams& params,
-                Memory& memory, std::uint64_t seed) {
+void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const void* params, Memory& memory,
+                std::uint64_t seed) {
   if (grid == 0) return;
   const RegisteredKernel& kernel = registered_kernel(name);
   LaunchOptions options;
@@ -64,18 +66,36 @@ void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, co
   options.threads = kernel.threads;
   options.shared_bytes = shared_bytes;
   options.seed = seed;
-  launch(kernel.entry, &params, memory, options);
+  launch(kernel.entry, params, memory, options);
+}
+
+void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
+              const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
+  const int shared_bytes = fa::plan::shared_bytes(spec);
+  if (spec.family != fa::Family::sm90) {
+    run_kernel(name, launch.grids.main, shared_bytes, &launch.params, memory, seed);
+    return;
+  }
+  const fa::plan::Sm90BackwardMaps maps = sm90_backward_maps(tensors, spec);
+  fa::kernel::Sm90BackwardParams params{};
+  params.base = launch.params;
+  encode(params.map_q, maps.q);
+  encode(params.map_k, maps.k);
+  encode(params.map_v, maps.v);
+  encode(params.map_dout, maps.dout);
+  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed);
 }
 
 }  // namespace
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
-  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast"};
+  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.specs.main) << ", ";
   if (c.deterministic()) *out << canonical(c.specs.dq) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
+  if (c.specs.main.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 BackwardData make_backward_data(const BackwardCase& c) {
@@ -125,19 +145,20 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
 
   const fa::plan::Problem problem = problem_of(c);
   const bool deterministic = c.deterministic();
+  const fa::plan::BackwardChoice choice{c.specs.main.family, aligned, c.splits};
   std::byte* workspace =
-      memory.add_output("workspace", fa::plan::backward_workspace(problem, c.splits, deterministic).bytes);
+      memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
   const BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()),
-                                                c.splits, deterministic, taken, workspace);
-  run_kernel(kernels.preprocess, launch.grids.preprocess, 0, launch.params, memory, seed);
-  run_kernel(kernels.main, launch.grids.main, fa::plan::shared_bytes(c.specs.main), launch.params, memory, seed);
-  run_kernel(kernels.reduce, launch.grids.reduce, 0, launch.params, memory, seed);
+                                                choice, deterministic, taken, c.blocks, workspace);
+  run_kernel(kernels.preprocess, launch.grids.preprocess, 0, &launch.params, memory, seed);
+  run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
+  run_kernel(kernels.reduce, launch.grids.reduce, 0, &launch.params, memory, seed);
   if (deterministic) {
-    run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), launch.dq_params, memory, seed);
+    run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), &launch.dq_params, memory, seed);
   }
-  run_kernel(kernels.convert, launch.grids.convert, 0, launch.params, memory, seed);
+  run_kernel(kernels.convert, launch.grids.convert, 0, &launch.params, memory, seed);
   fetch(memory, dq, gradients.dq);
   fetch(memory, dk, gradients.dk);
   fetch(memory, dv, gradients.dv);

@@ -26,6 +26,7 @@ struct BackwardCase {
   Placement placement = Placement::bhsd;
   bool dlse = false;
   int splits = 1;
+  int blocks = 1;  ///< of the persistent grid of an sm90 kernel, at most
 
   bool deterministic() const { return !specs.main.write_dq; }
 };

@@ -108,6 +108,46 @@ TEST_P(CoveringBackward, MatchesTheReferenceUnderEverySchedule) {
 
 INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringBackward, testing::Range<std::size_t>(0, covering_backward_specs().size()));
 
+// Hopper.
+
+constexpr std::size_t kRowsPerSm90Spec = 2;
+constexpr std::array<std::int64_t, 4> kSm90Queries{150, 1, 65, 200};
+constexpr std::array<std::int64_t, 5> kSm90Keys{97, 260, 1, 33, 140};
+constexpr std::array<std::array<std::int64_t, 2>, 4> kSm90Heads{{{2, 1}, {1, 1}, {4, 1}, {4, 2}}};
+constexpr std::array<Placement, 3> kSm90Placements{Placement::gaps, Placement::bshd, Placement::bhsd};
+constexpr std::array<int, 3> kBlocks{2, 1, 5};
+
+const std::vector<Row>& sm90_rows() {
+  static const std::vector<Row> rows =
+      pairwise_cover({kSm90Queries.size(), kSm90Keys.size(), kSm90Heads.size(), kScales.size(), 3, 2, 2, 3, 2},
+                     [](const Row&) { return true; });
+  return rows;
+}
+
+BackwardCase make_sm90_case(const BackwardSpecs& specs, const Row& row) {
+  BackwardCase c = make_case(specs, {0, 0, 0, row[3], 0, row[5], row[6], row[7], row[8]});
+  c.attention.s_q = kSm90Queries[row[0]];
+  c.attention.s_kv = kSm90Keys[row[1]];
+  c.attention.h_q = kSm90Heads[row[2]][0];
+  c.attention.h_kv = kSm90Heads[row[2]][1];
+  c.placement = kSm90Placements[row[4]];
+  c.blocks = kBlocks[row[7]];
+  return c;
+}
+
+class Sm90Backward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Sm90Backward, MatchesTheReferenceUnderEverySchedule) {
+  const BackwardSpecs& specs = sm90_backward_specs()[GetParam()];
+  const std::vector<Row>& rows = sm90_rows();
+  for (std::size_t i = 0; i < kRowsPerSm90Spec; ++i) {
+    const BackwardCase c = make_sm90_case(specs, rows[(GetParam() * kRowsPerSm90Spec + i) % rows.size()]);
+    ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Backward, testing::Range<std::size_t>(0, sm90_backward_specs().size()));
+
 class PlannedBackward : public testing::TestWithParam<std::tuple<std::size_t, bool>> {};
 
 TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
@@ -116,6 +156,7 @@ TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
   BackwardCase c;
   c.specs = planned_backward_specs(p, deterministic);
   c.splits = fa::plan::choose_backward(p, {}).splits;
+  c.blocks = 3;
   c.attention.b = p.b;
   c.attention.h_q = p.h_q;
   c.attention.h_kv = p.h_kv;
