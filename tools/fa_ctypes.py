@@ -5,7 +5,6 @@ import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
-BACKWARD_FAMILIES = ("automatic", "sm80", "sm90")
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 
@@ -164,11 +163,11 @@ class Attention:
     `aligned` says of q, k, v, o and, for backward, their gradients."""
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
-                 family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False):
+                 family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False,
+                 backward_family="automatic"):
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
-        self._backward_override = KernelOverride(
-            family=FAMILIES[family if family in BACKWARD_FAMILIES else "automatic"])
+        self._backward_override = KernelOverride(family=FAMILIES[backward_family])
         config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
                         deterministic=int(deterministic), kernel=ctypes.pointer(self._override),

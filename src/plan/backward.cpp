@@ -63,7 +63,8 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept {
   BackwardChoice choice;
   choice.aligned = problem.aligned;
-  const bool of_sm80 = fixed.warps != 0;  // a field of its kernels
+  // Fields, and tiles, of its kernels.
+  const bool of_sm80 = fixed.warps != 0 || fixed.tile_m % 64 != 0 || fixed.tile_n % 64 != 0;
   if (fixed.family != Family::sm80 && !(fixed.family == Family::automatic && of_sm80) &&
       sm90_backward_misfit(problem) == nullptr && sm90_backward_obstacle(problem) == nullptr) {
     choice.family = Family::sm90;

@@ -25,7 +25,7 @@ struct Tile {
 };
 
 // In order of preference, measured on an H200 (docs/performance.md).
-constexpr Tile kSmall[] = {{64, 128, 2}, {64, 64, 2}};
+constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
 
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
@@ -105,9 +105,9 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
 
 int sm90_backward_registers(const KernelSpec& spec) {
   const int sums = (spec.d_qk + spec.d_v) / 2;
-  const int scores = spec.tile_m / 2;   // S or dP
-  const int operand = spec.tile_m / 4;  // P or dS, rounded
-  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);
+  const int scores = spec.tile_m / 2;                                  // S or dP
+  const int operand = spec.tile_m / 4;                                 // P or dS, rounded
+  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);  // P twice where dV starts early
   const int dq = spec.write_dq ? 2 * operand + dq_columns(spec) / 2 : 0;
   return sums + std::max(softmax, dq);
 }

@@ -61,7 +61,6 @@ struct Backward {
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
-  static_assert(kDqByRows || kHeadDimQk <= 64 * kConsumers, "every column of dQ has a warpgroup");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
@@ -69,6 +68,8 @@ struct Backward {
   using KTile = SwizzledTile<kTileN, kHeadDimQk>;
   using VTile = SwizzledTile<kTileN, kHeadDimV>;
   using DsTile = SwizzledTile<kTileM, kTileN>;
+  static_assert(kDqByRows || KTile::kSlabs <= kConsumers, "every column of dQ has a warpgroup");
+
   using SGemm = ptx::Wgmma<T, kTileM>;
   using DvGemm = ptx::Wgmma<T, kHeadDimV>;
   using DkGemm = ptx::Wgmma<T, kHeadDimQk>;
@@ -297,7 +298,6 @@ struct Backward {
     ptx::mbarrier_wait(q_full(slot.index), slot.parity);
     issue_scores(s, slot.index, consumer);
     ptx::mbarrier_wait(v_full(), parity);
-    bool first = true;
     for (int step = work.steps.begin;;) {
       ptx::mbarrier_wait(do_full(slot.index), slot.parity);
       issue_dp(dp, slot.index, consumer);
@@ -307,7 +307,7 @@ struct Backward {
       exponentiate(s, lse_shared(slot.index), work, query, consumer * 64 + warp * 16, lane);
       if constexpr (kEarlyDv) {
         pack(p_operand, s);
-        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index), !first);
+        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index));
         ptx::wgmma_wait<1>();  // dP
       } else {
         ptx::wgmma_wait<0>();  // dP
@@ -316,21 +316,19 @@ struct Backward {
       differentiate(dp, s, delta_shared(slot.index), lane);
       if constexpr (!kEarlyDv) {
         pack(p_operand, s);
-        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index), !first);
+        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index));
       }
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
         share(ds_operand, ds_shared(ds_buffer), consumer, warp, lane);
         ptx::fence_proxy_async();
       }
-      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(slot.index), !first);
+      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(slot.index));
       if constexpr (Config::kWriteDq) {
         ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
         issue_dq(dq, ds_buffer, consumer);
         ds_buffer ^= 1;
       }
-      first = false;
-
       const int stage = slot.index;
       const Query done = query;
       slot.advance();
@@ -372,7 +370,7 @@ struct Backward {
 
   /// Starts S^T = K Q^T, [64, tile_m].
   FA_DEVICE void issue_scores(S& s, int stage, int consumer) const {
-    ptx::wgmma_tie(s);
+    ptx::wgmma_forget(s);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
@@ -384,7 +382,7 @@ struct Backward {
 
   /// Starts dP^T = V dO^T, [64, tile_m].
   FA_DEVICE void issue_dp(S& dp, int stage, int consumer) const {
-    ptx::wgmma_tie(dp);
+    ptx::wgmma_forget(dp);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kVSteps; ++step) {
@@ -396,12 +394,12 @@ struct Backward {
 
   /// Starts an accumulation over the rows of a query tile: dV += P^T dO or dK += dS^T Q.
   template <class Gemm, class Tile, class Sum>
-  FA_DEVICE void issue_registers(Sum& sum, const Operand& operand, uint32_t tile, bool accumulate) const {
+  FA_DEVICE void issue_registers(Sum& sum, const Operand& operand, uint32_t tile) const {
     ptx::wgmma_tie(sum);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kMSteps; ++step) {
-      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(tile, step), accumulate || step != 0);
+      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(tile, step), true);
     }
     ptx::wgmma_commit();
   }
@@ -412,7 +410,7 @@ struct Backward {
     // A warpgroup past the last column computes one that it does not add.
     const int slab = consumer < KTile::kSlabs ? consumer : KTile::kSlabs - 1;
     const uint32_t columns = kDqByRows ? 0 : slab * KTile::kSlabBytes;
-    ptx::wgmma_tie(dq);
+    ptx::wgmma_forget(dq);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kTileN / 16; ++step) {
