@@ -55,8 +55,6 @@ struct Backward {
   // How the warpgroups share dQ: 64 rows each, or 64 columns each.
   static constexpr bool kDqByRows = kTileM == 64 * kConsumers;
   static constexpr int kDqColumns = kDqByRows ? kHeadDimQk : 64;  // of a warpgroup
-  // dV is started while dP runs, if registers hold P twice beside them.
-  static constexpr bool kEarlyDv = kTileM == 64;
   static constexpr int kDsBuffers = Config::kWriteDq ? 2 : 0;
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
@@ -252,21 +250,22 @@ struct Backward {
 
   // ---- consumers: one warpgroup each
 
+  // What can be had again from a special register or by a few instructions is not kept over the main loop, whose
+  // accumulators take nearly all registers.
+  FA_DEVICE static int lane_index() { return ptx::thread_index() % kWarpSize; }
+  FA_DEVICE static int consumer_index() { return ptx::shfl(ptx::thread_index() / kWarpgroup, 0) - 1; }
+  FA_DEVICE static int warp_index() { return ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0); }
+
   FA_DEVICE void consume(int consumer) const {
-    const int lane = ptx::thread_index() % kWarpSize;
-    const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0);
-    RingSlot<kStages> slot;
+    int count = 0;        // steps taken
     uint32_t parity = 0;  // of the K and V barriers
-    int ds_buffer = 0;
     for (int round = 0; tile_index(round) < tiles; ++round) {
-      const Job work = job(round);
       Dk dk = {};
       Dv dv = {};
-      if (work.steps.begin < work.steps.end) {
-        accumulate(dk, dv, work, slot, ds_buffer, parity, consumer, warp, lane);
-        parity ^= 1;
-      }
-      const int first_key = work.tile.block * kTileN + consumer * 64 + warp * 16;
+      if (accumulate(dk, dv, round, count, parity, consumer)) parity ^= 1;
+      const Job work = job(round);
+      const int lane = lane_index();
+      const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
       if constexpr (Config::kSplit) {
         store_partial(dk, work, first_key, 0, lane);
         store_partial(dv, work, first_key, kHeadDimQk, lane);
@@ -280,92 +279,121 @@ struct Backward {
       }
     }
     if constexpr (Config::kWriteDq) {
-      if (lane == 0) ptx::tma_wait();  // shared memory must outlive the additions
+      if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
   }
 
-  /// All query tiles of one key tile.
-  FA_DEVICE void accumulate(Dk& dk, Dv& dv, const Job& work, RingSlot<kStages>& slot, int& ds_buffer, uint32_t parity,
-                            int consumer, int warp, int lane) const {
+  /// A consumer's place in the stream of query tiles.
+  struct Place {
+    int m_block;
+    int row_group;  // of the tile's first 16 rows, counted over b and h_q
+  };
+
+  FA_DEVICE Place place(const Job& work) const {
+    const Query query(work, params);
+    return {query.m_block, static_cast<int>(row_index(work, query) / kernel::kRowGroup)};
+  }
+
+  /// To the next query tile, of the same head or, from its first visible tile `first` on, of the next.
+  FA_DEVICE void advance(Place& place, int first) const {
+    constexpr int kGroups = kTileM / kernel::kRowGroup;
+    place.row_group += kGroups;
+    if (++place.m_block < params.m_blocks) return;
+    place.row_group += params.padded_rows / kernel::kRowGroup - (params.m_blocks - first) * kGroups;
+    place.m_block = first;
+  }
+
+  /// All query tiles of one key tile; false when there are none. `count`: steps taken so far, of all tiles.
+  FA_DEVICE bool accumulate(Dk& dk, Dv& dv, int round, int& count, uint32_t parity, int consumer) const {
     S s;   // S^T, then P^T
     S dp;  // dP^T, then dS^T
     Operand p_operand;
     Operand ds_operand;
     Dq dq;
-    Query query(work, params);
+    const Job work = job(round);
+    int left = work.steps.end - work.steps.begin;
+    if (left <= 0) return false;
+    const int first = work.steps.first;
+    const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;  // of the warp
+    Place next = place(work);
 
     ptx::mbarrier_wait(k_full(), parity);
-    ptx::mbarrier_wait(q_full(slot.index), slot.parity);
-    issue_scores(s, slot.index, consumer);
+    ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
+    issue_scores(s, stage_of(count), consumer);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(s);
+    exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
+    pack(p_operand, s);
+    ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
+    issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
     ptx::mbarrier_wait(v_full(), parity);
-    for (int step = work.steps.begin;;) {
-      ptx::mbarrier_wait(do_full(slot.index), slot.parity);
-      issue_dp(dp, slot.index, consumer);
+    issue_dp(dp, stage_of(count), consumer);
 
-      ptx::wgmma_wait<1>();  // S
-      ptx::wgmma_tie(s);
-      exponentiate(s, lse_shared(slot.index), work, query, consumer * 64 + warp * 16, lane);
-      if constexpr (kEarlyDv) {
-        pack(p_operand, s);
-        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index));
-        ptx::wgmma_wait<1>();  // dP
-      } else {
-        ptx::wgmma_wait<0>();  // dP
-      }
+    while (true) {
+      const int stage = stage_of(count);
+      const int buffer = count % 2;
+      const int row_group = next.row_group;
+      ++count;
+      --left;
+      ptx::wgmma_wait<0>();  // dP, and dV
       ptx::wgmma_tie(dp);
-      differentiate(dp, s, delta_shared(slot.index), lane);
-      if constexpr (!kEarlyDv) {
-        pack(p_operand, s);
-        issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(slot.index));
-      }
+      ptx::wgmma_tie(dv);
+      differentiate(dp, s, delta_shared(stage));
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
-        share(ds_operand, ds_shared(ds_buffer), consumer, warp, lane);
+        share(ds_operand, ds_shared(buffer), consumer);
         ptx::fence_proxy_async();
       }
-      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(slot.index));
-      if constexpr (Config::kWriteDq) {
-        ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
-        issue_dq(dq, ds_buffer, consumer);
-        ds_buffer ^= 1;
-      }
-      const int stage = slot.index;
-      const Query done = query;
-      slot.advance();
-      query.advance(work, params);
-      if (++step == work.steps.end) {
+      if (left == 0) {
+        issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+        if constexpr (Config::kWriteDq) {
+          ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+          issue_dq(dq, buffer, consumer);
+        }
         ptx::wgmma_wait<0>();
-        ptx::wgmma_tie(dv);
         ptx::wgmma_tie(dk);
-        release(v_empty(), lane);
-        release(k_empty(), lane);
-        release(step_empty(stage), lane);
+        release(v_empty());
+        release(k_empty());
+        release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, work, done, consumer, warp, lane);
+          add_dq(dq, row_group, consumer);
         }
-        break;
+        return true;
       }
-      if constexpr (kStages > 1) ptx::mbarrier_wait(q_full(slot.index), slot.parity);
-      // All of them, because ptxas does not see that dQ is complete while the scores are pending.
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(dv);
+      advance(next, first);
+      ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
+      issue_scores(s, stage_of(count), consumer);
+      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      if constexpr (Config::kWriteDq) {
+        ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+      }
+      ptx::wgmma_wait<0>();  // the next S
+      ptx::wgmma_tie(dk);
+      ptx::wgmma_tie(s);
+      if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer);
+      exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
+      ptx::wgmma_wait<0>();  // dK and dQ
       ptx::wgmma_tie(dk);
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
-      if constexpr (kStages == 1) {  // the next tile comes to where this one was
-        release(step_empty(stage), lane);
-        ptx::mbarrier_wait(q_full(slot.index), slot.parity);
-      }
-      issue_scores(s, slot.index, consumer);
-      if constexpr (kStages > 1) release(step_empty(stage), lane);
-      if constexpr (Config::kWriteDq) add_dq(dq, work, done, consumer, warp, lane);
+      release(step_empty(stage));
+      pack(p_operand, s);
+      ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
+      issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
+      if constexpr (Config::kWriteDq) add_dq(dq, row_group, consumer);
+      ptx::wgmma_wait<0>();  // dV
+      ptx::wgmma_tie(dv);
+      issue_dp(dp, stage_of(count), consumer);
     }
   }
 
+  FA_DEVICE static int stage_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) % kStages); }
+  FA_DEVICE static uint32_t parity_of(int count) { return static_cast<uint32_t>(count) / kStages % 2; }
+
   /// One arrival a warp: its share of every wgmma that read the buffer is complete.
-  FA_DEVICE void release(uint32_t barrier, int lane) const {
+  FA_DEVICE void release(uint32_t barrier) const {
     if constexpr (!Config::kWriteDq) ptx::sync_warp();  // all lanes have read the statistics; else dS's barrier tells
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
+    if (lane_index() == 0) ptx::mbarrier_arrive(barrier);
   }
 
   /// Starts S^T = K Q^T, [64, tile_m].
@@ -420,23 +448,23 @@ struct Backward {
     ptx::wgmma_commit();
   }
 
-  /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `warp_key`: the warp's first key in the tile.
-  FA_DEVICE void exponentiate(S& s, uint32_t lse, const Job& work, const Query& query, int warp_key, int lane) const {
+  /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `first_key`: the warp's first key.
+  FA_DEVICE void exponentiate(S& s, uint32_t lse, int m_block, int first_key) const {
+    const int lane = lane_index();
     FA_UNROLL
     for (int j = 0; j < kTileM / 8; ++j) {
       float row[2];
-      ptx::ld_shared_f32x2(row, lse + 4 * (8 * j + 2 * (lane % 4)));
+      ptx::ld_shared_f32x2(row, lse + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
       for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
     }
-    const int first_key = work.tile.block * kTileN + warp_key;
-    const int first_limit = query.m_block * kTileM + params.causal_shift - first_key;  // of the tile's first row
     if (first_key + 16 > params.s_kv) {
       FA_UNROLL
       for (int i = 0; i < kTileM / 2; ++i) {
         if (first_key + lane / 4 + i / 2 % 2 * 8 >= params.s_kv) s[i] = 0.f;
       }
     }
+    const int first_limit = m_block * kTileM + params.causal_shift - first_key;  // of the tile's first row
     if (Config::kCausal && first_limit < 15) {
       const int limit = first_limit + 2 * (lane % 4) - lane / 4;
       FA_UNROLL
@@ -447,11 +475,12 @@ struct Backward {
   }
 
   /// dS^T = P^T o (dP^T - delta).
-  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta, int lane) const {
+  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta) const {
+    const int lane = lane_index();
     FA_UNROLL
     for (int j = 0; j < kTileM / 8; ++j) {
       float row[2];
-      ptx::ld_shared_f32x2(row, delta + 4 * (8 * j + 2 * (lane % 4)));
+      ptx::ld_shared_f32x2(row, delta + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
       for (int i = 0; i < 4; ++i) dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - row[i % 2]);
     }
@@ -464,10 +493,11 @@ struct Backward {
   }
 
   /// dS, rows down again, into the warpgroup's 64 columns of the shared tile.
-  FA_DEVICE void share(const Operand& ds, uint32_t tile, int consumer, int warp, int lane) const {
+  FA_DEVICE void share(const Operand& ds, uint32_t tile, int consumer) const {
+    const int lane = lane_index();
     // Matrices of 8 keys and 8 rows: keys 0, keys 8 of rows 0, the same of rows 8.
     const int row = lane / 16 * 8 + lane % 8;
-    const int chunk = 2 * warp + lane / 8 % 2;
+    const int chunk = 2 * warp_index() + lane / 8 % 2;
     const uint32_t own = tile + consumer * DsTile::kSlabBytes + row * 128 + (chunk ^ lane % 8) * kernel::kChunkBytes;
     FA_UNROLL
     for (int step = 0; step < kMSteps; ++step) {
@@ -475,11 +505,14 @@ struct Backward {
     }
   }
 
-  /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
-  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query, int consumer, int warp, int lane) const {
+  /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers. `row_group`: where
+  /// the query tile starts.
+  FA_DEVICE void add_dq(const Dq& dq, int row_group, int consumer) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     if (column_group >= kColumnGroups) return;  // past the last column
+    const int lane = lane_index();
+    const int warp = warp_index();
     const uint32_t own = shared + kDqOffset + (4 * consumer + warp) * kDqWarpBytes;
     if (lane == 0) ptx::tma_wait_read();
     ptx::sync_warp();  // the last addition has left shared memory
@@ -491,11 +524,10 @@ struct Backward {
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
     if (lane != 0) return;
-    const int row_group = query.m_block * (kTileM / 16) + (kDqByRows ? 4 * consumer : 0) + warp;
+    const int64_t fragment =
+        static_cast<int64_t>(row_group + (kDqByRows ? 4 * consumer : 0) + warp) * kColumnGroups + column_group;
     const int groups = column_group + kDqColumns / 8 < kColumnGroups ? kDqColumns / 8 : kColumnGroups - column_group;
-    ptx::bulk_add_f32(params.dq_accum + kernel::fragment_offset(params, work.tile.batch, query.head, row_group,
-                                                                column_group, kColumnGroups),
-                      own, groups * 512);
+    ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, groups * 512);
     ptx::tma_commit();
   }
 
