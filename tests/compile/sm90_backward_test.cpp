@@ -90,13 +90,14 @@ INSTANTIATE_TEST_SUITE_P(HeadDims, Sm90BackwardCompile, ::testing::ValuesIn(case
          (c.causal ? "_causal" : "") + (c.deterministic ? "_deterministic" : "");
 });
 
-TEST(Sm90BackwardCompile, SplitAndSquareTiles) {
+TEST(Sm90BackwardCompile, Variants) {
   plan::Problem problem = problem_of({128, 128, DType::bf16, true});
   problem.b = problem.h_kv = 1;
   const plan::BackwardPlan split = plan_backward(problem, {}, false);
   EXPECT_TRUE(split.main.front().split);
   expect_clean(split.main);
-  expect_clean(plan_backward(problem_of({64, 64, DType::bf16, true}), {.tile_m = 128, .tile_n = 128}, false).main);
+  expect_clean(plan_backward(problem_of({128, 128, DType::bf16, true}), {.tile_n = 64, .stages = 1}, false).main);
+  expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {.tile_m = 64, .tile_n = 192}, false).main);
 }
 
 }  // namespace

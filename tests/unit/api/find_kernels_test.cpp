@@ -19,6 +19,7 @@
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
 #include "expect_error.hpp"
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "tests/unit/cache/support.hpp"
@@ -265,6 +266,24 @@ TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
                         {"split", [](auto& spec) { spec.split = !spec.split; }},
                         {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
                     });
+}
+
+TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
+  const plan::Problem problem = api::make_problem(base_config(), api::checked(kShape), plan::parse_arch(kArch));
+  const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
+  expect_flips_miss(spec, {
+                              {"arch", [](auto& s) { s.arch.suffix = 'f'; }},
+                              {"dtype", [](auto& s) { s.dtype = DType::f16; }},
+                              {"d_qk", [](auto& s) { s.d_qk -= 8; }},
+                              {"d_v", [](auto& s) { s.d_v -= 8; }},
+                              {"causal", [](auto& s) { s.causal = !s.causal; }},
+                              {"tile_m", [](auto& s) { s.tile_m += 64; }},
+                              {"tile_n", [](auto& s) { s.tile_n += 64; }},
+                              {"stages", [](auto& s) { s.stages += 1; }},
+                              {"write_dq", [](auto& s) { s.write_dq = !s.write_dq; }},
+                              {"split", [](auto& s) { s.split = !s.split; }},
+                              {"min_blocks", [](auto& s) { s.min_blocks += 1; }},
+                          });
 }
 
 TEST(CacheKey, OptionsTemplatesTargetAndUnitCountEachAlone) {
