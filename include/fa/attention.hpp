@@ -255,6 +255,10 @@ class FA_API Attention {
 FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                             const std::string& arch);
 
+/// Likewise those of `backward`, in the order in which it runs them.
+FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
+                                                     const std::string& arch);
+
 /// "0.1.0".
 FA_API const char* version() noexcept;
 

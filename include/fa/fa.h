@@ -322,6 +322,10 @@ FA_C_API int fa_cache_counters_get(const fa_attention* attention, fa_cache_count
  * `fa` command that builds what is missing. `info` may be NULL; else the caller sets info->struct_size. */
 FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info);
 
+/* The same for fa_backward; `info` is about its main kernel. */
+FA_C_API int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch,
+                                     fa_kernel_info* info);
+
 /* The last failure on the calling thread: its code (FA_OK when there was none), its message, and its named facts, among
  * them "argument", "value" and "accepted" (see fa_status for more). Never NULL: empty when there is nothing. The texts
  * stay valid until the next call that fails on this thread. */

@@ -156,9 +156,10 @@ class Attention::Impl {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
     api::Supply supply(config_);
     supply.accept.driver = driver::api().version;
-    supply.command = [&] { return api::remedy(wanted, config_); };
+    supply.command = [&] { return api::remedy(wanted, config_, api::Operation::forward); };
     Ready ready;
-    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, supply, config_.deterministic);
+    const api::ChosenKernel chosen =
+        api::choose_kernel(plan::kernels_of(planned).front(), *store_, supply, config_.deterministic);
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);

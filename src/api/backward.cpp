@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/planner.hpp"
 #include "support/log.hpp"
@@ -30,20 +31,7 @@ const KernelOverride& DeviceBackward::fixed() const noexcept {
 }
 
 plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcept {
-  plan::Problem result;
-  result.arch = context_.info().arch;
-  result.dtype = config_.dtype;
-  result.d_qk = config_.head_dim;
-  result.d_v = config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim;
-  result.causal = config_.causal;
-  result.causal_align = config_.causal_align;
-  result.aligned = shape.aligned;
-  result.b = shape.b;
-  result.h_q = shape.h_q;
-  result.h_kv = shape.h_kv;
-  result.s_q = shape.s_q;
-  result.s_kv = shape.s_kv;
-  return result;
+  return make_problem(config_, shape, context_.info().arch);
 }
 
 /// The ready kernels of a choice: one atomic load once they exist.
@@ -60,7 +48,9 @@ const DeviceBackward::Ready& DeviceBackward::get(const plan::Problem& wanted, co
 
 DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const plan::BackwardChoice& choice) const {
   const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
-  const Supply supply(config_);
+  Supply supply(config_);
+  supply.accept.driver = driver::api().version;
+  supply.command = [&] { return remedy(wanted, config_, Operation::backward); };
   Ready ready;
   KernelInfo around;  // what the kernels besides the main one took
   const auto load = [&](const plan::Alternatives& specs, KernelInfo* info, plan::KernelSpec* taken = nullptr) {

@@ -164,13 +164,6 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, cons
   return lookup;
 }
 
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
-                           bool deterministic) {
-  std::vector<plan::KernelSpec> specs{plan.kernel};
-  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
-  return choose_kernel(std::span<const plan::KernelSpec>(specs), store, supply, deterministic);
-}
-
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic) {
   std::optional<ChosenKernel> best;

@@ -60,8 +60,6 @@ struct ChosenKernel {
 };
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic = false);
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
-                           bool deterministic = false);
 
 /// Facts of a kernel that need no GPU; `load_kernel` adds the rest.
 KernelInfo kernel_info(const ChosenKernel& chosen);

@@ -362,6 +362,23 @@ void write_struct(Struct* target, Struct values) {
   std::memcpy(target, &values, std::min<std::size_t>(size, sizeof values));
 }
 
+/// Looks kernels up and tells about the one that the others serve.
+void find(decltype(find_kernels) look_up, const fa_config* config, const fa_shape* shape, const char* arch,
+          fa_kernel_info* info) {
+  require(arch, "arch");
+  if (info != nullptr) {
+    check_struct_size(info->struct_size, "info");
+  }
+  const std::vector<KernelInfo> found = look_up(to_config(config), to_shape(shape), arch);
+  if (info == nullptr) {
+    return;
+  }
+  const auto main = std::find_if(found.begin(), found.end(), [](const KernelInfo& kernel) {
+    return kernel.name.ends_with("_forward") || kernel.name.ends_with("_backward");
+  });
+  write_struct(info, to_c(main == found.end() ? KernelInfo{} : *main));
+}
+
 }  // namespace
 }  // namespace fa
 
@@ -422,16 +439,11 @@ int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* coun
 }
 
 int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info) {
-  return fa::guarded([&] {
-    fa::require(arch, "arch");
-    if (info != nullptr) {
-      fa::check_struct_size(info->struct_size, "info");
-    }
-    const std::vector<fa::KernelInfo> found = fa::find_kernels(fa::to_config(config), fa::to_shape(shape), arch);
-    if (info != nullptr) {
-      fa::write_struct(info, fa::to_c(found.empty() ? fa::KernelInfo{} : found.front()));
-    }
-  });
+  return fa::guarded([&] { fa::find(fa::find_kernels, config, shape, arch, info); });
+}
+
+int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info) {
+  return fa::guarded([&] { fa::find(fa::find_backward_kernels, config, shape, arch, info); });
 }
 
 int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs, const fa_backward_outputs* outputs,

@@ -81,6 +81,13 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   return plan;
 }
 
+std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
+  std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
+  if (plan.main.front().split) kernels.push_back({plan.reduce});
+  kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
+  return kernels;
+}
+
 BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept {
   BackwardWorkspace layout;
   layout.padded_rows = ceil_div(problem.s_q, kernel::kRowGroup) * kernel::kRowGroup;
