@@ -215,6 +215,17 @@ void set_cache(const fa_config& in, AttentionConfig* out) {
   out->on_compile = to_hook(in.on_compile, in.on_compile_user);
 }
 
+TunePolicy to_tune_policy(std::int32_t value) {
+  switch (to_enum(value, FA_TUNE_ON, "config.tune")) {
+    case FA_TUNE_OFF:
+      return TunePolicy::off;
+    case FA_TUNE_CACHED:
+      return TunePolicy::cached;
+    default:
+      return TunePolicy::on;
+  }
+}
+
 AttentionConfig to_config(const fa_config* source) {
   const fa_config in = read_struct(source, "config");
   AttentionConfig out;
@@ -230,6 +241,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
   out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
   set_cache(in, &out);
   out.kernel = to_override(in.kernel, "config.kernel");
@@ -338,6 +350,7 @@ fa_kernel_info to_c(const KernelInfo& info) {
   copy_text(out.name, info.name);
   copy_text(out.origin, info.origin);
   copy_text(out.spec, info.spec);
+  copy_text(out.chosen_by, info.chosen_by);
   return out;
 }
 
