@@ -64,7 +64,7 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelO
 
 std::vector<KernelSpec> backward_candidates(const Problem& problem, const KernelOverride& fixed,
                                             const KernelSpec& first, std::size_t most) {
-  return ranked(sm80_backward_candidates(problem, choose_backward(problem, fixed)), first, most);
+  return ranked(sm80_backward_candidates(problem, choose_backward(problem, fixed), !first.write_dq), first, most);
 }
 
 }  // namespace fa::plan

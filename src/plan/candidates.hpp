@@ -24,7 +24,7 @@ using Candidates = std::vector<Candidate>;
 /// the choice fixes (packing, splitting, alignment) is the same in all. In no order.
 Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice);
 Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice);
-Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice);
+Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic);
 
 /// What a tuner tries: `first` (the planner's kernel), then the candidates of every family that may serve, the most
 /// promising first, `most` kernels in all. Only `fixed.family` of an override is respected: a problem with other fixed

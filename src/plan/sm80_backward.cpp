@@ -345,7 +345,7 @@ std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const Kernel
   return std::move(candidates).take(has_override(fixed));
 }
 
-Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice) {
+Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
   Candidates candidates;
   const auto add = [&](KernelSpec spec) {
     if (!sm80_backward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
@@ -360,12 +360,13 @@ Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice
       add(spec);
       spec.stages = 2;
       add(spec);
-      spec.delayed_dq = true;
-      add(spec);
+      spec.delayed_dq = spec.write_dq;
+      if (spec.delayed_dq) add(spec);
     }
   };
   KernelSpec spec = common_spec(problem, Op::backward);
   spec.split = choice.splits > 1;
+  spec.write_dq = !deterministic;
   for (const int tile_m : {32, 64, 128}) {
     for (const int tile_n : {32, 64, 96, 128}) {
       for (const int warps : {4, 8}) {

@@ -8,7 +8,6 @@ namespace fa::tune {
 namespace {
 
 constexpr double kErrors = 2;            // of the mean, on either side
-constexpr double kConfident = 0.25;      // of the band
 constexpr double kMadToSigma = 1.4826;   // of normal noise
 constexpr double kMedianError = 1.2533;  // of normal noise: the median's standard error, relative to the mean's
 constexpr int kEnoughForError = 3;
@@ -76,9 +75,9 @@ void Race::end_round() {
     over_ = true;
     return;
   }
-  if (options_.eliminate && round_ >= options_.min_rounds) {
+  if (round_ >= options_.min_rounds) {
     const Standing first = standing(leader());
-    bool confident = true;
+    bool confident = options_.confidence > 0;
     for (std::size_t i = 1; i < runners_.size(); ++i) {
       if (!runners_[i].active) continue;
       const Standing own = standing(i);
@@ -86,7 +85,7 @@ void Race::end_round() {
       if (behind > options_.band + kErrors * (own.error + first.error)) {
         runners_[i].active = false;
       } else {
-        confident = confident && own.error <= kConfident * options_.band;
+        confident = confident && own.error <= options_.confidence * options_.band;
       }
     }
     if (confident || count_active() < 2) {

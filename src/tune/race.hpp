@@ -13,7 +13,8 @@ struct RaceOptions {
   /// The noise band: a candidate that is better by less is not better. Repeated on an H200, medians of a few rounds
   /// agree to some tenths of a percent; kernels that differ by less than this are a matter of taste.
   double band = 0.015;
-  bool eliminate = true;  ///< false: every candidate runs `max_rounds`, as an oracle wants it
+  /// The race ends early when all errors are below this part of the band; 0: never.
+  double confidence = 0.25;
 };
 
 /// Finds the cheapest of several candidates from noisy costs. It knows no clock and no GPU: it says which candidate to
