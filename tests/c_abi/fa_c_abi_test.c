@@ -340,6 +340,11 @@ static void test_cache(void) {
   CHECK(fa_find_kernel(&config, &shape, "sm_9", NULL) == FA_INVALID_ARGUMENT);
   CHECK(fa_find_kernel(&config, &shape, NULL, NULL) == FA_INVALID_ARGUMENT);
 
+  config.tune = FA_TUNE_ON + 1;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.tune") == 0);
+  config.tune = FA_TUNE_CACHED;
+
   config.cache_compilers = "newest";
   CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "compilers") == 0);

@@ -224,7 +224,9 @@ void add_tune(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<TuneCommand>();
   command->add_option("--device", options->device, "CUDA device number");
   add_grid_options(*command, &options->grid);
-  command->remove_option(command->get_option("--op"));
+  for (const char* option : {"--op", "--deterministic", "--layout"}) {  // the first: below, as a list
+    command->remove_option(command->get_option(option));
+  }
   const std::map<std::string, Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
   command->add_option("--op", options->operations, "forward, backward or both, separated by commas (default: both)")
       ->delimiter(',')
