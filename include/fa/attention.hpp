@@ -60,6 +60,17 @@ enum class CompilePolicy : std::uint8_t {
   never,
 };
 
+/// Whether the fastest of several kernels is found out by trying them (docs/tuning.md). FA_TUNE (off, cached, on) in
+/// the environment overrides it.
+enum class TunePolicy : std::uint8_t {
+  off,     ///< the planner's rules alone
+  cached,  ///< what was found out before, in the cache directory or by the tables that come with the library
+  /// Where nothing is known, tune: the first call (or `prepare`) of a kind of problem compiles and times candidates,
+  /// for some 2 s at most, on scratch memory. Never during stream capture, for problems too small to gain, or on the
+  /// host.
+  on,
+};
+
 /// One compilation, as AttentionConfig::on_compile is told of it.
 struct CompileEvent {
   enum class Phase : std::uint8_t { started, finished, failed };
@@ -106,8 +117,9 @@ struct AttentionConfig {
   /// memory (`backward_workspace_size`). o, lse, dk and dv of one kernel are bitwise repeatable without it.
   bool deterministic = false;
   CachePolicy cache = {};
-  CompilePolicy compile = CompilePolicy::allow;
-  std::optional<KernelOverride> kernel = std::nullopt;           ///< of forward
+  CompilePolicy compile = CompilePolicy::allow;         ///< never: nothing is tuned either
+  TunePolicy tune = TunePolicy::on;                     ///< with `deterministic`: the library's own tables alone
+  std::optional<KernelOverride> kernel = std::nullopt;  ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Told of every compilation by the thread that compiles, before and after: a program that has finished starting up
@@ -176,6 +188,9 @@ struct KernelInfo {
   int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
   int shared_bytes = 0;  ///< a thread block
   int threads = 0;       ///< a thread block
+  /// What preferred it to others: "planner", "table" (comes with the library), "record" (in the cache directory) or
+  /// "tuner" (just now).
+  std::string chosen_by = {};
 };
 
 /// What became of look-ups in one cache of this process, since it was opened: every Attention with an equal CachePolicy
@@ -190,6 +205,10 @@ struct CacheCounters {
   std::uint64_t publish_failures = 0;  ///< kernels that stayed in memory because the directory refused them
   std::uint64_t evictions = 0;         ///< stored kernels removed to keep within the caps
 };
+
+namespace api {
+struct TuningAccess;
+}
 
 class FA_API Attention {
  public:
@@ -243,6 +262,7 @@ class FA_API Attention {
   CacheCounters cache_counters() const;  ///< zero on the host device
 
  private:
+  friend struct api::TuningAccess;
   class Impl;
   explicit Attention(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
@@ -254,6 +274,10 @@ class FA_API Attention {
 /// no_compiler, compile_failed, cache_miss.
 FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                             const std::string& arch);
+
+/// Likewise those of `backward`, in the order in which it runs them.
+FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
+                                                     const std::string& arch);
 
 /// "0.1.0".
 FA_API const char* version() noexcept;

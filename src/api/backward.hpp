@@ -1,15 +1,14 @@
 #ifndef FA_SRC_API_BACKWARD_HPP_
 #define FA_SRC_API_BACKWARD_HPP_
 
-#include <array>
-#include <atomic>
 #include <cstddef>
-#include <deque>
 #include <memory>
-#include <mutex>
 
 #include <fa/attention.hpp>
 
+#include "api/build.hpp"
+#include "api/ready_table.hpp"
+#include "api/tuning.hpp"
 #include "api/validate.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
@@ -29,6 +28,9 @@ class DeviceBackward {
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
 
+  /// A decision for `shape`, whatever is known already.
+  TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
+
  private:
   struct Kernel {
     std::shared_ptr<const driver::LoadedKernel> loaded;
@@ -36,7 +38,7 @@ class DeviceBackward {
     unsigned shared_bytes = 0;
   };
 
-  /// The kernels of one slot of the planner, ready to launch.
+  /// The kernels of one kind of problem, ready to launch.
   struct Ready {
     plan::BackwardKernels specs;
     Kernel preprocess;
@@ -45,21 +47,27 @@ class DeviceBackward {
     Kernel dq;       ///< when deterministic
     Kernel convert;  ///< unless deterministic
     KernelInfo info;
+    bool open = false;  ///< tuning may find a better main kernel
   };
 
   const KernelOverride& fixed() const noexcept;
   plan::Problem problem(const AttentionShape& shape) const noexcept;
-  const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice);
-  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
+  const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream);
+  Ready first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
+  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice, const plan::BackwardPlan& planned) const;
+  Supply supply(const plan::Problem& wanted) const;
+  TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
+                    const TuneOptions& options) const;
+  void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
+              const plan::BackwardTensors& tensors, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   double scale_;
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;
 
-  std::array<std::atomic<const Ready*>, plan::BackwardChoice::kSlots> slots_{};
-  std::mutex mutex_;        ///< guards kept_
-  std::deque<Ready> kept_;  ///< never moves its elements
+  Tuning tuning_;
+  ReadyTable<Ready> ready_;
 };
 
 }  // namespace fa::api

@@ -98,6 +98,13 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   return plan;
 }
 
+std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
+  std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
+  if (plan.main.front().split) kernels.push_back({plan.reduce});
+  kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
+  return kernels;
+}
+
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice,
                                      bool deterministic) noexcept {
   const int splits = choice.splits;

@@ -27,9 +27,6 @@ struct BackwardChoice {
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept;
 
-/// Kernels in order of preference: the first that ptxas does not spill is to be taken.
-using Alternatives = std::vector<KernelSpec>;
-
 /// What runs for a problem, in this order. With `deterministic` dQ has a pass of its own, whose sums have one order;
 /// else the main kernel adds to an accumulator, which convert turns into dQ.
 struct BackwardPlan {
@@ -42,6 +39,9 @@ struct BackwardPlan {
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
+/// Every kernel that a call of the plan runs, in the order of their launches.
+std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
 
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {

@@ -1,6 +1,7 @@
 #include "plan/planner.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
@@ -95,6 +96,14 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   plan.combine.d_v = problem.d_v;
   plan.combine.warps = kCombineWarps;
   return plan;
+}
+
+std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
+  Alternatives attention{plan.kernel};
+  attention.insert(attention.end(), plan.alternatives.begin(), plan.alternatives.end());
+  std::vector<Alternatives> kernels{std::move(attention)};
+  if (plan.kernel.split) kernels.push_back({plan.combine});
+  return kernels;
 }
 
 int shared_bytes(const KernelSpec& spec) {

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include <fa/error.hpp>
+
+#include "plan/candidates.hpp"
 
 namespace fa::plan {
 namespace {
@@ -123,7 +126,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
   if (!dq_by_rows(spec) && spec.d_qk > consumers(spec) * kSlabColumns) {
     return fmt::format("tile_n = {}: with tile_m = {} each 64 columns of dQ need 64 keys", spec.tile_n, spec.tile_m);
   }
-  if (spec.stages < 1 || spec.stages > 4) return fmt::format("stages = {}: accepted are 1 to 4", spec.stages);
+  if (spec.stages < 2 || spec.stages > 4) return fmt::format("stages = {}: accepted are 2 to 4", spec.stages);
   const int shared = sm90_backward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
@@ -137,6 +140,26 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
                        spec.tile_n, registers, offered);
   }
   return {};
+}
+
+Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
+  constexpr double kMultiplyAdds = 4096;  // of wgmma, a cycle
+  constexpr double kStepCycles = 800;     // what of a step the tensor cores wait for
+  constexpr double kTileCycles = 3000;    // its keys come, its sums leave
+  Candidates candidates;
+  for (const int tile_m : {64, 128, 192}) {
+    for (const int tile_n : {64, 128, 192}) {
+      for (const int stages : {2, 3}) {
+        const KernelSpec spec = with_tile(problem, {tile_m, tile_n, stages}, {}, choice, deterministic);
+        if (!sm90_backward_refusal(spec).empty()) continue;
+        const double area = double(tile_m) * tile_n;
+        const double step = area * (3 * spec.d_qk + 2 * spec.d_v) / kMultiplyAdds + kStepCycles;
+        const double steps = std::ceil(double(problem.s_q) / tile_m);
+        candidates.push_back({spec, (steps * step + kTileCycles) / (steps * area)});
+      }
+    }
+  }
+  return candidates;
 }
 
 std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,

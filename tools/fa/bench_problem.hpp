@@ -32,6 +32,7 @@ struct BenchProblem {
   Layout layout = Layout::bshd;
   AttentionShape shape;
   bool deterministic = false;
+  TunePolicy tune = TunePolicy::cached;
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;

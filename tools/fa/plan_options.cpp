@@ -1,9 +1,12 @@
 #include "plan_options.hpp"
 
-#include "api/problem.hpp"
+#include <map>
+
 #include "api/validate.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
 
 namespace fa::cli {
 namespace {
@@ -16,7 +19,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.scale = options.scale;
   config.causal = point.causal;
   config.causal_align = options.causal_align;
-  config.kernel = options.kernel;
+  (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
   return config;
 }
 
@@ -39,18 +42,22 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
   command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
   add_causal_align_option(command, &options->causal_align);
+  const std::map<std::string, api::Operation> operations{{"forward", api::Operation::forward},
+                                                         {"backward", api::Operation::backward}};
+  command.add_option("--op", options->op, "The call that is planned: forward or backward")
+      ->transform(CLI::CheckedTransformer(operations))
+      ->group(group);
+  command.add_flag("--deterministic", options->deterministic, "backward: dq bitwise repeatable")->group(group);
   add_kernel_options(command, &options->kernel);
 }
 
-std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
+std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
   api::validate(config_of(options, point), false);
-  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point), options.kernel)};
-  if (kernels.front().kernel.split) {
-    plan::ForwardPlan combine;
-    combine.kernel = kernels.front().combine;
-    kernels.push_back(combine);
+  const plan::Problem problem = problem_of(options, point);
+  if (options.op == api::Operation::backward) {
+    return plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic));
   }
-  return kernels;
+  return plan::kernels_of(plan::plan_forward(problem, options.kernel));
 }
 
 plan::Arch default_arch() {

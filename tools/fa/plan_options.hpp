@@ -9,8 +9,9 @@
 
 #include <fa/attention.hpp>
 
+#include "api/problem.hpp"
 #include "plan/arch.hpp"
-#include "plan/planner.hpp"
+#include "plan/kernel_spec.hpp"
 
 namespace fa::cli {
 
@@ -21,6 +22,8 @@ struct PlanOptions {
   AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
   bool unaligned = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  api::Operation op = api::Operation::forward;
+  bool deterministic = false;  ///< of backward
   KernelOverride kernel;
 };
 
@@ -34,8 +37,8 @@ struct PlanPoint {
   bool causal = false;
 };
 
-/// The kernels that a forward call runs, in order. Throws fa::Error: invalid_argument, unsupported.
-std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point);
+/// The kernels that a call runs, in order. Throws fa::Error: invalid_argument, unsupported.
+std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point);
 
 /// The architecture of the first GPU, else sm_90a.
 plan::Arch default_arch();

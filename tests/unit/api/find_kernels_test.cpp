@@ -85,6 +85,66 @@ TEST(FindKernels, APackServesWithoutDriverAndCompiler) {
   EXPECT_FALSE(process_maps("libcuda.so"));
 }
 
+TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
+  const TemporaryDirectory directory;
+  constexpr AttentionShape kFewKeys{.b = 1, .h_q = 8, .h_kv = 8, .s_q = 8192, .s_kv = 256};
+  for (const bool deterministic : {false, true}) {
+    for (const AttentionShape& shape : {kShape, kFewKeys}) {
+      AttentionConfig config = base_config();
+      config.deterministic = deterministic;
+      const std::vector<plan::Alternatives> kernels = plan::kernels_of(plan::plan_backward(
+          api::make_problem(config, api::checked(shape), plan::parse_arch(kArch)), {}, deterministic));
+      std::vector<cache::Entry> entries;
+      std::vector<std::string> names;
+      for (const plan::Alternatives& specs : kernels) {
+        entries.push_back(stand_in(specs.front()));
+        names.push_back(canonical(specs.front()));
+      }
+      EXPECT_EQ(kernels.size(), shape.s_kv == kFewKeys.s_kv ? 4U : 3U);
+      config.cache.packs = {
+          (directory / ("pack " + std::to_string(deterministic) + std::to_string(shape.s_q))).string()};
+      write_pack(config.cache.packs.front(), entries);
+      std::vector<std::string> found;
+      for (const KernelInfo& info : find_backward_kernels(config, shape, kArch)) {
+        EXPECT_EQ(info.origin, "pack");
+        found.push_back(info.spec);
+      }
+      EXPECT_EQ(found, names);
+      for (std::size_t i = 0; i < entries.size(); ++i) {  // each of them is needed
+        std::vector<cache::Entry> rest = entries;
+        rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
+        config.cache.packs = {(directory / ("without " + names[i].substr(0, 20) + std::to_string(i))).string()};
+        fs::remove(config.cache.packs.front());
+        write_pack(config.cache.packs.front(), rest);
+        EXPECT_THROW(find_backward_kernels(config, shape, kArch), Error) << names[i];
+      }
+    }
+  }
+}
+
+TEST(FindBackwardKernels, AMissNamesTheCommand) {
+  AttentionConfig config = base_config();
+  config.kernel_backward = KernelOverride{.stages = 1};
+  config.kernel = KernelOverride{.stages = 2};  // of forward, and no part of this
+  const auto command = [&] {
+    try {
+      find_backward_kernels(config, kShape, kArch);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cache_miss);
+      return std::string(error.field("command"));
+    }
+    return std::string("nothing is stored");
+  };
+  EXPECT_EQ(command(),
+            "fa compile --arch sm_90a --dtype bf16 --head-dim 128 --op backward --causal yes --batch 2 --heads 16 "
+            "--heads-kv 16 --seq 1024 --seq-kv 1024 --stages 1");
+  config.deterministic = true;
+  EXPECT_NE(command().find(" --op backward --deterministic "), std::string::npos) << command();
+  AttentionShape empty = kShape;
+  empty.h_q = empty.h_kv = 0;
+  EXPECT_TRUE(find_backward_kernels(config, empty, kArch).empty());
+}
+
 TEST(FindKernels, ThePlannerTakesTheBestKernelThatIsStored) {
   const TemporaryDirectory directory;
   AttentionConfig config = base_config();
