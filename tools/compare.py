@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import random
 import re
 import statistics
 import subprocess
@@ -248,9 +249,12 @@ def time_row(row, rounds, target_ms):
     for call in row.calls.values():
         call()
     times = {name: [] for name in row.calls}
+    # The GPU is limited by its power: what ran just before decides how fast it is for a while. So nobody has a fixed place.
+    order, shuffle = list(row.calls), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, call in row.calls.items():
-            times[name].append(milliseconds(call, target_ms))
+        shuffle(order)
+        for name in order:
+            times[name].append(milliseconds(row.calls[name], target_ms))
     return {name: round(row.flops() / statistics.median(t) / 1e9, 1) for name, t in times.items()}
 
 

@@ -29,9 +29,8 @@ using kernel::Sm90BackwardParams;
 ///   S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
 /// dS meets in shared memory for dQ, which each warp adds to the accumulator in global memory with one bulk copy.
 ///
-/// A warpgroup keeps the tensor cores supplied: while it computes P the product for dP runs, while it computes dS that
-/// for dV, while it waits for the other warpgroups' dS that for dK, and while it hands dQ over the next query tile's
-/// scores.
+/// The tensor cores shall not wait for arithmetic: the scores of a step are computed a step ahead, so that their
+/// exponentials are taken while the products for dK and dQ run, and dQ is handed over while that for dV runs.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit.
@@ -262,7 +261,7 @@ struct Backward {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       Dk dk = {};
       Dv dv = {};
-      if (accumulate(dk, dv, round, count, parity, consumer)) parity ^= 1;
+      if (accumulate(dk, dv, round, count, parity)) parity ^= 1;
       const Job work = job(round);
       const int lane = lane_index();
       const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
@@ -304,7 +303,7 @@ struct Backward {
   }
 
   /// All query tiles of one key tile; false when there are none. `count`: steps taken so far, of all tiles.
-  FA_DEVICE bool accumulate(Dk& dk, Dv& dv, int round, int& count, uint32_t parity, int consumer) const {
+  FA_DEVICE bool accumulate(Dk& dk, Dv& dv, int round, int& count, uint32_t parity) const {
     S s;   // S^T, then P^T
     S dp;  // dP^T, then dS^T
     Operand p_operand;
@@ -314,12 +313,12 @@ struct Backward {
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
     const int first = work.steps.first;
-    const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;  // of the warp
+    const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
     Place next = place(work);
 
     ptx::mbarrier_wait(k_full(), parity);
     ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
-    issue_scores(s, stage_of(count), consumer);
+    issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
     exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
@@ -327,7 +326,7 @@ struct Backward {
     ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
     issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
     ptx::mbarrier_wait(v_full(), parity);
-    issue_dp(dp, stage_of(count), consumer);
+    issue_dp(dp, stage_of(count), consumer_index());
 
     while (true) {
       const int stage = stage_of(count);
@@ -341,14 +340,14 @@ struct Backward {
       differentiate(dp, s, delta_shared(stage));
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
-        share(ds_operand, ds_shared(buffer), consumer);
+        share(ds_operand, ds_shared(buffer), consumer_index());
         ptx::fence_proxy_async();
       }
       if (left == 0) {
         issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
         if constexpr (Config::kWriteDq) {
           ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
-          issue_dq(dq, buffer, consumer);
+          issue_dq(dq, buffer, consumer_index());
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dk);
@@ -357,21 +356,21 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, consumer);
+          add_dq(dq, row_group, consumer_index());
         }
         return true;
       }
       advance(next, first);
       ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
-      issue_scores(s, stage_of(count), consumer);
+      issue_scores(s, stage_of(count), consumer_index());
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
         ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
       }
-      ptx::wgmma_wait<0>();  // the next S
+      ptx::wgmma_wait<0>();  // dK, whose operand leaves room for dQ, and the next S
       ptx::wgmma_tie(dk);
       ptx::wgmma_tie(s);
-      if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer);
+      if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
       exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
       ptx::wgmma_wait<0>();  // dK and dQ
       ptx::wgmma_tie(dk);
@@ -380,10 +379,12 @@ struct Backward {
       pack(p_operand, s);
       ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) add_dq(dq, row_group, consumer);
-      ptx::wgmma_wait<0>();  // dV
-      ptx::wgmma_tie(dv);
-      issue_dp(dp, stage_of(count), consumer);
+      if constexpr (Config::kWriteDq) add_dq(dq, row_group, consumer_index());
+      if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
+        ptx::wgmma_wait<0>();       // dV
+        ptx::wgmma_tie(dv);
+      }
+      issue_dp(dp, stage_of(count), consumer_index());
     }
   }
 
