@@ -1,11 +1,14 @@
 #include "plan/backward.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include <fa/error.hpp>
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
-#include "support/text.hpp"
 
 namespace fa::plan {
 namespace {
@@ -85,7 +88,8 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
   if (fixed.family == Family::sm90) {
     if (const char* misfit = sm90_backward_misfit(problem)) {
-      support::throw_invalid("kernel_backward.family", "sm90", misfit);
+      throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = sm90: accepted is {}", misfit),
+                  {{"argument", "kernel_backward.family"}, {"value", "sm90"}, {"accepted", misfit}});
     }
   }
   const BackwardChoice choice = choose_backward(problem, fixed);
