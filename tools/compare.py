@@ -164,7 +164,7 @@ class Row:
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
-        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic,
+        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
         self.calls = {"fa": self._forward(peers) if op == "forward" else self._backward()}
