@@ -784,7 +784,8 @@ std::vector<Mutation> make_hopper_backward_mutations() {
       {"hopper_backward_q_released_twice",
        kHopperBackward,
        "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      if constexpr",
-       "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      release(step_empty(stage));\n      "
+       "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      release(step_empty(stage));\n    "
+       "  "
        "if constexpr",
        1,
        hopper,
