@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 #include "api/backward.hpp"
 #include "api/build.hpp"
+#include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "api/validate.hpp"
@@ -24,6 +26,7 @@
 #include "plan/sm90_forward.hpp"
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
+#include "reference/packed.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
 
@@ -60,10 +63,12 @@ class Attention::Impl {
     plan::limits(context_->info().arch);
     // A kernel override that can never fit is refused here, not at the first call.
     for (const std::int64_t s_q : {1, 4096}) {
-      plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096}), fixed());
+      plan::plan_forward(
+          problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096, .total_q = s_q, .total_kv = 4096}), fixed());
     }
     store_ = api::open_store(config_.cache, driver::api().version);
-    backward_.emplace(config_, scale_, *context_, store_);
+    packed_.emplace(config_, *context_, store_);
+    backward_.emplace(config_, scale_, *context_, store_, *packed_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -84,45 +89,50 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
-    if (call.empty) return;
+    if (call.empty && !config_.zero_padding) return;
     if (!context_) return forward_on_host(call);
     const driver::ContextScope scope(context_->context());
+    packed_->check(call.sequences, call.shape, stream);
+    packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
+    packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
+    if (call.empty) return;
     const plan::ForwardTensors tensors = tensors_of(call);
     plan::Problem wanted = problem(call.shape);
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice);
-    launch(tensors, wanted, choice, ready, stream, workspace);
+    launch(tensors, wanted, choice, ready, api::variant_args(config_, call.sequences, call.dropout), stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    if (call.empty) return;
+    if (call.empty && !config_.zero_padding) return;
     if (!context_) return backward_on_host(call);
     backward_->run(call, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return host_info("forward");
+    packed_->prepare();
     if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return {};  // nothing will run
     const plan::Problem problem_of_shape = problem(shape);
     return get(problem_of_shape, plan::choose(problem_of_shape, fixed())).info;
   }
 
   KernelInfo prepare_backward(const AttentionShape& wanted) {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return host_info("backward");
     return backward_->prepare(shape);
   }
 
   std::size_t backward_workspace_size(const AttentionShape& wanted) const {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     return context_ ? backward_->workspace_size(shape) : 0;
   }
 
   std::size_t workspace_size(const AttentionShape& wanted) const {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
     return plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
@@ -183,9 +193,9 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, Stream stream, Workspace workspace) const {
-    plan::ForwardLaunch planned =
-        plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec, context_->info().multiprocessors);
+              const Ready& ready, const plan::VariantArgs& variants, Stream stream, Workspace workspace) const {
+    plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
+                                                       context_->info().multiprocessors, variants);
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
@@ -237,6 +247,13 @@ class Attention::Impl {
     return info;
   }
 
+  reference::DropoutMask dropout_mask(const DropoutState& state) const noexcept {
+    if (config_.dropout == 0) return {};
+    const bool in_memory = state.device != nullptr;
+    return {double{config_.dropout}, in_memory ? state.device[0] : state.seed,
+            in_memory ? state.device[1] : state.offset};
+  }
+
   bool host_f64() const noexcept { return config_.host_f64 || config_.dtype == DType::f64; }
 
   void backward_on_host(const api::BackwardCall& call) const {
@@ -254,8 +271,14 @@ class Attention::Impl {
     args.scale = scale_;
     args.causal = config_.causal;
     args.causal_align = config_.causal_align;
+    args.dropout = dropout_mask(call.dropout);
     args.f64 = host_f64();
-    reference::backward(args);
+    if (config_.varlen) {
+      api::check_lengths(call.sequences, call.shape);
+      reference::backward(args, call.sequences, config_.zero_padding);
+    } else {
+      reference::backward(args);
+    }
   }
 
   void forward_on_host(const api::ForwardCall& call) const {
@@ -268,8 +291,14 @@ class Attention::Impl {
     args.scale = scale_;
     args.causal = config_.causal;
     args.causal_align = config_.causal_align;
+    args.dropout = dropout_mask(call.dropout);
     args.f64 = host_f64();
-    reference::forward(args);
+    if (config_.varlen) {
+      api::check_lengths(call.sequences, call.shape);
+      reference::forward(args, call.sequences, config_.zero_padding);
+    } else {
+      reference::forward(args);
+    }
   }
 
   AttentionConfig config_;
@@ -277,6 +306,7 @@ class Attention::Impl {
   double scale_ = 1;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device
   std::shared_ptr<cache::Store> store_;
+  std::optional<api::DevicePacked> packed_;      ///< likewise
   std::optional<api::DeviceBackward> backward_;  ///< likewise
 
   std::array<std::atomic<const Ready*>, plan::Choice::kSlots> slots_{};
@@ -337,6 +367,18 @@ Device Attention::device() const noexcept {
 
 CacheCounters Attention::cache_counters() const {
   return impl_->cache_counters();
+}
+
+void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q, std::int64_t s_q,
+                  std::int64_t s_kv, std::uint8_t* keep) {
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.dropout = probability;
+  api::validate(config, true);
+  api::checked(config, {.b = b, .h_q = h_q, .s_q = s_q, .s_kv = s_kv});
+  const bool empty = b == 0 || h_q == 0 || s_q == 0 || s_kv == 0;
+  if (keep == nullptr && !empty) support::throw_invalid("keep", "a null pointer", "memory for the mask");
+  reference::dropout_mask({double{probability}, state.seed, state.offset}, b, h_q, s_q, s_kv, keep);
 }
 
 const char* version() noexcept {

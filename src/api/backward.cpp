@@ -18,10 +18,11 @@ constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 }  // namespace
 
 DeviceBackward::DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                               std::shared_ptr<cache::Store> store)
-    : config_(config), scale_(scale), context_(context), store_(std::move(store)) {
+                               std::shared_ptr<cache::Store> store, DevicePacked& packed)
+    : config_(config), scale_(scale), context_(context), store_(std::move(store)), packed_(packed) {
   if (!config_.kernel_backward) return;
-  plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096}), fixed(), config_.deterministic);
+  plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096, .total_q = 4096, .total_kv = 4096}),
+                fixed(), config_.deterministic);
 }
 
 const KernelOverride& DeviceBackward::fixed() const noexcept {
@@ -43,6 +44,10 @@ plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcep
   result.h_kv = shape.h_kv;
   result.s_q = shape.s_q;
   result.s_kv = shape.s_kv;
+  result.varlen = config_.varlen;
+  result.dropout = config_.dropout > 0;
+  result.total_q = shape.total_q;
+  result.total_kv = shape.total_kv;
   return result;
 }
 
@@ -97,6 +102,7 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
 KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
   if (shape.b == 0 || (shape.h_q == 0 && shape.h_kv == 0)) return {};  // nothing will run
   const driver::ContextScope scope(context_.context());
+  packed_.prepare();
   const plan::Problem wanted = problem(shape);
   return get(wanted, plan::choose_backward(wanted, fixed())).info;
 }
@@ -108,6 +114,11 @@ std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
 
 void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
+  packed_.check(call.sequences, call.shape, stream);
+  packed_.clear(call.dq, call.sequences, call.shape, false, 0, stream);
+  packed_.clear(call.dk, call.sequences, call.shape, true, 0, stream);
+  packed_.clear(call.dv, call.sequences, call.shape, true, 0, stream);
+  if (call.empty) return;
   const plan::Problem wanted = problem(call.shape);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
   const Ready& ready = get(wanted, choice);
@@ -115,7 +126,8 @@ void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspac
                                       call.lse, call.dlse, call.dq, call.dk, call.dv};
   Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
   plan::BackwardLaunch launch =
-      plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data());
+      plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data(),
+                            variant_args(config_, call.sequences, call.dropout));
   const plan::BackwardGrids& grids = launch.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
     if (grid > kMaxGrid) {

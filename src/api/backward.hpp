@@ -10,6 +10,7 @@
 
 #include <fa/attention.hpp>
 
+#include "api/packed.hpp"
 #include "api/validate.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
@@ -20,10 +21,10 @@ namespace fa::api {
 /// The backward of one Attention on a GPU: its kernels, and their launches. Threads may share it.
 class DeviceBackward {
  public:
-  /// `config`, `context` and `store` outlive it. Throws fa::Error(invalid_argument) for a kernel override that can
-  /// never fit.
+  /// `config`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel override
+  /// that can never fit.
   DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                 std::shared_ptr<cache::Store> store);
+                 std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
   void run(const BackwardCall& call, Stream stream, const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
@@ -56,6 +57,7 @@ class DeviceBackward {
   double scale_;
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;
+  DevicePacked& packed_;
 
   std::array<std::atomic<const Ready*>, plan::BackwardChoice::kSlots> slots_{};
   std::mutex mutex_;        ///< guards kept_

@@ -42,6 +42,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.h_kv = shape.h_kv;
   problem.s_q = shape.s_q;
   problem.s_kv = shape.s_kv;
+  problem.varlen = config.varlen;
+  problem.dropout = config.dropout > 0;
+  problem.total_q = shape.total_q;
+  problem.total_kv = shape.total_kv;
   return problem;
 }
 

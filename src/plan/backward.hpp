@@ -7,6 +7,7 @@
 
 #include <common/backward_params.cuh>
 
+#include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 
@@ -43,11 +44,12 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
 
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {
-  std::int64_t padded_rows = 0;  ///< s_q rounded up to a group of 16 rows
-  std::size_t lse_log2 = 0;      ///< f32 [b, h_q, padded_rows]
-  std::size_t delta = 0;         ///< f32 [b, h_q, padded_rows]
-  std::size_t dq_accum = 0;      ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
-  std::size_t partial = 0;       ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
+  /// s_q rounded up to a group of 16 rows; of a packed batch the rows of all its groups, and what follows is without b.
+  std::int64_t padded_rows = 0;
+  std::size_t lse_log2 = 0;  ///< f32 [b, h_q, padded_rows]
+  std::size_t delta = 0;     ///< f32 [b, h_q, padded_rows]
+  std::size_t dq_accum = 0;  ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
+  std::size_t partial = 0;   ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
   std::size_t bytes = 0;
 };
 BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept;
@@ -80,7 +82,8 @@ struct BackwardLaunch {
   BackwardGrids grids;
 };
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
-                               bool deterministic, const BackwardKernels& kernels, void* workspace) noexcept;
+                               bool deterministic, const BackwardKernels& kernels, void* workspace,
+                               const VariantArgs& variants = {}) noexcept;
 
 }  // namespace fa::plan
 

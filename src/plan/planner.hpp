@@ -41,6 +41,9 @@ struct ForwardPlan {
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
 
+/// The kernel that writes to the rows of a packed tensor that belong to no sequence.
+KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept;
+
 /// Dynamic shared memory of a thread block.
 int shared_bytes(const KernelSpec& spec);
 

@@ -15,6 +15,8 @@ constexpr int kRegistersPerThread = 255;
 // ahead, and for fp32 the two halves of every operand. Measured on compiled kernels.
 constexpr int kOverhead16Bit = 52;
 constexpr int kOverhead32Bit = 110;
+constexpr int kOverheadVarlen = 4;
+constexpr int kOverheadDropout = 12;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
 constexpr int kFixedRegisters = 40;
 constexpr int kReservedSharedPerBlock = 1024;
@@ -110,7 +112,8 @@ int shared_bytes_of(const KernelSpec& spec) {
 
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
-  return fragment_registers(spec) + overhead(spec);
+  return fragment_registers(spec) + overhead(spec) + (spec.varlen ? kOverheadVarlen : 0) +
+         (spec.dropout ? kOverheadDropout : 0);
 }
 
 int resident_blocks(const KernelSpec& spec) {
@@ -131,6 +134,8 @@ KernelSpec common_spec(const Problem& problem, Op op) {
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
   spec.aligned = problem.aligned;
+  spec.varlen = problem.varlen;
+  spec.dropout = problem.dropout;
   return spec;
 }
 

@@ -153,9 +153,16 @@ ForwardOutputs BenchTensors::outputs() const {
 }
 
 BackwardInputs BenchTensors::backward_inputs() const {
-  const auto [q, k, v] = inputs();
-  const auto [o, lse] = outputs();
-  return {q, k, v, o, lse, view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v), {}};
+  const ForwardInputs in = inputs();
+  const ForwardOutputs out = outputs();
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .o = out.o,
+          .lse = out.lse,
+          .dout = view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v),
+          .sequences = in.sequences,
+          .dropout = in.dropout};
 }
 
 BackwardOutputs BenchTensors::backward_outputs() const {

@@ -21,7 +21,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
 }
 
 plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
-  AttentionShape shape = api::checked(options.shape);
+  AttentionShape shape = api::checked(config_of(options, point), options.shape);
   shape.aligned = !options.unaligned;
   return api::make_problem(config_of(options, point), shape, point.arch);
 }

@@ -44,7 +44,7 @@ AttentionConfig base_config() {
 }
 
 plan::ForwardPlan plan_of(const AttentionConfig& config, const AttentionShape& shape = kShape) {
-  return plan::plan_forward(api::make_problem(config, api::checked(shape), plan::parse_arch(kArch)),
+  return plan::plan_forward(api::make_problem(config, api::checked(config, shape), plan::parse_arch(kArch)),
                             config.kernel.value_or(KernelOverride{}));
 }
 
