@@ -67,6 +67,8 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   add(" --batch {} --heads {} --heads-kv {} --seq {} --seq-kv {}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
       problem.s_kv);
   if (!problem.positive_scale) add(" --scale -1");
+  if (problem.varlen) add(" --varlen --total {} --total-kv {}", problem.total_q, problem.total_kv);
+  if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.
   const Family family = problem.tensor_maps ? fixed.family : Family::sm80;

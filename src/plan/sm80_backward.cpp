@@ -15,8 +15,6 @@ constexpr int kRegistersPerThread = 255;
 // ahead, and for fp32 the two halves of every operand. Measured on compiled kernels.
 constexpr int kOverhead16Bit = 52;
 constexpr int kOverhead32Bit = 110;
-constexpr int kOverheadVarlen = 4;
-constexpr int kOverheadDropout = 12;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
 constexpr int kFixedRegisters = 40;
 constexpr int kReservedSharedPerBlock = 1024;
@@ -112,8 +110,7 @@ int shared_bytes_of(const KernelSpec& spec) {
 
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
-  return fragment_registers(spec) + overhead(spec) + (spec.varlen ? kOverheadVarlen : 0) +
-         (spec.dropout ? kOverheadDropout : 0);
+  return fragment_registers(spec) + overhead(spec);
 }
 
 int resident_blocks(const KernelSpec& spec) {

@@ -17,8 +17,7 @@ constexpr int kRegistersPerThread = 255;
 constexpr int kOverhead16Bit = 44;
 constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
-constexpr int kOverheadVarlen = 4;
-constexpr int kOverheadDropout = 12;
+constexpr int kOverheadDropout16Bit = 12;
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -87,8 +86,8 @@ int comfortable_registers(const KernelSpec& spec) {
   const int m_tiles = spec.tile_m / spec.warps / 16;
   const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
-  return sm80_forward_registers(spec) + overhead + (spec.aligned ? 0 : kOverheadUnaligned) +
-         (spec.varlen ? kOverheadVarlen : 0) + (spec.dropout ? kOverheadDropout : 0);
+  const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
+  return sm80_forward_registers(spec) + overhead + dropout + (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
 int resident_blocks(const KernelSpec& spec) {

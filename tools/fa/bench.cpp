@@ -1,7 +1,7 @@
 // Method: inputs are seeded standard normals; every kernel first proves its answer against float64 on the last rows of
 // the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
 // problem take turns; the figure is the median over rounds. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations,
-// half of that under a causal mask, 2.5 times that for backward.
+// half of that under a causal mask, 2.5 times that for backward; of packed batches by the lengths that they have.
 
 #include <fmt/format.h>
 
@@ -43,6 +43,7 @@ struct BenchOptions {
   int batch = 0;
   int heads = 0;
   int heads_kv = 0;
+  VariantOptions variants;
   KernelOverride kernel;
   std::string sweep;
   TimingOptions timing;
@@ -61,6 +62,14 @@ AttentionShape shape_of(const BenchOptions& options, int head_dim, int seq) {
   return shape;
 }
 
+/// Sequences of lengths uniform in [1, s_q] in the place of equal ones.
+void pack(BenchProblem* problem) {
+  problem->layout = Layout::bshd;
+  problem->cumulative = uniform_lengths(problem->shape.b, problem->shape.s_q);
+  problem->shape.s_kv = problem->shape.s_q;
+  problem->shape.total_q = problem->shape.total_kv = problem->cumulative.back();
+}
+
 std::vector<BenchProblem> make_grid(const BenchOptions& options) {
   std::vector<BenchProblem> grid;
   for (const DType dtype : options.dtypes) {
@@ -68,8 +77,9 @@ std::vector<BenchProblem> make_grid(const BenchOptions& options) {
       for (const bool causal : options.causal) {
         for (const int seq : options.seqs) {
           grid.push_back({options.op, dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
-                          options.causal_align, options.layout, shape_of(options, head_dim, seq),
-                          options.deterministic});
+                          options.causal_align, options.layout, shape_of(options, head_dim, seq), options.deterministic,
+                          options.variants});
+          if (options.variants.varlen) pack(&grid.back());
         }
       }
     }
@@ -94,6 +104,7 @@ nlohmann::json to_json(const BenchProblem& problem) {
           {"d_qk", problem.d_qk},
           {"d_v", problem.d_v},
           {"causal", problem.causal},
+          {"variant", problem.variants.text()},
           {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"}};
 }
 
@@ -295,6 +306,7 @@ void add_grid_options(CLI::App& command, BenchOptions* options) {
   const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);
   add_causal_list_option(command, &options->causal);
+  add_variant_options(command, &options->variants);
   add_causal_align_option(command, &options->causal_align);
   command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
   command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);

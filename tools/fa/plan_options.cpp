@@ -1,5 +1,6 @@
 #include "plan_options.hpp"
 
+#include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "gpu.hpp"
@@ -16,12 +17,16 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.scale = options.scale;
   config.causal = point.causal;
   config.causal_align = options.causal_align;
+  options.variants.apply(&config);
   config.kernel = options.kernel;
   return config;
 }
 
 plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
-  AttentionShape shape = api::checked(config_of(options, point), options.shape);
+  AttentionShape shape = options.shape;
+  if (shape.total_q == 0) shape.total_q = shape.b * shape.s_q;
+  if (shape.total_kv == 0) shape.total_kv = shape.b * shape.s_kv;
+  shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
   return api::make_problem(config_of(options, point), shape, point.arch);
 }
@@ -38,6 +43,11 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--seq", options->shape.s_q, "s_q")->group(group);
   command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
   command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
+  command.add_option("--total", options->shape.total_q, "Varlen: rows of the packed q (default: b * s_q)")
+      ->group(group);
+  command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
+      ->group(group);
+  add_variant_options(command, &options->variants);
   add_causal_align_option(command, &options->causal_align);
   add_kernel_options(command, &options->kernel);
 }
@@ -49,6 +59,11 @@ std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const Pl
     plan::ForwardPlan combine;
     combine.kernel = kernels.front().combine;
     kernels.push_back(combine);
+  }
+  for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
+    plan::ForwardPlan clear;
+    clear.kernel = spec;
+    kernels.push_back(clear);
   }
   return kernels;
 }

@@ -9,6 +9,7 @@
 
 #include <fa/attention.hpp>
 
+#include "options.hpp"
 #include "plan/arch.hpp"
 #include "plan/planner.hpp"
 
@@ -21,6 +22,7 @@ struct PlanOptions {
   AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
   bool unaligned = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  VariantOptions variants;
   KernelOverride kernel;
 };
 

@@ -26,12 +26,12 @@ plan::KernelSpec choose_kernel(const RenderOptions& options) {
   PlanPoint point = options.point;
   point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
   const std::vector<plan::ForwardPlan> kernels = plan_kernels(options.plan, point);
-  if (options.combine && kernels.size() < 2) {
+  if (options.combine && !kernels.front().kernel.split) {
     throw Error(ErrorCode::invalid_argument,
                 "--combine: the keys of this problem are not split; --splits N splits them",
                 {{"argument", "--combine"}});
   }
-  return options.combine ? kernels.back().kernel : kernels.front().kernel;
+  return kernels[options.combine ? 1 : 0].kernel;
 }
 
 void render_kernel(const RenderOptions& options) {
