@@ -138,8 +138,8 @@ struct AttentionShape {
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
   bool aligned = true;  ///< rows of q, k, v, o and their gradients start at multiples of 16 bytes
-  /// AttentionConfig::varlen: rows of the packed tensors. b counts sequences, s_q and s_kv are the longest ones, 0
-  /// where they are not known.
+  /// AttentionConfig::varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv
+  /// are the longest ones, 0 where they are not known.
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
 };

@@ -274,9 +274,10 @@ typedef struct fa_shape {
   int64_t h_kv; /* divides h_q: query head h reads KV head h / (h_q / h_kv). 0 means h_q */
   int64_t s_q;
   int64_t s_kv;
-  int64_t
-      total_q; /* fa_config.varlen: rows of the packed q. b counts sequences, s_q and s_kv are the longest ones, 0 */
-  int64_t total_kv; /* where they are not known */
+  /* fa_config.varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv are the
+   * longest ones, 0 where they are not known. */
+  int64_t total_q;
+  int64_t total_kv;
 } fa_shape;
 
 /* Scratch memory of one call, at least fa_workspace_size (fa_backward_workspace_size) bytes on the attention's device,

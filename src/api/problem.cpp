@@ -90,6 +90,7 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
 std::string remedy(const plan::Problem& problem, const AttentionConfig& config) {
   const CachePolicy& cache = config.cache;
   std::string command = compile_command(problem, config.kernel.value_or(KernelOverride{}), cache.directory);
+  if (config.zero_padding) command += " --zero-padding";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted(cache.packs.front());
   if (!cache.directory.empty()) command += " --directory " + quoted(cache.directory);

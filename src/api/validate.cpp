@@ -219,8 +219,8 @@ void set_packed(const AttentionConfig& config, const PackedSequences& sequences,
   shape.b = sequences.b;
   shape.total_q = shape.s_q;
   shape.total_kv = shape.s_kv;
-  shape.s_q = sequences.max_s_q;
-  shape.s_kv = sequences.max_s_kv;
+  shape.s_q = shape.total_q == 0 ? 0 : sequences.max_s_q;
+  shape.s_kv = shape.total_kv == 0 ? 0 : sequences.max_s_kv;
   shape = checked(config, shape);
 }
 
@@ -390,6 +390,10 @@ AttentionShape checked(const AttentionConfig& config, const AttentionShape& shap
   if (result.h_kv == 0) result.h_kv = result.h_q;
   if (config.varlen) {
     check_size("b", result.b);
+    check_size("s_q", result.s_q);
+    check_size("s_kv", result.s_kv);
+    if (result.total_q == 0) result.total_q = result.b * result.s_q;
+    if (result.total_kv == 0) result.total_kv = result.b * result.s_kv;
     check_size("total_q", result.total_q);
     check_size("total_kv", result.total_kv);
     check_size("total_q + 16 * b", result.total_q + 16 * result.b);  // rows of the backward's workspace

@@ -24,8 +24,6 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
 
 plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
   AttentionShape shape = options.shape;
-  if (shape.total_q == 0) shape.total_q = shape.b * shape.s_q;
-  if (shape.total_kv == 0) shape.total_kv = shape.b * shape.s_kv;
   shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
   return api::make_problem(config_of(options, point), shape, point.arch);

@@ -110,6 +110,24 @@ TEST(FindKernels, ThePlannerTakesTheBestKernelThatIsStored) {
   EXPECT_THROW(serve({stand_in(second)}), Error);
 }
 
+TEST(FindKernels, AMissOfAVariantNamesItsOptions) {
+  AttentionConfig config = base_config();
+  config.varlen = config.zero_padding = true;
+  config.dropout = 0.1f;
+  AttentionShape shape = kShape;
+  shape.total_q = 1500;
+  try {
+    find_kernels(config, shape, kArch);
+    FAIL() << "nothing is stored";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.field("kernel"), canonical(plan_of(config, shape).kernel));
+    EXPECT_NE(error.field("kernel").find(" varlen=1 dropout=1"), std::string::npos) << error.field("kernel");
+    const std::string command(error.field("command"));
+    EXPECT_NE(command.find(" --varlen --total 1500 --total-kv 2048 --dropout 0.5"), std::string::npos) << command;
+    EXPECT_NE(command.find(" --zero-padding"), std::string::npos) << command;
+  }
+}
+
 TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
   AttentionConfig config = base_config();
   config.head_dim_v = 64;

@@ -236,6 +236,14 @@ TEST_F(Packed, WrongArgumentsAreNamed) {
   EXPECT_NO_THROW(host(config_).forward(in, outputs()));
 }
 
+TEST_F(Packed, ShapesAreCompleted) {
+  const Attention attention = host(config_);
+  EXPECT_NO_THROW(attention.prepare({.b = 3, .h_q = 4, .h_kv = 2, .s_q = 100, .s_kv = 50}));
+  EXPECT_NO_THROW(attention.prepare({.b = 3, .h_q = 4, .s_q = 0, .s_kv = 0, .total_q = 10, .total_kv = 10}));
+  expect_invalid("total_q", [&] { attention.prepare({.b = 1 << 20, .s_q = 1 << 20, .s_kv = 1}); });
+  expect_invalid("total_kv", [&] { attention.prepare({.b = 1, .s_q = 1, .s_kv = 1, .total_kv = -1}); });
+}
+
 TEST(Varlen, ConfigsAreChecked) {
   AttentionConfig config = base_config();
   config.zero_padding = true;
