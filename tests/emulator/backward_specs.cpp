@@ -115,9 +115,9 @@ struct Sm90Shape {
 constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 64, 128, 2, false, true, false}, {DType::f16, 128, 128, 64, 128, 2, true, true, false},
     {DType::bf16, 64, 64, 128, 128, 2, true, true, false}, {DType::bf16, 8, 24, 64, 128, 2, true, true, false},
-    {DType::f16, 72, 24, 64, 64, 1, false, true, true},    {DType::bf16, 80, 64, 64, 128, 1, true, false, false},
+    {DType::f16, 72, 24, 64, 64, 2, false, true, true},    {DType::bf16, 80, 64, 64, 128, 3, true, false, false},
     {DType::f16, 96, 96, 64, 128, 2, false, true, false},  {DType::bf16, 128, 72, 64, 64, 2, true, true, true},
-    {DType::f16, 80, 80, 128, 128, 1, false, false, true}, {DType::f16, 40, 48, 64, 192, 3, true, true, false},
+    {DType::f16, 80, 80, 128, 128, 2, false, false, true}, {DType::f16, 40, 48, 64, 192, 3, true, true, false},
 };
 
 std::vector<BackwardSpecs> find_sm90_backward_specs() {
