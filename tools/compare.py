@@ -181,7 +181,8 @@ class Row:
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
-        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, dropout=dropout,
+        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
+                                              dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
         self.variants = {"dropout": RNG if dropout else None}

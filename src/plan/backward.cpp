@@ -1,11 +1,14 @@
 #include "plan/backward.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include <fa/error.hpp>
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
-#include "support/text.hpp"
 
 namespace fa::plan {
 namespace {
@@ -24,6 +27,7 @@ constexpr std::int64_t kEnoughBlocks = 192;
 // Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
 // twice as long as others.
 constexpr std::int64_t kEnoughPersistentBlocks = 132;
+constexpr int kLongTile = 64;  // steps, measured on an H200
 constexpr std::int64_t kKeysPerBlock = 128;
 // Of any sm90 kernel: its tiles read whole from the row statistics.
 constexpr std::int64_t kGreatestTileM = 128;
@@ -86,7 +90,8 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
   if (fixed.family == Family::sm90) {
     if (const char* misfit = sm90_backward_misfit(problem)) {
-      support::throw_invalid("kernel_backward.family", "sm90", misfit);
+      throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = sm90: accepted is {}", misfit),
+                  {{"argument", "kernel_backward.family"}, {"value", "sm90"}, {"accepted", misfit}});
     }
   }
   const BackwardChoice choice = choose_backward(problem, fixed);
@@ -199,7 +204,10 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   const std::int64_t row_groups = entries * problem.h_q * (layout.padded_rows / kernel::kRowGroup);
   launch.grids.preprocess = row_groups;
   launch.grids.main = std::int64_t{params.n_blocks} * problem.h_kv * entries * splits;
-  if (choice.family == Family::sm90) {
+  // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
+  // length are balanced better by the hardware.
+  const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
+  if (choice.family == Family::sm90 && !long_tiles) {
     params.heads_in_flight =
         balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);

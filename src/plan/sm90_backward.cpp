@@ -19,7 +19,7 @@ constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 128;
 // What ptxas gives accumulators and operands of a consumer thread without spilling, by consumer warpgroups: of 255, 240
 // and 160.
-constexpr int kFragmentRegisters[] = {224, 212, 136};
+constexpr int kFragmentRegisters[] = {224, 212, 128};
 constexpr int kMaxHeadDim = 128;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -110,10 +110,11 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
 
 int sm90_backward_registers(const KernelSpec& spec) {
   const int sums = (spec.d_qk + spec.d_v) / 2;
-  const int scores = spec.tile_m / 2;                                  // S or dP
-  const int operand = spec.tile_m / 4;                                 // P or dS, rounded
-  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);  // P twice where dV starts early
-  const int dq = spec.write_dq ? 2 * operand + dq_columns(spec) / 2 : 0;
+  const int scores = spec.tile_m / 2;   // S or dP
+  const int operand = spec.tile_m / 4;  // P or dS, rounded
+  // The product for dV takes P's operand while dQ leaves its registers, and at tile_m = 64 while that for dP runs.
+  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);
+  const int dq = spec.write_dq ? scores + operand + dq_columns(spec) / 2 : 0;
   return sums + std::max(softmax, dq);
 }
 

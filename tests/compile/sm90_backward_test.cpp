@@ -8,6 +8,7 @@
 
 #include "compile/compiler.hpp"
 #include "plan/backward.hpp"
+#include "plan/candidates.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 
@@ -96,8 +97,22 @@ TEST(Sm90BackwardCompile, Variants) {
   const plan::BackwardPlan split = plan_backward(problem, {}, false);
   EXPECT_TRUE(split.main.front().split);
   expect_clean(split.main);
-  expect_clean(plan_backward(problem_of({128, 128, DType::bf16, true}), {.tile_n = 64, .stages = 1}, false).main);
+  expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {.tile_n = 64}, false).main);
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {.tile_m = 64, .tile_n = 192}, false).main);
+}
+
+/// What a tuner may try.
+TEST(Sm90BackwardCompile, Candidates) {
+  const bool grid = std::getenv("FA_COMPILE_GRID") != nullptr;
+  for (int d = grid ? 8 : 128; d <= 128; d += 8) {
+    for (const bool deterministic : {false, true}) {
+      const plan::Problem problem = problem_of({d, d, DType::bf16, true});
+      for (const plan::Candidate& candidate :
+           plan::sm90_backward_candidates(problem, plan::choose_backward(problem, {}), deterministic)) {
+        EXPECT_EQ(expect_compiles(candidate.spec), 0) << canonical(candidate.spec);
+      }
+    }
+  }
 }
 
 }  // namespace

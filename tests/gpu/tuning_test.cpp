@@ -52,7 +52,8 @@ class Tuning : public GpuTest {
 
 /// Long enough to be worth it, short enough for the reference.
 AttentionCase worthy(bool causal = false) {
-  return {.b = 2, .h_q = 8, .h_kv = 8, .s_q = 1024, .s_kv = 1024, .causal = causal};
+  if (causal) return {.b = 1, .h_q = 8, .h_kv = 8, .s_q = 2048, .s_kv = 2048, .causal = true};
+  return {.b = 2, .h_q = 8, .h_kv = 8, .s_q = 1024, .s_kv = 1024};
 }
 
 AttentionShape shape_of(const AttentionCase& c) {
@@ -232,7 +233,8 @@ TEST_F(Tuning, ADecisionAmongCachedKernelsTakesASecondAtMost) {
     api::TuneReport report = api::TuningAccess::tune(attention, op, shape_of(c), options);
     RecordProperty(op == api::Operation::forward ? "forward_cold_s" : "backward_cold_s",
                    std::to_string(report.seconds));
-    EXPECT_EQ(report.specs.size(), options.candidates);
+    EXPECT_GE(report.specs.size(), 2U);
+    EXPECT_LE(report.specs.size(), options.candidates);
     for (int i = 0; i < 3 && !report.outcome.complete; ++i) {  // few CPUs compile over several calls
       report = api::TuningAccess::tune(attention, op, shape_of(c), options);
     }

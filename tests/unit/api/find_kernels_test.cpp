@@ -124,7 +124,7 @@ TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
 
 TEST(FindBackwardKernels, AMissNamesTheCommand) {
   AttentionConfig config = base_config();
-  config.kernel_backward = KernelOverride{.stages = 1};
+  config.kernel_backward = KernelOverride{.stages = 3};
   config.kernel = KernelOverride{.stages = 2};  // of forward, and no part of this
   const auto command = [&] {
     try {
@@ -137,7 +137,7 @@ TEST(FindBackwardKernels, AMissNamesTheCommand) {
   };
   EXPECT_EQ(command(),
             "fa compile --arch sm_90a --dtype bf16 --head-dim 128 --op backward --causal yes --batch 2 --heads 16 "
-            "--heads-kv 16 --seq 1024 --seq-kv 1024 --stages 1");
+            "--heads-kv 16 --seq 1024 --seq-kv 1024 --stages 3");
   config.deterministic = true;
   EXPECT_NE(command().find(" --op backward --deterministic "), std::string::npos) << command();
   AttentionShape empty = kShape;

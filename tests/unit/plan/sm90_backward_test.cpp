@@ -92,16 +92,16 @@ TEST(Sm90BackwardPlan, CountsSharedMemory) {
   EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
   spec.d_qk = spec.d_v = 72;
   EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
-  spec.stages = 1;
-  EXPECT_EQ(shared_bytes(spec), keys + queries + ds + dq + 128);
+  spec.stages = 3;
+  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + ds + dq + 128);
   spec.write_dq = false;
-  EXPECT_EQ(shared_bytes(spec), keys + queries + 128);
+  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + 128);
   spec.d_v = 64;
-  EXPECT_EQ(shared_bytes(spec), keys - 128 * 128 + queries - 64 * 128 + 128);
+  EXPECT_EQ(shared_bytes(spec), keys - 128 * 128 + 3 * (queries - 64 * 128) + 128);
   // Rows of dQ for each warpgroup: all columns of them, and no more than there are.
   spec.write_dq = true;
   spec.tile_n = 64;
-  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);
+  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);
 }
 
 struct Refusal {
@@ -116,12 +116,13 @@ constexpr Refusal kRefusals[] = {
     {"tile_m = 192: accepted are 64 and tile_n", [](KernelSpec& spec) { spec.tile_m = 192; }},
     {"tile_m = 32", [](KernelSpec& spec) { spec.tile_m = 32; }},
     {"tile_m = 0", [](KernelSpec& spec) { spec.tile_m = 0; }},
-    {"stages = 0: accepted are 1 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
+    {"stages = 0: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
+    {"stages = 1: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 1; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
     {"with tile_m = 64 each 64 columns of dQ need 64 keys", [](KernelSpec& spec) { spec.d_qk = 136; }},
     {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
-    {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128, spec.stages = 1; }},
-    {"registers of fragments a thread; at most 136 fit", [](KernelSpec& spec) { spec.tile_n = 192, spec.stages = 1; }},
+    {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128; }},
+    {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_n = 192; }},
 };
 
 TEST(Sm90BackwardRefusal, NamesTheLimit) {
@@ -206,7 +207,7 @@ TEST(Sm90BackwardFamily, IsTakenWhereItFits) {
   EXPECT_EQ(choose_backward(good, {.family = Family::sm90, .tile_n = 96}).family, Family::sm90);
 }
 
-TEST(Sm90BackwardFamily, AMisfitIsABadArgumentWhereItIsAskedFor) {
+TEST(Sm90BackwardFamily, AMisfitIsRefusedWhereItIsAskedFor) {
   for (const Change& change : kMisfits) {
     Problem problem = problem_of(64, 64);
     change.apply(problem);
@@ -218,7 +219,7 @@ TEST(Sm90BackwardFamily, AMisfitIsABadArgumentWhereItIsAskedFor) {
       plan_backward(problem, {.family = Family::sm90}, false);
       ADD_FAILURE() << "accepted: " << change.what;
     } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
       EXPECT_EQ(error.field("argument"), "kernel_backward.family");
     }
   }

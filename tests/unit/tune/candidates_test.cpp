@@ -9,6 +9,7 @@
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -31,8 +32,9 @@ Problem problem(const char* arch, DType dtype, int d_qk, int d_v, std::int64_t s
 }
 
 std::string refusal(const KernelSpec& spec) {
-  if (spec.op == Op::backward) return sm80_backward_refusal(spec);
-  return spec.family == Family::sm90 ? sm90_forward_refusal(spec) : sm80_forward_refusal(spec);
+  const bool hopper = spec.family == Family::sm90;
+  if (spec.op == Op::backward) return hopper ? sm90_backward_refusal(spec) : sm80_backward_refusal(spec);
+  return hopper ? sm90_forward_refusal(spec) : sm80_forward_refusal(spec);
 }
 
 /// Everything about a spec that the problem fixes, and no tuner may change.
@@ -104,7 +106,9 @@ TEST(CandidateOrder, OffersAChoiceAndKeepsToTheNumber) {
       for (const KernelSpec& spec : few) tiles.emplace(spec.tile_m, spec.tile_n);
       EXPECT_GE(tiles.size(), 4U);
       const KernelSpec backward = plan_backward(p, {}, false).main.front();
-      EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), 10U);
+      const std::size_t all = backward_candidates(p, {}, backward, kAll).size();
+      EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), backward.family == Family::sm80 ? 10 : all);
+      EXPECT_EQ(backward_candidates(p, {}, backward, 2).size(), 2U);
     }
   }
 }
@@ -124,10 +128,40 @@ TEST(CandidateOrder, TheModelRanksThePlannersKernelsHigh) {
   }
 }
 
+TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
+  for (const int d : {64, 96, 128}) {
+    for (const bool deterministic : {false, true}) {
+      Problem p = problem("sm_90a", DType::bf16, d, d, 4096, 16);
+      p.causal = true;
+      const KernelSpec planned = plan_backward(p, {}, deterministic).main.front();
+      SCOPED_TRACE(canonical(planned));
+      ASSERT_EQ(planned.family, Family::sm90);
+      const fa::plan::Candidates candidates = sm90_backward_candidates(p, choose_backward(p, {}), deterministic);
+      const auto own = std::ranges::find(candidates, planned, &Candidate::spec);
+      ASSERT_NE(own, candidates.end());
+      const double best = std::ranges::min(candidates, {}, &Candidate::cost).cost;
+      EXPECT_LT(own->cost, 1.15 * best);
+      std::set<std::pair<int, int>> tiles;
+      std::set<int> stages;
+      for (const Candidate& candidate : candidates) {
+        EXPECT_EQ(candidate.spec.family, Family::sm90);
+        EXPECT_GT(candidate.cost, 0);
+        tiles.emplace(candidate.spec.tile_m, candidate.spec.tile_n);
+        stages.insert(candidate.spec.stages);
+      }
+      EXPECT_GE(tiles.size(), d == 64 ? 3U : d == 96 ? 2U : 1U);  // large heads leave registers for one tile
+      EXPECT_EQ(stages, (std::set{2, 3}));
+    }
+  }
+}
+
 TEST(CandidateOrder, AFixedFamilyStays) {
   const Problem p = problem("sm_90a", DType::bf16, 128, 128, 4096, 16);
   const KernelOverride fixed{.family = Family::sm80};
   for (const KernelSpec& spec : forward_candidates(p, fixed, plan_forward(p, fixed).kernel, kAll)) {
+    EXPECT_EQ(spec.family, Family::sm80);
+  }
+  for (const KernelSpec& spec : backward_candidates(p, fixed, plan_backward(p, fixed, false).main.front(), kAll)) {
     EXPECT_EQ(spec.family, Family::sm80);
   }
   EXPECT_TRUE(tunable_override(fixed));
