@@ -3,6 +3,8 @@
     import fa_torch
     o = fa_torch.attention(q, k, v, causal=True)                  # [b, h, s, d] in any memory order
     o, lse = fa_torch.attention(q, k, v, return_lse=True)         # lse is differentiable too
+    o = fa_torch.attention(q, k, v, dropout=0.1)                  # seeded by torch.manual_seed
+    o = fa_torch.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
 
 Works on CUDA tensors (fp16, bf16, fp32; the current stream; no copies while the head dim is contiguous) and on CPU
 tensors (fp64 too; the host device). Heads of k and v may be fewer than those of q (GQA). The library is libfa.so of the
@@ -34,14 +36,16 @@ def load(path=None):
 
 
 @functools.lru_cache(maxsize=None)
-def _handle(device, head_dim, head_dim_v, dtype, causal, scale, top_left, deterministic):
+def _handle(device, head_dim, head_dim_v, dtype, causal, scale, top_left, deterministic, dropout=0.0, varlen=False):
     kind = (fa_ctypes.DEVICE_CUDA, device.index) if device.type == "cuda" else (fa_ctypes.DEVICE_HOST, 0)
     return fa_ctypes.Attention(load(), head_dim, dtype, causal, head_dim_v, scale, top_left, device=kind,
-                               deterministic=deterministic)
+                               deterministic=deterministic, dropout=dropout, varlen=varlen, zero_padding=varlen)
 
 
 def _like(t, heads, rows, head_dim):
-    """An empty [b, h, s, d] tensor in the memory order of `t`."""
+    """An empty [b, h, s, d] tensor in the memory order of `t`, or [total, h, d] where `t` is that."""
+    if t.dim() == 3:
+        return t.new_empty(rows, heads, head_dim)
     if t.stride(1) < t.stride(2):
         return t.new_empty(t.shape[0], rows, heads, head_dim).transpose(1, 2)
     return t.new_empty(t.shape[0], heads, rows, head_dim)
@@ -65,18 +69,35 @@ def _workspace(size, t):
     return torch.empty(size, dtype=torch.uint8, device=t.device) if size else None
 
 
+class _Packing:
+    """Where the sequences of a packed batch lie."""
+
+    def __init__(self, *tensors, max_s_q, max_s_kv):
+        self.tensors, self.max_s_q, self.max_s_kv = tensors, max_s_q, max_s_kv
+
+    def sizes(self, q, k):
+        return (self.tensors[0].numel() - 1, q.shape[1], k.shape[1], self.max_s_q, self.max_s_kv, q.shape[0], k.shape[0])
+
+    def sequences(self):
+        return fa_ctypes.sequences(*self.tensors, max_s_q=self.max_s_q, max_s_kv=self.max_s_kv)
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, handle):
+    def forward(ctx, q, k, v, handle, packing, dropout):
         q, k, v = map(_readable, (q, k, v))
-        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
-        o = _like(q, q.shape[1], q.shape[2], v.shape[3])
-        lse = q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        if packing is None:
+            sizes, rows = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2]), q.shape[:3]
+        else:
+            sizes, rows = packing.sizes(q, k), (q.shape[1], q.shape[0])
+        o = _like(q, q.shape[1], q.shape[2 if packing is None else 0], v.shape[-1])
+        lse = q.new_empty(rows, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        ctx.variants = {"sequences": packing.sequences() if packing else None, "dropout": dropout}
         with _current(q):
             size = handle.workspace_size(*sizes, rows_aligned=fa_ctypes.aligned(q, k, v, o))
-            handle.bind_forward(q, k, v, o, lse, _stream(q), _workspace(size, q))()
+            handle.bind_forward(q, k, v, o, lse, _stream(q), _workspace(size, q), **ctx.variants)()
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.handle, ctx.sizes = handle, sizes
+        ctx.handle, ctx.sizes, ctx.packing = handle, sizes, packing
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -84,28 +105,71 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
-            return None, None, None, None
+            return None, None, None, None, None, None
         q, k, v, o, lse = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else _readable(dout)
-        dq, dk, dv = (_like(t, *t.shape[1:]) for t in (q, k, v))
+        dq, dk, dv = (_like(t, t.shape[1], t.shape[0 if t.dim() == 3 else 2], t.shape[-1]) for t in (q, k, v))
         with _current(q):
             rows_aligned = fa_ctypes.aligned(q, k, v, o, dout, dq, dk, dv)
             size = ctx.handle.backward_workspace_size(*ctx.sizes, rows_aligned=rows_aligned)
-            ctx.handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), _workspace(size, q))()
-        return dq, dk, dv, None
+            ctx.handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), _workspace(size, q),
+                                     **ctx.variants)()
+        return dq, dk, dv, None, None, None
 
 
-def attention(q, k, v, *, causal=False, scale=None, top_left=False, deterministic=False, return_lse=False):
+def _check_devices(q, k, v):
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise RuntimeError(f"{name} is on {tensor.device}: accepted is the device of q, {q.device}")
+
+
+def _dropout_state(dropout, rng_state):
+    """Seed and offset: those given, as (seed, offset) or an int64 tensor of both on the device, else from PyTorch's CPU
+    generator."""
+    if dropout == 0:
+        return None
+    if isinstance(rng_state, torch.Tensor):
+        return fa_ctypes.dropout_state(device=rng_state)
+    seed, offset = rng_state or torch.randint(0, 2**62, (2,)).tolist()
+    return fa_ctypes.dropout_state(seed, offset)
+
+
+def attention(q, k, v, *, causal=False, scale=None, top_left=False, deterministic=False, return_lse=False, dropout=0.0,
+              rng_state=None):
     """softmax(scale * q k^T + mask) v.
 
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of one dtype and device; h_kv divides h_q.
     scale: 1/sqrt(d_qk) unless given. causal: row i keeps the keys up to i + s_kv - s_q, or up to i with top_left.
     deterministic: dq is bitwise repeatable too. return_lse: also the log-sum-exp [b, h_q, s_q] (natural log, fp32),
-    which may take part in the loss. Raises RuntimeError with what is wrong and what is accepted.
+    which may take part in the loss. dropout: the probability with which an element of the softmax is dropped; rng_state:
+    (seed, offset) of its mask, or an int64 tensor of both on the device, which a captured graph may advance.
+    Raises RuntimeError with what is wrong and what is accepted.
     """
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != q.device:
-            raise RuntimeError(f"{name} is on {tensor.device}: accepted is the device of q, {q.device}")
-    handle = _handle(q.device, q.shape[-1], v.shape[-1], q.dtype, causal, scale, top_left, deterministic)
-    o, lse = _Attention.apply(q, k, v, handle)
+    _check_devices(q, k, v)
+    handle = _handle(q.device, q.shape[-1], v.shape[-1], q.dtype, causal, scale, top_left, deterministic, dropout)
+    o, lse = _Attention.apply(q, k, v, handle, None, _dropout_state(dropout, rng_state))
+    return (o, lse) if return_lse else o
+
+
+def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_s_q=0, max_s_kv=0, seqused_q=None, seqused_kv=None,
+                     causal=False, scale=None, top_left=False, deterministic=False, return_lse=False, dropout=0.0,
+                     rng_state=None):
+    """`attention` of sequences of different lengths, one after the other in q [total_q, h_q, d_qk], k [total_kv, h_kv,
+    d_qk] and v [total_kv, h_kv, d_v]; the log-sum-exp is [h_q, total_q].
+
+    Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q and the keys cu_seqlens_kv[i] to
+    cu_seqlens_kv[i + 1], of int32 tensors on the device of q; seqused_q and seqused_kv: how many of these count.
+    max_s_q, max_s_kv: the longest, 0 where they are not known. Rows of no sequence get 0 (lse: -inf), and so do their
+    gradients.
+    """
+    _check_devices(q, k, v)
+    lengths = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+    for name, tensor in zip(("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv"), lengths):
+        if tensor is not None and (tensor.dtype != torch.int32 or tensor.device != q.device or not tensor.is_contiguous()):
+            raise RuntimeError(f"{name} is {tensor.dtype} on {tensor.device}: accepted is contiguous torch.int32 on {q.device}")
+    if cu_seqlens_q.numel() != cu_seqlens_kv.numel():
+        raise RuntimeError(f"cu_seqlens_kv has {cu_seqlens_kv.numel()} elements: accepted are {cu_seqlens_q.numel()}, as in q")
+    handle = _handle(q.device, q.shape[-1], v.shape[-1], q.dtype, causal, scale, top_left, deterministic, dropout, True)
+    packing = _Packing(*lengths, max_s_q=max_s_q, max_s_kv=max_s_kv)
+    o, lse = _Attention.apply(q, k, v, handle, packing, _dropout_state(dropout, rng_state))
     return (o, lse) if return_lse else o

@@ -7,7 +7,10 @@ events around enough calls for --ms milliseconds after a warm-up; rounds are int
 TFLOP/s = 2 b h_q s_q s_kv (d_qk + d_v) / time, half of that when causal, 2.5 times that for backward. A backward is all of
 its kernels and nothing else: the peers' by torch.autograd.grad of one graph that is kept, fa's with its workspace at hand.
 
-Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal); other rows of the results file are
+--variants adds rows with dropout of 0.1, and of packed batches: as many tokens, or 64 sequences with --packed-batch 64, of
+lengths uniform in [1, 2 s]; their TFLOP/s count the lengths that they have.
+
+Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal, --variants); other rows of the results file are
 kept while the templates are the same.
 
 Needs PyTorch with CUDA (cuDNN and FlashAttention-2 are its backends; FlashAttention-3 is timed if it can be imported).
@@ -44,6 +47,8 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32
 MEAN_RATIO, MAX_RATIO, F32_BOUND, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-5, 1e-3, 1e-5
 F32_GRADIENT_BOUND = 2e-5
 GRADIENTS = ("dq", "dk", "dv")
+VARIANTS = ("plain", "dropout", "varlen", "varlen+dropout")
+DROPOUT, RNG = 0.1, fa_ctypes.dropout_state(seed=1234, offset=5678)
 SEQS, HEAD_DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
 
 
@@ -69,6 +74,8 @@ def parse():
     parser.add_argument("--head-dims", type=a_list(int), default=list(HEAD_DIMS))
     parser.add_argument("--seqs", type=a_list(int), default=list(SEQS))
     parser.add_argument("--causal", type=a_list(among=["no", "yes"]), default=["no", "yes"])
+    parser.add_argument("--variants", type=a_list(among=VARIANTS), default=["plain"])
+    parser.add_argument("--packed-batch", type=int, default=0, help="sequences of a packed batch (default: 16384 / s)")
     parser.add_argument("--deterministic", action="store_true", help="backward rows also as the variant deterministic")
     parser.add_argument("--no-f32", action="store_true", help="leave out the fp32 rows")
     parser.add_argument("--no-accuracy", action="store_true", help="leave out the comparison of errors")
@@ -87,8 +94,9 @@ def make_inputs(b, h_q, h_kv, s_q, s_kv, d_qk, d_v, dtype, seed=0):
     return [torch.randn(s, device="cuda", dtype=torch.float32, generator=generator).to(dtype).transpose(1, 2) for s in shapes]
 
 
-def reference(q, k, v, causal):
-    """float64 O and LSE of one head at a time; the causal mask is aligned bottom-right."""
+def reference(q, k, v, causal, keep=None):
+    """float64 O and LSE of one head at a time; the causal mask is aligned bottom-right. `keep`: what dropout leaves of P, and
+    its factor, [s_q, s_kv]."""
     s_q, s_kv = q.shape[2], k.shape[2]
     o = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64, device="cuda")
     lse = torch.empty(q.shape[:3], dtype=torch.float64, device="cuda")
@@ -99,11 +107,11 @@ def reference(q, k, v, causal):
             if causal:
                 scores.masked_fill_(hidden, float("-inf"))
             lse[b, h] = scores.logsumexp(1)
-            o[b, h] = scores.softmax(1) @ v[b, h].double()
+            o[b, h] = (scores.softmax(1) if keep is None else scores.softmax(1) * keep) @ v[b, h].double()
     return o, lse
 
 
-def reference_gradients(q, k, v, dout, causal):
+def reference_gradients(q, k, v, dout, causal, keep=None):
     """float64 dq, dk and dv, one head at a time, by the derivative of the softmax itself."""
     s_q, s_kv, scale = q.shape[2], k.shape[2], q.shape[3] ** -0.5
     gradients = [torch.empty(t.shape, dtype=torch.float64, device="cuda") for t in (q, k, v)]
@@ -115,8 +123,10 @@ def reference_gradients(q, k, v, dout, causal):
             if causal:
                 p.masked_fill_(hidden, float("-inf"))
             p = p.softmax(1)
-            gradients[2][b, h] = p.T @ dout1
+            gradients[2][b, h] = (p if keep is None else p * keep).T @ dout1
             ds = dout1 @ v1.T
+            if keep is not None:
+                ds *= keep
             ds = p * (ds - (p * ds).sum(1, keepdim=True)) * scale
             gradients[0][b, h] = ds @ k1
             gradients[1][b, h] = ds.T @ q1
@@ -130,20 +140,25 @@ def errors(actual, expected):
     return difference.mean().item(), difference.max().item()
 
 
-def sdpa(backend, q, k, v, causal, square=True):
+def sdpa(backend, q, k, v, causal, square=True, dropout=0.0):
     mask = None if square or not causal else causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(BACKENDS[backend]):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and square)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and square)
 
 
-def peer_attention(peer, q, k, v, causal):
+def peer_attention(peer, q, k, v, causal, dropout=0.0):
     """A peer's o [b, h, s, d]."""
     if peer == "fa3":
         from flash_attn_interface import flash_attn_func
 
         result = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)
         return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
-    return sdpa(peer, q, k, v, causal, q.shape[2] == k.shape[2])
+    return sdpa(peer, q, k, v, causal, q.shape[2] == k.shape[2], dropout)
+
+
+def peer_packed(q, k, v, cumulative, longest, causal, dropout):
+    """FlashAttention-2's o [total, h, d]."""
+    return torch.ops.aten._flash_attention_forward(q, k, v, cumulative, cumulative, longest, longest, dropout, causal, False)[0]
 
 
 def scratch(size):
@@ -157,17 +172,24 @@ def nan_like(t):
 class Row:
     """One problem: its tensors, and a callable for each library."""
 
-    def __init__(self, library, op, family, b, h, s_q, s_kv, d_qk, d_v, dtype, causal, peers, deterministic=False):
+    def __init__(self, library, op, family, b, h, s_q, s_kv, d_qk, d_v, dtype, causal, peers, deterministic=False,
+                 dropout=0.0):
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s_q, s_kv=s_kv, d_qk=d_qk, d_v=d_v)
         self.op, self.family, self.causal, self.dtype = op, family, causal, dtype
-        self.variant = "deterministic" if deterministic else ""
+        self.variant = "deterministic" if deterministic else f"dropout={dropout:g}" if dropout else ""
+        self.library, self.dropout = library, dropout
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
         self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
+                                              dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
-        self.calls = {"fa": self._forward(peers) if op == "forward" else self._backward()}
+        self.variants = {"dropout": RNG if dropout else None}
+        self._bind(peers)
+
+    def _bind(self, peers):
+        self.calls = {"fa": self._forward(peers) if self.op == "forward" else self._backward()}
         for peer in peers:
             self.calls[peer] = self._peer(peer)
 
@@ -177,22 +199,28 @@ class Row:
     def _forward(self, peers):
         memory = scratch(self.attention.workspace_size(*self._sizes()))
         lse = None if peers else self.lse  # the peers are asked for none
-        return self.attention.bind_forward(self.q, self.k, self.v, self.o, lse, self.stream, memory)
+        return self.attention.bind_forward(self.q, self.k, self.v, self.o, lse, self.stream, memory, **self.variants)
 
     def _backward(self):
         self._forward([])()
-        self.dout = make_inputs(*self._sizes()[:2], 1, self.size["s_q"], 1, self.size["d_v"], 1, self.dtype, seed=1)[0]
+        self.dout = self._make_dout()
         self.gradients = [nan_like(t) for t in (self.q, self.k, self.v)]
         memory = scratch(self.attention.backward_workspace_size(*self._sizes()))
         return self.attention.bind_backward(self.q, self.k, self.v, self.o, self.lse, self.dout, *self.gradients,
-                                            stream=self.stream, workspace=memory)
+                                            stream=self.stream, workspace=memory, **self.variants)
+
+    def _make_dout(self):
+        return make_inputs(*self._sizes()[:2], 1, self.size["s_q"], 1, self.size["d_v"], 1, self.dtype, seed=1)[0]
+
+    def _attend(self, peer, q, k, v):
+        return peer_attention(peer, q, k, v, self.causal, self.dropout)
 
     def _peer(self, peer):
-        q, k, v, causal = self.q, self.k, self.v, self.causal
+        q, k, v = self.q, self.k, self.v
         if self.op == "forward":
-            return lambda: peer_attention(peer, q, k, v, causal)
+            return lambda: self._attend(peer, q, k, v)
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        o, dout = peer_attention(peer, *leaves, causal), self.dout
+        o, dout = self._attend(peer, *leaves), self.dout
         return lambda: torch.autograd.grad(o, leaves, dout, retain_graph=True)
 
     def flops(self):
@@ -205,28 +233,85 @@ class Row:
         FlashAttention-2's, by the name of the gradient."""
         self.calls["fa"]()
         bound = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: F32_BOUND}[self.dtype]
-        peer = self.calls["fa2"]() if self.op == "backward" and "fa2" in self.calls else None
+        comparable = self.op == "backward" and "fa2" in self.calls and not self.dropout  # masks differ
+        peer = self.calls["fa2"]() if comparable else None
         worst = {}
         for b, h in {(0, 0), (self.size["b"] - 1, self.size["h_q"] - 1)}:
-            head = lambda t: t[b : b + 1, h : h + 1]  # noqa: E731, B023
+            head = lambda t: self._head(t, b, h)  # noqa: E731, B023
             cut = [head(t) for t in (self.q, self.k, self.v)]
+            keep = self._keep(b, h, cut[0].shape[2], cut[1].shape[2])
             if self.op == "forward":
-                named = {"o": (self.o, reference(*cut, self.causal)[0])}
+                named = {"o": (self.o, reference(*cut, self.causal, keep)[0])}
             else:
-                named = dict(zip(GRADIENTS, zip(self.gradients, reference_gradients(*cut, head(self.dout), self.causal))))
+                wanted = reference_gradients(*cut, head(self.dout), self.causal, keep)
+                named = dict(zip(GRADIENTS, zip(self.gradients, wanted)))
             for n, (name, (actual, expected)) in enumerate(named.items()):
                 mean, largest = errors(head(actual), expected)
+                bound_here = bound / (1 - self.dropout)
                 # A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice as much as o.
-                if largest > (1 if self.op == "forward" else 2) * bound * expected.abs().max().item():
+                if largest > (1 if self.op == "forward" else 2) * bound_here * expected.abs().max().item():
                     raise SystemExit(f"fa is wrong on {self.size}: max abs error of {name} {largest}")
                 if peer is not None:
                     peer_mean, peer_largest = errors(head(peer[n]), expected)
                     worst[name] = max(worst.get(name, (0, 0)), (mean / peer_mean, largest / peer_largest))
         return worst
 
+    def _head(self, t, b, h):
+        return t[b : b + 1, h : h + 1]
+
+    def _keep(self, b, h, s_q, s_kv):
+        """The mask of a head times its factor, or None."""
+        if not self.dropout:
+            return None
+        state = fa_ctypes.dropout_state(RNG.seed, RNG.offset + b * self.size["h_q"] + h)
+        mask = self.library.dropout_mask(state, self.dropout, 1, 1, s_q, s_kv)
+        factor = 65536 / (65536 - round(self.dropout * 65536))
+        return torch.frombuffer(mask, dtype=torch.uint8).view(s_q, s_kv).cuda().double() * factor
+
     def entry(self, rates):
         return {"op": self.op, "family": self.family, "dtype": DTYPE_NAMES[self.dtype], **self.size, "causal": self.causal,
                 "variant": self.variant, "tflops": rates}
+
+
+class PackedRow(Row):
+    """`b` sequences of lengths uniform in [1, 2 s], one after the other."""
+
+    def __init__(self, library, op, family, b, h, s, d, dtype, causal, peers, dropout=0.0):
+        generator = torch.Generator().manual_seed(64)
+        self.lengths = torch.randint(1, 2 * s + 1, (b,), generator=generator)
+        self.starts = torch.cat((torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)))
+        self.cumulative, self.longest = self.starts.int().cuda(), 2 * s
+        self.total = int(self.starts[-1])
+        self.size = dict(b=b, h_q=h, h_kv=h, s_q=s, s_kv=s, d_qk=d, d_v=d)
+        self.op, self.family, self.causal, self.dtype, self.library, self.dropout = op, family, causal, dtype, library, dropout
+        self.variant = "varlen" + (f"+dropout={dropout:g}" if dropout else "")
+        self.q, self.k, self.v = (t[0].transpose(0, 1) for t in make_inputs(1, h, h, self.total, self.total, d, d, dtype))
+        self.o = torch.full((self.total, h, d), float("nan"), device="cuda", dtype=dtype)
+        self.lse = torch.full((h, self.total), float("nan"), device="cuda")
+        self.attention = fa_ctypes.Attention(library, d, dtype, causal, varlen=True, dropout=dropout,
+                                              **{("family" if op == "forward" else "backward_family"): family})
+        self.stream = torch.cuda.current_stream().cuda_stream
+        lengths = fa_ctypes.sequences(self.cumulative, self.cumulative, max_s_q=self.longest, max_s_kv=self.longest)
+        self.variants = {"sequences": lengths, "dropout": RNG if dropout else None}
+        self._bind(peers)
+
+    def _sizes(self):
+        h = self.size["h_q"]
+        return [self.size["b"], h, h, self.longest, self.longest, self.total, self.total]
+
+    def _make_dout(self):
+        return make_inputs(1, self.size["h_q"], 1, self.total, 1, self.size["d_v"], 1, self.dtype, seed=1)[0][0].transpose(0, 1)
+
+    def _attend(self, peer, q, k, v):
+        return peer_packed(q, k, v, self.cumulative, self.longest, self.causal, self.dropout)
+
+    def _head(self, t, b, h):
+        return t[self.starts[b] : self.starts[b + 1], h][None, None]
+
+    def flops(self):
+        pairs = int((self.lengths**2).sum())
+        products = 2 * self.size["h_q"] * pairs * (self.size["d_qk"] + self.size["d_v"])
+        return products * (2.5 if self.op == "backward" else 1) / (2 if self.causal else 1)
 
 
 def milliseconds(call, target_ms):
@@ -392,10 +477,13 @@ def print_row(entry, worst):
     print(f"{size} {rates}{ratio}{error} {entry['variant']}".rstrip(), flush=True)
 
 
-def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, deterministic=False):
+def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, deterministic=False, dropout=0.0, packed=False):
     """One row of the results; nothing where the family does not do it."""
     try:
-        row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic)
+        if packed:
+            row = PackedRow(library, op, family, b, h, s, d, dtype, causal, peers, dropout)
+        else:
+            row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic, dropout)
     except fa_ctypes.Unsupported as refusal:
         print(f"{op:<8} {family} {DTYPE_NAMES[dtype]} d {d} s {s}: {refusal}", flush=True)
         return []
@@ -411,7 +499,15 @@ def measure_all(library, args, op, family, peers):
         for causal in [name == "yes" for name in args.causal]:
             for s in args.seqs:
                 size = (TOKENS // s, WIDTH // d, s, d, torch.bfloat16, causal)
-                rows += measure(library, args, op, family, *size, peers)
+                for variant in args.variants:
+                    dropout = DROPOUT if "dropout" in variant else 0.0
+                    # Of the peers, FlashAttention-2 does all of them.
+                    beside = peers if variant == "plain" else ["fa2"]
+                    if "varlen" in variant:
+                        packed = (args.packed_batch or TOKENS // s, *size[1:])
+                        rows += measure(library, args, op, family, *packed, beside, dropout=dropout, packed=True)
+                    else:
+                        rows += measure(library, args, op, family, *size, beside, dropout=dropout)
                 if op == "backward" and args.deterministic:
                     rows += measure(library, args, op, family, *size, ["fa2"], deterministic=True)
     if not args.no_f32 and family in F32_FAMILIES:

@@ -49,6 +49,10 @@ class Config(_Struct):
         ("on_compile_user", ctypes.c_void_p),
         ("cache_keep_source", ctypes.c_int32),
         ("tune", ctypes.c_int32),
+        ("varlen", ctypes.c_int32),
+        ("zero_padding", ctypes.c_int32),
+        ("check_sequences", ctypes.c_int32),
+        ("dropout", ctypes.c_float),
     ]
 
 
@@ -68,10 +72,33 @@ class Tensor(_Struct):
     ]
 
 
-class ForwardInputs(_Struct):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
-        (name, ctypes.POINTER(Tensor)) for name in ("q", "k", "v")
+class Sequences(_Struct):
+    _fields_ = (
+        [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("b", ctypes.c_int64)]
+        + [(name, ctypes.c_void_p) for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")]
+        + [("max_s_q", ctypes.c_int64), ("max_s_kv", ctypes.c_int64)]
+    )
+
+
+class DropoutState(_Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("device", ctypes.c_void_p),
     ]
+
+
+_VARIANTS = [("sequences", ctypes.POINTER(Sequences)), ("dropout", ctypes.POINTER(DropoutState))]
+
+
+class ForwardInputs(_Struct):
+    _fields_ = (
+        [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+        + [(name, ctypes.POINTER(Tensor)) for name in ("q", "k", "v")]
+        + _VARIANTS
+    )
 
 
 class ForwardOutputs(_Struct):
@@ -81,9 +108,11 @@ class ForwardOutputs(_Struct):
 
 
 class BackwardInputs(_Struct):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
-        (name, ctypes.POINTER(Tensor)) for name in ("q", "k", "v", "o", "lse", "dout", "dlse")
-    ]
+    _fields_ = (
+        [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+        + [(name, ctypes.POINTER(Tensor)) for name in ("q", "k", "v", "o", "lse", "dout", "dlse")]
+        + _VARIANTS
+    )
 
 
 class BackwardOutputs(_Struct):
@@ -103,7 +132,7 @@ class Workspace(_Struct):
 
 class Shape(_Struct):
     _fields_ = [("struct_size", ctypes.c_uint32), ("unaligned", ctypes.c_int32)] + [
-        (name, ctypes.c_int64) for name in ("b", "h_q", "h_kv", "s_q", "s_kv")
+        (name, ctypes.c_int64) for name in ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
     ]
 
 
@@ -139,6 +168,14 @@ class Library:
     def call(self, name, *arguments):
         self.check(getattr(self._fa, name)(*arguments))
 
+    def dropout_mask(self, state, probability, b, h_q, s_q, s_kv):
+        """keep, the bytes of [b, h_q, s_q, s_kv]: 1 for a kept element."""
+        keep = bytearray(b * h_q * s_q * s_kv)
+        memory = (ctypes.c_uint8 * len(keep)).from_buffer(keep) if keep else None
+        sizes = [ctypes.c_int64(n) for n in (b, h_q, s_q, s_kv)]
+        self.call("fa_dropout_mask", ctypes.byref(state), ctypes.c_float(probability), *sizes, memory)
+        return keep
+
 
 def _tensor(t):
     rank = t.dim()
@@ -166,22 +203,48 @@ def aligned(*tensors):
 
 
 def _shape(sizes, rows_aligned):
-    return Shape(unaligned=int(not rows_aligned), **dict(zip(("b", "h_q", "h_kv", "s_q", "s_kv"), sizes)))
+    names = ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
+    return Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)))
+
+
+def sequences(cu_seqlens_q, cu_seqlens_kv, seqused_q=None, seqused_kv=None, max_s_q=0, max_s_kv=0):
+    """Where the sequences of a packed batch lie, by int32 tensors on the attention's device, which it keeps alive."""
+    address = lambda t: t.data_ptr() if t is not None else None  # noqa: E731
+    result = Sequences(b=cu_seqlens_q.numel() - 1, cu_seqlens_q=address(cu_seqlens_q), cu_seqlens_kv=address(cu_seqlens_kv),
+                       seqused_q=address(seqused_q), seqused_kv=address(seqused_kv), max_s_q=max_s_q, max_s_kv=max_s_kv)
+    result.tensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+    return result
+
+
+def dropout_state(seed=0, offset=0, device=None):
+    """`device`: an int64 tensor of seed and offset on the attention's device, which counts instead of the numbers
+    and is kept alive."""
+    result = DropoutState(seed=seed, offset=offset, device=device.data_ptr() if device is not None else None)
+    result.tensor = device
+    return result
+
+
+def _variants(sequences, dropout):
+    return {"sequences": ctypes.pointer(sequences) if sequences is not None else None,
+            "dropout": ctypes.pointer(dropout) if dropout is not None else None}
 
 
 class Attention:
-    """fa_attention for tensors [b, h, s, d] in any memory order. Sizes are (b, h_q, h_kv, s_q, s_kv); rows_aligned is what
-    `aligned` says of q, k, v, o and, for backward, their gradients."""
+    """fa_attention for tensors [b, h, s, d] in any memory order, or with varlen [total, h, d]. Sizes are (b, h_q, h_kv,
+    s_q, s_kv), with varlen also (total_q, total_kv); rows_aligned is what `aligned` says of q, k, v, o and, for backward,
+    their gradients."""
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
                  family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False, tune="default",
-                 backward_family="automatic"):
+                 backward_family="automatic", varlen=False, zero_padding=False, check_sequences=False, dropout=0.0):
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
         self._backward_override = KernelOverride(family=FAMILIES[backward_family])
         config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
-                        deterministic=int(deterministic), tune=TUNE_POLICIES[tune], kernel=ctypes.pointer(self._override),
+                        deterministic=int(deterministic), tune=TUNE_POLICIES[tune], varlen=int(varlen),
+                        zero_padding=int(zero_padding), check_sequences=int(check_sequences), dropout=dropout,
+                        kernel=ctypes.pointer(self._override),
                         kernel_backward=ctypes.pointer(self._backward_override))
         self._handle = ctypes.c_void_p()
         library.call("fa_create", ctypes.byref(config), Device(*device), ctypes.byref(self._handle))
@@ -204,16 +267,18 @@ class Attention:
 
         return run
 
-    def bind_forward(self, q, k, v, o, lse=None, stream=None, workspace=None):
+    def bind_forward(self, q, k, v, o, lse=None, stream=None, workspace=None, sequences=None, dropout=None):
         """A callable that queues the same forward again and again; it keeps the tensors alive."""
-        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v))
+        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v), **_variants(sequences, dropout))
         outputs = ForwardOutputs(o=_pointer(o), lse=_pointer(lse))
         return self._bind("fa_forward", inputs, outputs, stream, workspace, (q, k, v, o, lse))
 
-    def bind_backward(self, q, k, v, o, lse, dout, dq, dk, dv, dlse=None, stream=None, workspace=None):
+    def bind_backward(self, q, k, v, o, lse, dout, dq, dk, dv, dlse=None, stream=None, workspace=None, sequences=None,
+                      dropout=None):
         """Likewise for backward."""
         read, written = (q, k, v, o, lse, dout, dlse), (dq, dk, dv)
-        inputs = BackwardInputs(**dict(zip(("q", "k", "v", "o", "lse", "dout", "dlse"), map(_pointer, read))))
+        inputs = BackwardInputs(**dict(zip(("q", "k", "v", "o", "lse", "dout", "dlse"), map(_pointer, read))),
+                                **_variants(sequences, dropout))
         outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))))
         return self._bind("fa_backward", inputs, outputs, stream, workspace, (read, written))
 

@@ -121,6 +121,20 @@ struct AttentionConfig {
   TunePolicy tune = TunePolicy::on;                     ///< with `deterministic`: the library's own tables alone
   std::optional<KernelOverride> kernel = std::nullopt;  ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
+  /// Packed batches: sequences of different lengths lie one after the other in tensors without a batch axis, and each
+  /// call says where, in PackedSequences. q is [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk], lse [h_q, total_q], and
+  /// so on. Causal masks are of each sequence.
+  bool varlen = false;
+  /// varlen: rows that belong to no sequence, or lie behind its used rows, become 0 in o, dq, dk and dv and -inf in
+  /// lse. Else they are not touched.
+  bool zero_padding = false;
+  /// varlen: every call waits for its stream, reads the lengths back and refuses wrong ones with an fa::Error; it
+  /// cannot be captured. Without it wrong lengths give wrong results, never an access outside of a tensor. The host
+  /// device always checks.
+  bool check_sequences = false;
+  /// The probability, in [0, 1), with which an element of P is dropped: O = (P o Z / (1 - p)) V, where Z is the mask of
+  /// the call's DropoutState. lse is that of the whole P. Rounded to a multiple of 2^-16, in the factor too.
+  float dropout = 0;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Told of every compilation by the thread that compiles, before and after: a program that has finished starting up
   /// expects none. What it throws when one starts ends the call, with nothing compiled; after that nothing may be
@@ -136,12 +150,43 @@ struct AttentionShape {
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
   bool aligned = true;  ///< rows of q, k, v, o and their gradients start at multiples of 16 bytes
+  /// AttentionConfig::varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv
+  /// are the longest ones, 0 where they are not known.
+  std::int64_t total_q = 0;
+  std::int64_t total_kv = 0;
+};
+
+/// Where the sequences of a packed batch lie (AttentionConfig::varlen): sequence i has the rows [cu_seqlens_q[i],
+/// cu_seqlens_q[i + 1]) of q, o and their gradients, and the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]) of k and v.
+/// The arrays are in memory of the Attention's device, are read when the kernels run, and may change between replays of
+/// a captured call.
+struct PackedSequences {
+  std::int64_t b = 0;                           ///< how many
+  const std::int32_t* cu_seqlens_q = nullptr;   ///< [b + 1], from at least 0, never decreasing, to at most total_q
+  const std::int32_t* cu_seqlens_kv = nullptr;  ///< [b + 1], likewise
+  const std::int32_t* seqused_q = nullptr;      ///< [b], how many of a sequence's rows count, from its first; optional
+  const std::int32_t* seqused_kv = nullptr;     ///< [b], likewise
+  std::int64_t max_s_q = 0;                     ///< no sequence has more rows; 0: not known, which costs a little
+  std::int64_t max_s_kv = 0;                    ///< likewise
+};
+
+/// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key: the same values
+/// give the same mask in forward and backward, on every device and with every kernel. Calls whose offsets are at least
+/// b * h_q apart have independent masks.
+struct DropoutState {
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  /// {seed, offset} in memory of the Attention's device, read when the kernels run, so that a captured call can
+  /// advance; instead of the two values above.
+  const std::uint64_t* device = nullptr;
 };
 
 struct ForwardInputs {
-  TensorView q;  ///< [b, h_q, s_q, d_qk]
-  TensorView k;  ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;  ///< [b, h_kv, s_kv, d_v]
+  TensorView q;                    ///< [b, h_q, s_q, d_qk]
+  TensorView k;                    ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;                    ///< [b, h_kv, s_kv, d_v]
+  PackedSequences sequences = {};  ///< with AttentionConfig::varlen
+  DropoutState dropout = {};       ///< with AttentionConfig::dropout
 };
 
 struct ForwardOutputs {
@@ -152,16 +197,19 @@ struct ForwardOutputs {
 /// What forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
 /// broadcast (stride 0) over b, h or s.
 struct BackwardInputs {
-  TensorView q;          ///< [b, h_q, s_q, d_qk]
-  TensorView k;          ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;          ///< [b, h_kv, s_kv, d_v]
-  TensorView o;          ///< [b, h_q, s_q, d_v], of forward
-  TensorView lse;        ///< [b, h_q, s_q], of forward: natural log; -inf, or +inf, for a row without keys
-  TensorView dout;       ///< [b, h_q, s_q, d_v], gradient of o
-  TensorView dlse = {};  ///< [b, h_q, s_q], gradient of lse, of its dtype; optional: 0
+  TensorView q;                    ///< [b, h_q, s_q, d_qk]
+  TensorView k;                    ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;                    ///< [b, h_kv, s_kv, d_v]
+  TensorView o;                    ///< [b, h_q, s_q, d_v], of forward
+  TensorView lse;                  ///< [b, h_q, s_q], of forward: natural log; -inf, or +inf, for a row without keys
+  TensorView dout;                 ///< [b, h_q, s_q, d_v], gradient of o
+  TensorView dlse = {};            ///< [b, h_q, s_q], gradient of lse, of its dtype; optional: 0
+  PackedSequences sequences = {};  ///< those of forward
+  DropoutState dropout = {};       ///< that of forward
 };
 
-/// Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
+/// Every element is written (but for the padding of packed batches), and none is read: rows and keys that nothing
+/// depends on get 0. An output must not overlap
 /// itself, another output or an input.
 struct BackwardOutputs {
   TensorView dq;  ///< [b, h_q, s_q, d_qk]
@@ -268,16 +316,22 @@ class FA_API Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order: found in the cache or compiled,
-/// as `config` says, and not loaded. Needs no GPU. A program that ships a pack proves with CompilePolicy::never that
-/// the pack is complete; with CompilePolicy::allow it fills a cache. Throws fa::Error: invalid_argument, unsupported,
-/// no_compiler, compile_failed, cache_miss.
+/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order, behind them those that clear
+/// padding: found in the cache or compiled, as `config` says, and not loaded. Needs no GPU. A program that ships a pack
+/// proves with CompilePolicy::never that the pack is complete; with CompilePolicy::allow it fills a cache. Throws
+/// fa::Error: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss.
 FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                             const std::string& arch);
 
-/// Likewise those of `backward`, in the order in which it runs them.
+/// Likewise those of `backward`.
 FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                                      const std::string& arch);
+
+/// The mask of AttentionConfig::dropout = `probability`, computed on the host (`state.device` is not read): keep [b,
+/// h_q, s_q, s_kv], row-major, 1 for a kept element and 0 for a dropped one. In a packed batch b numbers the sequences,
+/// and rows and keys count from the first of each. Throws fa::Error(invalid_argument).
+FA_API void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q,
+                         std::int64_t s_q, std::int64_t s_kv, std::uint8_t* keep);
 
 /// "0.1.0".
 FA_API const char* version() noexcept;

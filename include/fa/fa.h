@@ -173,6 +173,15 @@ typedef struct fa_config {
   void* on_compile_user;
   int32_t cache_keep_source; /* nonzero: puts the source of every kernel compiled from now on beside it */
   int32_t tune;              /* enum fa_tune_policy */
+  int32_t varlen;          /* nonzero: packed batches. Sequences of different lengths lie one after the other in tensors
+                              without a batch axis: q is [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk], lse
+                              [h_q, total_q], and so on; each call says where, in an fa_sequences */
+  int32_t zero_padding;    /* varlen, nonzero: rows that belong to no sequence become 0 in o, dq, dk and dv and -inf in
+                              lse; else they are not touched */
+  int32_t check_sequences; /* varlen, nonzero: every call waits for its stream, reads the lengths back and refuses wrong
+                              ones; it cannot be captured. The host device always checks */
+  float dropout;           /* probability, in [0, 1), with which an element of P is dropped; rounded to a multiple of
+                              2^-16. The others are divided by 1 - dropout; lse is that of the whole P */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -195,12 +204,42 @@ typedef struct fa_tensor {
   int64_t strides[4]; /* in elements */
 } fa_tensor;
 
+/* Where the sequences of a packed batch lie (fa_config.varlen): sequence i has the rows [cu_seqlens_q[i],
+ * cu_seqlens_q[i + 1]) of q, o and their gradients, and the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]) of k and v.
+ * The arrays are in memory of the attention's device, are read when the kernels run, and may change between replays of
+ * a captured call. Lengths that leave the tensors give wrong results, never an access outside of them. */
+typedef struct fa_sequences {
+  uint32_t struct_size;
+  uint32_t reserved;            /* 0 */
+  int64_t b;                    /* how many */
+  const int32_t* cu_seqlens_q;  /* [b + 1], from at least 0, never decreasing, to at most total_q */
+  const int32_t* cu_seqlens_kv; /* [b + 1], likewise */
+  const int32_t* seqused_q;     /* [b], how many of a sequence's rows count, from its first; NULL: all */
+  const int32_t* seqused_kv;    /* [b], likewise */
+  int64_t max_s_q;              /* no sequence has more rows; 0: not known, which costs a little */
+  int64_t max_s_kv;             /* likewise */
+} fa_sequences;
+
+/* What the mask of fa_config.dropout is a function of, besides batch (in a packed batch: the sequence), query head, row
+ * and key. Forward and backward of one call are given the same; calls whose offsets are at least b * h_q apart have
+ * independent masks. */
+typedef struct fa_dropout_state {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  uint64_t seed;
+  uint64_t offset;
+  const uint64_t* device; /* {seed, offset} in memory of the attention's device, read when the kernels run, instead of
+                             the two values above; may be NULL */
+} fa_dropout_state;
+
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
-  uint32_t reserved;  /* 0 */
-  const fa_tensor* q; /* [b, h_q, s_q, d_qk] */
-  const fa_tensor* k; /* [b, h_kv, s_kv, d_qk] */
-  const fa_tensor* v; /* [b, h_kv, s_kv, d_v] */
+  uint32_t reserved;               /* 0 */
+  const fa_tensor* q;              /* [b, h_q, s_q, d_qk] */
+  const fa_tensor* k;              /* [b, h_kv, s_kv, d_qk] */
+  const fa_tensor* v;              /* [b, h_kv, s_kv, d_v] */
+  const fa_sequences* sequences;   /* with fa_config.varlen, else NULL */
+  const fa_dropout_state* dropout; /* with fa_config.dropout; NULL: seed 0, offset 0 */
 } fa_forward_inputs;
 
 typedef struct fa_forward_outputs {
@@ -214,14 +253,16 @@ typedef struct fa_forward_outputs {
  * broadcast (stride 0) over b, h or s. */
 typedef struct fa_backward_inputs {
   uint32_t struct_size;
-  uint32_t reserved;     /* 0 */
-  const fa_tensor* q;    /* [b, h_q, s_q, d_qk] */
-  const fa_tensor* k;    /* [b, h_kv, s_kv, d_qk] */
-  const fa_tensor* v;    /* [b, h_kv, s_kv, d_v] */
-  const fa_tensor* o;    /* [b, h_q, s_q, d_v], of fa_forward */
-  const fa_tensor* lse;  /* [b, h_q, s_q], of fa_forward: natural log; -inf, or +inf, for a row without keys */
-  const fa_tensor* dout; /* [b, h_q, s_q, d_v], gradient of o */
-  const fa_tensor* dlse; /* [b, h_q, s_q], gradient of lse, of its dtype; may be NULL: 0 */
+  uint32_t reserved;             /* 0 */
+  const fa_tensor* q;            /* [b, h_q, s_q, d_qk] */
+  const fa_tensor* k;            /* [b, h_kv, s_kv, d_qk] */
+  const fa_tensor* v;            /* [b, h_kv, s_kv, d_v] */
+  const fa_tensor* o;            /* [b, h_q, s_q, d_v], of fa_forward */
+  const fa_tensor* lse;          /* [b, h_q, s_q], of fa_forward: natural log; -inf, or +inf, for a row without keys */
+  const fa_tensor* dout;         /* [b, h_q, s_q, d_v], gradient of o */
+  const fa_tensor* dlse;         /* [b, h_q, s_q], gradient of lse, of its dtype; may be NULL: 0 */
+  const fa_sequences* sequences; /* those of fa_forward */
+  const fa_dropout_state* dropout; /* that of fa_forward */
 } fa_backward_inputs;
 
 /* Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
@@ -243,6 +284,10 @@ typedef struct fa_shape {
   int64_t h_kv; /* divides h_q: query head h reads KV head h / (h_q / h_kv). 0 means h_q */
   int64_t s_q;
   int64_t s_kv;
+  /* fa_config.varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv are the
+   * longest ones, 0 where they are not known. */
+  int64_t total_q;
+  int64_t total_kv;
 } fa_shape;
 
 /* Scratch memory of one call, at least fa_workspace_size (fa_backward_workspace_size) bytes on the attention's device,
@@ -336,6 +381,11 @@ FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, cons
 /* The same for fa_backward; `info` is about its main kernel. */
 FA_C_API int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch,
                                      fa_kernel_info* info);
+
+/* The mask of fa_config.dropout = `probability`, computed on the host (state->device is not read): keep [b, h_q, s_q,
+ * s_kv], row-major, 1 for a kept element and 0 for a dropped one. */
+FA_C_API int fa_dropout_mask(const fa_dropout_state* state, float probability, int64_t b, int64_t h_q, int64_t s_q,
+                             int64_t s_kv, uint8_t* keep);
 
 /* The last failure on the calling thread: its code (FA_OK when there was none), its message, and its named facts, among
  * them "argument", "value" and "accepted" (see fa_status for more). Never NULL: empty when there is nothing. The texts

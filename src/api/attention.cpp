@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 #include "api/backward.hpp"
 #include "api/build.hpp"
+#include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/ready_table.hpp"
 #include "api/scratch.hpp"
@@ -25,6 +27,7 @@
 #include "plan/sm90_forward.hpp"
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
+#include "reference/packed.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
 #include "tune/bucket.hpp"
@@ -63,11 +66,13 @@ class Attention::Impl {
     plan::limits(context_->info().arch);
     // A kernel override that can never fit is refused here, not at the first call.
     for (const std::int64_t s_q : {1, 4096}) {
-      plan::plan_forward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096}), fixed());
+      plan::plan_forward(
+          problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096, .total_q = s_q, .total_kv = 4096}), fixed());
     }
     store_ = api::open_store(config_.cache, driver::api().version);
     tuning_.emplace(config_, *context_, api::Operation::forward);
-    backward_.emplace(config_, scale_, *context_, store_);
+    packed_.emplace(config_, *context_, store_);
+    backward_.emplace(config_, scale_, *context_, store_, *packed_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -88,27 +93,32 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
-    if (call.empty) return;
+    if (call.empty && !config_.zero_padding) return;
     if (!context_) return forward_on_host(call);
     const driver::ContextScope scope(context_->context());
+    packed_->check(call.sequences, call.shape, stream);
+    packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
+    packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
+    if (call.empty) return;
     const plan::ForwardTensors tensors = tensors_of(call);
     plan::Problem wanted = problem(call.shape);
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
-    launch(tensors, wanted, choice, ready, stream, workspace);
+    launch(tensors, wanted, choice, ready, api::variant_args(config_, call.sequences, call.dropout), stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    if (call.empty) return;
+    if (call.empty && !config_.zero_padding) return;
     if (!context_) return backward_on_host(call);
     backward_->run(call, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return host_info("forward");
+    packed_->prepare();
     if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return {};  // nothing will run
     const plan::Problem problem_of_shape = problem(shape);
     const driver::ContextScope scope(context_->context());
@@ -116,15 +126,17 @@ class Attention::Impl {
   }
 
   KernelInfo prepare_backward(const AttentionShape& wanted) {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return host_info("backward");
     return backward_->prepare(shape);
   }
 
   /// A decision about `op` for `shape`, whatever is known already.
   api::TuneReport tune(api::Operation op, const AttentionShape& wanted, const api::TuneOptions& options) {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) support::throw_unsupported("device", "host", "a GPU: the host device has one kernel");
+    if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");
+    if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
     const driver::ContextScope scope(context_->context());
     if (op == api::Operation::backward) return backward_->tune(shape, options);
     const plan::Problem problem_of_shape = problem(shape);
@@ -135,12 +147,12 @@ class Attention::Impl {
   }
 
   std::size_t backward_workspace_size(const AttentionShape& wanted) const {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     return context_ ? backward_->workspace_size(shape) : 0;
   }
 
   std::size_t workspace_size(const AttentionShape& wanted) const {
-    const AttentionShape shape = api::checked(wanted);
+    const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
     return plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
@@ -241,7 +253,7 @@ class Attention::Impl {
       made[i].shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     };
     contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
-      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], on, workspace);
+      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, on, workspace);
     };
     contest.workspace = plan::forward_workspace_bytes(measured, measured_choice.splits);
     return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
@@ -252,9 +264,9 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, Stream stream, Workspace workspace) const {
-    plan::ForwardLaunch planned =
-        plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec, context_->info().multiprocessors);
+              const Ready& ready, const plan::VariantArgs& variants, Stream stream, Workspace workspace) const {
+    plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
+                                                       context_->info().multiprocessors, variants);
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
@@ -306,6 +318,13 @@ class Attention::Impl {
     return info;
   }
 
+  reference::DropoutMask dropout_mask(const DropoutState& state) const noexcept {
+    if (config_.dropout == 0) return {};
+    const bool in_memory = state.device != nullptr;
+    return {double{config_.dropout}, in_memory ? state.device[0] : state.seed,
+            in_memory ? state.device[1] : state.offset};
+  }
+
   bool host_f64() const noexcept { return config_.host_f64 || config_.dtype == DType::f64; }
 
   void backward_on_host(const api::BackwardCall& call) const {
@@ -323,8 +342,14 @@ class Attention::Impl {
     args.scale = scale_;
     args.causal = config_.causal;
     args.causal_align = config_.causal_align;
+    args.dropout = dropout_mask(call.dropout);
     args.f64 = host_f64();
-    reference::backward(args);
+    if (config_.varlen) {
+      api::check_lengths(call.sequences, call.shape);
+      reference::backward(args, call.sequences, config_.zero_padding);
+    } else {
+      reference::backward(args);
+    }
   }
 
   void forward_on_host(const api::ForwardCall& call) const {
@@ -337,8 +362,14 @@ class Attention::Impl {
     args.scale = scale_;
     args.causal = config_.causal;
     args.causal_align = config_.causal_align;
+    args.dropout = dropout_mask(call.dropout);
     args.f64 = host_f64();
-    reference::forward(args);
+    if (config_.varlen) {
+      api::check_lengths(call.sequences, call.shape);
+      reference::forward(args, call.sequences, config_.zero_padding);
+    } else {
+      reference::forward(args);
+    }
   }
 
   AttentionConfig config_;
@@ -346,6 +377,7 @@ class Attention::Impl {
   double scale_ = 1;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device
   std::shared_ptr<cache::Store> store_;
+  std::optional<api::DevicePacked> packed_;      ///< likewise
   std::optional<api::DeviceBackward> backward_;  ///< likewise
 
   std::optional<api::Tuning> tuning_;  ///< likewise
@@ -410,6 +442,18 @@ CacheCounters Attention::cache_counters() const {
 api::TuneReport api::TuningAccess::tune(const Attention& attention, Operation op, const AttentionShape& shape,
                                         const TuneOptions& options) {
   return attention.impl_->tune(op, shape, options);
+}
+
+void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q, std::int64_t s_q,
+                  std::int64_t s_kv, std::uint8_t* keep) {
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.dropout = probability;
+  api::validate(config, true);
+  api::checked(config, {.b = b, .h_q = h_q, .s_q = s_q, .s_kv = s_kv});
+  const bool empty = b == 0 || h_q == 0 || s_q == 0 || s_kv == 0;
+  if (keep == nullptr && !empty) support::throw_invalid("keep", "a null pointer", "memory for the mask");
+  reference::dropout_mask({double{probability}, state.seed, state.offset}, b, h_q, s_q, s_kv, keep);
 }
 
 const char* version() noexcept {

@@ -11,6 +11,7 @@
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
 #include "plan/planner.hpp"
+#include "plan/sm90_backward.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
 #include "tune/bucket.hpp"
@@ -35,14 +36,16 @@ kernel::Sm90BackwardParams sm90_params(const kernel::BackwardParams& base, const
 }  // namespace
 
 DeviceBackward::DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                               std::shared_ptr<cache::Store> store)
+                               std::shared_ptr<cache::Store> store, DevicePacked& packed)
     : config_(config),
       scale_(scale),
       context_(context),
       store_(std::move(store)),
+      packed_(packed),
       tuning_(config_, context_, Operation::backward) {
   if (!config_.kernel_backward) return;
-  plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096}), fixed(), config_.deterministic);
+  plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096, .total_q = 4096, .total_kv = 4096}),
+                fixed(), config_.deterministic);
 }
 
 const KernelOverride& DeviceBackward::fixed() const noexcept {
@@ -128,12 +131,17 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
   support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
+  const char* obstacle = plan::sm90_backward_obstacle(wanted);
+  if (obstacle != nullptr && plan::sm90_backward_misfit(wanted) == nullptr && fixed().family != Family::sm80) {
+    support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
+  }
   return ready;
 }
 
 KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
   if (shape.b == 0 || (shape.h_q == 0 && shape.h_kv == 0)) return {};  // nothing will run
   const driver::ContextScope scope(context_.context());
+  packed_.prepare();
   const plan::Problem wanted = problem(shape);
   return get(wanted, plan::choose_backward(wanted, fixed()), nullptr).info;
 }
@@ -162,7 +170,7 @@ TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::Backw
     made[i].specs.main = chosen.spec;
   };
   contest.launch = [&](std::size_t i, const TuneTensors& t, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, on,
+    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, on,
            workspace);
   };
   contest.workspace = plan::backward_workspace(measured, measured_choice, config_.deterministic).bytes;
@@ -178,19 +186,27 @@ TuneReport DeviceBackward::tune(const AttentionShape& shape, const TuneOptions& 
 
 void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
+  packed_.check(call.sequences, call.shape, stream);
+  packed_.clear(call.dq, call.sequences, call.shape, false, 0, stream);
+  packed_.clear(call.dk, call.sequences, call.shape, true, 0, stream);
+  packed_.clear(call.dv, call.sequences, call.shape, true, 0, stream);
+  if (call.empty) return;
   plan::Problem wanted = problem(call.shape);
   const plan::BackwardTensors tensors{call.q,   call.k,    call.v,  call.o,  call.dout,
                                       call.lse, call.dlse, call.dq, call.dk, call.dv};
   wanted.tensor_maps = plan::sm90_backward_describable(tensors);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
-  launch(wanted, choice, get(wanted, choice, stream), tensors, stream, workspace);
+  launch(wanted, choice, get(wanted, choice, stream), tensors, variant_args(config_, call.sequences, call.dropout),
+         stream, workspace);
 }
 
 void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-                            const plan::BackwardTensors& tensors, Stream stream, const Workspace& workspace) const {
+                            const plan::BackwardTensors& tensors, const plan::VariantArgs& variants, Stream stream,
+                            const Workspace& workspace) const {
   Scratch scratch(workspace, plan::backward_workspace(wanted, choice, config_.deterministic).bytes, stream);
-  plan::BackwardLaunch planned = plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic,
-                                                       ready.specs, context_.info().multiprocessors, scratch.data());
+  plan::BackwardLaunch planned =
+      plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic, ready.specs,
+                            context_.info().multiprocessors, scratch.data(), variants);
   const plan::BackwardGrids& grids = planned.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
     if (grid > kMaxGrid) {

@@ -7,6 +7,7 @@
 #include <fa/attention.hpp>
 
 #include "api/build.hpp"
+#include "api/packed.hpp"
 #include "api/ready_table.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
@@ -19,10 +20,10 @@ namespace fa::api {
 /// The backward of one Attention on a GPU: its kernels, and their launches. Threads may share it.
 class DeviceBackward {
  public:
-  /// `config`, `context` and `store` outlive it. Throws fa::Error(invalid_argument) for a kernel override that can
-  /// never fit.
+  /// `config`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel override
+  /// that can never fit.
   DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                 std::shared_ptr<cache::Store> store);
+                 std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
   void run(const BackwardCall& call, Stream stream, const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
@@ -59,12 +60,14 @@ class DeviceBackward {
   TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-              const plan::BackwardTensors& tensors, Stream stream, const Workspace& workspace) const;
+              const plan::BackwardTensors& tensors, const plan::VariantArgs& variants, Stream stream,
+              const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   double scale_;
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;
+  DevicePacked& packed_;
 
   Tuning tuning_;
   ReadyTable<Ready> ready_;

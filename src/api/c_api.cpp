@@ -244,6 +244,10 @@ AttentionConfig to_config(const fa_config* source) {
   out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
   set_cache(in, &out);
+  out.varlen = in.varlen != 0;
+  out.zero_padding = in.zero_padding != 0;
+  out.check_sequences = in.check_sequences != 0;
+  out.dropout = in.dropout;
   out.kernel = to_override(in.kernel, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, "config.kernel_backward");
   return out;
@@ -291,9 +295,26 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   return view;
 }
 
+PackedSequences to_sequences(const fa_sequences* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_sequences in = read_struct(source, "sequences");
+  return {in.b, in.cu_seqlens_q, in.cu_seqlens_kv, in.seqused_q, in.seqused_kv, in.max_s_q, in.max_s_kv};
+}
+
+DropoutState to_dropout(const fa_dropout_state* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_dropout_state in = read_struct(source, "dropout");
+  return {in.seed, in.offset, in.device};
+}
+
 ForwardInputs to_inputs(const fa_forward_inputs* source) {
   const fa_forward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"), to_view(in.k, "k"), to_view(in.v, "v")};
+  return {to_view(in.q, "q"), to_view(in.k, "k"), to_view(in.v, "v"), to_sequences(in.sequences),
+          to_dropout(in.dropout)};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
@@ -303,8 +324,9 @@ ForwardOutputs to_outputs(const fa_forward_outputs* source) {
 
 BackwardInputs to_inputs(const fa_backward_inputs* source) {
   const fa_backward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"),     to_view(in.k, "k"),       to_view(in.v, "v"),      to_view(in.o, "o"),
-          to_view(in.lse, "lse"), to_view(in.dout, "dout"), to_view(in.dlse, "dlse")};
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),         to_view(in.v, "v"),
+          to_view(in.o, "o"),       to_view(in.lse, "lse"),     to_view(in.dout, "dout"),
+          to_view(in.dlse, "dlse"), to_sequences(in.sequences), to_dropout(in.dropout)};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {
@@ -321,6 +343,8 @@ AttentionShape to_shape(const fa_shape* source) {
   out.s_q = in.s_q;
   out.s_kv = in.s_kv;
   out.aligned = in.unaligned == 0;
+  out.total_q = in.total_q;
+  out.total_kv = in.total_kv;
   return out;
 }
 
@@ -490,6 +514,11 @@ int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* s
     fa::check_struct_size(info->struct_size, "info");
     fa::write_struct(info, fa::to_c(attention->attention.backward_kernel_info(fa::to_shape(shape))));
   });
+}
+
+int fa_dropout_mask(const fa_dropout_state* state, float probability, int64_t b, int64_t h_q, int64_t s_q, int64_t s_kv,
+                    uint8_t* keep) {
+  return fa::guarded([&] { fa::dropout_mask(fa::to_dropout(state), probability, b, h_q, s_q, s_kv, keep); });
 }
 
 int fa_last_error_code(void) {

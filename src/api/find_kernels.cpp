@@ -3,6 +3,7 @@
 #include <fa/attention.hpp>
 
 #include "api/build.hpp"
+#include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "plan/arch.hpp"
@@ -21,6 +22,9 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   for (const plan::Alternatives& specs : kernels) {
     found.push_back(api::kernel_info(api::choose_kernel(specs, *store, supply, config.deterministic)));
   }
+  for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
+    found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));
+  }
   return found;
 }
 
@@ -29,7 +33,7 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
 std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                      const std::string& arch) {
   api::validate(config, false);
-  const plan::Problem problem = api::make_problem(config, api::checked(shape), plan::parse_arch(arch));
+  const plan::Problem problem = api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const plan::ForwardPlan planned = plan::plan_forward(problem, config.kernel.value_or(KernelOverride{}));
   return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
@@ -38,7 +42,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                               const std::string& arch) {
   api::validate(config, false);
-  const plan::Problem problem = api::make_problem(config, api::checked(shape), plan::parse_arch(arch));
+  const plan::Problem problem = api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
   if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
   const plan::BackwardPlan planned =
       plan::plan_backward(problem, config.kernel_backward.value_or(KernelOverride{}), config.deterministic);

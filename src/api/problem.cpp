@@ -42,6 +42,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.h_kv = shape.h_kv;
   problem.s_q = shape.s_q;
   problem.s_kv = shape.s_kv;
+  problem.varlen = config.varlen;
+  problem.dropout = config.dropout > 0;
+  problem.total_q = shape.total_q;
+  problem.total_kv = shape.total_kv;
   return problem;
 }
 
@@ -65,6 +69,8 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   add(" --batch {} --heads {} --heads-kv {} --seq {} --seq-kv {}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
       problem.s_kv);
   if (!problem.positive_scale) add(" --scale -1");
+  if (problem.varlen) add(" --varlen --total {} --total-kv {}", problem.total_q, problem.total_kv);
+  if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.
   const Family family = problem.tensor_maps ? fixed.family : Family::sm80;
@@ -88,6 +94,7 @@ std::string remedy(const plan::Problem& problem, const AttentionConfig& config, 
   const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
   std::string command =
       compile_command(problem, fixed.value_or(KernelOverride{}), cache.directory, op, config.deterministic);
+  if (config.zero_padding) command += " --zero-padding";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted(cache.packs.front());
   if (!cache.directory.empty()) command += " --directory " + quoted(cache.directory);

@@ -46,6 +46,8 @@ Memory& memory() {
 
 TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   const TunePolicy policy = policy_of(config);
+  // What a packed batch holds, only the device knows; and no table has kernels with dropout.
+  if (config.varlen || config.dropout > 0) return {};
   const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
   if (policy == TunePolicy::off || (fixed && !plan::tunable_override(*fixed))) return {};
   const bool compiles = config.compile == CompilePolicy::allow;

@@ -98,7 +98,31 @@ void check_alignment(std::string_view name, const TensorView& view) {
   }
 }
 
-TensorView checked_tensor(std::string_view name, const TensorView& view, DType dtype) {
+/// A packed tensor [total, h, d] as [1, h, total, d], a packed statistic [h, total] as [1, h, total]; others as they
+/// are, to be refused for their rank.
+TensorView unpacked(const TensorView& view, int packed_rank) {
+  if (view.rank != packed_rank) return view;
+  TensorView result = packed_rank == 3 ? view.swap_axes(0, 1) : view;
+  for (auto axis = static_cast<std::size_t>(packed_rank); axis > 0; --axis) {
+    result.shape[axis] = result.shape[axis - 1];
+    result.strides[axis] = result.strides[axis - 1];
+  }
+  result.shape[0] = 1;
+  result.strides[0] = 0;
+  result.rank = packed_rank + 1;
+  return result;
+}
+
+void check_packed(std::string_view name, const TensorView& view, int packed_rank, std::string_view axes) {
+  if (view.rank != packed_rank + 1 || view.shape[0] != 1) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("a packed tensor {}", axes));
+  }
+}
+
+TensorView checked_tensor(std::string_view name, const TensorView& given, const AttentionConfig& config) {
+  const DType dtype = config.dtype;
+  const TensorView view = config.varlen ? unpacked(given, 3) : given;
+  if (config.varlen && view.defined()) check_packed(name, view, 3, "[total, h, d]");
   if (!view.defined()) throw_invalid(name, "nothing", "a tensor [b, h, s, d] or [b, s, d]");
   if (view.rank != 3 && view.rank != 4) {
     throw_invalid(name, fmt::format("shape {}", shape_text(view)), "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
@@ -134,8 +158,10 @@ void check_writable(std::string_view name, const TensorView& view) {
   }
 }
 
-TensorView checked_statistic(std::string_view name, const AttentionConfig& config, const TensorView& view,
+TensorView checked_statistic(std::string_view name, const AttentionConfig& config, const TensorView& given,
                              const AttentionShape& shape, bool rank3) {
+  const TensorView view = config.varlen ? unpacked(given, 2) : given;
+  if (config.varlen && view.defined()) check_packed(name, view, 2, "[h_q, total_q]");
   const char* axes = rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]";
   if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
   const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -167,6 +193,44 @@ bool rows_aligned(const TensorView& view) noexcept {
     if (view.shape[axis] > 1 && view.strides[axis] % elements != 0) return false;
   }
   return true;
+}
+
+void check_array(std::string_view name, const std::int32_t* array, bool needed) {
+  if (array == nullptr && needed) throw_invalid(name, "a null pointer", "an array of int32 on the device");
+  if (reinterpret_cast<std::uintptr_t>(array) % alignof(std::int32_t) != 0) {
+    throw_invalid(name, fmt::format("pointer {}", fmt::ptr(array)), "a multiple of 4 bytes");
+  }
+}
+
+/// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
+void set_packed(const AttentionConfig& config, const PackedSequences& sequences, AttentionShape& shape) {
+  if (!config.varlen) {
+    const bool given = sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr;
+    if (given) throw_invalid("sequences", "given", "none without AttentionConfig::varlen");
+    return;
+  }
+  check_size("sequences.b", sequences.b);
+  check_size("sequences.max_s_q", sequences.max_s_q);
+  check_size("sequences.max_s_kv", sequences.max_s_kv);
+  check_array("cu_seqlens_q", sequences.cu_seqlens_q, sequences.b != 0);
+  check_array("cu_seqlens_kv", sequences.cu_seqlens_kv, sequences.b != 0);
+  check_array("seqused_q", sequences.seqused_q, false);
+  check_array("seqused_kv", sequences.seqused_kv, false);
+  shape.b = sequences.b;
+  shape.total_q = shape.s_q;
+  shape.total_kv = shape.s_kv;
+  shape.s_q = shape.total_q == 0 ? 0 : sequences.max_s_q;
+  shape.s_kv = shape.total_kv == 0 ? 0 : sequences.max_s_kv;
+  shape = checked(config, shape);
+}
+
+void check_dropout(const AttentionConfig& config, const DropoutState& state) {
+  if (config.dropout == 0 && state.device != nullptr) {
+    throw_invalid("dropout.device", "given", "none without AttentionConfig::dropout");
+  }
+  if (reinterpret_cast<std::uintptr_t>(state.device) % alignof(std::uint64_t) != 0) {
+    throw_invalid("dropout.device", fmt::format("pointer {}", fmt::ptr(state.device)), "a multiple of 8 bytes");
+  }
 }
 
 /// A tensor and what the caller knows it by.
@@ -311,16 +375,59 @@ void validate(const AttentionConfig& config, bool host) {
   if (config.causal_align > CausalAlign::top_left) {
     throw_invalid("causal_align", static_cast<int>(config.causal_align), "bottom_right or top_left");
   }
+  if (!(config.dropout >= 0 && config.dropout < 1)) {
+    throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
+  }
+  if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
+  if (!config.varlen && config.check_sequences) throw_invalid("check_sequences", "true", "false without varlen");
   check_override("kernel", config.kernel);
   check_override("kernel_backward", config.kernel_backward);
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }
 
-AttentionShape checked(const AttentionShape& shape) {
+AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;
+  if (config.varlen) {
+    check_size("b", result.b);
+    check_size("s_q", result.s_q);
+    check_size("s_kv", result.s_kv);
+    if (result.total_q == 0) result.total_q = result.b * result.s_q;
+    if (result.total_kv == 0) result.total_kv = result.b * result.s_kv;
+    check_size("total_q", result.total_q);
+    check_size("total_kv", result.total_kv);
+    check_size("total_q + 16 * b", result.total_q + 16 * result.b);  // rows of the backward's workspace
+    result.s_q = result.s_q > 0 ? std::min(result.s_q, result.total_q) : result.total_q;
+    result.s_kv = result.s_kv > 0 ? std::min(result.s_kv, result.total_kv) : result.total_kv;
+  } else {
+    result.total_q = result.total_kv = 0;
+  }
   check_sizes(result);
   return result;
+}
+
+void check_lengths(const PackedSequences& sequences, const AttentionShape& shape) {
+  const auto check = [&](const char* cu_name, const std::int32_t* cu, const char* used_name, const std::int32_t* used,
+                         std::int64_t total, std::int64_t longest) {
+    for (std::int64_t i = 0; i <= sequences.b; ++i) {
+      const std::int64_t least = i == 0 ? 0 : cu[i - 1];
+      if (cu[i] < least || cu[i] > total) {
+        throw_invalid(fmt::format("{}[{}]", cu_name, i), cu[i], fmt::format("{} to {}", least, total));
+      }
+      if (i == 0) continue;
+      const std::int64_t length = cu[i] - least;
+      if (used != nullptr && (used[i - 1] < 0 || used[i - 1] > length)) {
+        throw_invalid(fmt::format("{}[{}]", used_name, i - 1), used[i - 1], fmt::format("0 to {}", length));
+      }
+      const std::int64_t count = used != nullptr ? used[i - 1] : length;
+      if (count > longest) {
+        throw_invalid(fmt::format("{}[{}] - {}[{}]", cu_name, i, cu_name, i - 1), count,
+                      fmt::format("at most {}, the longest sequence", longest));
+      }
+    }
+  };
+  check("cu_seqlens_q", sequences.cu_seqlens_q, "seqused_q", sequences.seqused_q, shape.total_q, shape.s_q);
+  check("cu_seqlens_kv", sequences.cu_seqlens_kv, "seqused_kv", sequences.seqused_kv, shape.total_kv, shape.s_kv);
 }
 
 bool overlaps_itself(const TensorView& view) noexcept {
@@ -365,13 +472,15 @@ bool overlap(const TensorView& a, const TensorView& b) noexcept {
 
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
-  call.q = checked_tensor("q", inputs.q, config.dtype);
-  call.k = checked_tensor("k", inputs.k, config.dtype);
-  call.v = checked_tensor("v", inputs.v, config.dtype);
-  call.o = checked_tensor("o", outputs.o, config.dtype);
+  call.q = checked_tensor("q", inputs.q, config);
+  call.k = checked_tensor("k", inputs.k, config);
+  call.v = checked_tensor("v", inputs.v, config);
+  call.o = checked_tensor("o", outputs.o, config);
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
   shape = axes.shape;
+  call.sequences = inputs.sequences;
+  call.dropout = inputs.dropout;
   axes.check_q("q", call.q);
   axes.check_k("k", call.k);
   axes.check_v("v", call.v);
@@ -389,23 +498,27 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     check_disjoint("lse", call.lse, name, view);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
+  set_packed(config, call.sequences, shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
+  check_dropout(config, call.dropout);
   return call;
 }
 
 BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
                             const BackwardOutputs& outputs) {
   BackwardCall call;
-  call.q = checked_tensor("q", inputs.q, config.dtype);
-  call.k = checked_tensor("k", inputs.k, config.dtype);
-  call.v = checked_tensor("v", inputs.v, config.dtype);
-  call.o = checked_tensor("o", inputs.o, config.dtype);
-  call.dout = checked_tensor("dout", inputs.dout, config.dtype);
-  call.dq = checked_tensor("dq", outputs.dq, config.dtype);
-  call.dk = checked_tensor("dk", outputs.dk, config.dtype);
-  call.dv = checked_tensor("dv", outputs.dv, config.dtype);
+  call.q = checked_tensor("q", inputs.q, config);
+  call.k = checked_tensor("k", inputs.k, config);
+  call.v = checked_tensor("v", inputs.v, config);
+  call.o = checked_tensor("o", inputs.o, config);
+  call.dout = checked_tensor("dout", inputs.dout, config);
+  call.dq = checked_tensor("dq", outputs.dq, config);
+  call.dk = checked_tensor("dk", outputs.dk, config);
+  call.dv = checked_tensor("dv", outputs.dv, config);
   const Axes axes(config, call.q, call.k);
   call.shape = axes.shape;
+  call.sequences = inputs.sequences;
+  call.dropout = inputs.dropout;
   axes.check_q("q", call.q);
   axes.check_k("k", call.k);
   axes.check_v("v", call.v);
@@ -423,6 +536,9 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
       std::array{call.q, call.k, call.v, call.o, call.dout, call.dq, call.dk, call.dv}, rows_aligned);
   const std::array gradients = {call.dq, call.dk, call.dv};
   call.empty = std::ranges::all_of(gradients, [](const TensorView& view) { return view.elements() == 0; });
+  set_packed(config, call.sequences, call.shape);
+  call.empty = call.empty || call.shape.b == 0;
+  check_dropout(config, call.dropout);
   return call;
 }
 

@@ -10,16 +10,24 @@ namespace fa::api {
 /// Throws fa::Error(invalid_argument) naming the field, its value and what is accepted.
 void validate(const AttentionConfig& config, bool host);
 
-/// `shape` with defaults filled in. Throws like validate.
-AttentionShape checked(const AttentionShape& shape);
+/// `shape` of a call of `config`, with defaults filled in: in a packed batch s_q and s_kv become bounds of the lengths.
+/// Throws like validate.
+AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape);
 
-/// The tensors of a forward call as rank-4 views (lse: rank 3), checked against each other.
+/// The lengths of a packed batch, in memory of the host: throws fa::Error(invalid_argument) naming the first that
+/// decreases, leaves its tensor or exceeds its maximum.
+void check_lengths(const PackedSequences& sequences, const AttentionShape& shape);
+
+/// The tensors of a forward call as rank-4 views (lse: rank 3), checked against each other. Those of a packed batch are
+/// of one batch entry, [1, h, total, d].
 struct ForwardCall {
   TensorView q;    ///< [b, h_q, s_q, d_qk]
   TensorView k;    ///< [b, h_kv, s_kv, d_qk]
   TensorView v;    ///< [b, h_kv, s_kv, d_v]
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q]; optional
+  PackedSequences sequences;
+  DropoutState dropout;
   AttentionShape shape;
   bool empty = false;  ///< no output element: nothing to do
 };
@@ -27,7 +35,7 @@ struct ForwardCall {
 /// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs);
 
-/// The tensors of a backward call as rank-4 views (lse and dlse: rank 3), checked against each other.
+/// The tensors of a backward call as rank-4 views (lse and dlse: rank 3), checked against each other, as above.
 struct BackwardCall {
   TensorView q;     ///< [b, h_q, s_q, d_qk]
   TensorView k;     ///< [b, h_kv, s_kv, d_qk]
@@ -39,6 +47,8 @@ struct BackwardCall {
   TensorView dq;    ///< [b, h_q, s_q, d_qk]
   TensorView dk;    ///< [b, h_kv, s_kv, d_qk]
   TensorView dv;    ///< [b, h_kv, s_kv, d_v]
+  PackedSequences sequences;
+  DropoutState dropout;
   AttentionShape shape;
   bool empty = false;  ///< no output element: nothing to do. Without it s_q, h_q or s_kv may still be 0
 };

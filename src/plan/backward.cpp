@@ -47,6 +47,7 @@ KernelSpec helper(const Problem& problem, Op op, int warps) {
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.aligned = problem.aligned;
+  spec.varlen = problem.varlen;
   spec.warps = warps;
   return spec;
 }
@@ -73,6 +74,7 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
       sm90_backward_misfit(problem) == nullptr && sm90_backward_obstacle(problem) == nullptr) {
     choice.family = Family::sm90;
   }
+  if (problem.varlen) return choice;  // how much work a sequence is, the host does not know
   const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
   const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
   const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
@@ -115,14 +117,16 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
   const int splits = choice.splits;
   BackwardWorkspace layout;
   const std::int64_t rows_together = choice.family == Family::sm90 ? kGreatestTileM : kernel::kRowGroup;
-  layout.padded_rows = ceil_div(problem.s_q, rows_together) * rows_together;
+  const std::int64_t row_tiles =
+      problem.varlen ? slots(problem.total_q, rows_together, problem.b) : ceil_div(problem.s_q, rows_together);
+  layout.padded_rows = row_tiles * rows_together;
   const auto section = [&](std::int64_t floats) {
     const std::size_t start = layout.bytes;
     const std::size_t size = static_cast<std::size_t>(floats) * sizeof(float);
     layout.bytes += (size + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
     return start;
   };
-  const std::int64_t rows = problem.b * problem.h_q * layout.padded_rows;
+  const std::int64_t rows = (problem.varlen ? 1 : problem.b) * problem.h_q * layout.padded_rows;
   layout.lse_log2 = section(rows);
   layout.delta = section(rows);
   layout.dq_accum = section(deterministic ? 0 : rows * problem.d_qk);
@@ -133,7 +137,7 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
 
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace) noexcept {
+                               int multiprocessors, void* workspace, const VariantArgs& variants) noexcept {
   const int splits = choice.splits;
   BackwardLaunch launch{};
   kernel::BackwardParams& params = launch.params;
@@ -179,26 +183,33 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   params.causal_shift =
       problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
   params.padded_rows = static_cast<int>(layout.padded_rows);
+  const std::int64_t entries = problem.varlen ? 1 : problem.b;  // the slots of a packed batch are those of all
   params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.main.tile_m));
-  params.n_blocks = static_cast<int>(ceil_div(problem.s_kv, kernels.main.tile_n));
+  params.n_blocks = static_cast<int>(problem.varlen ? slots(problem.total_kv, kernels.main.tile_n, problem.b)
+                                                    : ceil_div(problem.s_kv, kernels.main.tile_n));
   const std::int64_t element = static_cast<std::int64_t>(size_of(problem.dtype));
-  const std::int64_t head_bytes =
-      std::max<std::int64_t>(group * problem.s_q * ((problem.d_qk + problem.d_v) * element + 4 * problem.d_qk), 1);
+  const std::int64_t head_bytes = std::max<std::int64_t>(
+      group * problem.typical_s_q() * ((problem.d_qk + problem.d_v) * element + 4 * problem.d_qk), 1);
   params.heads_in_flight = static_cast<int>(
-      std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(problem.b * problem.h_kv, 1)));
+      std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(entries * problem.h_kv, 1)));
   params.splits = splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
+  if (problem.varlen) params.sequences = sequence_params(problem, variants.sequences);
+  if (problem.dropout) {
+    params.dropout = variants.dropout;
+    params.scale = static_cast<float>(scale / params.dropout.keep);
+  }
 
-  const std::int64_t row_groups = problem.b * problem.h_q * (layout.padded_rows / kernel::kRowGroup);
+  const std::int64_t row_groups = entries * problem.h_q * (layout.padded_rows / kernel::kRowGroup);
   launch.grids.preprocess = row_groups;
-  launch.grids.main = std::int64_t{params.n_blocks} * problem.h_kv * problem.b * splits;
+  launch.grids.main = std::int64_t{params.n_blocks} * problem.h_kv * entries * splits;
   // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   if (choice.family == Family::sm90 && !long_tiles) {
     params.heads_in_flight =
-        balanced_heads(std::int64_t{params.n_blocks} * splits, problem.b * problem.h_kv, multiprocessors);
+        balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);
   }
   if (splits > 1) {
@@ -206,12 +217,14 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   }
   launch.dq_params = params;
   if (deterministic) {
-    launch.dq_params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.dq.tile_m));
-    const std::int64_t kv_bytes = std::max<std::int64_t>(problem.s_kv * (problem.d_qk + problem.d_v) * element, 1);
+    launch.dq_params.m_blocks = static_cast<int>(problem.varlen ? slots(problem.total_q, kernels.dq.tile_m, problem.b)
+                                                                : ceil_div(problem.s_q, kernels.dq.tile_m));
+    const std::int64_t kv_bytes =
+        std::max<std::int64_t>(problem.typical_s_kv() * (problem.d_qk + problem.d_v) * element, 1);
     launch.dq_params.heads_in_flight =
         static_cast<int>(std::clamp<std::int64_t>(kL2Budget / kv_bytes * group, std::max<std::int64_t>(group, 1),
-                                                  std::max<std::int64_t>(problem.b * problem.h_q, 1)));
-    launch.grids.dq = std::int64_t{launch.dq_params.m_blocks} * problem.h_q * problem.b;
+                                                  std::max<std::int64_t>(entries * problem.h_q, 1)));
+    launch.grids.dq = std::int64_t{launch.dq_params.m_blocks} * problem.h_q * entries;
   } else {
     launch.grids.convert = row_groups;
   }

@@ -7,6 +7,7 @@
 
 #include <common/backward_params.cuh>
 
+#include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 #include "plan/tensor_map.hpp"
@@ -45,11 +46,13 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
 
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {
-  std::int64_t padded_rows = 0;  ///< s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel
-  std::size_t lse_log2 = 0;      ///< f32 [b, h_q, padded_rows]
-  std::size_t delta = 0;         ///< f32 [b, h_q, padded_rows]
-  std::size_t dq_accum = 0;      ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
-  std::size_t partial = 0;       ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
+  /// s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel; of a packed batch the rows of all
+  /// its groups, and what follows is without b.
+  std::int64_t padded_rows = 0;
+  std::size_t lse_log2 = 0;  ///< f32 [b, h_q, padded_rows]
+  std::size_t delta = 0;     ///< f32 [b, h_q, padded_rows]
+  std::size_t dq_accum = 0;  ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
+  std::size_t partial = 0;   ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
   std::size_t bytes = 0;
 };
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice, bool deterministic) noexcept;
@@ -83,7 +86,7 @@ struct BackwardLaunch {
 };
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace) noexcept;
+                               int multiprocessors, void* workspace, const VariantArgs& variants = {}) noexcept;
 
 /// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).
 bool sm90_backward_describable(const BackwardTensors& tensors) noexcept;

@@ -1,6 +1,7 @@
 #include "plan/forward_launch.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "plan/sm90_forward.hpp"
 
@@ -24,10 +25,11 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
 
 int heads_in_l2(const Problem& problem, const kernel::ForwardParams& params, bool pack_gqa) {
   const std::int64_t head_bytes = std::max<std::int64_t>(
-      problem.s_kv * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype)), 1);
+      problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype)), 1);
   const std::int64_t sharing = pack_gqa ? 1 : params.group;
+  const std::int64_t entries = problem.varlen ? 1 : problem.b;  // the slots of a packed batch are those of all
   return static_cast<int>(std::clamp<std::int64_t>(kL2Budget / head_bytes * sharing, sharing,
-                                                   std::max<std::int64_t>(params.heads, 1) * problem.b));
+                                                   std::max<std::int64_t>(params.heads, 1) * entries));
 }
 
 /// [d, group, s_q, h_kv, b], boxes of `heads` query heads and `rows` of their rows.
@@ -43,8 +45,46 @@ TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t
 
 }  // namespace
 
+kernel::DropoutParams dropout_params(double probability) noexcept {
+  constexpr double kDraws = 65536;
+  kernel::DropoutParams params{};
+  params.threshold = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
+  params.keep = static_cast<float>((kDraws - params.threshold) / kDraws);
+  params.inverse_keep = static_cast<float>(kDraws / (kDraws - params.threshold));
+  return params;
+}
+
+kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceParams given) noexcept {
+  given.total_q = static_cast<int>(problem.total_q);
+  given.total_kv = static_cast<int>(problem.total_kv);
+  given.bottom_right = problem.causal_align == CausalAlign::bottom_right ? 1 : 0;
+  return given;
+}
+
+std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept {
+  return total_rows / tile + b;
+}
+
+PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::int32_t* cu, const std::int32_t* used,
+                             std::int64_t longest, float value, int warps) noexcept {
+  PaddingLaunch launch{};
+  launch.params.data = view.data;
+  launch.params.cu = cu;
+  launch.params.used = used;
+  launch.params.stride_h = view.strides[1];
+  launch.params.stride_s = view.strides[2];
+  launch.params.b = static_cast<int>(b);
+  launch.params.h = static_cast<int>(view.shape[1]);
+  launch.params.total = static_cast<int>(view.shape[2]);
+  launch.params.d = view.rank == 4 ? static_cast<int>(view.shape[3]) : 1;
+  launch.params.longest = static_cast<int>(longest);
+  launch.params.value = value;
+  launch.grid = ceil_div(view.shape[2], warps);
+  return launch;
+}
+
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors) noexcept {
+                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants) noexcept {
   ForwardLaunch launch{};
   kernel::ForwardParams& params = launch.params;
   params.q = tensors.q.data;
@@ -66,8 +106,9 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   params.causal_shift =
       problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
   params.heads = static_cast<int>(spec.pack_gqa ? problem.h_kv : problem.h_q);
-  const std::int64_t rows = spec.pack_gqa ? problem.s_q * params.group : problem.s_q;
-  params.m_blocks = static_cast<int>(ceil_div(rows, spec.tile_m));
+  const std::int64_t rows = (problem.varlen ? problem.total_q : problem.s_q) * (spec.pack_gqa ? params.group : 1);
+  params.m_blocks =
+      static_cast<int>(problem.varlen ? slots(rows, spec.tile_m, problem.b) : ceil_div(rows, spec.tile_m));
   params.splits = splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
@@ -76,7 +117,9 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   params.heads_in_flight =
       persistent ? balanced_heads(std::int64_t{params.m_blocks} * splits, problem.b * params.heads, multiprocessors)
                  : heads_in_l2(problem, params, spec.pack_gqa);
-  launch.tiles = std::int64_t{params.m_blocks} * params.heads * params.b * params.splits;
+  if (problem.varlen) params.sequences = sequence_params(problem, variants.sequences);
+  if (problem.dropout) params.dropout = variants.dropout;
+  launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
   return launch;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <common/forward_params.cuh>
+#include <common/padding_params.cuh>
 #include <fa/tensor.hpp>
 
 #include "plan/kernel_spec.hpp"
@@ -21,6 +22,31 @@ struct ForwardTensors {
   TensorView lse;  ///< [b, h_q, s_q]
 };
 
+/// What a variant needs besides the tensors: of a packed batch where its sequences are, and with dropout its state.
+/// Both as the kernels take them, but for what follows from the problem.
+struct VariantArgs {
+  kernel::SequenceParams sequences{};  ///< without totals and alignment
+  kernel::DropoutParams dropout{};
+};
+
+/// `threshold`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a multiple of 2^-16.
+kernel::DropoutParams dropout_params(double probability) noexcept;
+
+/// The sequences as a kernel for `problem` takes them.
+kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceParams given) noexcept;
+
+/// Slots of a grid over the tiles of a packed batch (templates/common/sequences.cuh).
+std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept;
+
+/// Rows of a packed tensor that belong to no sequence, for clear_padding.
+struct PaddingLaunch {
+  kernel::PaddingParams params;
+  std::int64_t grid = 0;
+};
+/// `view` is [1, h, total, d], or [1, h, total]; `cu` and `used` those of q or of k.
+PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::int32_t* cu, const std::int32_t* used,
+                             std::int64_t longest, float value, int warps) noexcept;
+
 /// What a forward kernel of any family is launched with, and how many query tiles that makes: the grid of an sm80
 /// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer. The places of
 /// partial results stay null.
@@ -30,7 +56,7 @@ struct ForwardLaunch {
   std::int64_t grid = 0;
 };
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors) noexcept;
+                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants = {}) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes. That
 /// rows start at multiples of 16 bytes is Problem::aligned.

@@ -17,6 +17,11 @@ const char* family_name(Family family) {
   return "automatic";
 }
 
+/// The variants that a kernel has; plain kernels have texts without them.
+std::string variants(const KernelSpec& spec) {
+  return std::string(spec.varlen ? " varlen=1" : "") + (spec.dropout ? " dropout=1" : "");
+}
+
 std::string canonical_sm90_forward(const KernelSpec& spec) {
   return fmt::format(
       "sm90_forward arch={} dtype={} d_qk={} d_v={} causal={:d} positive_scale={:d} tile_m={} tile_n={} stages={} "
@@ -52,6 +57,8 @@ std::string kernel_name(const KernelSpec& spec) {
       return "fa_backward_convert";
     case Op::backward_reduce:
       return "fa_backward_reduce";
+    case Op::clear_padding:
+      return "fa_clear_padding";
   }
   return {};
 }
@@ -67,32 +74,38 @@ std::string canonical(const KernelSpec& spec) {
     case Op::backward:
       if (spec.family == Family::sm90) return canonical_sm90_backward(spec);
       return fmt::format(
-          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} "
-          "substeps={} stages={} "
-          "operands_in_registers={} write_dq={:d} delayed_dq={:d} split={:d} min_blocks={}",
-          target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
-          spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq, spec.delayed_dq,
-          spec.split, spec.min_blocks);
+                 "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} "
+                 "substeps={} stages={} "
+                 "operands_in_registers={} write_dq={:d} delayed_dq={:d} split={:d} min_blocks={}",
+                 target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
+                 spec.warps_n, spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq,
+                 spec.delayed_dq, spec.split, spec.min_blocks) +
+             variants(spec);
     case Op::backward_dq:
       return fmt::format(
-          "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} min_blocks={}", target,
-          spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
-          spec.min_blocks);
+                 "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} min_blocks={}",
+                 target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
+                 spec.stages, spec.min_blocks) +
+             variants(spec);
     case Op::backward_preprocess:
-      return fmt::format("{} d_qk={} d_v={} aligned={:d} warps={}", target, spec.d_qk, spec.d_v, spec.aligned,
-                         spec.warps);
+      return fmt::format("{} d_qk={} d_v={} aligned={:d} warps={}{}", target, spec.d_qk, spec.d_v, spec.aligned,
+                         spec.warps, spec.varlen ? " varlen=1" : "");
     case Op::backward_convert:
-      return fmt::format("{} d_qk={} aligned={:d} warps={}", target, spec.d_qk, spec.aligned, spec.warps);
+      return fmt::format("{} d_qk={} aligned={:d} warps={}{}", target, spec.d_qk, spec.aligned, spec.warps,
+                         spec.varlen ? " varlen=1" : "");
     case Op::backward_reduce:
       return fmt::format("{} d_qk={} d_v={} warps={}", target, spec.d_qk, spec.d_v, spec.warps);
+    case Op::clear_padding:
+      return fmt::format("{} warps={}", target, spec.warps);
   }
   if (spec.family == Family::sm90) return canonical_sm90_forward(spec);
   return fmt::format(
-      "{} d_qk={} d_v={} causal={:d} positive_scale={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} "
-      "q_in_registers={:d} loop_bodies={} conditional_rescale={:d} pack_gqa={:d} split={:d} min_blocks={}",
-      target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
-      spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa, spec.split,
-      spec.min_blocks);
+             "{} d_qk={} d_v={} causal={:d} positive_scale={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} "
+             "q_in_registers={:d} loop_bodies={} conditional_rescale={:d} pack_gqa={:d} split={:d} min_blocks={}",
+             target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n,
+             spec.warps, spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa,
+             spec.split, spec.min_blocks) +
+         variants(spec);
 }
 
 }  // namespace fa::plan

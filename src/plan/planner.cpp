@@ -23,6 +23,7 @@ constexpr std::int64_t kEnoughPersistentBlocks = 132;
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
 constexpr int kCombineWarps = 4;
+constexpr int kClearWarps = 4;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -31,6 +32,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
+  if (problem.varlen) return 1;  // how much work a sequence is, the host does not know
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
@@ -58,9 +60,11 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   if (problem.h_kv == 0) return choice;
   const std::int64_t group = problem.h_q / problem.h_kv;
   // Packing fills a tile that one head's few rows would leave mostly empty.
-  const bool packable = group > 1 && problem.s_q <= kMaxPackedRows / group;
-  choice.pack_gqa = packable && fixed.pack_gqa.value_or(problem.s_q <= kShortQueryRows);
-  choice.short_query = (choice.pack_gqa ? problem.s_q * group : problem.s_q) <= kShortQueryRows;
+  const std::int64_t s_q = problem.typical_s_q();
+  const std::int64_t most_rows = problem.varlen ? problem.total_q : problem.s_q;
+  const bool packable = group > 1 && most_rows <= kMaxPackedRows / group;
+  choice.pack_gqa = packable && fixed.pack_gqa.value_or(s_q <= kShortQueryRows);
+  choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   std::int64_t tile_m = choice.short_query ? 64 : 128;
   choice.family = choose_family(problem, fixed);
   if (choice.family == Family::sm90) {
@@ -76,7 +80,9 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
       }
     }
   }
-  choice.splits = fixed.splits != 0 ? fixed.splits : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
+  choice.splits = fixed.splits != 0 && !problem.varlen
+                      ? fixed.splits
+                      : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   return choice;
 }
 
@@ -106,6 +112,15 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   return kernels;
 }
 
+KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept {
+  KernelSpec spec;
+  spec.op = Op::clear_padding;
+  spec.arch = arch;
+  spec.dtype = dtype;
+  spec.warps = kClearWarps;
+  return spec;
+}
+
 int shared_bytes(const KernelSpec& spec) {
   switch (spec.op) {
     case Op::forward:
@@ -118,6 +133,7 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::backward_preprocess:
     case Op::backward_convert:
     case Op::backward_reduce:
+    case Op::clear_padding:
       break;
   }
   return 0;

@@ -44,6 +44,9 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
 /// Every kernel that a call of the plan runs, in the order of their launches.
 std::vector<Alternatives> kernels_of(const ForwardPlan& plan);
 
+/// The kernel that writes to the rows of a packed tensor that belong to no sequence.
+KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept;
+
 /// Dynamic shared memory of a thread block.
 int shared_bytes(const KernelSpec& spec);
 

@@ -1,6 +1,7 @@
 #ifndef FA_SRC_PLAN_PROBLEM_HPP_
 #define FA_SRC_PLAN_PROBLEM_HPP_
 
+#include <algorithm>
 #include <cstdint>
 
 #include <fa/attention.hpp>
@@ -21,11 +22,24 @@ struct Problem {
   bool positive_scale = true;
   bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
   bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
+  bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
+  bool dropout = false;     ///< some of P is dropped
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
+  std::int64_t total_q = 0;   ///< varlen: rows of the packed q
+  std::int64_t total_kv = 0;  ///< varlen: rows of the packed k and v
+
+  /// What to plan for: of a packed batch without maximum lengths, twice the mean.
+  std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }
+  std::int64_t typical_s_kv() const noexcept { return typical(s_kv, total_kv); }
+
+ private:
+  std::int64_t typical(std::int64_t longest, std::int64_t total) const noexcept {
+    return varlen ? std::min(longest, 2 * ((total + b - 1) / std::max<std::int64_t>(b, 1))) : longest;
+  }
 };
 
 }  // namespace fa::plan

@@ -133,6 +133,8 @@ KernelSpec common_spec(const Problem& problem, Op op) {
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
   spec.aligned = problem.aligned;
+  spec.varlen = problem.varlen;
+  spec.dropout = problem.dropout;
   return spec;
 }
 

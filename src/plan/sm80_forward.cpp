@@ -19,6 +19,7 @@ constexpr int kRegistersPerThread = 255;
 constexpr int kOverhead16Bit = 44;
 constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
+constexpr int kOverheadDropout16Bit = 12;
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -87,7 +88,8 @@ int comfortable_registers(const KernelSpec& spec) {
   const int m_tiles = spec.tile_m / spec.warps / 16;
   const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
-  return sm80_forward_registers(spec) + overhead + (spec.aligned ? 0 : kOverheadUnaligned);
+  const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
+  return sm80_forward_registers(spec) + overhead + dropout + (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
 int resident_blocks(const KernelSpec& spec) {
@@ -137,6 +139,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.causal = problem.causal;
   spec.positive_scale = problem.positive_scale;
   spec.aligned = problem.aligned;
+  spec.varlen = problem.varlen;
+  spec.dropout = problem.dropout;
   const int warps = fixed.warps != 0 ? fixed.warps : tile.warps;
   const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
   spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / granule, 1) * granule;

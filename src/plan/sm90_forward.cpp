@@ -100,6 +100,8 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
 }
 
 const char* sm90_forward_obstacle(const Problem& problem) noexcept {
+  if (problem.varlen) return "the batch is packed";
+  if (problem.dropout) return "there is dropout";
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
   if (problem.s_kv == 0) return "there are no keys";

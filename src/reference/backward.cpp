@@ -56,11 +56,12 @@ struct Scratch {
   Tile<Acc> k;
   Tile<Acc> v;
   Tile<Acc> dout;
-  std::array<Acc, kTile> p{};   // of one query row, or of one key; before that the scores
-  std::array<Acc, kTile> ds{};  // likewise; before that dout V^T
-  std::vector<Acc> dq;          // [kTile, q.width], not yet scaled
-  std::vector<Acc> dk;          // [kTile, k.width], not yet scaled
-  std::vector<Acc> dv;          // [kTile, v.width]
+  std::array<Acc, kTile> p{};                                 // of one query row, or of one key; before that the scores
+  std::array<Acc, kTile> ds{};                                // likewise; before that dout V^T
+  std::array<std::array<std::uint8_t, kTile>, kTile> keep{};  // [rows, keys], what dropout leaves of a tile of P
+  std::vector<Acc> dq;                                        // [kTile, q.width], not yet scaled
+  std::vector<Acc> dk;                                        // [kTile, k.width], not yet scaled
+  std::vector<Acc> dv;                                        // [kTile, v.width]
 };
 
 /// Two sweeps over the tiles of the scores: along the keys for dq, along the query rows for dk and dv. Each sum stays
@@ -139,13 +140,14 @@ class Backward {
       const std::int64_t count = std::min(kTile, keys - j0);
       s.k.load(a_.k, b, g_.kv_head(h), j0, count);
       s.v.load(a_.v, b, g_.kv_head(h), j0, count);
+      if (a_.dropout.active()) fill_keep(b, h, i0, rows, j0, count, s);
       for (std::int64_t n = 0; n < rows; ++n) {
         const std::int64_t visible = std::min(count, g_.visible_keys(i0 + n) - j0);
         if (visible <= 0) continue;
         multiply(s.q.row(n), s.k, s.p);
         multiply(s.dout.row(n), s.v, s.ds);
         const RowStatistics<Acc>& row = statistics(b, h, i0 + n);
-        for (std::int64_t j = 0; j < visible; ++j) differentiate(row, s.p[j], s.ds[j]);
+        for (std::int64_t j = 0; j < visible; ++j) differentiate(row, s.keep[n][j], s.p[j], s.ds[j]);
         add_weighted_rows(s.ds.data(), visible, s.k.rows.data(), s.k.width, &s.dq[n * s.q.width]);
       }
     }
@@ -175,12 +177,15 @@ class Backward {
     const std::int64_t rows = std::min(kTile, g_.s_q - i0);
     s.q.load(a_.q, b, h, i0, rows);
     s.dout.load(a_.dout, b, h, i0, rows);
+    if (a_.dropout.active()) fill_keep(b, h, i0, rows, j0, keys, s);
     for (std::int64_t n = 0; n < keys; ++n) {
       const std::int64_t first = std::max<std::int64_t>(g_.first_row(j0 + n) - i0, 0);
       if (first >= rows) continue;
       multiply(s.k.row(n), s.q, s.p);
       multiply(s.v.row(n), s.dout, s.ds);
-      for (std::int64_t i = first; i < rows; ++i) differentiate(statistics(b, h, i0 + i), s.p[i], s.ds[i]);
+      for (std::int64_t i = first; i < rows; ++i) {
+        differentiate(statistics(b, h, i0 + i), s.keep[i][n], s.p[i], s.ds[i]);
+      }
       const std::int64_t seen = rows - first;
       add_weighted_rows(&s.p[first], seen, s.dout.row(first), s.v.width, &s.dv[n * s.v.width]);
       add_weighted_rows(&s.ds[first], seen, s.q.row(first), s.k.width, &s.dk[n * s.k.width]);
@@ -193,10 +198,22 @@ class Backward {
     add_weighted_rows(row, tile.d, tile.columns.data(), kTile, products.data());
   }
 
-  /// Turns q . k into P and dout . v into dS, the gradient of the scaled score.
-  void differentiate(const RowStatistics<Acc>& row, Acc& p, Acc& ds) const {
+  void fill_keep(std::int64_t b, std::int64_t h, std::int64_t i0, std::int64_t rows, std::int64_t j0, std::int64_t keys,
+                 Scratch<Acc>& s) const {
+    const std::int64_t head = b * g_.h_q + h;
+    for (std::int64_t n = 0; n < rows; ++n) a_.dropout.row(head, i0 + n, j0, keys, s.keep[n].data());
+  }
+
+  /// Turns q . k into P, less what was dropped, and dout . v into dS, the gradient of the scaled score.
+  void differentiate(const RowStatistics<Acc>& row, std::uint8_t keep, Acc& p, Acc& ds) const {
     p = std::exp(p * scale_ - row.lse);
-    ds = p * (ds - row.delta);
+    if (!a_.dropout.active()) {
+      ds = p * (ds - row.delta);
+      return;
+    }
+    const Acc kept = keep != 0 ? static_cast<Acc>(a_.dropout.scale()) : Acc(0);
+    ds = p * ((keep != 0 ? ds * kept : Acc(0)) - row.delta);
+    p = keep != 0 ? p * kept : Acc(0);
   }
 
   static void store(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t n, const Acc* from,

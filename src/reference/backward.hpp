@@ -3,6 +3,8 @@
 
 #include <fa/attention.hpp>
 
+#include "reference/dropout.hpp"
+
 namespace fa::reference {
 
 /// One backward call on host memory. Every tensor has rank 4 (lse and dlse: 3), any dtype, alignment and int64 strides;
@@ -21,6 +23,7 @@ struct BackwardArgs {
   double scale = 1;
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  DropoutMask dropout = {};
   bool f64 = false;  ///< compute in double; implied by an f64 q, k, v or dout
 };
 

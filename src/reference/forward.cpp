@@ -26,20 +26,22 @@ struct Scratch {
         v(kTileN * width),
         row(g.d_qk),
         scores(kTileN),
+        keep(kTileN),
         o(kTileM * width),
         max(kTileM),
         sum(kTileM) {}
 
-  std::int64_t width;       // d_v and some columns of zeros
-  std::vector<Acc> q;       // [kTileM, d_qk]
-  std::vector<Acc> k;       // [d_qk, kTileN], transposed: neighbouring keys are neighbours, and the dot products
-                            // vectorise over them without reordering any sum
-  std::vector<Acc> v;       // [kTileN, width]
-  std::vector<Acc> row;     // [d_qk], one row of K on its way into k
-  std::vector<Acc> scores;  // [kTileN], of one query row
-  std::vector<Acc> o;       // [kTileM, width], not yet divided by the sum
-  std::vector<Acc> max;     // [kTileM]
-  std::vector<Acc> sum;     // [kTileM]
+  std::int64_t width;              // d_v and some columns of zeros
+  std::vector<Acc> q;              // [kTileM, d_qk]
+  std::vector<Acc> k;              // [d_qk, kTileN], transposed: neighbouring keys are neighbours, and the dot products
+                                   // vectorise over them without reordering any sum
+  std::vector<Acc> v;              // [kTileN, width]
+  std::vector<Acc> row;            // [d_qk], one row of K on its way into k
+  std::vector<Acc> scores;         // [kTileN], of one query row
+  std::vector<std::uint8_t> keep;  // [kTileN], what dropout leaves of one query row
+  std::vector<Acc> o;              // [kTileM, width], not yet divided by the sum
+  std::vector<Acc> max;            // [kTileM]
+  std::vector<Acc> sum;            // [kTileM]
 };
 
 /// Query rows [i0, i0 + rows) of one head.
@@ -82,7 +84,7 @@ class Forward {
       load_kv(tile, j0, count, s);
       for (std::int64_t i = 0; i < tile.rows; ++i) {
         const std::int64_t visible = std::min(count, g_.visible_keys(tile.i0 + i) - j0);
-        if (visible > 0) step(i, visible, s);
+        if (visible > 0) step(tile, i, j0, visible, s);
       }
     }
     for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
@@ -105,7 +107,7 @@ class Forward {
 
   /// Adds the first `visible` keys of the tile to row i of the online softmax. The others are masked: whatever they
   /// hold, it reaches no sum.
-  void step(std::int64_t i, std::int64_t visible, Scratch<Acc>& s) const {
+  void step(const QueryTile& tile, std::int64_t i, std::int64_t j0, std::int64_t visible, Scratch<Acc>& s) const {
     dot_products(&s.q[i * g_.d_qk], s);
     for (std::int64_t j = 0; j < visible; ++j) {
       s.scores[j] *= scale_;
@@ -124,7 +126,16 @@ class Forward {
     const Acc rescale = std::exp(old_max - origin);
     s.max[i] = new_max;
     s.sum[i] = s.sum[i] * rescale + sum;  // a NaN score lives on here: the maximum does not see it
+    if (a_.dropout.active()) drop(tile, i, j0, visible, s);
     add_values(&s.o[i * s.width], rescale, visible, s);
+  }
+
+  /// Dropout of P, after the row's sum has taken it whole.
+  void drop(const QueryTile& tile, std::int64_t i, std::int64_t j0, std::int64_t visible, Scratch<Acc>& s) const {
+    const std::int64_t head = tile.b * g_.h_q + tile.h;
+    a_.dropout.row(head, tile.i0 + i, j0, visible, s.keep.data());
+    const auto kept = static_cast<Acc>(a_.dropout.scale());
+    for (std::int64_t j = 0; j < visible; ++j) s.scores[j] = s.keep[j] != 0 ? s.scores[j] * kept : Acc(0);
   }
 
   /// scores[j] = sum over d of q[d] * k[d, j], for the whole tile; columns that hold no visible key are never used.

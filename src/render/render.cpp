@@ -8,6 +8,7 @@
 
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
+#include <common/padding_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -21,6 +22,7 @@ namespace {
 
 using kernel::BackwardParams;
 using kernel::ForwardParams;
+using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90ForwardParams;
 
@@ -60,6 +62,8 @@ std::string forward_layout() {
   asserts.field("b", offsetof(ForwardParams, b));
   asserts.field("splits", offsetof(ForwardParams, splits));
   asserts.field("scale_log2", offsetof(ForwardParams, scale_log2));
+  asserts.field("sequences", offsetof(ForwardParams, sequences));
+  asserts.field("dropout", offsetof(ForwardParams, dropout));
   return asserts.text();
 }
 
@@ -85,6 +89,17 @@ std::string backward_layout() {
   asserts.field("padded_rows", offsetof(BackwardParams, padded_rows));
   asserts.field("splits", offsetof(BackwardParams, splits));
   asserts.field("scale_log2", offsetof(BackwardParams, scale_log2));
+  asserts.field("sequences", offsetof(BackwardParams, sequences));
+  asserts.field("dropout", offsetof(BackwardParams, dropout));
+  return asserts.text();
+}
+
+std::string padding_layout() {
+  LayoutAsserts asserts("PaddingParams", sizeof(PaddingParams));
+  asserts.field("cu", offsetof(PaddingParams, cu));
+  asserts.field("stride_s", offsetof(PaddingParams, stride_s));
+  asserts.field("b", offsetof(PaddingParams, b));
+  asserts.field("value", offsetof(PaddingParams, value));
   return asserts.text();
 }
 
@@ -99,6 +114,12 @@ std::string sm90_backward_layout() {
 /// Whether additions to global memory come four at a time.
 std::string vector_reduce(const plan::KernelSpec& spec) {
   return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
+}
+
+/// Switches of the variants that a kernel has; a plain kernel has none of them.
+std::string variants(const plan::KernelSpec& spec) {
+  return std::string(spec.varlen ? "  static constexpr bool kVarlen = true;\n" : "") +
+         (spec.dropout ? "  static constexpr bool kDropout = true;\n" : "");
 }
 
 std::string forward_config(const plan::KernelSpec& spec) {
@@ -119,10 +140,12 @@ std::string forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kConditionalRescale = {};\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
+      "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
       spec.loop_bodies, boolean(spec.causal), boolean(spec.positive_scale), boolean(spec.aligned),
-      boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split));
+      boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split),
+      variants(spec));
 }
 
 std::string sm90_forward_config(const plan::KernelSpec& spec) {
@@ -176,12 +199,12 @@ std::string backward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kWriteDq = {};\n"
       "  static constexpr bool kDelayedDq = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}"
+      "{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
       spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal),
       boolean(spec.aligned), boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split),
-      spec.write_dq ? vector_reduce(spec) : "");
+      spec.write_dq ? vector_reduce(spec) : "", variants(spec));
 }
 
 std::string sm90_backward_config(const plan::KernelSpec& spec) {
@@ -213,9 +236,10 @@ std::string backward_dq_config(const plan::KernelSpec& spec) {
       "  static constexpr int kStages = {};  // K and V tiles in flight\n"
       "  static constexpr bool kCausal = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
-      boolean(spec.causal), boolean(spec.aligned));
+      boolean(spec.causal), boolean(spec.aligned), variants(spec));
 }
 
 std::string preprocess_config(const plan::KernelSpec& spec) {
@@ -226,8 +250,9 @@ std::string preprocess_config(const plan::KernelSpec& spec) {
       "  static constexpr int kHeadDimV = {};\n"
       "  static constexpr int kWarps = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
+      "{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned));
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), variants(spec));
 }
 
 std::string convert_config(const plan::KernelSpec& spec) {
@@ -237,9 +262,9 @@ std::string convert_config(const plan::KernelSpec& spec) {
       "  static constexpr int kHeadDimQk = {};\n"
       "  static constexpr int kWarps = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}"
+      "{}{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec));
+      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), variants(spec));
 }
 
 std::string reduce_config(const plan::KernelSpec& spec) {
@@ -251,6 +276,15 @@ std::string reduce_config(const plan::KernelSpec& spec) {
       "  static constexpr int kWarps = {};\n"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps);
+}
+
+std::string clear_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kWarps = {};\n"
+      "}};\n",
+      element_name(spec.dtype), spec.warps);
 }
 
 /// What the unit of an operation is made of.
@@ -292,6 +326,9 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::backward_reduce:
       return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
               reduce_config(spec)};
+    case plan::Op::clear_padding:
+      return {"common/clear_padding.cuh", "PaddingParams",   "kernel::clear_padding", nullptr,
+              padding_layout(),           clear_config(spec)};
   }
   if (spec.family == Family::sm90) {
     const std::string threads =

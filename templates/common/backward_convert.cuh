@@ -5,6 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
+#include <common/variants.cuh>
 #include <ptx/language.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
@@ -14,21 +15,25 @@ namespace fa::kernel {
 /// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows; a thread takes rows g and g + 8
 /// of a fragment, which are 64 bytes of the accumulator.
 ///
-/// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce.
+/// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce; optionally kVarlen.
 template <class Config>
 FA_DEVICE void backward_convert(const BackwardParams& params) {
   using T = typename Config::Element;
   constexpr int kColumnGroups = Config::kHeadDimQk / 8;
-  const int row_groups = params.padded_rows / kRowGroup;
-  const int row_group = ptx::block_index() % row_groups;
-  const int head = ptx::block_index() / row_groups % params.h_q;
-  const int batch = ptx::block_index() / row_groups / params.h_q;
+  constexpr bool kPacked = kVarlen<Config>;
+  const RowGroup group = row_group<kPacked>(params);
+  const int head = group.head;
+  const int batch = group.batch;
+  const BatchEntry<kPacked, BackwardParams> lengths = backward_entry<kPacked, kRowGroup>(params, batch);
+  if constexpr (kPacked) {
+    if (group.index < 0 || group.index * kRowGroup >= lengths.s_q) return;  // a slot without rows
+  }
 
   for (int i = ptx::thread_index(); i < 8 * kColumnGroups; i += Config::kWarps * kWarpSize) {
     const int column_group = i % kColumnGroups;
     const int g = i / kColumnGroups;
-    const float* fragment =
-        params.dq_accum + fragment_offset(params, batch, head, row_group, column_group, kColumnGroups);
+    const float* fragment = params.dq_accum + fragment_offset<kPacked>(params, lengths, batch, head, group.index,
+                                                                       column_group, kColumnGroups);
     float rows[2][8];
     FA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -43,10 +48,11 @@ FA_DEVICE void backward_convert(const BackwardParams& params) {
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int position = row_group * kRowGroup + 8 * r + g;
-      if (position >= params.s_q) continue;
-      T* target = static_cast<T*>(params.dq) + batch * params.stride_dq_b + head * params.stride_dq_h +
-                  position * params.stride_dq_s + 8 * column_group;
+      const int position = group.index * kRowGroup + 8 * r + g;
+      if (position >= lengths.s_q) continue;
+      T* target = static_cast<T*>(params.dq) +
+                  offset_of_rows<kPacked>(lengths, batch, params.stride_dq_b, params.stride_dq_s) +
+                  head * params.stride_dq_h + position * params.stride_dq_s + 8 * column_group;
       FA_UNROLL
       for (int piece = 0; piece < 8 / kPieceElements<T>; ++piece) {
         float values[kPieceElements<T>];

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_BACKWARD_PARAMS_CUH_
 
 #include <common/types.cuh>
+#include <common/variant_params.cuh>
 
 namespace fa::kernel {
 
@@ -50,6 +51,11 @@ struct BackwardParams {
 
   float scale;       // natural units
   float scale_log2;  // scale * log2(e)
+
+  // Varlen kernels only: s_q and s_kv above bound the lengths; m_blocks and n_blocks are in slots, and so are
+  // padded_rows, in the workspace's order [h_q, padded_rows].
+  SequenceParams sequences;
+  DropoutParams dropout;  // dropout kernels only: `scale` is divided by its keep
 };
 
 }  // namespace fa::kernel

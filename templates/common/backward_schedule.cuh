@@ -3,7 +3,9 @@
 
 #include <common/backward_params.cuh>
 #include <common/constants.cuh>
+#include <common/sequences.cuh>
 #include <ptx/language.cuh>
+#include <ptx/thread.cuh>
 
 namespace fa::kernel {
 
@@ -42,6 +44,79 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
   return tile;
 }
 
+/// The same for a packed batch: `blocks` slots of kTile rows (keys, or with kLastFirst query rows), those of all
+/// sequences one after the other. The tiles of a slot run together for `heads_in_flight` heads. A slot without a tile
+/// has one before the first row or after the last.
+template <int kTile, bool kLastFirst>
+FA_DEVICE BackwardTile backward_tile_of_batch(const BackwardParams& params, int index, int blocks, int heads) {
+  const int section_size = params.heads_in_flight * blocks;
+  const int section = index / section_size;
+  const int first_head = section * params.heads_in_flight;
+  const int rest = heads - first_head;
+  const int in_section = rest < params.heads_in_flight ? rest : params.heads_in_flight;
+  const int place = index - section * section_size;
+  const int slot = kLastFirst ? blocks - 1 - place / in_section : place / in_section;
+  const SequenceParams& sequences = params.sequences;
+  const int32_t* cu = kLastFirst ? sequences.cu_q : sequences.cu_kv;
+  const int total = kLastFirst ? sequences.total_q : sequences.total_kv;
+  BackwardTile tile;
+  tile.split = 0;
+  tile.head = first_head + place % in_section;
+  tile.batch = sequence_of_slot<kTile>(cu, params.b, total, 1, slot);
+  tile.block = slot - first_slot<kTile>(cu, tile.batch, total, 1);
+  return tile;
+}
+
+/// A group of 16 query rows of one head, for the kernels that take these one by one.
+struct RowGroup {
+  int index;  // in the batch entry
+  int head;
+  int batch;
+};
+
+/// The one of this thread block.
+template <bool kVarlen>
+FA_DEVICE RowGroup row_group(const BackwardParams& params) {
+  const int groups = params.padded_rows / kRowGroup;
+  RowGroup group;
+  group.index = ptx::block_index() % groups;
+  group.head = ptx::block_index() / groups % params.h_q;
+  if constexpr (kVarlen) {
+    const SequenceParams& sequences = params.sequences;
+    group.batch = sequence_of_slot<kRowGroup>(sequences.cu_q, params.b, sequences.total_q, 1, group.index);
+    group.index -= first_slot<kRowGroup>(sequences.cu_q, group.batch, sequences.total_q, 1);
+  } else {
+    group.batch = ptx::block_index() / groups / params.h_q;
+  }
+  return group;
+}
+
+/// Rows of the workspace before those of a head of a batch entry.
+template <bool kVarlen>
+FA_DEVICE int64_t padded_rows_before(const BackwardParams& params, const BatchEntry<kVarlen, BackwardParams>& entry,
+                                     int batch, int head) {
+  if constexpr (kVarlen) {
+    return static_cast<int64_t>(head) * params.padded_rows + entry.first_padded_row;
+  } else {
+    return (static_cast<int64_t>(batch) * params.h_q + head) * params.padded_rows;
+  }
+}
+
+/// What a backward kernel knows of a batch entry; kTileM: query rows of a tile.
+template <bool kVarlen, int kTileM>
+FA_DEVICE BatchEntry<kVarlen, BackwardParams> backward_entry(const BackwardParams& params, int batch) {
+  if constexpr (kVarlen) {
+    Sequence sequence = sequence_of(params, batch);
+    sequence.m_blocks = ceil_div(sequence.s_q, kTileM);
+    sequence.padded_rows = ceil_div(sequence.s_q, kRowGroup) * kRowGroup;
+    sequence.first_padded_row =
+        first_slot<kRowGroup>(params.sequences.cu_q, batch, params.sequences.total_q, 1) * kRowGroup;
+    return sequence;
+  } else {
+    return params;
+  }
+}
+
 /// The steps of a key tile: the query tiles that see it, [first, m_blocks), of every query head of the group.
 struct QuerySteps {
   int first;
@@ -49,8 +124,8 @@ struct QuerySteps {
   int end;
 };
 
-template <bool kCausal, int kTileM>
-FA_DEVICE QuerySteps query_steps(const BackwardParams& params, int first_key, int split) {
+template <bool kCausal, int kTileM, class Params>
+FA_DEVICE QuerySteps query_steps(const Params& params, int first_key, int split) {
   QuerySteps steps;
   steps.first = 0;
   if constexpr (kCausal) {
@@ -78,6 +153,18 @@ FA_DEVICE int64_t fragment_offset(const BackwardParams& params, int batch, int h
   const int64_t row_groups = params.padded_rows / kRowGroup;
   return (((static_cast<int64_t>(batch) * params.h_q + head) * row_groups + row_group) * column_groups + column_group) *
          (kRowGroup * 8);
+}
+
+/// The same for a batch entry.
+template <bool kVarlen>
+FA_DEVICE int64_t fragment_offset(const BackwardParams& params, const BatchEntry<kVarlen, BackwardParams>& entry,
+                                  int batch, int head, int row_group, int column_group, int column_groups) {
+  if constexpr (kVarlen) {
+    const int64_t groups_before = padded_rows_before<true>(params, entry, batch, head) / kRowGroup;
+    return ((groups_before + row_group) * column_groups + column_group) * (kRowGroup * 8);
+  } else {
+    return fragment_offset(params, batch, head, row_group, column_group, column_groups);
+  }
 }
 
 }  // namespace fa::kernel

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
 
 #include <common/types.cuh>
+#include <common/variant_params.cuh>
 
 namespace fa::kernel {
 
@@ -32,6 +33,9 @@ struct ForwardParams {
 
   float scale;       // natural units, for the log-sum-exp
   float scale_log2;  // scale * log2(e)
+
+  SequenceParams sequences;  // varlen kernels only: s_q and s_kv above bound the lengths, m_blocks is in slots
+  DropoutParams dropout;     // dropout kernels only
 };
 
 }  // namespace fa::kernel

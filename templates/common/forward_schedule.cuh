@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
+#include <common/sequences.cuh>
 #include <ptx/language.cuh>
 
 namespace fa::kernel {
@@ -43,6 +44,28 @@ FA_DEVICE ForwardTile forward_tile(const ForwardParams& params, int block) {
   return tile;
 }
 
+/// The same for a packed batch, whose m_blocks are slots: those of all sequences, one after the other. The tiles of a
+/// slot run together for `heads_in_flight` heads, slots from the last to the first, so that a causal sequence starts
+/// its longest tiles first. A slot without a tile has one before the first row or after the last.
+template <int kTileM, bool kPackGqa>
+FA_DEVICE ForwardTile forward_tile_of_batch(const ForwardParams& params, int block) {
+  const int section_size = params.heads_in_flight * params.m_blocks;
+  const int section = block / section_size;
+  const int first_head = section * params.heads_in_flight;
+  const int rest = params.heads - first_head;
+  const int heads = rest < params.heads_in_flight ? rest : params.heads_in_flight;
+  const int index = block - section * section_size;
+  const int slot = params.m_blocks - 1 - index / heads;
+  const int rows_each = kPackGqa ? params.group : 1;
+  const SequenceParams& sequences = params.sequences;
+  ForwardTile tile;
+  tile.split = 0;
+  tile.head = first_head + index % heads;
+  tile.batch = sequence_of_slot<kTileM>(sequences.cu_q, params.b, sequences.total_q, rows_each, slot);
+  tile.m_block = slot - first_slot<kTileM>(sequences.cu_q, tile.batch, sequences.total_q, rows_each);
+  return tile;
+}
+
 /// Rows of a query tile. With packed GQA, row r is query position r / group of query head r % group of the KV head.
 template <bool kPackGqa>
 struct RowMap {
@@ -62,9 +85,9 @@ struct KvRange {
 };
 
 /// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at
-/// most.
-template <bool kCausal, int kTileN>
-FA_DEVICE KvRange kv_range(const ForwardParams& params, int first_row, int last_row, int split) {
+/// most. `params` may be a Sequence.
+template <bool kCausal, int kTileN, class Params>
+FA_DEVICE KvRange kv_range(const Params& params, int first_row, int last_row, int split) {
   int visible_to_any = params.s_kv;
   int visible_to_all = params.s_kv;
   if constexpr (kCausal) {
@@ -86,8 +109,8 @@ FA_DEVICE KvRange kv_range(const ForwardParams& params, int first_row, int last_
 }
 
 /// Hides from row `row` (a query position) the keys at and after `key_limit(row)`.
-template <bool kCausal>
-FA_DEVICE int key_limit(const ForwardParams& params, int row) {
+template <bool kCausal, class Params>
+FA_DEVICE int key_limit(const Params& params, int row) {
   if constexpr (!kCausal) return params.s_kv;
   const int limit = row + params.causal_shift + 1;
   return limit < params.s_kv ? limit : params.s_kv;

@@ -53,6 +53,16 @@ FA_DEVICE float from_bits(uint32_t x) {
   return __uint_as_float(x);
 }
 
+/// popc.b32: how many bits are set.
+FA_DEVICE int popc(uint32_t x) {
+  return __popc(static_cast<int>(x));
+}
+
+/// prmt.b32: byte i of the result is the byte of {high, low} that nibble i of `selector` numbers.
+FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
 /// cvt.rn: one float to storage type T.
 template <class T>
 FA_DEVICE T convert(float x);

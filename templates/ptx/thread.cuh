@@ -86,6 +86,11 @@ FA_DEVICE bool vote_any(bool predicate) {
   return __any_sync(0xffffffffu, predicate);
 }
 
+/// vote.sync.ballot.b32 over a full warp: bit i is the predicate of lane i.
+FA_DEVICE uint32_t vote_ballot(bool predicate) {
+  return __ballot_sync(0xffffffffu, predicate);
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_THREAD_CUH_

@@ -4,9 +4,12 @@
 #include <common/backward_params.cuh>
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
+#include <common/dropout.cuh>
 #include <common/online_softmax.cuh>
+#include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
 #include <common/tile_store.cuh>
+#include <common/variants.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -43,7 +46,7 @@ struct ColumnSlice {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
 /// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
-/// kVectorReduce.
+/// kVectorReduce; optionally kVarlen, kDropout.
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -71,6 +74,8 @@ struct Backward {
   static constexpr bool kDelayedDq = Config::kDelayedDq;
   static constexpr bool kKInRegisters = Config::kOperandsInRegisters == 2;
   static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kDropout = kernel::kDropout<Config>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
@@ -81,6 +86,7 @@ struct Backward {
   static_assert(kWarpsM % kQueryGroups == 0, "a group of queries has equally many warps");
   static_assert(kTileM == kDqMTiles * 16 * kDqWarpsM && kDqMTiles >= 1, "a warp adds to a multiple of 16 rows of dQ");
   static_assert(kStages == 1 || kStages == 2, "1 or 2 Q and dO buffers");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
   static_assert(!kDelayedDq || (kStages == 2 && Config::kWriteDq), "dS has as many buffers as Q and dO");
 
   using KTile = SharedTile<T, kTileN, kHeadDimQk>;
@@ -114,6 +120,7 @@ struct Backward {
 
   const BackwardParams& params;
   const BackwardTile tile;
+  const BatchEntry<kVarlen, BackwardParams> lengths;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
   const int warp = thread / kWarpSize;
@@ -130,7 +137,23 @@ struct Backward {
   const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
 
   FA_DEVICE explicit Backward(const BackwardParams& p)
-      : params(p), tile(backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv)) {}
+      : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
+
+  static FA_DEVICE BackwardTile this_tile(const BackwardParams& p) {
+    if constexpr (kVarlen) {
+      return backward_tile_of_batch<kTileN, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
+    } else {
+      return backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
+    }
+  }
+
+  /// Offset of the batch entry's first row (of q, o, their gradients), and of its first key.
+  FA_DEVICE int64_t rows_at(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_rows<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
+  FA_DEVICE int64_t keys_at(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
 
   FA_DEVICE uint32_t q_shared(int stage) const { return v_shared + VTile::kBytes + stage * kStageBytes; }
   FA_DEVICE uint32_t do_shared(int stage) const { return q_shared(stage) + QTile::kBytes; }
@@ -144,11 +167,11 @@ struct Backward {
   FA_DEVICE int query_head(const Place& place) const { return tile.head * params.group + place.head; }
 
   FA_DEVICE void load_kv() const {
-    const T* k = static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + tile.head * params.stride_k_h +
-                 first_key * params.stride_k_s;
-    const T* v = static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + tile.head * params.stride_v_h +
-                 first_key * params.stride_v_s;
-    const int valid = params.s_kv - first_key;
+    const T* k = static_cast<const T*>(params.k) + keys_at(params.stride_k_b, params.stride_k_s) +
+                 tile.head * params.stride_k_h + first_key * params.stride_k_s;
+    const T* v = static_cast<const T*>(params.v) + keys_at(params.stride_v_b, params.stride_v_s) +
+                 tile.head * params.stride_v_h + first_key * params.stride_v_s;
+    const int valid = lengths.s_kv - first_key;
     KCopy::strided(k_shared, KCopy::thread_pointer(k, params.stride_k_s, thread), params.stride_k_s, valid, thread);
     VCopy::strided(v_shared, VCopy::thread_pointer(v, params.stride_v_s, thread), params.stride_v_s, valid, thread);
   }
@@ -157,28 +180,31 @@ struct Backward {
     const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
     const int head = query_head(place);
     const int row = place.m_block * kTileM;
-    const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + head * params.stride_q_h +
-                 row * params.stride_q_s;
-    const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
+    const T* q = static_cast<const T*>(params.q) + rows_at(params.stride_q_b, params.stride_q_s) +
+                 head * params.stride_q_h + row * params.stride_q_s;
+    const T* dout = static_cast<const T*>(params.dout) + rows_at(params.stride_dout_b, params.stride_dout_s) +
                     head * params.stride_dout_h + row * params.stride_dout_s;
-    const int valid = params.s_q - row;
+    const int valid = lengths.s_q - row;
     QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, copier), params.stride_q_s, valid,
                    copier);
     DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier), params.stride_dout_s,
                     valid, copier);
-    const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + head) * params.padded_rows + row;
+    const int64_t index = padded_rows_before<kVarlen>(params, lengths, tile.batch, head) + row;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kTileM / 4, kThreads); ++i) {
       const int first = 4 * (copier + i * kThreads);
       if (kTileM / 4 % kThreads != 0 && first >= kTileM) continue;
-      const bool in_range = row + first < params.padded_rows;
+      const bool in_range = row + first < lengths.padded_rows;
       ptx::cp_async_16(lse_shared(stage) + 4 * first, params.lse_log2 + index + first, in_range);
       ptx::cp_async_16(delta_shared(stage) + 4 * first, params.delta + index + first, in_range);
     }
   }
 
   FA_DEVICE void run() {
-    const QuerySteps steps = query_steps<Config::kCausal, kTileM>(params, first_key, tile.split);
+    if constexpr (kVarlen) {
+      if (first_key < 0 || first_key >= lengths.s_kv) return;  // a slot without a tile
+    }
+    const QuerySteps steps = query_steps<Config::kCausal, kTileM>(lengths, first_key, tile.split);
     DkFragment dk = {};
     DvFragment dv = {};
     if (steps.begin < steps.end) walk(steps, dk, dv);
@@ -193,7 +219,7 @@ struct Backward {
 
   FA_DEVICE void walk(const QuerySteps& steps, DkFragment& dk, DvFragment& dv) const {
     load_kv();
-    const int tiles = params.m_blocks - steps.first;  // of each query head
+    const int tiles = lengths.m_blocks - steps.first;  // of each query head
     Place place{steps.begin / tiles, steps.first + steps.begin % tiles};
     load_queries(place, 0);
     ptx::cp_async_commit();
@@ -211,7 +237,7 @@ struct Backward {
     bool has_previous = false;
     for (int left = steps.end - steps.begin; left > 0; --left) {
       Place next = place;
-      if (++next.m_block == params.m_blocks) {
+      if (++next.m_block == lengths.m_blocks) {
         next.m_block = steps.first;
         ++next.head;
       }
@@ -235,7 +261,7 @@ struct Backward {
   }
 
   FA_DEVICE Place before(const Place& place, int first) const {
-    if (place.m_block == first) return {place.head - 1, params.m_blocks - 1};
+    if (place.m_block == first) return {place.head - 1, lengths.m_blocks - 1};
     return {place.head, place.m_block - 1};
   }
 
@@ -319,22 +345,59 @@ struct Backward {
             Gemm::template load_a<VTile, kHeadDimV>(a, v_shared, warp_key + 16 * m, k, lane);
           }
         });
-    if (first_key + kTileN > params.s_kv ||
-        (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + params.causal_shift)) {
+    if (first_key + kTileN > lengths.s_kv ||
+        (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + lengths.causal_shift)) {
       mask(p, place.m_block * kTileM + query);
     }
-    FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
-      float delta[2];
-      ptx::ld_shared_f32x2(delta, delta_shared(stage) + statistics + 32 * n);
+    if constexpr (kDropout) {
+      differentiate_dropped(place, query, delta_shared(stage) + statistics, p, ds);
+    } else {
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
+      for (int n = 0; n < kNTiles; ++n) {
+        float delta[2];
+        ptx::ld_shared_f32x2(delta, delta_shared(stage) + statistics + 32 * n);
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - delta[e % 2]);
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - delta[e % 2]);
+        }
       }
     }
     Gemm::pack(p_operand, p);
     Gemm::pack(ds_operand, ds);
+  }
+
+  /// dP^T becomes keep * dS^T = P^T o (Z^T o dP^T - keep * delta), and P^T becomes Z^T o P^T, Z being 0 where P was
+  /// dropped. What is missing of dK, dQ and dV is their factor 1 / keep.
+  FA_DEVICE void differentiate_dropped(const Place& place, int query, uint32_t deltas, Fragment<kMTiles, kNTiles>& p,
+                                       Fragment<kMTiles, kNTiles>& ds) const {
+    const int dropper = ptx::thread_index();  // anew, as above
+    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + query_head(place);
+    const Dropout dropout(params.dropout, heads_before);
+    const int first_query = place.m_block * kTileM + query;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; n += 2) {
+      float delta[2][2];
+      ptx::ld_shared_f32x2(delta[0], deltas + 32 * n);
+      ptx::ld_shared_f32x2(delta[1], deltas + 32 * (n + 1));
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        uint32_t draws[2][2];
+        dropout.draw_transposed(draws, first_key + warp_key + 16 * m, first_query + 8 * n, dropper % kWarpSize);
+        FA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            const uint32_t draw = draws[half][e % 2];
+            const bool dropped = e < 2 ? dropout.drops_low(draw) : dropout.drops_high(draw);
+            float& weight = p[m][n + half][e];
+            float& gradient = ds[m][n + half][e];
+            gradient = weight * ptx::fma(delta[half][e % 2], -params.dropout.keep, dropped ? 0.f : gradient);
+            if (dropped) weight = 0.f;
+          }
+        }
+      }
+    }
   }
 
   /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
@@ -347,8 +410,8 @@ struct Backward {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int key = thread_key + 16 * m + 8 * r;
-        int visible_from = Config::kCausal ? key - params.causal_shift - first_query : 0;
-        if (key >= params.s_kv) visible_from = kTileM;
+        int visible_from = Config::kCausal ? key - lengths.causal_shift - first_query : 0;
+        if (key >= lengths.s_kv) visible_from = kTileM;
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
           FA_UNROLL
@@ -390,9 +453,9 @@ struct Backward {
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
       const int row_group = (place.m_block * kTileM + row) / kRowGroup + m;
-      if (row_group * kRowGroup >= params.padded_rows) break;
-      float* target = params.dq_accum + fragment_offset(params, tile.batch, query_head(place), row_group,
-                                                        slice.first_tile(), kHeadDimQk / 8);
+      if (row_group * kRowGroup >= lengths.padded_rows) break;
+      float* target = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
+                                                                 row_group, slice.first_tile(), kHeadDimQk / 8);
       FA_UNROLL
       for (int n = 0; n < DqSlice::kTiles; ++n) {
         if (!slice.owns(n)) continue;
@@ -411,15 +474,20 @@ struct Backward {
   FA_DEVICE void store(const DkFragment& dk, const DvFragment& dv) const {
     ptx::sync_threads();  // all have left K and V
     stage_fragment<KTile>(k_shared, dk, qk_slice, params.scale);
-    stage_fragment<VTile>(v_shared, dv, v_slice, 1.f);
+    stage_fragment<VTile>(v_shared, dv, v_slice, dv_scale());
     ptx::sync_threads();  // dK and dV are complete in shared memory
-    T* dk_rows = static_cast<T*>(params.dk) + tile.batch * params.stride_dk_b + tile.head * params.stride_dk_h +
-                 first_key * params.stride_dk_s;
-    T* dv_rows = static_cast<T*>(params.dv) + tile.batch * params.stride_dv_b + tile.head * params.stride_dv_h +
-                 first_key * params.stride_dv_s;
-    const int valid = params.s_kv - first_key;
+    T* dk_rows = static_cast<T*>(params.dk) + keys_at(params.stride_dk_b, params.stride_dk_s) +
+                 tile.head * params.stride_dk_h + first_key * params.stride_dk_s;
+    T* dv_rows = static_cast<T*>(params.dv) + keys_at(params.stride_dv_b, params.stride_dv_s) +
+                 tile.head * params.stride_dv_h + first_key * params.stride_dv_s;
+    const int valid = lengths.s_kv - first_key;
     store_tile<KTile, T, kTileN, kThreads, Config::kAligned>(k_shared, dk_rows, params.stride_dk_s, valid, thread);
     store_tile<VTile, T, kTileN, kThreads, Config::kAligned>(v_shared, dv_rows, params.stride_dv_s, valid, thread);
+  }
+
+  FA_DEVICE float dv_scale() const {
+    if constexpr (kDropout) return params.dropout.inverse_keep;
+    return 1.f;
   }
 
   template <class Tile, int kCTiles, class Slice>
@@ -446,12 +514,13 @@ struct Backward {
     const int64_t row =
         tile.split * rows + (static_cast<int64_t>(tile.batch) * params.h_kv + tile.head) * params.s_kv + first_key;
     float* target = params.partial + row * (kHeadDimQk + kHeadDimV);  // into [splits, b, h_kv, s_kv, d_qk + d_v]
-    store_partial_fragment(target, dk, qk_slice);
-    store_partial_fragment(target + kHeadDimQk, dv, v_slice);
+    store_partial_fragment(target, dk, qk_slice, 1.f);
+    store_partial_fragment(target + kHeadDimQk, dv, v_slice, dv_scale());
   }
 
   template <int kCTiles, class Slice>
-  FA_DEVICE void store_partial_fragment(float* target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice) const {
+  FA_DEVICE void store_partial_fragment(float* target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice,
+                                        float scale) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -462,8 +531,8 @@ struct Backward {
         FA_UNROLL
         for (int n = 0; n < kCTiles; ++n) {
           if (!slice.owns(n)) continue;
-          ptx::st_global(columns + 8 * n, c[m][n][2 * r]);
-          ptx::st_global(columns + 8 * n + 1, c[m][n][2 * r + 1]);
+          ptx::st_global(columns + 8 * n, c[m][n][2 * r] * scale);
+          ptx::st_global(columns + 8 * n + 1, c[m][n][2 * r + 1] * scale);
         }
       }
     }

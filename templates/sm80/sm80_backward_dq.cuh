@@ -4,9 +4,12 @@
 #include <common/backward_params.cuh>
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
+#include <common/dropout.cuh>
 #include <common/online_softmax.cuh>
+#include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
 #include <common/tile_store.cuh>
+#include <common/variants.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -21,7 +24,7 @@ namespace fa::sm80 {
 /// walks the key tiles. S = Q K^T and dP = dO V^T are computed once more, and dS goes from registers into dQ += dS K.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kStages, kCausal, kAligned.
+/// kStages, kCausal, kAligned; optionally kVarlen, kDropout.
 template <class Config>
 struct BackwardDq {
   using T = typename Config::Element;
@@ -37,6 +40,8 @@ struct BackwardDq {
   static constexpr int kMTiles = kWarpRows / 16;
   static constexpr int kNTiles = kTileN / 8;
   static constexpr int kDqTiles = kHeadDimQk / 8;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kDropout = kernel::kDropout<Config>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -57,33 +62,52 @@ struct BackwardDq {
 
   const BackwardParams& params;
   const BackwardTile tile;
+  const BatchEntry<kVarlen, BackwardParams> lengths;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
   const int warp_row = thread / kWarpSize * kWarpRows;  // first of the warp's rows in the tile
   const int first_row = tile.block * kTileM;
   const int kv_head = tile.head / params.group;
   const T* const k_thread = KCopy::thread_pointer(
-      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + kv_head * params.stride_k_h, params.stride_k_s,
+      static_cast<const T*>(params.k) + keys_at(params.stride_k_b, params.stride_k_s) + kv_head * params.stride_k_h,
+      params.stride_k_s,
       thread);  // into [s_kv, d_qk]
   const T* const v_thread = VCopy::thread_pointer(
-      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + kv_head * params.stride_v_h, params.stride_v_s,
+      static_cast<const T*>(params.v) + keys_at(params.stride_v_b, params.stride_v_s) + kv_head * params.stride_v_h,
+      params.stride_v_s,
       thread);  // into [s_kv, d_v]
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared;
   const uint32_t do_shared = shared + QTile::kBytes;
 
   FA_DEVICE explicit BackwardDq(const BackwardParams& p)
-      : params(p), tile(backward_tile<Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q)) {}
+      : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
+
+  static FA_DEVICE BackwardTile this_tile(const BackwardParams& p) {
+    if constexpr (kVarlen) {
+      return backward_tile_of_batch<kTileM, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
+    } else {
+      return backward_tile<Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
+    }
+  }
+
+  /// Offset of the batch entry's first row (of q, o, their gradients), and of its first key.
+  FA_DEVICE int64_t rows_at(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_rows<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
+  FA_DEVICE int64_t keys_at(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
 
   FA_DEVICE uint32_t k_shared(int stage) const { return do_shared + DoTile::kBytes + stage * kStageBytes; }
   FA_DEVICE uint32_t v_shared(int stage) const { return k_shared(stage) + KTile::kBytes; }
 
   FA_DEVICE void load_rows() const {
-    const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + tile.head * params.stride_q_h +
-                 first_row * params.stride_q_s;
-    const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
+    const T* q = static_cast<const T*>(params.q) + rows_at(params.stride_q_b, params.stride_q_s) +
+                 tile.head * params.stride_q_h + first_row * params.stride_q_s;
+    const T* dout = static_cast<const T*>(params.dout) + rows_at(params.stride_dout_b, params.stride_dout_s) +
                     tile.head * params.stride_dout_h + first_row * params.stride_dout_s;
-    const int valid = params.s_q - first_row;
+    const int valid = lengths.s_q - first_row;
     QCopy::strided(q_shared, QCopy::thread_pointer(q, params.stride_q_s, thread), params.stride_q_s, valid, thread);
     DoCopy::strided(do_shared, DoCopy::thread_pointer(dout, params.stride_dout_s, thread), params.stride_dout_s, valid,
                     thread);
@@ -91,21 +115,24 @@ struct BackwardDq {
 
   FA_DEVICE void load_keys(int n_block, int stage) const {
     const int first = n_block * kTileN;
-    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, params.s_kv - first,
+    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
-    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, params.s_kv - first,
+    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                    thread);
   }
 
   /// Keys that row `row` sees, as a limit.
   FA_DEVICE int key_limit(int row) const {
-    const int limit = Config::kCausal ? row + params.causal_shift + 1 : params.s_kv;
-    return limit < params.s_kv ? limit : params.s_kv;
+    const int limit = Config::kCausal ? row + lengths.causal_shift + 1 : lengths.s_kv;
+    return limit < lengths.s_kv ? limit : lengths.s_kv;
   }
 
   FA_DEVICE void run() const {
+    if constexpr (kVarlen) {
+      if (first_row < 0 || first_row >= lengths.s_q) return;  // a slot without a tile
+    }
     Fragment<kMTiles, kDqTiles> dq = {};
-    const int last_row = (first_row + kTileM < params.s_q ? first_row + kTileM : params.s_q) - 1;
+    const int last_row = (first_row + kTileM < lengths.s_q ? first_row + kTileM : lengths.s_q) - 1;
     const int limit = key_limit(last_row);
     if (limit > 0) walk(ceil_div(limit, kTileN), dq);
     store(dq);
@@ -141,13 +168,13 @@ struct BackwardDq {
 
   /// Of the rows that a thread's fragment registers belong to; a row behind the end weighs nothing.
   FA_DEVICE void load_statistics(float (&lse)[kMTiles][2], float (&delta)[kMTiles][2]) const {
-    const int64_t index = (static_cast<int64_t>(tile.batch) * params.h_q + tile.head) * params.padded_rows;
+    const int64_t index = padded_rows_before<kVarlen>(params, lengths, tile.batch, tile.head);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int row = first_row + warp_row + 16 * m + 8 * r + lane / 4;
-        const bool valid = row < params.padded_rows;
+        const bool valid = row < lengths.padded_rows;
         lse[m][r] = valid ? ptx::ld_global(params.lse_log2 + index + row) : kInfinity;
         delta[m][r] = valid ? ptx::ld_global(params.delta + index + row) : 0.f;
       }
@@ -165,6 +192,10 @@ struct BackwardDq {
       Gemm::template load_a<DoTile, kHeadDimV>(a, do_shared, warp_row + 16 * m, k, lane);
     });
     const int first_key = n_block * kTileN;
+    if constexpr (kDropout) {
+      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
+      Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
+    }
     const bool masked = first_key + kTileN > key_limit(first_row);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
@@ -180,11 +211,17 @@ struct BackwardDq {
           FA_UNROLL
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
             const float weight = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[m][r]));
-            ds[m][n][e] = 8 * n + e % 2 < hidden_from ? weight * (dp[m][n][e] - delta[m][r]) : 0.f;
+            ds[m][n][e] = 8 * n + e % 2 < hidden_from ? weight * less_delta(dp[m][n][e], delta[m][r]) : 0.f;
           }
         }
       }
     }
+  }
+
+  /// With dropout, dP lacks its factor 1 / keep, which `scale` holds: dS comes out keep times too small, as it should.
+  FA_DEVICE float less_delta(float dp, float delta) const {
+    if constexpr (kDropout) return ptx::fma(delta, -params.dropout.keep, dp);
+    return dp - delta;
   }
 
   /// scale * dQ through shared memory, where Q was, so that rows leave in 16-byte pieces.
@@ -202,10 +239,10 @@ struct BackwardDq {
       }
     }
     ptx::sync_threads();  // dQ is complete in shared memory
-    T* rows = static_cast<T*>(params.dq) + tile.batch * params.stride_dq_b + tile.head * params.stride_dq_h +
-              first_row * params.stride_dq_s;
-    store_tile<QTile, T, kTileM, kThreads, Config::kAligned>(q_shared, rows, params.stride_dq_s, params.s_q - first_row,
-                                                             thread);
+    T* rows = static_cast<T*>(params.dq) + rows_at(params.stride_dq_b, params.stride_dq_s) +
+              tile.head * params.stride_dq_h + first_row * params.stride_dq_s;
+    store_tile<QTile, T, kTileM, kThreads, Config::kAligned>(q_shared, rows, params.stride_dq_s,
+                                                             lengths.s_q - first_row, thread);
   }
 };
 

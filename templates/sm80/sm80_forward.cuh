@@ -2,11 +2,14 @@
 #define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 
 #include <common/constants.cuh>
+#include <common/dropout.cuh>
 #include <common/forward_params.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/mask.cuh>
 #include <common/online_softmax.cuh>
+#include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/variants.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -21,7 +24,8 @@ namespace fa::sm80 {
 /// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
-/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit.
+/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
+/// kVarlen, kDropout.
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -38,11 +42,14 @@ struct Forward {
   static constexpr int kMTiles = kWarpRows / 16;
   static constexpr int kNTiles = kTileN / 8;
   static constexpr int kOTiles = kHeadDimV / 8;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kDropout = kernel::kDropout<Config>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
   static_assert(kTileN % 16 == 0, "keys are consumed 16 at a time");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
@@ -62,24 +69,43 @@ struct Forward {
 
   const ForwardParams& params;
   const ForwardTile tile;
+  const BatchEntry<kVarlen, ForwardParams> lengths;
   const RowMap<Config::kPackGqa> rows;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
   const int warp = thread / kWarpSize;
   const int block_row = tile.m_block * kTileM;        // first packed row of the block
   const int warp_row = block_row + warp * kWarpRows;  // and of this warp
-  const int row_count = Config::kPackGqa ? params.s_q * params.group : params.s_q;
-  const T* const k_thread = KCopy::thread_pointer(
-      static_cast<const T*>(params.k) + tile.batch * params.stride_k_b + rows.kv_head() * params.stride_k_h,
-      params.stride_k_s, thread);  // into [s_kv, d_qk]
-  const T* const v_thread = VCopy::thread_pointer(
-      static_cast<const T*>(params.v) + tile.batch * params.stride_v_b + rows.kv_head() * params.stride_v_h,
-      params.stride_v_s, thread);  // into [s_kv, d_v]
+  const int row_count = Config::kPackGqa ? lengths.s_q * params.group : lengths.s_q;
+  const T* const k_thread =
+      KCopy::thread_pointer(static_cast<const T*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
+                                rows.kv_head() * params.stride_k_h,
+                            params.stride_k_s, thread);  // into [s_kv, d_qk]
+  const T* const v_thread =
+      VCopy::thread_pointer(static_cast<const T*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
+                                rows.kv_head() * params.stride_v_h,
+                            params.stride_v_s, thread);  // into [s_kv, d_v]
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp * kWarpQBytes;  // this warp's rows of Q, later of O
 
   FA_DEVICE explicit Forward(const ForwardParams& p)
-      : params(p), tile(forward_tile<Config::kCausal>(p, ptx::block_index())), rows{p.group, tile.head} {}
+      : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen>(p, tile.batch)), rows{p.group, tile.head} {}
+
+  static FA_DEVICE ForwardTile this_tile(const ForwardParams& p) {
+    if constexpr (kVarlen) {
+      return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, ptx::block_index());
+    } else {
+      return forward_tile<Config::kCausal>(p, ptx::block_index());
+    }
+  }
+
+  /// Offset of the batch entry's first row (of q, o and lse), and of its first key.
+  FA_DEVICE int64_t first_row(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_rows<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
+  FA_DEVICE int64_t first_key(int64_t stride_b, int64_t stride_s) const {
+    return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+  }
 
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
   FA_DEVICE uint32_t v_shared(int stage) const {
@@ -87,7 +113,7 @@ struct Forward {
   }
 
   FA_DEVICE void load_q() const {
-    const T* base = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b;
+    const T* base = static_cast<const T*>(params.q) + first_row(params.stride_q_b, params.stride_q_s);
     const int valid = row_count - warp_row;
     if constexpr (Config::kPackGqa) {
       QCopy::gathered(
@@ -105,13 +131,13 @@ struct Forward {
 
   FA_DEVICE void load_k(int n_block, int stage) const {
     const int first = n_block * kTileN;
-    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, params.s_kv - first,
+    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
     const int first = n_block * kTileN;
-    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, params.s_kv - first,
+    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                    thread);
   }
 
@@ -119,9 +145,12 @@ struct Forward {
   FA_DEVICE int fragment_row(int m, int r) const { return warp_row + 16 * m + 8 * r + lane / 4; }
 
   FA_DEVICE void run() {
+    if constexpr (kVarlen) {
+      if (tile.m_block < 0 || block_row >= row_count) return;  // a slot without a tile
+    }
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
     const KvRange range =
-        kv_range<Config::kCausal, kTileN>(params, rows.position(block_row), rows.position(last_row), tile.split);
+        kv_range<Config::kCausal, kTileN>(lengths, rows.position(block_row), rows.position(last_row), tile.split);
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) attend(range, o, softmax);
@@ -221,6 +250,7 @@ struct Forward {
       mask(s, n_block);
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
+    if constexpr (kDropout) drop(s, n_block * kTileN);
     Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -232,10 +262,34 @@ struct Forward {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         limits[m][r] =
-            key_limit<Config::kCausal>(params, rows.position(fragment_row(m, r))) - n_block * kTileN - 2 * (lane % 4);
+            key_limit<Config::kCausal>(lengths, rows.position(fragment_row(m, r))) - n_block * kTileN - 2 * (lane % 4);
       }
     }
     mask_scores(s, limits);
+  }
+
+  /// Dropout of P, after the row sums have taken it whole.
+  FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int key) const {
+    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+    if constexpr (Config::kPackGqa) {
+      struct Place {
+        int position;
+        int head;
+      };
+      const auto place = [&](int m, int r) {
+        const int row = fragment_row(m, r);
+        return Place{rows.position(row), rows.query_head(row)};
+      };
+      Dropout(params.dropout, heads_before).drop_rows(p, place, key, lane);
+    } else {
+      Dropout(params.dropout, heads_before + tile.head).drop(p, warp_row, key, lane);
+    }
+  }
+
+  /// What O is multiplied with.
+  FA_DEVICE float normaliser(const OnlineSoftmax<kMTiles>& softmax, int m, int r) const {
+    if constexpr (kDropout) return softmax.inverse_sum(m, r) * params.dropout.inverse_keep;
+    return softmax.inverse_sum(m, r);
   }
 
   /// Scores keep their order only under a positive scale; otherwise they are scaled before the row maximum is taken.
@@ -260,7 +314,7 @@ struct Forward {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float inverse = softmax.inverse_sum(m, r);
+        const float inverse = normaliser(softmax, m, r);
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
           stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
@@ -268,8 +322,8 @@ struct Forward {
         }
         const int row = fragment_row(m, r);
         if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
-          float* lse = params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
-                       rows.position(row) * params.stride_lse_s;
+          float* lse = params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
+                       rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
           ptx::st_global(lse, softmax.lse(m, r, softmax_scale()));
         }
       }
@@ -287,8 +341,8 @@ struct Forward {
   }
 
   FA_DEVICE T* o_row(int row) const {
-    return static_cast<T*>(params.o) + tile.batch * params.stride_o_b + rows.query_head(row) * params.stride_o_h +
-           rows.position(row) * params.stride_o_s;
+    return static_cast<T*>(params.o) + first_row(params.stride_o_b, params.stride_o_s) +
+           rows.query_head(row) * params.stride_o_h + rows.position(row) * params.stride_o_s;
   }
 
   FA_DEVICE void store_rows() const {
@@ -319,7 +373,7 @@ struct Forward {
       for (int r = 0; r < 2; ++r) {
         const int row = fragment_row(m, r);
         if (row >= row_count) continue;
-        const float inverse = softmax.inverse_sum(m, r);
+        const float inverse = normaliser(softmax, m, r);
         const int64_t index =
             ((static_cast<int64_t>(tile.split) * params.b + tile.batch) * params.h_q + rows.query_head(row)) *
                 params.s_q +

@@ -299,6 +299,103 @@ static void test_shapes(void) {
   fa_destroy(attention);
 }
 
+/* Two sequences of a packed batch against two calls of their own, with dropout. */
+static void test_variants(void) {
+  enum { ROWS = 7, KEYS = 9 };
+  static float packed_q[ROWS * H_Q * D], packed_k[KEYS * H_KV * D], packed_v[KEYS * H_KV * D];
+  static float o[ROWS * H_Q * D], lse[ROWS * H_Q], dout[ROWS * H_Q * D];
+  static float dq[ROWS * H_Q * D], dk[KEYS * H_KV * D], dv[KEYS * H_KV * D], part[ROWS * H_Q * D];
+  const int32_t cu_q[] = {0, 3, ROWS}, cu_kv[] = {0, 5, KEYS};
+  fa_attention* attention = NULL;
+  fa_config config = default_config();
+  fill(packed_q, ROWS * H_Q * D, 4);
+  fill(packed_k, KEYS * H_KV * D, 5);
+  fill(packed_v, KEYS * H_KV * D, 6);
+  fill(dout, ROWS * H_Q * D, 7);
+  config.varlen = 1;
+  config.dropout = 0.5f;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+#define PACKED(name, rows, heads)     \
+  fa_tensor name##_ = {               \
+    .struct_size = sizeof(fa_tensor), \
+    .dtype = FA_F32,                  \
+    .rank = 3,                        \
+    .flags = FA_TENSOR_ROW_MAJOR,     \
+    .data = name,                     \
+    .shape = {rows, heads, D}         \
+  }
+  PACKED(packed_q, ROWS, H_Q);
+  PACKED(packed_k, KEYS, H_KV);
+  PACKED(packed_v, KEYS, H_KV);
+  PACKED(o, ROWS, H_Q);
+  PACKED(dout, ROWS, H_Q);
+  PACKED(dq, ROWS, H_Q);
+  PACKED(dk, KEYS, H_KV);
+  PACKED(dv, KEYS, H_KV);
+  PACKED(part, 4, H_Q);
+  fa_tensor lse_ = {.struct_size = sizeof lse_,
+                    .dtype = FA_F32,
+                    .rank = 2,
+                    .flags = FA_TENSOR_ROW_MAJOR,
+                    .data = lse,
+                    .shape = {H_Q, ROWS}};
+  fa_sequences sequences = {.struct_size = sizeof sequences, .b = 2, .cu_seqlens_q = cu_q, .cu_seqlens_kv = cu_kv};
+  fa_dropout_state state = {.struct_size = sizeof state, .seed = 1, .offset = 2};
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs,
+                              .q = &packed_q_,
+                              .k = &packed_k_,
+                              .v = &packed_v_,
+                              .sequences = &sequences,
+                              .dropout = &state};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &o_, .lse = &lse_};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_backward_inputs given = {.struct_size = sizeof given,
+                              .q = &packed_q_,
+                              .k = &packed_k_,
+                              .v = &packed_v_,
+                              .o = &o_,
+                              .lse = &lse_,
+                              .dout = &dout_,
+                              .sequences = &sequences,
+                              .dropout = &state};
+  fa_backward_outputs gradients = {.struct_size = sizeof gradients, .dq = &dq_, .dk = &dk_, .dv = &dv_};
+  CHECK(fa_backward(attention, &given, &gradients, NULL, NULL) == FA_OK);
+  CHECK(dv[0] != 0 || dv[1] != 0);
+
+  /* The second sequence is sequence 0 of a batch whose offset is that of the first one's heads. */
+  const int32_t only_q[] = {0, 4}, only_kv[] = {0, 4};
+  sequences = (fa_sequences){.struct_size = sizeof sequences, .b = 1, .cu_seqlens_q = only_q, .cu_seqlens_kv = only_kv};
+  state.offset += H_Q;
+  packed_q_.shape[0] = packed_k_.shape[0] = packed_v_.shape[0] = 4;
+  packed_q_.data = packed_q + 3 * H_Q * D;
+  packed_k_.data = packed_k + 5 * H_KV * D;
+  packed_v_.data = packed_v + 5 * H_KV * D;
+  fa_forward_outputs second = {.struct_size = sizeof second, .o = &part_};
+  CHECK(fa_forward(attention, &inputs, &second, NULL, NULL) == FA_OK);
+  CHECK(memcmp(part, o + 3 * H_Q * D, 4 * H_Q * D * sizeof(float)) == 0);
+
+  const int32_t wrong[] = {0, 5};
+  sequences.cu_seqlens_kv = wrong;
+  CHECK(fa_forward(attention, &inputs, &second, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cu_seqlens_kv[1]") == 0);
+  inputs.sequences = NULL;
+  CHECK(fa_forward(attention, &inputs, &second, NULL, NULL) == FA_OK); /* no sequences: nothing to do */
+  size_t size = 1;
+  fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .total_q = ROWS, .total_kv = KEYS};
+  CHECK(fa_backward_workspace_size(attention, &shape, &size) == FA_OK);
+  fa_destroy(attention);
+
+  uint8_t keep[2 * 3 * 4 * 5];
+  int kept = 0;
+  CHECK(fa_dropout_mask(&state, 0.5f, 2, 3, 4, 5, keep) == FA_OK);
+  for (size_t i = 0; i < sizeof keep; ++i) kept += keep[i];
+  CHECK(kept > 30 && kept < 90);
+  CHECK(fa_dropout_mask(&state, 1.0f, 2, 3, 4, 5, keep) == FA_INVALID_ARGUMENT);
+  config.dropout = 1.0f;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dropout") == 0);
+}
+
 static void count_events(void* user, const fa_compile_event* event) {
   if (event->struct_size == sizeof *event && strlen(event->spec) > 0) ++*(int*)user;
 }
@@ -385,6 +482,7 @@ int main(void) {
   test_errors();
   test_struct_sizes();
   test_shapes();
+  test_variants();
   test_cache();
   test_log();
   if (failures == 0) puts("c_abi: all checks passed");

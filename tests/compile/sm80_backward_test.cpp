@@ -62,6 +62,16 @@ TEST_P(Sm80BackwardCompile, WhatGoesAround) {
   for (const plan::KernelSpec& spec : {plan.preprocess, plan.convert, plan.reduce}) EXPECT_EQ(expect_compiles(spec), 0);
 }
 
+TEST_P(Sm80BackwardCompile, PackedBatchesAndDropout) {
+  plan::Problem p = problem(DType::bf16, 64, 64, true);
+  p.varlen = p.dropout = true;
+  p.total_q = p.total_kv = 8192;
+  const plan::BackwardPlan plan = plan_backward(p, {}, true);
+  expect_clean(plan_backward(p, {}, false).main);
+  expect_clean(plan.dq);
+  for (const plan::KernelSpec& spec : {plan.preprocess, plan.convert}) EXPECT_EQ(expect_compiles(spec), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, Sm80BackwardCompile,
                          ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
                          [](const auto& test) { return std::string(test.param); });

@@ -82,6 +82,14 @@ TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   EXPECT_EQ(expect_compiles(decode.combine), 0);
 }
 
+TEST_P(Sm80ForwardCompile, PackedBatchesAndDropout) {
+  plan::Problem p = problem({128, 128}, DType::bf16, true);
+  p.varlen = p.dropout = true;
+  p.total_q = p.total_kv = 8192;
+  expect_clean(plan::plan_forward(p, kSm80));
+  EXPECT_EQ(expect_compiles(plan::clear_padding_spec(p.arch, DType::f16)), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, Sm80ForwardCompile,
                          ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
                          [](const auto& test) { return std::string(test.param); });

@@ -92,6 +92,20 @@ void execute_vote_any(Machine&, Warp& warp) {
 }
 constexpr Instruction kVoteAny{"vote.sync.any", execute_vote_any};
 
+struct BallotOperands {
+  bool predicate;
+  std::uint32_t* result;
+};
+
+void execute_vote_ballot(Machine&, Warp& warp) {
+  std::uint32_t ballot = 0;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    if (operands<BallotOperands>(warp, i).predicate) ballot |= std::uint32_t{1} << i;
+  }
+  for (std::size_t i = 0; i < kLanes; ++i) *operands<BallotOperands>(warp, i).result = ballot;
+}
+constexpr Instruction kVoteBallot{"vote.sync.ballot", execute_vote_ballot};
+
 // Matrix loads.
 
 struct LdmatrixOperands {
@@ -380,6 +394,13 @@ bool vote_any(bool predicate, const Site& site) {
   bool result = false;
   const VoteOperands own{predicate, &result};
   converge(kVoteAny, &own, site);
+  return result;
+}
+
+std::uint32_t vote_ballot(bool predicate, const Site& site) {
+  std::uint32_t result = 0;
+  const BallotOperands own{predicate, &result};
+  converge(kVoteBallot, &own, site);
   return result;
 }
 

@@ -26,6 +26,7 @@ float shfl_bfly(float value, int lane_mask, const Site& site);
 std::uint32_t shfl_bfly_b32(std::uint32_t value, int lane_mask, const Site& site);
 std::uint32_t shfl_idx(std::uint32_t value, int source, const Site& site);
 bool vote_any(bool predicate, const Site& site);
+std::uint32_t vote_ballot(bool predicate, const Site& site);
 
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);

@@ -8,6 +8,7 @@
 #include "emulator/backward_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
+#include "emulator/variant_specs.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -170,6 +171,7 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   spec.d_qk = main.d_qk;
   spec.d_v = main.d_v;
   spec.aligned = main.aligned;
+  spec.varlen = main.varlen;
   spec.warps = 4;
   return spec;
 }
@@ -186,6 +188,7 @@ std::vector<KernelSpec> all_specs() {
   for (const Mutation& mutation : mutations()) {
     if (!is_backward(mutation)) specs.push_back(mutation.spec);
   }
+  specs.insert(specs.end(), variant_forward_specs().begin(), variant_forward_specs().end());
   std::set<std::string> seen;
   std::vector<KernelSpec> unique;
   const auto add = [&](const KernelSpec& spec) {
@@ -195,12 +198,17 @@ std::vector<KernelSpec> all_specs() {
     add(spec);
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
   }
-  for (const BackwardSpecs& backward : all_backward_specs()) {
+  std::vector<BackwardSpecs> backwards = all_backward_specs();
+  backwards.insert(backwards.end(), variant_backward_specs().begin(), variant_backward_specs().end());
+  for (const BackwardSpecs& backward : backwards) {
     const bool deterministic = !backward.main.write_dq;
     add(backward.main);
     add(backward_helper_spec(backward.main, Op::backward_preprocess));
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
     add(deterministic ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
+  }
+  for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
+    for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
   }
   return unique;
 }

@@ -121,6 +121,50 @@ def test_deterministic(device):
     check(all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0])), "deterministic gradients repeat")
 
 
+def test_dropout(device):
+    """Beside PyTorch's operations with the library's own mask."""
+    b, h, s_q, s_kv, d, p, rng = 2, 4, 33, 50, 16, 0.25, (5, 77)
+    q = torch.randn(b, h, s_q, d, device=device, requires_grad=True)
+    k, v = (torch.randn(b, h, s_kv, d, device=device, requires_grad=True) for _ in range(2))
+    state = fa_torch.fa_ctypes.dropout_state(*rng)
+    keep = torch.frombuffer(fa_torch.load().dropout_mask(state, p, b, h, s_q, s_kv), dtype=torch.uint8)
+    keep = keep.view(b, h, s_q, s_kv).to(device, torch.float32) / (1 - p)
+    weights = (q @ k.transpose(2, 3) * d**-0.5).softmax(-1)
+    expected = torch.autograd.grad((weights * keep @ v).square().sum(), (q, k, v))
+    in_memory = torch.tensor(rng, dtype=torch.int64, device=device)
+    for rng_state in (rng, in_memory):
+        o = fa_torch.attention(q, k, v, dropout=p, rng_state=rng_state)
+        actual = torch.autograd.grad(o.square().sum(), (q, k, v))
+        check(all(torch.allclose(x, y, atol=1e-4, rtol=1e-4) for x, y in zip(actual, expected)), "gradients with dropout")
+    torch.manual_seed(3)
+    first = fa_torch.attention(q, k, v, dropout=p)
+    check(not torch.equal(first, fa_torch.attention(q, k, v, dropout=p)), "masks differ from call to call")
+    torch.manual_seed(3)
+    check(torch.equal(first, fa_torch.attention(q, k, v, dropout=p)), "torch.manual_seed repeats a mask")
+
+
+def test_varlen(device):
+    """Each sequence beside a call of its own; rows of no sequence get 0."""
+    lengths, lengths_kv, h_q, h_kv, d = (5, 0, 70, 33), (9, 20, 64, 0), 4, 2, 16
+    starts, starts_kv = ([sum(n[:i]) for i in range(len(n) + 1)] for n in (lengths, lengths_kv))
+    q = torch.randn(starts[-1] + 3, h_q, d, device=device, requires_grad=True)
+    k, v = (torch.randn(starts_kv[-1] + 2, h_kv, d, device=device, requires_grad=True) for _ in range(2))
+    dout = torch.randn(starts[-1] + 3, h_q, d, device=device)
+    cu_q, cu_kv = (torch.tensor(n, dtype=torch.int32, device=device) for n in (starts, starts_kv))
+    o = fa_torch.varlen_attention(q, k, v, cu_q, cu_kv, causal=True, max_s_q=70)
+    actual = [o, *torch.autograd.grad((o * dout).sum(), (q, k, v))]
+    expected = [torch.zeros_like(t) for t in actual]
+    for i in range(len(lengths)):
+        rows, keys = slice(starts[i], starts[i + 1]), slice(starts_kv[i], starts_kv[i + 1])
+        leaves = [t[part].detach().transpose(0, 1)[None].requires_grad_() for t, part in ((q, rows), (k, keys), (v, keys))]
+        one = fa_torch.attention(*leaves, causal=True)
+        parts = [one, *torch.autograd.grad((one * dout[rows].transpose(0, 1)[None]).sum(), leaves)]
+        for whole, part, place in zip(expected, parts, (rows, rows, keys, keys)):
+            whole[place] = part[0].transpose(0, 1)
+    for name, x, y in zip(("o", "dq", "dk", "dv"), actual, expected):
+        check(torch.allclose(x, y, atol=1e-5), f"{name} of a packed batch")
+
+
 def test_streams():
     """Forward on one stream, backward of a graph that another one made."""
     q, k, v = (torch.randn(4, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
@@ -153,7 +197,8 @@ def main():
     if args.device == "cuda":
         compare("cuda", torch.bfloat16, 2, 8, 2, 1024, 1024, 128, 128, True, bshd=True)
         test_streams()
-    for test in (test_masked_rows, test_parts_of_the_graph, test_errors, test_deterministic):
+    tests = (test_masked_rows, test_parts_of_the_graph, test_errors, test_deterministic, test_dropout, test_varlen)
+    for test in tests:
         test(args.device)
     if args.device == "cpu":
         q, k, v = (torch.randn(1, h, s, 8, dtype=torch.float64, requires_grad=True) for h, s in ((4, 3), (2, 5), (2, 5)))

@@ -8,6 +8,7 @@
 
 #include "bench_problem.hpp"
 #include "gpu.hpp"
+#include "options.hpp"
 
 namespace fa::cli {
 
@@ -28,6 +29,7 @@ struct BenchGrid {
   int batch = 0;
   int heads = 0;
   int heads_kv = 0;
+  VariantOptions variants;
   TunePolicy tune = TunePolicy::cached;
 };
 

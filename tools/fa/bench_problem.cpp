@@ -20,8 +20,20 @@ namespace {
 constexpr std::size_t kBlockElements = 1048573;  // the greatest prime below 2^20
 constexpr std::int64_t kCheckedRows = 64;
 
-std::size_t tensor_bytes(const BenchProblem& problem, std::int64_t heads, std::int64_t rows, int head_dim) {
-  return static_cast<std::size_t>(problem.shape.b * heads * rows * head_dim) * size_of(problem.dtype);
+constexpr DropoutState kDropout{.seed = 20240229, .offset = 4711};
+
+std::size_t q_rows(const BenchProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  return static_cast<std::size_t>(problem.variants.varlen ? shape.total_q : shape.b * shape.s_q);
+}
+
+std::size_t kv_rows(const BenchProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  return static_cast<std::size_t>(problem.variants.varlen ? shape.total_kv : shape.b * shape.s_kv);
+}
+
+std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim) {
+  return static_cast<std::size_t>(heads * head_dim) * size_of(problem.dtype);
 }
 
 std::vector<std::byte> download(const DeviceBuffer& buffer) {
@@ -41,6 +53,12 @@ TensorView last_heads(TensorView view, std::int64_t heads, std::int64_t first) {
 
 TensorView last_head(const TensorView& view, std::int64_t first) {
   return last_heads(view, 1, first);
+}
+
+/// A tensor laid out like another in other memory.
+TensorView like(TensorView view, const DeviceBuffer& buffer) {
+  view.data = buffer.data();
+  return view;
 }
 
 /// A tensor of the shape of `like` in `memory`.
@@ -73,6 +91,13 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
   return greatest;
 }
 
+/// Of the last batch entry: of its last `heads` heads, from a row and a key on.
+reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std::int64_t row, std::int64_t key) {
+  if (problem.variants.dropout == 0) return {};
+  const reference::DropoutMask whole(double{problem.variants.dropout}, kDropout.seed, kDropout.offset);
+  return whole.part(problem.shape.b * problem.shape.h_q - heads, row, key);
+}
+
 }  // namespace
 
 const char* to_string(Operation op) {
@@ -88,20 +113,39 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.causal_align = causal_align;
   config.deterministic = deterministic;
   config.tune = tune;
+  variants.apply(&config);
   (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);
   return config;
 }
 
 std::string BenchProblem::text() const {
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}",
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}",
                      op == Operation::backward ? "backward " : "", to_string(dtype), shape.b, shape.h_q, shape.h_kv,
-                     shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "");
+                     shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
+                     variants.text() == "plain" ? "" : " " + variants.text());
 }
 
 double BenchProblem::flops() const {
-  const double all = 2.0 * static_cast<double>(shape.b) * static_cast<double>(shape.h_q) *
-                     static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv) * (d_qk + d_v);
+  double pairs = static_cast<double>(shape.b) * static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv);
+  if (variants.varlen) {
+    pairs = 0;
+    for (std::size_t i = 1; i < cumulative.size(); ++i) {
+      const double length = cumulative[i] - cumulative[i - 1];
+      pairs += length * length;
+    }
+  }
+  const double all = 2.0 * static_cast<double>(shape.h_q) * pairs * (d_qk + d_v);
   return all * (op == Operation::backward ? 2.5 : 1) / (causal ? 2 : 1);
+}
+
+std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
+  std::mt19937_64 generator(64);
+  std::vector<std::int32_t> cumulative{0};
+  for (std::int64_t i = 0; i < b; ++i) {
+    const std::uint64_t length = 1 + generator() % static_cast<std::uint64_t>(longest);
+    cumulative.push_back(cumulative.back() + static_cast<std::int32_t>(length));
+  }
+  return cumulative;
 }
 
 std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
@@ -116,15 +160,17 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
 
 BenchTensors::BenchTensors(const BenchProblem& problem)
     : problem_(problem),
-      q_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_qk)),
-      k_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_qk)),
-      v_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_v)),
-      o_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_v)),
-      lse_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.shape.s_q) * sizeof(float)),
+      q_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
+      k_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
+      v_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
+      o_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_v)),
+      lse_(q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) * sizeof(float)),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
       dq_(problem.op == Operation::backward ? q_.size() : 0),
       dk_(problem.op == Operation::backward ? k_.size() : 0),
-      dv_(problem.op == Operation::backward ? v_.size() : 0) {
+      dv_(problem.op == Operation::backward ? v_.size() : 0),
+      cumulative_(problem.cumulative.size() * sizeof(std::int32_t)) {
+  if (cumulative_.size() != 0) cumulative_.upload(problem.cumulative.data(), cumulative_.size());
   std::uint64_t seed = 1;
   for (DeviceBuffer* buffer : {&q_, &k_, &v_, &dout_}) {
     const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
@@ -135,6 +181,7 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
 
 TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const {
   void* memory = const_cast<void*>(data);
+  if (problem_.variants.varlen) return TensorView(memory, problem_.dtype, {rows, heads, head_dim});
   if (problem_.layout == Layout::bhsd) {
     return TensorView(memory, problem_.dtype, {problem_.shape.b, heads, rows, head_dim});
   }
@@ -143,27 +190,72 @@ TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t
 
 ForwardInputs BenchTensors::inputs() const {
   const AttentionShape& shape = problem_.shape;
-  return {view(q_.data(), shape.h_q, shape.s_q, problem_.d_qk), view(k_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
-          view(v_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+  const bool packed = problem_.variants.varlen;
+  const std::int64_t s_q = packed ? shape.total_q : shape.s_q, s_kv = packed ? shape.total_kv : shape.s_kv;
+  return {view(q_.data(), shape.h_q, s_q, problem_.d_qk), view(k_.data(), shape.h_kv, s_kv, problem_.d_qk),
+          view(v_.data(), shape.h_kv, s_kv, problem_.d_v), sequences(), dropout()};
 }
 
 ForwardOutputs BenchTensors::outputs() const {
   const AttentionShape& shape = problem_.shape;
+  if (problem_.variants.varlen) {
+    return {view(o_.data(), shape.h_q, shape.total_q, problem_.d_v),
+            TensorView(lse_.data(), DType::f32, {shape.h_q, shape.total_q})};
+  }
   return {view(o_.data(), shape.h_q, shape.s_q, problem_.d_v),
           TensorView(lse_.data(), DType::f32, {shape.b, shape.h_q, shape.s_q})};
 }
 
 BackwardInputs BenchTensors::backward_inputs() const {
-  const auto [q, k, v] = inputs();
-  const auto [o, lse] = outputs();
-  return {q, k, v, o, lse, view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v), {}};
+  const ForwardInputs in = inputs();
+  const ForwardOutputs out = outputs();
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .o = out.o,
+          .lse = out.lse,
+          .dout = like(out.o, dout_),
+          .sequences = in.sequences,
+          .dropout = in.dropout};
 }
 
 BackwardOutputs BenchTensors::backward_outputs() const {
-  const AttentionShape& shape = problem_.shape;
-  return {view(dq_.data(), shape.h_q, shape.s_q, problem_.d_qk),
-          view(dk_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
-          view(dv_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+  const ForwardInputs in = inputs();
+  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_)};
+}
+
+PackedSequences BenchTensors::sequences() const {
+  if (!problem_.variants.varlen) return {};
+  const auto* cumulative = static_cast<const std::int32_t*>(cumulative_.data());
+  const std::int64_t longest = problem_.shape.s_q;
+  return {.b = problem_.shape.b,
+          .cu_seqlens_q = cumulative,
+          .cu_seqlens_kv = cumulative,
+          .max_s_q = longest,
+          .max_s_kv = longest};
+}
+
+DropoutState BenchTensors::dropout() const {
+  return problem_.variants.dropout > 0 ? kDropout : DropoutState{};
+}
+
+/// The last batch entry, or sequence, as [1, h, s, d].
+TensorView BenchTensors::last_entry(const TensorView& tensor) const {
+  TensorView view = tensor;
+  std::int64_t offset = (view.shape[0] - 1) * view.strides[0];
+  if (problem_.variants.varlen) {
+    const bool statistic = view.rank == 2;  // [h, total], not [total, h, d]
+    const std::size_t rows = statistic ? 1 : 0, heads = statistic ? 0 : 1;
+    const std::int64_t first = problem_.cumulative[problem_.cumulative.size() - 2];
+    offset = first * tensor.strides[rows];
+    view.shape = {1, tensor.shape[heads], problem_.cumulative.back() - first, statistic ? 0 : tensor.shape[2]};
+    view.strides = {0, tensor.strides[heads], tensor.strides[rows], 1};
+    view.rank = tensor.rank + 1;
+  } else {
+    view.shape[0] = 1;
+  }
+  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  return view;
 }
 
 void BenchTensors::spoil_output() {
@@ -179,22 +271,29 @@ double BenchTensors::check() const {
 }
 
 double BenchTensors::check_forward() const {
-  const AttentionShape& shape = problem_.shape;
   const std::vector<std::byte> q = download(q_), k = download(k_), v = download(v_), o = download(o_);
+  const ForwardInputs in = inputs();
+  const auto entry = [&](TensorView device, const std::vector<std::byte>& bytes) {
+    device.data = const_cast<std::byte*>(bytes.data());
+    return last_entry(device);
+  };
+  const TensorView q_entry = entry(in.q, q);
   // The last rows keep their keys under a bottom-right mask; a top-left one is the same where s_q == s_kv.
-  const std::int64_t first = std::max<std::int64_t>(shape.s_q - kCheckedRows, 0);
-  const TensorView result = last_head(view(o.data(), shape.h_q, shape.s_q, problem_.d_v), first);
+  const std::int64_t first = std::max<std::int64_t>(q_entry.shape[2] - kCheckedRows, 0);
+  const TensorView result = last_head(entry(outputs().o, o), first);
   std::vector<double> expected(static_cast<std::size_t>(result.elements()));
   reference::ForwardArgs args;
-  args.q = last_head(view(q.data(), shape.h_q, shape.s_q, problem_.d_qk), first);
-  args.k = last_head(view(k.data(), shape.h_kv, shape.s_kv, problem_.d_qk), 0);
-  args.v = last_head(view(v.data(), shape.h_kv, shape.s_kv, problem_.d_v), 0);
+  args.q = last_head(q_entry, first);
+  args.k = last_head(entry(in.k, k), 0);
+  args.v = last_head(entry(in.v, v), 0);
+  args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
   args.causal = problem_.causal;
   args.f64 = true;
   reference::forward(args);
-  return greatest_difference(result, expected) / (output_tolerance(problem_.dtype) * greatest_magnitude(args.v));
+  return greatest_difference(result, expected) /
+         (output_tolerance(problem_.dtype) * greatest_magnitude(args.v) * args.dropout.scale());
 }
 
 double BenchTensors::check_backward() const {
@@ -203,7 +302,7 @@ double BenchTensors::check_backward() const {
   std::deque<std::vector<std::byte>> kept;
   const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
     device.data = kept.emplace_back(download(buffer)).data();
-    return device;
+    return last_entry(device);
   };
   const BackwardInputs in = backward_inputs();
   const BackwardOutputs out = backward_outputs();
@@ -220,6 +319,7 @@ double BenchTensors::check_backward() const {
     args.o = last_heads(o, heads, row);
     args.dout = last_heads(dout, heads, row);
     args.lse = last_heads(lse, heads, row);
+    args.dropout = mask(problem_, heads, row, key);
     args.k = last_head(k, key);
     args.v = last_head(v, key);
     args.dq = f64_like(args.q, &dq);
@@ -231,8 +331,8 @@ double BenchTensors::check_backward() const {
     return greatest_difference(actual, values) / (tolerance * greatest_magnitude(wanted));
   };
   // As in forward: a top-left mask is the same where s_q == s_kv.
-  const std::int64_t row = std::max<std::int64_t>(problem_.shape.s_q - kCheckedRows, 0);
-  const std::int64_t key = std::max<std::int64_t>(problem_.shape.s_kv - kCheckedRows, 0);
+  const std::int64_t row = std::max<std::int64_t>(q.shape[2] - kCheckedRows, 0);
+  const std::int64_t key = std::max<std::int64_t>(k.shape[2] - kCheckedRows, 0);
   expect(1, row, 0);
   const double of_rows = error(last_head(fetch(dq_, out.dq), row), args.dq, dq);
   expect(problem_.shape.h_q / problem_.shape.h_kv, 0, key);

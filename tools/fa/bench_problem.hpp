@@ -9,6 +9,7 @@
 #include <fa/attention.hpp>
 
 #include "gpu.hpp"
+#include "options.hpp"
 
 namespace fa::cli {
 
@@ -33,15 +34,20 @@ struct BenchProblem {
   AttentionShape shape;
   bool deterministic = false;
   TunePolicy tune = TunePolicy::cached;
+  VariantOptions variants = {};
+  std::vector<std::int32_t> cumulative = {};  ///< varlen: where the sequences start, of q and of k and v
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
   std::string text() const;
 
-  /// 2 b h_q s_q s_kv (d_qk + d_v), half of it under a causal mask, 2.5 times it for backward: the convention of the
-  /// FlashAttention papers.
+  /// 2 b h_q s_q s_kv (d_qk + d_v), of a packed batch by the lengths that it has, half of it under a causal mask, 2.5
+  /// times it for backward: the convention of the FlashAttention papers.
   double flops() const;
 };
+
+/// `b` lengths uniform in [1, longest], seeded, as cumulative lengths.
+std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest);
 
 /// A seeded block of standard normal numbers, encoded as `dtype`. Its length is prime, so that no two rows of a tensor
 /// that is tiled with it are equal.
@@ -66,6 +72,9 @@ class BenchTensors {
 
  private:
   TensorView view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const;
+  PackedSequences sequences() const;
+  DropoutState dropout() const;
+  TensorView last_entry(const TensorView& tensor) const;
   double check_forward() const;
   double check_backward() const;
 
@@ -79,6 +88,7 @@ class BenchTensors {
   DeviceBuffer dq_;
   DeviceBuffer dk_;
   DeviceBuffer dv_;
+  DeviceBuffer cumulative_;  ///< empty unless packed
 };
 
 /// Makes `operation` ready for the shape of `problem`; which kernel serves it.

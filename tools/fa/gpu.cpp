@@ -48,7 +48,7 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) {
-  driver::check(driver::api().cuMemcpyHtoD(pointer_, source, bytes), "cuMemcpyHtoD");
+  if (bytes != 0) driver::check(driver::api().cuMemcpyHtoD(pointer_, source, bytes), "cuMemcpyHtoD");
 }
 
 void DeviceBuffer::download(void* target, std::size_t bytes) const {

@@ -161,6 +161,30 @@ std::vector<KernelOverride> parse_sweep(std::string_view text, const KernelOverr
   return candidates;
 }
 
+void VariantOptions::apply(AttentionConfig* config) const {
+  config->varlen = varlen;
+  config->dropout = dropout;
+  config->zero_padding = zero_padding;
+}
+
+std::string VariantOptions::text() const {
+  std::string result = varlen ? "varlen" : "";
+  if (dropout > 0) {
+    result += fmt::format("{}dropout={:g}", result.empty() ? "" : "+", dropout);
+  }
+  return result.empty() ? "plain" : result;
+}
+
+void add_variant_options(CLI::App& command, VariantOptions* variants, bool varlen) {
+  const std::string group = "Variants";
+  command.add_option("--dropout", variants->dropout, "Probability with which an element of P is dropped")->group(group);
+  if (!varlen) {
+    return;
+  }
+  command.add_flag("--varlen", variants->varlen, "Sequences of different lengths in packed tensors")->group(group);
+  command.add_flag("--zero-padding", variants->zero_padding, "Varlen: rows of no sequence become 0")->group(group);
+}
+
 void add_causal_align_option(CLI::App& command, CausalAlign* align) {
   command.add_option("--causal-align", *align, "Diagonal of the causal mask when s_q != s_kv")
       ->transform(CLI::CheckedTransformer(kCausalAligns));

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "api/packed.hpp"
 #include "api/validate.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
@@ -19,12 +20,14 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.scale = options.scale;
   config.causal = point.causal;
   config.causal_align = options.causal_align;
+  options.variants.apply(&config);
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
   return config;
 }
 
 plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
-  AttentionShape shape = api::checked(options.shape);
+  AttentionShape shape = options.shape;
+  shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
   return api::make_problem(config_of(options, point), shape, point.arch);
 }
@@ -41,6 +44,11 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--seq", options->shape.s_q, "s_q")->group(group);
   command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
   command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
+  command.add_option("--total", options->shape.total_q, "Varlen: rows of the packed q (default: b * s_q)")
+      ->group(group);
+  command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
+      ->group(group);
+  add_variant_options(command, &options->variants);
   add_causal_align_option(command, &options->causal_align);
   const std::map<std::string, api::Operation> operations{{"forward", api::Operation::forward},
                                                          {"backward", api::Operation::backward}};
@@ -54,10 +62,14 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
 std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
   api::validate(config_of(options, point), false);
   const plan::Problem problem = problem_of(options, point);
-  if (options.op == api::Operation::backward) {
-    return plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic));
+  std::vector<plan::Alternatives> kernels =
+      options.op == api::Operation::backward
+          ? plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic))
+          : plan::kernels_of(plan::plan_forward(problem, options.kernel));
+  for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
+    kernels.push_back({spec});
   }
-  return plan::kernels_of(plan::plan_forward(problem, options.kernel));
+  return kernels;
 }
 
 plan::Arch default_arch() {

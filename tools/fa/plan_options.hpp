@@ -10,6 +10,7 @@
 #include <fa/attention.hpp>
 
 #include "api/problem.hpp"
+#include "options.hpp"
 #include "plan/arch.hpp"
 #include "plan/kernel_spec.hpp"
 
@@ -24,6 +25,7 @@ struct PlanOptions {
   CausalAlign causal_align = CausalAlign::bottom_right;
   api::Operation op = api::Operation::forward;
   bool deterministic = false;  ///< of backward
+  VariantOptions variants;
   KernelOverride kernel;
 };
 

@@ -33,6 +33,10 @@ struct RunOptions {
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   std::optional<float> scale;
+  float dropout = 0;
+  DropoutState dropout_state;
+  std::vector<std::int32_t> lengths;
+  std::vector<std::int32_t> lengths_kv;
   KernelOverride kernel;
   bool verify = false;
   bool json = false;
@@ -55,10 +59,34 @@ std::optional<Tensor> read_optional(const tools::SafetensorsFile& file, const ch
   return file.contains(name) ? std::optional(file.read(name)) : std::nullopt;
 }
 
-RunInputs read_inputs(const std::string& path) {
-  const tools::SafetensorsFile file = tools::SafetensorsFile::open(path);
+/// Lengths, summed up.
+std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
+  if (lengths.empty()) return {};
+  std::vector<std::int32_t> sums{0};
+  for (const std::int32_t length : lengths) {
+    if (length < 0 || length > std::numeric_limits<std::int32_t>::max() - sums.back()) {
+      support::throw_invalid("--lengths", length, "lengths from 0 on, of less than 2^31 rows");
+    }
+    sums.push_back(sums.back() + length);
+  }
+  return sums;
+}
+
+RunInputs read_inputs(const RunOptions& options) {
+  const tools::SafetensorsFile file = tools::SafetensorsFile::open(options.input);
   RunInputs inputs{file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"),
                    read_optional(file, "dlse")};
+  const std::vector<std::int32_t>& lengths_kv = options.lengths_kv.empty() ? options.lengths : options.lengths_kv;
+  if (lengths_kv.size() != options.lengths.size()) {
+    support::throw_invalid("--lengths-kv", lengths_kv.size(),
+                           fmt::format("as many lengths as --lengths has, {}", options.lengths.size()));
+  }
+  inputs.cumulative_q = cumulative(options.lengths);
+  inputs.cumulative_kv = cumulative(lengths_kv);
+  inputs.dropout = options.dropout_state;
+  if (inputs.packed() && inputs.q.shape.size() != 3) {
+    support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[total, h, d]");
+  }
   if (inputs.q.shape.size() != 3 && inputs.q.shape.size() != 4) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[b, h, s, d] or [b, s, d]");
   }
@@ -82,6 +110,8 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   config.scale = options.scale;
   config.causal = options.causal;
   config.causal_align = options.causal_align;
+  config.varlen = config.zero_padding = inputs.packed();  // what is written is whole
+  config.dropout = options.dropout;
   config.kernel = if_given(options.kernel);
   return config;
 }
@@ -185,20 +215,26 @@ double time_on_gpu(const Gpu& gpu, const Queue& queue) {
 
 RunReport run_on_gpu(const Gpu& gpu, const Attention& attention, RunInputs* inputs, RunOutputs* outputs) {
   DeviceTensors tensors(inputs, outputs);
+  DeviceBuffer cu_q(inputs->cumulative_q.size() * sizeof(std::int32_t));
+  DeviceBuffer cu_kv(inputs->cumulative_kv.size() * sizeof(std::int32_t));
+  cu_q.upload(inputs->cumulative_q.data(), cu_q.size());
+  cu_kv.upload(inputs->cumulative_kv.data(), cu_kv.size());
+  const PackedSequences sequences =
+      inputs->sequences(static_cast<const std::int32_t*>(cu_q.data()), static_cast<const std::int32_t*>(cu_kv.data()));
   const AttentionShape shape = shape_of(*inputs);
   RunReport report;
   report.kernel = attention.kernel_info(shape);
   const DeviceBuffer workspace(attention.workspace_size(shape));
   report.milliseconds.forward = time_on_gpu(gpu, [&] {
-    attention.forward({tensors.q.view(), tensors.k.view(), tensors.v.view()}, {tensors.o.view(), tensors.lse.view()},
-                      gpu.stream(), {workspace.data(), workspace.size()});
+    attention.forward({tensors.q.view(), tensors.k.view(), tensors.v.view(), sequences, inputs->dropout},
+                      {tensors.o.view(), tensors.lse.view()}, gpu.stream(), {workspace.data(), workspace.size()});
   });
   if (inputs->dout) {
     report.backward_kernel = attention.backward_kernel_info(shape);
     const DeviceBuffer scratch(attention.backward_workspace_size(shape));
     report.milliseconds.backward = time_on_gpu(gpu, [&] {
-      call_backward(attention, tensors, tensors, [](const DeviceTensor& tensor) { return tensor.view(); }, gpu.stream(),
-                    {scratch.data(), scratch.size()});
+      call_backward(attention, tensors, tensors, [](const DeviceTensor& tensor) { return tensor.view(); }, sequences,
+                    inputs->dropout, gpu.stream(), {scratch.data(), scratch.size()});
     });
   }
   tensors.fetch_outputs();
@@ -306,7 +342,7 @@ std::map<std::string, Tensor> by_name(RunOutputs outputs) {
 }
 
 int run(const RunOptions& options) {
-  RunInputs inputs = read_inputs(options.input);
+  RunInputs inputs = read_inputs(options);
   const AttentionConfig config = make_config(options, inputs);
   const Place place = find_place(options.device, config);
   RunOutputs outputs = make_outputs(inputs);
@@ -350,6 +386,14 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_flag("--causal", options->causal, "Mask what lies behind the diagonal");
   add_causal_align_option(*command, &options->causal_align);
   command->add_option("--scale", options->scale, "Factor of the scores (default: 1/sqrt(d_qk))");
+  command
+      ->add_option("--lengths", options->lengths,
+                   "Packed sequences of these lengths, separated by commas: tensors are [total, h, d]")
+      ->delimiter(',');
+  command->add_option("--lengths-kv", options->lengths_kv, "Of k and v (default: those of q)")->delimiter(',');
+  command->add_option("--dropout", options->dropout, "Probability with which an element of P is dropped");
+  command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask");
+  command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask");
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
   command->add_flag("--json", options->json, "Print JSON");
   add_kernel_options(*command, &options->kernel);

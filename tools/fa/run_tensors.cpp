@@ -20,12 +20,23 @@ Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape) {
   return tensor;
 }
 
+PackedSequences RunInputs::sequences(const std::int32_t* cu_q, const std::int32_t* cu_kv) const noexcept {
+  if (!packed()) return {};
+  PackedSequences result;
+  result.b = static_cast<std::int64_t>(cumulative_q.size()) - 1;
+  result.cu_seqlens_q = cu_q;
+  result.cu_seqlens_kv = cu_kv;
+  return result;
+}
+
 RunOutputs make_outputs(const RunInputs& inputs) {
   const DType dtype = inputs.q.dtype;
   std::vector<std::int64_t> rows = inputs.q.shape;
   rows.pop_back();
   RunOutputs outputs;
-  outputs.lse = make_tensor(dtype == DType::f64 ? DType::f64 : DType::f32, rows);
+  std::vector<std::int64_t> statistic = rows;
+  if (inputs.packed()) std::swap(statistic.front(), statistic.back());
+  outputs.lse = make_tensor(dtype == DType::f64 ? DType::f64 : DType::f32, statistic);
   rows.push_back(inputs.v.shape.back());
   outputs.o = make_tensor(dtype, rows);
   if (inputs.dout) {
@@ -39,6 +50,15 @@ AttentionShape shape_of(const RunInputs& inputs) {
   const auto heads = [](const Tensor& tensor) { return tensor.shape.size() == 4 ? tensor.shape[1] : 1; };
   const auto rows = [](const Tensor& tensor) { return tensor.shape.size() < 2 ? 0 : tensor.shape.rbegin()[1]; };
   AttentionShape shape;
+  if (inputs.packed()) {
+    shape.b = inputs.sequences().b;
+    shape.h_q = rows(inputs.q);
+    shape.h_kv = rows(inputs.k);
+    shape.s_q = shape.s_kv = 0;
+    shape.total_q = inputs.q.shape.front();
+    shape.total_kv = inputs.k.shape.empty() ? 0 : inputs.k.shape.front();
+    return shape;
+  }
   shape.b = inputs.q.shape[0];
   shape.h_q = heads(inputs.q);
   shape.h_kv = heads(inputs.k);
@@ -53,10 +73,12 @@ RunTimes run_on_host(const Attention& attention, RunInputs* inputs, RunOutputs* 
     return std::chrono::duration<double, std::milli>(to - from).count();
   };
   const Clock::time_point start = Clock::now();
-  attention.forward({inputs->q.view(), inputs->k.view(), inputs->v.view()}, {outputs->o.view(), outputs->lse.view()});
+  attention.forward({inputs->q.view(), inputs->k.view(), inputs->v.view(), inputs->sequences(), inputs->dropout},
+                    {outputs->o.view(), outputs->lse.view()});
   const Clock::time_point middle = Clock::now();
   if (inputs->dout) {
-    call_backward(attention, *inputs, *outputs, [](Tensor& tensor) { return tensor.view(); }, nullptr, {});
+    call_backward(attention, *inputs, *outputs, [](Tensor& tensor) { return tensor.view(); }, inputs->sequences(),
+                  inputs->dropout, nullptr, {});
   }
   return {milliseconds(start, middle), milliseconds(middle, Clock::now())};
 }

@@ -10,6 +10,7 @@
 
 #include "elements.hpp"
 #include "parallel.hpp"
+#include "reference/dropout.hpp"
 #include "reference/geometry.hpp"
 #include "tolerance.hpp"
 
@@ -141,15 +142,21 @@ TensorView with_heads(Tensor& tensor, bool heads) {
   return view;
 }
 
-Magnitudes gradient_magnitudes(const AttentionConfig& config, RunInputs* in, RunOutputs* out) {
-  const bool heads = in->q.shape.size() == 4;
-  const BackwardInputs views{with_heads(in->q, heads),
-                             with_heads(in->k, heads),
-                             with_heads(in->v, heads),
-                             with_heads(out->o, heads),
-                             with_heads(out->lse, heads),
-                             with_heads(*in->dout, heads),
-                             in->dlse ? with_heads(*in->dlse, heads) : TensorView()};
+/// The rows [cumulative[i], cumulative[i + 1]) of a tensor [total, h, d], or [h, total], as a batch of one entry.
+TensorView sequence(Tensor& tensor, const std::vector<std::int32_t>& cumulative, std::size_t i) {
+  TensorView view = tensor.view();
+  const std::size_t rows = view.rank == 3 ? 0 : 1, heads = 1 - rows;
+  const std::int64_t first = cumulative[i];
+  TensorView result = view;
+  result.data =
+      static_cast<std::byte*>(view.data) + first * view.strides[rows] * static_cast<std::int64_t>(size_of(view.dtype));
+  result.shape = {1, view.shape[heads], cumulative[i + 1] - first, view.rank == 3 ? view.shape[2] : 0};
+  result.strides = {0, view.strides[heads], view.strides[rows], 1};
+  ++result.rank;
+  return result;
+}
+
+Magnitudes magnitudes_of(const AttentionConfig& config, const BackwardInputs& views) {
   const auto geometry = reference::Geometry::of(views.q, views.k, views.v, config.causal, config.causal_align);
   const double scale = config.scale ? double{*config.scale} : 1 / std::sqrt(static_cast<double>(config.head_dim));
   const HeadMagnitudes head(views, geometry, scale);
@@ -165,6 +172,30 @@ Magnitudes gradient_magnitudes(const AttentionConfig& config, RunInputs* in, Run
   return result;
 }
 
+Magnitudes gradient_magnitudes(const AttentionConfig& config, RunInputs* in, RunOutputs* out) {
+  Magnitudes result;
+  // View(tensor, whether it has rows of q).
+  const auto add = [&](const auto& view) {
+    const BackwardInputs views{view(in->q, true),
+                               view(in->k, false),
+                               view(in->v, false),
+                               view(out->o, true),
+                               view(out->lse, true),
+                               view(*in->dout, true),
+                               in->dlse ? view(*in->dlse, true) : TensorView()};
+    const Magnitudes one = magnitudes_of(config, views);
+    result = {std::max(result.dq, one.dq), std::max(result.dk, one.dk), std::max(result.dv, one.dv)};
+  };
+  for (std::size_t i = 0; i + 1 < in->cumulative_q.size(); ++i) {
+    add([&](Tensor& t, bool of_q) { return sequence(t, of_q ? in->cumulative_q : in->cumulative_kv, i); });
+  }
+  if (!in->packed()) {
+    add([&](Tensor& t, bool) { return with_heads(t, in->q.shape.size() == 4); });
+  }
+  const double kept = reference::DropoutMask(double{config.dropout}, 0, 0).scale();
+  return {result.dq * kept, result.dk * kept, result.dv * kept};
+}
+
 }  // namespace
 
 Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs& outputs) {
@@ -172,14 +203,16 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   config.dtype = DType::f64;
   config.kernel.reset();
   config.kernel_backward.reset();
-  RunInputs wide{widen(inputs.q), widen(inputs.k), widen(inputs.v), widen(inputs.dout), widen(inputs.dlse)};
+  RunInputs wide{widen(inputs.q),    widen(inputs.k),     widen(inputs.v),      widen(inputs.dout),
+                 widen(inputs.dlse), inputs.cumulative_q, inputs.cumulative_kv, inputs.dropout};
   RunOutputs expected = make_outputs(wide);
   run_on_host(Attention::create(config, Device::host()), &wide, &expected);
   Verdict verdict;
   const auto compare = [&](const char* name, const Tensor& actual, const Tensor& wanted, double allowed) {
     verdict.emplace_back(name, deviation(actual, wanted, allowed));
   };
-  compare("o", outputs.o, expected.o, output_tolerance(dtype) * greatest_finite_magnitude(inputs.v));
+  const double kept = reference::DropoutMask(double{config.dropout}, 0, 0).scale();
+  compare("o", outputs.o, expected.o, output_tolerance(dtype) * kept * greatest_finite_magnitude(inputs.v));
   compare("lse", outputs.lse, expected.lse,
           lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
   if (!outputs.gradients) {

@@ -27,7 +27,7 @@ namespace {
 
 struct TuneCommand {
   int device = 0;
-  BenchGrid grid{.tune = TunePolicy::on};
+  BenchGrid grid;
   std::vector<Operation> operations{Operation::forward, Operation::backward};
   api::TuneOptions tune;
   std::string directory;
@@ -224,7 +224,8 @@ void add_tune(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<TuneCommand>();
   command->add_option("--device", options->device, "CUDA device number");
   add_grid_options(*command, &options->grid);
-  for (const char* option : {"--op", "--deterministic", "--layout"}) {  // the first: below, as a list
+  // The first: below, as a list; the last three: of calls that are not tuned.
+  for (const char* option : {"--op", "--deterministic", "--layout", "--dropout", "--varlen", "--zero-padding"}) {
     command->remove_option(command->get_option(option));
   }
   const std::map<std::string, Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};

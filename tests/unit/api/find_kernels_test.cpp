@@ -45,7 +45,7 @@ AttentionConfig base_config() {
 }
 
 plan::ForwardPlan plan_of(const AttentionConfig& config, const AttentionShape& shape = kShape) {
-  return plan::plan_forward(api::make_problem(config, api::checked(shape), plan::parse_arch(kArch)),
+  return plan::plan_forward(api::make_problem(config, api::checked(config, shape), plan::parse_arch(kArch)),
                             config.kernel.value_or(KernelOverride{}));
 }
 
@@ -93,7 +93,7 @@ TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
       AttentionConfig config = base_config();
       config.deterministic = deterministic;
       const std::vector<plan::Alternatives> kernels = plan::kernels_of(plan::plan_backward(
-          api::make_problem(config, api::checked(shape), plan::parse_arch(kArch)), {}, deterministic));
+          api::make_problem(config, api::checked(config, shape), plan::parse_arch(kArch)), {}, deterministic));
       std::vector<cache::Entry> entries;
       std::vector<std::string> names;
       for (const plan::Alternatives& specs : kernels) {
@@ -169,6 +169,54 @@ TEST(FindKernels, ThePlannerTakesTheBestKernelThatIsStored) {
   config.deterministic = true;
   EXPECT_EQ(serve({stand_in(first, 64), stand_in(second)}), canonical(first));
   EXPECT_THROW(serve({stand_in(second)}), Error);
+}
+
+TEST(FindKernels, AMissOfAVariantNamesItsOptions) {
+  AttentionConfig config = base_config();
+  config.varlen = config.zero_padding = true;
+  config.dropout = 0.1f;
+  AttentionShape shape = kShape;
+  shape.total_q = 1500;
+  try {
+    find_kernels(config, shape, kArch);
+    FAIL() << "nothing is stored";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.field("kernel"), canonical(plan_of(config, shape).kernel));
+    EXPECT_NE(error.field("kernel").find(" varlen=1 dropout=1"), std::string::npos) << error.field("kernel");
+    const std::string command(error.field("command"));
+    EXPECT_NE(command.find(" --varlen --total 1500 --total-kv 2048 --dropout 0.5"), std::string::npos) << command;
+    EXPECT_NE(command.find(" --zero-padding"), std::string::npos) << command;
+  }
+}
+
+TEST(FindBackwardKernels, APackServesAPackedBatchAndItsPadding) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  config.varlen = config.zero_padding = true;
+  const plan::Problem problem = api::make_problem(config, api::checked(config, kShape), plan::parse_arch(kArch));
+  std::vector<plan::KernelSpec> wanted;
+  for (const plan::Alternatives& specs : plan::kernels_of(plan::plan_backward(problem, {}, false))) {
+    wanted.push_back(specs.front());
+  }
+  for (const DType dtype : {config.dtype, DType::f32}) wanted.push_back(plan::clear_padding_spec(problem.arch, dtype));
+  std::vector<cache::Entry> entries;
+  for (const plan::KernelSpec& spec : wanted) entries.push_back(stand_in(spec));
+  config.cache.packs = {(directory / "pack").string()};
+  write_pack(config.cache.packs.front(), entries);
+  const std::vector<KernelInfo> found = find_backward_kernels(config, kShape, kArch);
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(found[i].spec, canonical(wanted[i]));
+  entries.pop_back();
+  config.cache.packs = {(directory / "incomplete").string()};
+  write_pack(config.cache.packs.front(), entries);
+  try {
+    find_backward_kernels(config, kShape, kArch);
+    FAIL() << "a kernel for the padding is absent";
+  } catch (const Error& error) {
+    const std::string command(error.field("command"));
+    EXPECT_NE(command.find(" --op backward"), std::string::npos) << command;
+    EXPECT_NE(command.find(" --zero-padding"), std::string::npos) << command;
+  }
 }
 
 TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
@@ -329,7 +377,8 @@ TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
 }
 
 TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
-  const plan::Problem problem = api::make_problem(base_config(), api::checked(kShape), plan::parse_arch(kArch));
+  const plan::Problem problem =
+      api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
   const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
   expect_flips_miss(spec, {
                               {"arch", [](auto& s) { s.arch.suffix = 'f'; }},

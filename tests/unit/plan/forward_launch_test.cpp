@@ -69,6 +69,38 @@ TEST(ForwardLaunch, Sm90HasABlockForEachMultiprocessorAtMost) {
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).params.causal_shift, 0);
 }
 
+/// A packed batch has slots for every tile of any lengths that fit: one more a sequence than full tiles.
+TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
+  Call call = some_call();
+  Problem& p = call.problem;
+  p.varlen = true;
+  p.total_q = 1000;
+  p.total_kv = 1500;
+  const KernelSpec spec = plan_forward(p, {}).kernel;
+  EXPECT_EQ(spec.family, Family::sm80);
+  EXPECT_TRUE(spec.varlen);
+  const std::int32_t cu[3] = {0, 500, 1000};
+  VariantArgs variants;
+  variants.sequences.cu_q = variants.sequences.cu_kv = cu;
+  const ForwardLaunch launch = forward_launch(p, call.tensors, 0.5, 1, spec, 132, variants);
+  EXPECT_EQ(launch.params.m_blocks, 1000 / spec.tile_m + 2);
+  EXPECT_EQ(launch.grid, std::int64_t{launch.params.m_blocks} * 8);
+  EXPECT_EQ(launch.params.sequences.cu_q, cu);
+  EXPECT_EQ(launch.params.sequences.total_q, 1000);
+  EXPECT_EQ(launch.params.sequences.total_kv, 1500);
+  EXPECT_EQ(launch.params.sequences.bottom_right, 1);
+  EXPECT_LE(launch.params.heads_in_flight, 8);
+}
+
+TEST(ForwardLaunch, DropoutIsRoundedToStepsOfADraw) {
+  EXPECT_EQ(dropout_params(0.5).threshold, 32768U);
+  EXPECT_EQ(dropout_params(0.5).inverse_keep, 2.f);
+  EXPECT_EQ(dropout_params(0.1).threshold, 6554U);
+  EXPECT_FLOAT_EQ(dropout_params(0.1).keep, 58982.f / 65536);
+  EXPECT_EQ(dropout_params(0.9999999).threshold, 65535U);  // never everything
+  EXPECT_EQ(dropout_params(1e-9).threshold, 0U);
+}
+
 TEST(ForwardMaps, DescribeTheTensors) {
   const Call call = some_call();
   const KernelSpec spec = plan_forward(call.problem, {}).kernel;

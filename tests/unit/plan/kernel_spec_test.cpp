@@ -43,6 +43,8 @@ constexpr Mutation kMutations[] = {
     {"q_buffers", [](KernelSpec& spec) { spec.q_buffers = 2; }},
     {"softmax_chunks", [](KernelSpec& spec) { spec.softmax_chunks = 4; }},
     {"take_turns", [](KernelSpec& spec) { spec.take_turns = !spec.take_turns; }},
+    {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
+    {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
@@ -55,27 +57,31 @@ struct Operation {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
-      {Op::forward,
-       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "aligned", "tile_m", "tile_n", "warps",
-        "stages", "q_in_registers", "loop_bodies", "conditional_rescale", "pack_gqa", "split", "min_blocks"}},
+      {Op::forward, {"family",   "arch",           "dtype",          "d_qk",        "d_v",
+                     "causal",   "positive_scale", "aligned",        "tile_m",      "tile_n",
+                     "warps",    "stages",         "q_in_registers", "loop_bodies", "conditional_rescale",
+                     "pack_gqa", "split",          "varlen",         "dropout",     "min_blocks"}},
       {Op::forward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "tile_m", "tile_n", "stages", "q_buffers",
         "softmax_chunks", "take_turns", "pack_gqa", "split", "min_blocks"},
        Family::sm90},
       {Op::combine, {"arch", "dtype", "d_v", "warps"}},
-      {Op::backward,
-       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "warps_n",
-        "dq_warps_m", "substeps", "stages", "operands_in_registers", "write_dq", "delayed_dq", "split", "min_blocks"}},
+      {Op::backward, {"family",    "arch",       "dtype",    "d_qk",   "d_v",
+                      "causal",    "aligned",    "tile_m",   "tile_n", "warps",
+                      "warps_n",   "dq_warps_m", "substeps", "stages", "operands_in_registers",
+                      "write_dq",  "delayed_dq", "split",    "varlen", "dropout",
+                      "min_blocks"}},
       {Op::backward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "split",
         "min_blocks"},
        Family::sm90},
       {Op::backward_dq,
-       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages",
-        "min_blocks"}},
-      {Op::backward_preprocess, {"arch", "dtype", "d_qk", "d_v", "aligned", "warps"}},
-      {Op::backward_convert, {"arch", "dtype", "d_qk", "aligned", "warps"}},
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages", "varlen",
+        "dropout", "min_blocks"}},
+      {Op::backward_preprocess, {"arch", "dtype", "d_qk", "d_v", "aligned", "varlen", "warps"}},
+      {Op::backward_convert, {"arch", "dtype", "d_qk", "aligned", "varlen", "warps"}},
       {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps"}},
+      {Op::clear_padding, {"arch", "dtype", "warps"}},
   };
   return list;
 }
@@ -95,13 +101,14 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-               operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, min_blocks] =
-      some_spec();
+               operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
+               min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-                  operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, min_blocks));
+                  operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
+                  min_blocks));
 }
 
 TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {

@@ -39,6 +39,8 @@ void fix_config(std::mt19937& random, Problem& problem) {
   problem.causal = random() % 2 == 0;
   problem.causal_align = random() % 2 == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
   problem.positive_scale = random() % 2 == 0;
+  problem.varlen = random() % 3 == 0;
+  problem.dropout = random() % 3 == 0;
 }
 
 /// Sets what differs from call to call, degenerate sizes included.
@@ -52,6 +54,8 @@ void set_call(std::mt19937& random, Problem& problem) {
   problem.h_q = problem.h_kv * pick(random, std::array<std::int64_t, 6>{0, 1, 2, 3, 8, 32});
   problem.s_q = pick(random, kLengths);
   problem.s_kv = pick(random, kLengths);
+  problem.total_q = problem.b * problem.s_q;
+  problem.total_kv = problem.b * problem.s_kv;
 }
 
 KernelOverride some_override(std::mt19937& random) {
@@ -173,6 +177,7 @@ TEST(Choice, DependsOnShapesOnly) {
     fix_config(random, problem);
     problem.causal = same_shape.causal;  // these two say how many of the keys are visible
     problem.causal_align = same_shape.causal_align;
+    problem.varlen = same_shape.varlen;  // and this, what a shape is
     const Choice other = choose(problem, sm80);
     ASSERT_EQ(choice.slot(), other.slot());
     ASSERT_EQ(choice.splits, other.splits);
@@ -232,6 +237,37 @@ TEST(Choice, HopperServesWhatTheCopyEngineCan) {
   EXPECT_EQ(family([](Problem&) {}, {.q_in_registers = false}), Family::sm80);
   EXPECT_EQ(family([](Problem&) {}, {.loop_bodies = 2}), Family::sm80);
   EXPECT_EQ(family([](Problem&) {}, {.tile_n = 64}), Family::sm90);
+}
+
+TEST(Choice, VariantsRunOnSm80) {
+  Problem p = shaped(2, 16, 8, 4096, 4096);
+  EXPECT_EQ(choose(p, {}).family, Family::sm90);
+  p.dropout = true;
+  EXPECT_EQ(choose(p, {}).family, Family::sm80);
+  EXPECT_EQ(choose(p, {.family = Family::sm90}).family, Family::sm80);
+  EXPECT_TRUE(plan_forward(p, {}).kernel.dropout);
+  p.dropout = false;
+  p.varlen = true;
+  p.total_q = p.total_kv = 8192;
+  EXPECT_EQ(choose(p, {}).family, Family::sm80);
+}
+
+/// The longest sequence decides on tiles, and where it is not known twice the mean; nothing is split.
+TEST(Choice, PackedBatchesArePlannedByTheirLengths) {
+  Problem p = shaped(64, 8, 2, 20, 64 * 4096);
+  p.varlen = true;
+  p.total_q = 64 * 16;
+  p.total_kv = 64 * 4096;
+  EXPECT_TRUE(choose(p, {}).pack_gqa);
+  p.s_q = 500;  // longer than twice the mean: that it may be
+  EXPECT_TRUE(choose(p, {}).pack_gqa);
+  p.s_q = p.total_q = 64 * 512;
+  EXPECT_FALSE(choose(p, {}).pack_gqa);
+  p.b = 1;
+  p.h_q = p.h_kv = 1;
+  p.s_q = p.total_q = 1;
+  EXPECT_EQ(choose(p, {}).splits, 1);
+  EXPECT_EQ(choose(p, {.splits = 4}).splits, 1);
 }
 
 TEST(Choice, HopperPacksWholeGroups) {

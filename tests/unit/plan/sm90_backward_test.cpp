@@ -185,6 +185,8 @@ constexpr Change kMisfits[] = {
     {"head dims", [](Problem& p) { p.d_v = 136; }},
 };
 constexpr Change kObstacles[] = {
+    {"packed", [](Problem& p) { p.varlen = true; }},
+    {"dropout", [](Problem& p) { p.dropout = true; }},
     {"16 bytes", [](Problem& p) { p.aligned = false; }},
     {"stride", [](Problem& p) { p.tensor_maps = false; }},
     {"no keys", [](Problem& p) { p.s_kv = 0; }},

@@ -97,6 +97,15 @@ plan::KernelSpec backward_spec(plan::Op op) {
   return spec;
 }
 
+plan::KernelSpec clear_spec() {
+  plan::KernelSpec spec;
+  spec.op = plan::Op::clear_padding;
+  spec.arch = plan::parse_arch("sm_80");
+  spec.dtype = DType::f16;
+  spec.warps = 4;
+  return spec;
+}
+
 /// One of each operation.
 std::vector<plan::KernelSpec> all_specs() {
   return {forward_spec(),
@@ -107,7 +116,8 @@ std::vector<plan::KernelSpec> all_specs() {
           backward_spec(plan::Op::backward_dq),
           backward_spec(plan::Op::backward_preprocess),
           backward_spec(plan::Op::backward_convert),
-          backward_spec(plan::Op::backward_reduce)};
+          backward_spec(plan::Op::backward_reduce),
+          clear_spec()};
 }
 
 /// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
@@ -196,8 +206,28 @@ TEST(Render, WhatTheKernelDependsOnReachesIt) {
                                               [](Spec& spec) { spec.loop_bodies = 2; },
                                               [](Spec& spec) { spec.pack_gqa = true; },
                                               [](Spec& spec) { spec.split = true; },
+                                              [](Spec& spec) { spec.varlen = true; },
+                                              [](Spec& spec) { spec.dropout = true; },
                                               [](Spec& spec) { spec.min_blocks = 2; },
                                           });
+}
+
+/// A variant is a line of the unit; without it the unit has no trace of it.
+TEST(Render, PlainKernelsKnowNothingOfVariants) {
+  for (const plan::KernelSpec& plain : all_specs()) {
+    const std::string unit = render(plain).unit;
+    EXPECT_EQ(unit.find("kVarlen"), std::string::npos) << unit;
+    EXPECT_EQ(unit.find("kDropout"), std::string::npos) << unit;
+    plan::KernelSpec both = plain;
+    both.varlen = both.dropout = true;
+    std::string variant = render(both).unit;
+    for (const char* line :
+         {"  static constexpr bool kVarlen = true;\n", "  static constexpr bool kDropout = true;\n"}) {
+      const std::size_t at = variant.find(line);
+      if (at != std::string::npos) variant.erase(at, std::string(line).size());
+    }
+    EXPECT_EQ(variant.substr(variant.find('\n')), unit.substr(unit.find('\n')));
+  }
 }
 
 TEST(Render, WhatTheBackwardDependsOnReachesIt) {
@@ -225,6 +255,8 @@ TEST(Render, WhatTheBackwardDependsOnReachesIt) {
                                                [](Spec& spec) { spec.warps = 4; },
                                                [](Spec& spec) { spec.warps_n = 2; },
                                                [](Spec& spec) { spec.dq_warps_m = 4; },
+                                               [](Spec& spec) { spec.varlen = true; },
+                                               [](Spec& spec) { spec.dropout = true; },
                                                [](Spec& spec) { spec.stages = 1; },
                                                [](Spec& spec) { spec.operands_in_registers = 1; },
                                                [](Spec& spec) { spec.write_dq = false; },

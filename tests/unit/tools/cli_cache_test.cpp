@@ -47,7 +47,7 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 plan::Problem problem_of(AttentionConfig config, AttentionShape shape, const char* arch) {
-  return api::make_problem(config, api::checked(shape), plan::parse_arch(arch));
+  return api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
 }
 
 AttentionConfig config_of(int head_dim) {

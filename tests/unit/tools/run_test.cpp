@@ -101,6 +101,32 @@ TEST_F(RunCommand, ThreeAxesAreOneHead) {
   EXPECT_LE(compare(written.view(), dk).max_abs_over_max_ref, 1e-5);
 }
 
+/// Three sequences, and rows that belong to none; with dropout. --verify compares with float64 under the same mask.
+TEST_F(RunCommand, TakesPackedBatchesAndDropout) {
+  const AttentionCase c{
+      .h_q = 4, .h_kv = 2, .s_q = 40, .s_kv = 70, .d_qk = 16, .d_v = 24, .dtype = DType::f16, .layout = Layout::bshd};
+  const AttentionInputs in = make_inputs(c);
+  const auto packed = [](const HostTensor& tensor) {
+    const TensorView view = tensor.view();
+    return Tensor{view.dtype, {view.shape[2], view.shape[1], view.shape[3]}, tensor.bytes()};
+  };
+  const std::map<std::string, Tensor> tensors = {
+      {"q", packed(in.q)}, {"k", packed(in.k)}, {"v", packed(in.v)}, {"dout", packed(make_dout(c))}};
+  ASSERT_TRUE(
+      run(tensors, "--causal --verify --lengths 5,0,33 --lengths-kv 9,20,41 --dropout 0.2 --seed 3 --offset 4"));
+  Tensor o = tools::SafetensorsFile::open(path("out")).read("o");
+  ASSERT_EQ(o.shape, (std::vector<std::int64_t>{40, 4, 24}));
+  const auto last = o.bytes.end() - 2 * 4 * 24 * 2;  // two rows of no sequence
+  EXPECT_TRUE(std::all_of(last, o.bytes.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_EQ(tools::SafetensorsFile::open(path("out")).read("lse").shape, (std::vector<std::int64_t>{4, 40}));
+  const Tensor first = o;
+  ASSERT_TRUE(run(tensors, "--causal --lengths 5,0,33 --lengths-kv 9,20,41 --dropout 0.2 --seed 4 --offset 4"));
+  EXPECT_NE(tools::SafetensorsFile::open(path("out")).read("o").bytes, first.bytes);
+  EXPECT_FALSE(run(tensors, "--lengths 5,36"));  // longer than the tensor
+  EXPECT_FALSE(run(tensors, "--lengths 5,3 --lengths-kv 9"));
+  EXPECT_FALSE(run(tensors, "--lengths 5 --dropout 1"));
+}
+
 TEST_F(RunCommand, RefusesADoutOfAnotherShape) {
   const AttentionCase c = grouped(DType::f32);
   const AttentionInputs in = make_inputs(c);

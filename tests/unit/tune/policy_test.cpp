@@ -46,6 +46,17 @@ TEST_F(TunePolicies, TheEnvironmentOverrides) {
   test::expect_invalid("FA_TUNE", [&] { tune_sources(config, Operation::forward); });
 }
 
+TEST_F(TunePolicies, PackedBatchesAndDropoutAreThePlannersAlone) {
+  for (const Operation op : {Operation::forward, Operation::backward}) {
+    AttentionConfig config;
+    config.varlen = true;
+    expect_sources(config, false, false, false, op);
+    config.varlen = false;
+    config.dropout = 0.1f;
+    expect_sources(config, false, false, false, op);
+  }
+}
+
 TEST_F(TunePolicies, DeterministicTakesTablesAlone) {
   AttentionConfig config;
   config.deterministic = true;

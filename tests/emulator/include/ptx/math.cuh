@@ -44,6 +44,19 @@ FA_DEVICE float from_bits(uint32_t x) {
   return __builtin_bit_cast(float, x);
 }
 
+FA_DEVICE int popc(uint32_t x) {
+  return __builtin_popcount(x);
+}
+
+FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<uint32_t>((bytes >> (8 * ((selector >> (4 * i)) & 7))) & 0xff) << (8 * i);
+  }
+  return result;
+}
+
 template <class T>
 FA_DEVICE T convert(float x);
 

@@ -70,6 +70,10 @@ FA_DEVICE bool vote_any(bool predicate, const emulator::Site& site = emulator::S
   return emulator::vote_any(predicate, site);
 }
 
+FA_DEVICE uint32_t vote_ballot(bool predicate, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::vote_ballot(predicate, site);
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_THREAD_CUH_

@@ -3,7 +3,7 @@
 
 namespace {
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 408);
+static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
@@ -16,6 +16,8 @@ static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 352);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 380);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 396);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 404);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 456);
 
 struct Config {
   using Element = fa::kernel::bf16;

@@ -3,7 +3,7 @@
 
 namespace {
 
-static_assert(sizeof(fa::kernel::ForwardParams) == 232);
+static_assert(sizeof(fa::kernel::ForwardParams) == 320);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, partial_lse) == 48);
@@ -13,6 +13,8 @@ static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, stride_lse_s) == 168);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, b) == 176);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, splits) == 216);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, scale_log2) == 224);
+static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, sequences) == 232);
+static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, dropout) == 280);
 
 struct Config {
   using Element = fa::kernel::f16;

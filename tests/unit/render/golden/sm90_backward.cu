@@ -3,7 +3,7 @@
 
 namespace {
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 408);
+static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
@@ -16,7 +16,9 @@ static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 352);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 380);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 396);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 404);
-static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 960);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 456);
+static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 1024);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_k) == 128);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_dout) == 384);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, base) == 512);

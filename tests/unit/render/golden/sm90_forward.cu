@@ -3,7 +3,7 @@
 
 namespace {
 
-static_assert(sizeof(fa::kernel::ForwardParams) == 232);
+static_assert(sizeof(fa::kernel::ForwardParams) == 320);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, partial_lse) == 48);
@@ -13,7 +13,9 @@ static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, stride_lse_s) == 168);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, b) == 176);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, splits) == 216);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, scale_log2) == 224);
-static_assert(sizeof(fa::kernel::Sm90ForwardParams) == 768);
+static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, sequences) == 232);
+static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, dropout) == 280);
+static_assert(sizeof(fa::kernel::Sm90ForwardParams) == 832);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90ForwardParams, map_k) == 128);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90ForwardParams, map_o) == 384);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90ForwardParams, base) == 512);

@@ -1,0 +1,79 @@
+#include "reference/dropout.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "reference/parallel.hpp"
+
+namespace fa::reference {
+namespace {
+
+using Words = std::array<std::uint32_t, 4>;
+
+constexpr int kRounds = 7;
+constexpr double kDraws = 65536;
+
+std::uint32_t high(std::uint64_t x) {
+  return static_cast<std::uint32_t>(x >> 32);
+}
+std::uint32_t low(std::uint64_t x) {
+  return static_cast<std::uint32_t>(x);
+}
+
+}  // namespace
+
+Words philox(Words counter, std::uint64_t key) noexcept {
+  std::uint32_t key0 = low(key);
+  std::uint32_t key1 = high(key);
+  for (int round = 0; round < kRounds; ++round) {
+    const std::uint64_t product0 = std::uint64_t{0xd2511f53} * counter[0];
+    const std::uint64_t product1 = std::uint64_t{0xcd9e8d57} * counter[2];
+    counter = {high(product1) ^ counter[1] ^ key0, low(product1), high(product0) ^ counter[3] ^ key1, low(product0)};
+    key0 += 0x9e3779b9;
+    key1 += 0xbb67ae85;
+  }
+  return counter;
+}
+
+DropoutMask::DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset) : seed_(seed), offset_(offset) {
+  threshold_ = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
+  scale_ = kDraws / (kDraws - threshold_);
+}
+
+DropoutMask DropoutMask::part(std::int64_t first_head, std::int64_t first_row, std::int64_t first_key) const noexcept {
+  DropoutMask result = *this;
+  result.offset_ += static_cast<std::uint64_t>(first_head);
+  result.first_row_ += first_row;
+  result.first_key_ += first_key;
+  return result;
+}
+
+void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_key, std::int64_t count,
+                      std::uint8_t* keep) const {
+  const std::uint64_t stream = offset_ + static_cast<std::uint64_t>(head);
+  row += first_row_;
+  const auto row_word = static_cast<std::uint32_t>(row / 16 * 8 + row % 8);
+  const std::size_t row_half = row % 16 >= 8 ? 2 : 0;
+  for (std::int64_t j = 0; j < count; ++j) {
+    const std::int64_t key = first_key_ + first_key + j;
+    const auto key_word = static_cast<std::uint32_t>(key / 16 * 4 + key % 8 / 2);
+    const Words words = philox({row_word, key_word, low(stream), high(stream)}, seed_);
+    const std::uint32_t word = words[row_half + (key % 16 >= 8 ? 1 : 0)];
+    const std::uint32_t draw = key % 2 == 0 ? word & 0xffff : word >> 16;
+    keep[j] = draw >= threshold_ ? 1 : 0;
+  }
+}
+
+void dropout_mask(const DropoutMask& mask, std::int64_t b, std::int64_t h_q, std::int64_t s_q, std::int64_t s_kv,
+                  std::uint8_t* keep) {
+  const std::int64_t rows = b * h_q * s_q;
+  if (rows == 0 || s_kv == 0) return;
+  std::vector<char> workers(static_cast<std::size_t>(thread_count(rows, 20.0 * static_cast<double>(s_kv))));
+  parallel_for(rows, workers, [&](char&, std::int64_t index) noexcept {
+    mask.row(index / s_q, index % s_q, 0, s_kv, keep + index * s_kv);
+  });
+}
+
+}  // namespace fa::reference

@@ -1,0 +1,47 @@
+#ifndef FA_SRC_REFERENCE_DROPOUT_HPP_
+#define FA_SRC_REFERENCE_DROPOUT_HPP_
+
+#include <array>
+#include <cstdint>
+
+namespace fa::reference {
+
+/// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
+
+/// Which elements of P dropout keeps, on the host: a pure function of seed, offset, batch, query head, row and key, and
+/// bit for bit that of templates/common/dropout.cuh, which describes it.
+class DropoutMask {
+ public:
+  /// Keeps everything.
+  DropoutMask() = default;
+  /// `probability` of being dropped, in [0, 1): rounded to a multiple of 2^-16.
+  DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset);
+
+  bool active() const noexcept { return threshold_ != 0; }
+  /// What a kept element is multiplied with: 1 / (1 - probability), of the rounded one.
+  double scale() const noexcept { return scale_; }
+
+  /// The mask of a part of the heads (numbered batch * h_q + query head), rows and keys, which it numbers from 0.
+  DropoutMask part(std::int64_t first_head, std::int64_t first_row, std::int64_t first_key) const noexcept;
+
+  /// keep[j] = 1 if the elements (row, first_key + j), j < count, of a head are kept, else 0. `head` is batch * h_q +
+  /// query head.
+  void row(std::int64_t head, std::int64_t row, std::int64_t first_key, std::int64_t count, std::uint8_t* keep) const;
+
+ private:
+  std::uint64_t seed_ = 0;
+  std::uint64_t offset_ = 0;
+  std::uint32_t threshold_ = 0;  // of 2^16
+  double scale_ = 1;
+  std::int64_t first_row_ = 0;
+  std::int64_t first_key_ = 0;
+};
+
+/// keep [b, h_q, s_q, s_kv], row-major.
+void dropout_mask(const DropoutMask& mask, std::int64_t b, std::int64_t h_q, std::int64_t s_q, std::int64_t s_kv,
+                  std::uint8_t* keep);
+
+}  // namespace fa::reference
+
+#endif  // FA_SRC_REFERENCE_DROPOUT_HPP_

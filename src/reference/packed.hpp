@@ -1,0 +1,19 @@
+#ifndef FA_SRC_REFERENCE_PACKED_HPP_
+#define FA_SRC_REFERENCE_PACKED_HPP_
+
+#include <fa/attention.hpp>
+
+#include "reference/backward.hpp"
+#include "reference/forward.hpp"
+
+namespace fa::reference {
+
+/// The calls of forward.hpp and backward.hpp for a packed batch: tensors of one batch entry, [1, h, total, d] (lse,
+/// dlse: [1, h, total]), whose rows belong to `sequences`. The lengths were checked. What belongs to no sequence is
+/// neither read nor, unless `clear`, written: then it becomes 0, and -inf in lse.
+void forward(const ForwardArgs& args, const PackedSequences& sequences, bool clear);
+void backward(const BackwardArgs& args, const PackedSequences& sequences, bool clear);
+
+}  // namespace fa::reference
+
+#endif  // FA_SRC_REFERENCE_PACKED_HPP_

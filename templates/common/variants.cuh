@@ -1,0 +1,29 @@
+#ifndef FA_TEMPLATES_COMMON_VARIANTS_CUH_
+#define FA_TEMPLATES_COMMON_VARIANTS_CUH_
+
+#include <ptx/language.cuh>
+
+namespace fa::kernel {
+
+// What a kernel's Config asks for beyond plain attention. A Config that leaves a switch out says no, and its kernel has
+// no trace of it.
+
+template <class Config>
+FA_DEVICE constexpr bool wants_varlen() {
+  if constexpr (requires { Config::kVarlen; }) return Config::kVarlen;
+  return false;
+}
+template <class Config>
+FA_DEVICE constexpr bool wants_dropout() {
+  if constexpr (requires { Config::kDropout; }) return Config::kDropout;
+  return false;
+}
+
+template <class Config>
+inline constexpr bool kVarlen = wants_varlen<Config>();
+template <class Config>
+inline constexpr bool kDropout = wants_dropout<Config>();
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_VARIANTS_CUH_

@@ -1,0 +1,258 @@
+#include "gpu/variant_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "reference/packed.hpp"
+
+namespace fa::test {
+namespace {
+
+std::vector<std::byte> bytes_of(const std::vector<std::int32_t>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(std::int32_t));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+PackedSequences host_sequences(const VariantCase& c) {
+  return {.b = static_cast<std::int64_t>(c.cu_q.size()) - 1,
+          .cu_seqlens_q = c.cu_q.data(),
+          .cu_seqlens_kv = c.cu_kv.data(),
+          .seqused_q = c.used_q.empty() ? nullptr : c.used_q.data(),
+          .seqused_kv = c.used_kv.empty() ? nullptr : c.used_kv.data()};
+}
+
+template <class Args>
+void set_common(const VariantCase& c, Args& args) {
+  args.scale = static_cast<double>(c.attention.softmax_scale());
+  args.causal = c.attention.causal;
+  args.causal_align = c.attention.causal_align;
+  args.dropout = {double{c.dropout}, c.state.seed, c.state.offset};
+  args.f64 = true;
+}
+
+/// What an error may be of the largest result, or of the terms that cancel in it.
+double tolerance(DType dtype) {
+  return dtype == DType::bf16 ? 1.5e-2 : dtype == DType::f16 ? 2e-3 : 2e-5;
+}
+
+AttentionCase of_dtype(AttentionCase c, DType dtype) {
+  c.dtype = dtype;
+  return c;
+}
+
+}  // namespace
+
+AttentionConfig VariantCase::config() const {
+  AttentionConfig config = config_of(attention);
+  config.varlen = packed();
+  config.zero_padding = zero_padding;
+  config.dropout = dropout;
+  config.deterministic = deterministic;
+  config.kernel = kernel;
+  return config;
+}
+
+AttentionShape VariantCase::shape() const {
+  AttentionShape shape{.b = attention.b, .h_q = attention.h_q, .h_kv = attention.h_kv};
+  shape.s_q = packed() ? max_s_q : attention.s_q;
+  shape.s_kv = packed() ? max_s_kv : attention.s_kv;
+  if (!packed()) return shape;
+  shape.b = static_cast<std::int64_t>(cu_q.size()) - 1;
+  shape.total_q = attention.s_q;
+  shape.total_kv = attention.s_kv;
+  return shape;
+}
+
+void PrintTo(const VariantCase& c, std::ostream* out) {
+  *out << to_string(c.attention) << " dropout " << c.dropout << (c.deterministic ? " deterministic" : "");
+  if (c.packed()) *out << ", " << c.cu_q.size() - 1 << " sequences, longest " << c.max_s_q << "x" << c.max_s_kv;
+}
+
+std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths, std::int32_t first) {
+  std::vector<std::int32_t> sums{first};
+  for (const std::int32_t length : lengths) sums.push_back(sums.back() + length);
+  return sums;
+}
+
+DeviceVariant::DeviceVariant(const VariantCase& c)
+    : problem(c),
+      host(make_inputs(c.attention)),
+      host_dout(make_dout(c.attention)),
+      host_dlse(make_dlse(c.attention)),
+      q(host.q),
+      k(host.k),
+      v(host.v),
+      o(make_outputs(c.attention).o),
+      lse(make_outputs(c.attention).lse),
+      dout(host_dout),
+      dlse(host_dlse),
+      dq(make_gradients(c.attention).dq),
+      dk(make_gradients(c.attention).dk),
+      dv(make_gradients(c.attention).dv),
+      cu_q(bytes_of(c.cu_q)),
+      cu_kv(bytes_of(c.cu_kv)),
+      used_q(bytes_of(c.used_q)),
+      used_kv(bytes_of(c.used_kv)) {
+  if (c.packed()) set_lengths(c.cu_q, c.cu_kv);
+}
+
+void DeviceVariant::set_lengths(const std::vector<std::int32_t>& q_lengths,
+                                const std::vector<std::int32_t>& kv_lengths) {
+  problem.cu_q = q_lengths;
+  problem.cu_kv = kv_lengths;
+  cu_q.write(bytes_of(q_lengths));
+  cu_kv.write(bytes_of(kv_lengths));
+  const auto spoil = [&](HostTensor tensor, DeviceTensor& target, bool keys) {
+    const TensorView view = tensor.view();
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        if (in_sequence(row, keys)) continue;
+        for (std::int64_t d = 0; d < view.shape[3]; ++d) tensor.set(0, h, row, d, std::nan(""));
+      }
+    }
+    target.buffer.write(tensor.bytes());
+  };
+  spoil(host.q, q, false);
+  spoil(host.k, k, true);
+  spoil(host.v, v, true);
+  spoil(host_dout, dout, false);
+}
+
+void DeviceVariant::forget() {
+  const AttentionOutputs outputs = make_outputs(problem.attention);
+  const AttentionGradients gradients = make_gradients(problem.attention);
+  o.buffer.write(outputs.o.bytes());
+  lse.buffer.write(outputs.lse.bytes());
+  dq.buffer.write(gradients.dq.bytes());
+  dk.buffer.write(gradients.dk.bytes());
+  dv.buffer.write(gradients.dv.bytes());
+}
+
+ForwardInputs DeviceVariant::inputs() const {
+  ForwardInputs in{q.const_view(), k.const_view(), v.const_view(), {}, {}};
+  if (problem.dropout > 0) in.dropout = problem.state;
+  if (!problem.packed()) return in;
+  const auto ints = [](const DeviceBuffer& buffer) {
+    return buffer.size() == 0 ? nullptr : static_cast<const std::int32_t*>(buffer.data());
+  };
+  in.sequences = {.b = static_cast<std::int64_t>(problem.cu_q.size()) - 1,
+                  .cu_seqlens_q = ints(cu_q),
+                  .cu_seqlens_kv = ints(cu_kv),
+                  .seqused_q = ints(used_q),
+                  .seqused_kv = ints(used_kv),
+                  .max_s_q = problem.max_s_q,
+                  .max_s_kv = problem.max_s_kv};
+  return in;
+}
+
+BackwardInputs DeviceVariant::backward_inputs() const {
+  const ForwardInputs in = inputs();
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .o = o.const_view(),
+          .lse = lse.const_view(),
+          .dout = dout.const_view(),
+          .dlse = problem.dlse ? dlse.const_view() : TensorView{},
+          .sequences = in.sequences,
+          .dropout = in.dropout};
+}
+
+bool DeviceVariant::in_sequence(std::int64_t row, bool keys) const {
+  if (!problem.packed()) return true;
+  const std::vector<std::int32_t>& cu = keys ? problem.cu_kv : problem.cu_q;
+  const std::vector<std::int32_t>& used = keys ? problem.used_kv : problem.used_q;
+  const auto after = std::upper_bound(cu.begin(), cu.end(), row);
+  if (after == cu.begin() || after == cu.end()) return false;
+  const auto i = static_cast<std::size_t>(after - cu.begin()) - 1;
+  return used.empty() || row < cu[i] + used[i];
+}
+
+AttentionOutputs DeviceVariant::exact() const {
+  AttentionOutputs outputs = make_outputs(of_dtype(problem.attention, DType::f64));
+  reference::ForwardArgs args;
+  args.q = host.q.view();
+  args.k = host.k.view();
+  args.v = host.v.view();
+  args.o = outputs.o.view();
+  args.lse = outputs.lse.view();
+  set_common(problem, args);
+  if (problem.packed()) {
+    reference::forward(args, host_sequences(problem), true);
+  } else {
+    reference::forward(args);
+  }
+  return outputs;
+}
+
+void DeviceVariant::expect_near(const char* name, const DeviceTensor& actual, const HostTensor& expected, bool keys,
+                                double terms, double bound) {
+  HostTensor result = name == std::string("lse") ? make_outputs(problem.attention).lse : HostTensor();
+  if (name == std::string("o")) result = make_outputs(problem.attention).o;
+  if (name == std::string("dq")) result = make_gradients(problem.attention).dq;
+  if (name == std::string("dk")) result = make_gradients(problem.attention).dk;
+  if (name == std::string("dv")) result = make_gradients(problem.attention).dv;
+  actual.read(result);
+  EXPECT_TRUE(actual.buffer.guards_intact()) << name;
+  const TensorView view = expected.view();
+  double worst = 0, largest = terms;
+  for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < view.shape[2]; ++s) {
+        const bool untouched = !problem.zero_padding && !in_sequence(s, keys);
+        for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
+          const double wanted = expected.at(b, h, s, d), got = result.at(b, h, s, d);
+          if (std::isfinite(wanted)) largest = std::max(largest, std::abs(wanted));
+          const double error = std::abs(got - wanted);
+          const bool right = untouched ? std::isnan(got) : got == wanted;
+          if (!right) worst = std::isnan(error) || untouched ? HUGE_VAL : std::max(worst, error);
+        }
+      }
+    }
+  }
+  EXPECT_LE(worst, bound * largest) << name;
+}
+
+void DeviceVariant::expect_forward() {
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  const AttentionOutputs expected = exact();
+  expect_near("o", o, expected.o, false, 1, tolerance(problem.attention.dtype));
+  expect_near("lse", lse, expected.lse, false, 1, problem.attention.dtype == DType::f32 ? 1e-5 : 1e-3);
+}
+
+void DeviceVariant::expect_backward() {
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  const AttentionOutputs forward = exact();
+  AttentionGradients expected = make_gradients(of_dtype(problem.attention, DType::f64));
+  reference::BackwardArgs args;
+  args.q = host.q.view();
+  args.k = host.k.view();
+  args.v = host.v.view();
+  args.o = forward.o.view();
+  args.lse = forward.lse.view();
+  args.dout = std::as_const(host_dout).view();
+  if (problem.dlse) args.dlse = std::as_const(host_dlse).view();
+  args.dq = expected.dq.view();
+  args.dk = expected.dk.view();
+  args.dv = expected.dv.view();
+  set_common(problem, args);
+  if (problem.packed()) {
+    reference::backward(args, host_sequences(problem), true);
+  } else {
+    reference::backward(args);
+  }
+  const double dp = std::sqrt(static_cast<double>(problem.attention.d_v)) / (1 - double{problem.dropout});
+  const double scale = std::abs(static_cast<double>(problem.attention.softmax_scale()));
+  const double bound = tolerance(problem.attention.dtype);
+  expect_near("dq", dq, expected.dq, false, dp * scale, bound);
+  expect_near("dk", dk, expected.dk, true, dp * scale, bound);
+  expect_near("dv", dv, expected.dv, true, 1, bound);
+}
+
+}  // namespace fa::test

@@ -1,0 +1,131 @@
+#include "reference/dropout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace fa::reference {
+namespace {
+
+constexpr std::int64_t kHeads = 4;
+constexpr std::int64_t kRows = 192;
+constexpr std::int64_t kKeys = 256;
+
+std::vector<std::uint8_t> draw(const DropoutMask& mask) {
+  std::vector<std::uint8_t> keep(kHeads * kRows * kKeys);
+  dropout_mask(mask, 1, kHeads, kRows, kKeys, keep.data());
+  return keep;
+}
+
+/// Correlation of two masks, at places `shift` apart; 0 +- 1 / sqrt(n) for independent ones.
+double correlation(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b, std::size_t shift) {
+  const std::size_t n = a.size() - shift;
+  double sum_a = 0, sum_b = 0, both = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    sum_a += a[i];
+    sum_b += b[i + shift];
+    both += a[i] * b[i + shift];
+  }
+  const auto count = static_cast<double>(n);
+  const double p = sum_a / count, q = sum_b / count;
+  return (both / count - p * q) / std::sqrt(p * (1 - p) * q * (1 - q));
+}
+
+/// Test vectors of the generator's authors (Random123, kat_vectors).
+TEST(Philox, IsTheGeneratorOfItsAuthors) {
+  using Words = std::array<std::uint32_t, 4>;
+  EXPECT_EQ(philox({0, 0, 0, 0}, 0), (Words{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}));
+  constexpr std::uint32_t kOnes = 0xffffffff;
+  EXPECT_EQ(philox({kOnes, kOnes, kOnes, kOnes}, ~std::uint64_t{0}),
+            (Words{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
+}
+
+TEST(DropoutMask, KeepsAsManyAsItShould) {
+  for (const double p : {0.001, 0.1, 0.5, 0.9, 0.999}) {
+    const std::vector<std::uint8_t> keep = draw({p, 42, 0});
+    const auto n = static_cast<double>(keep.size());
+    const double kept = static_cast<double>(std::count(keep.begin(), keep.end(), 1)) / n;
+    const double rounded = std::round(p * 65536) / 65536;
+    EXPECT_NEAR(kept, 1 - rounded, 4 * std::sqrt(rounded * (1 - rounded) / n)) << p;
+    EXPECT_DOUBLE_EQ(DropoutMask(p, 42, 0).scale(), 1 / (1 - rounded)) << p;
+  }
+}
+
+TEST(DropoutMask, TheSmallestAndTheLargestProbability) {
+  EXPECT_FALSE(DropoutMask(0, 1, 1).active());
+  EXPECT_FALSE(DropoutMask(1e-6, 1, 1).active());  // less than half a step
+  EXPECT_TRUE(DropoutMask(0x1p-16, 1, 1).active());
+  EXPECT_EQ(DropoutMask(1 - 1e-9, 1, 1).scale(), 65536);  // not infinite
+}
+
+/// Of every row, column and head, and of every place in the generator's words: 16 rows by 16 keys are 32 calls.
+TEST(DropoutMask, EveryPartOfItIsFair) {
+  const double p = 0.3;
+  const std::vector<std::uint8_t> keep = draw({p, 7, 11});
+  const auto expect_fair = [&](const char* part, const auto& index_of, std::size_t parts) {
+    std::vector<double> kept(parts), count(parts);
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        for (std::int64_t j = 0; j < kKeys; ++j) {
+          const auto index = static_cast<std::size_t>(index_of(h, i, j));
+          kept[index] += keep[static_cast<std::size_t>((h * kRows + i) * kKeys + j)];
+          ++count[index];
+        }
+      }
+    }
+    double chi_squared = 0;
+    const double q = 1 - std::round(p * 65536) / 65536;
+    for (std::size_t n = 0; n < parts; ++n) {
+      chi_squared += (kept[n] - count[n] * q) * (kept[n] - count[n] * q) / (count[n] * q * (1 - q));
+    }
+    const auto degrees = static_cast<double>(parts);
+    EXPECT_NEAR(chi_squared, degrees, 4 * std::sqrt(2 * degrees)) << part;
+  };
+  expect_fair(
+      "head", [](auto h, auto, auto) { return h; }, kHeads);
+  expect_fair(
+      "row", [](auto, auto i, auto) { return i; }, kRows);
+  expect_fair(
+      "key", [](auto, auto, auto j) { return j; }, kKeys);
+  expect_fair(
+      "place", [](auto, auto i, auto j) { return i % 16 * 16 + j % 16; }, 256);
+  expect_fair(
+      "block", [](auto, auto i, auto j) { return i / 16 * (kKeys / 16) + j / 16; }, kRows / 16 * kKeys / 16);
+}
+
+TEST(DropoutMask, NeighboursOfEveryKindAreIndependent) {
+  const std::vector<std::uint8_t> keep = draw({0.5, 3, 0});
+  const double bound = 4 / std::sqrt(static_cast<double>(keep.size() / 2));
+  // Neighbouring keys, the other half and word of a call, rows, the other row of a call, blocks, heads.
+  for (const std::size_t shift : {1, 2, 8, 9, 16, 256, 257, 8 * 256, 16 * 256, 192 * 256}) {
+    EXPECT_LT(std::abs(correlation(keep, keep, shift)), bound) << shift;
+  }
+}
+
+TEST(DropoutMask, DependsOnSeedAndOffset) {
+  const std::vector<std::uint8_t> keep = draw({0.5, 3, 1000});
+  EXPECT_EQ(keep, draw({0.5, 3, 1000}));
+  const double bound = 4 / std::sqrt(static_cast<double>(keep.size()));
+  for (const auto& [seed, offset] : {std::pair<std::uint64_t, std::uint64_t>{4, 1000},
+                                     {3, 1000 + kHeads},
+                                     {3 + (std::uint64_t{1} << 32), 1000},
+                                     {3, 1000 + (std::uint64_t{1} << 32)}}) {
+    EXPECT_LT(std::abs(correlation(keep, draw({0.5, seed, offset}), 0)), bound) << seed << ' ' << offset;
+  }
+}
+
+/// The same draws decide for every probability: what a small one drops, a larger one drops too.
+TEST(DropoutMask, PartsAndProbabilitiesAgree) {
+  const DropoutMask mask(0.5, 3, ~std::uint64_t{0} - 1);  // the offset wraps
+  const std::vector<std::uint8_t> keep = draw(mask), more = draw({0.25, 3, ~std::uint64_t{0} - 1});
+  for (std::size_t i = 0; i < keep.size(); ++i) ASSERT_LE(keep[i], more[i]);
+  std::vector<std::uint8_t> row(37);
+  mask.part(2, 100, 51).row(1, 5, 3, 37, row.data());
+  EXPECT_TRUE(std::equal(row.begin(), row.end(), keep.begin() + (3 * kRows + 105) * kKeys + 54));
+}
+
+}  // namespace
+}  // namespace fa::reference
