@@ -101,7 +101,7 @@ class Attention::Impl {
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice);
-    launch(tensors, wanted, choice, ready, api::variant_args(config_, call.sequences, call.dropout), stream, workspace);
+    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -193,7 +193,7 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, const plan::VariantArgs& variants, Stream stream, Workspace workspace) const {
+              const Ready& ready, const plan::PackedArgs& variants, Stream stream, Workspace workspace) const {
     plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
                                                        context_->info().multiprocessors, variants);
     if (planned.tiles > kMaxTiles) {

@@ -127,7 +127,7 @@ void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspac
   Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
   plan::BackwardLaunch launch =
       plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data(),
-                            variant_args(config_, call.sequences, call.dropout));
+                            packed_args(config_, call.sequences, call.dropout));
   const plan::BackwardGrids& grids = launch.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
     if (grid > kMaxGrid) {

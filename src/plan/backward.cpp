@@ -104,7 +104,7 @@ BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool de
 
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
                                bool deterministic, const BackwardKernels& kernels, void* workspace,
-                               const VariantArgs& variants) noexcept {
+                               const PackedArgs& variants) noexcept {
   BackwardLaunch launch{};
   kernel::BackwardParams& params = launch.params;
   params.q = tensors.q.data;

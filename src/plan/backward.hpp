@@ -83,7 +83,7 @@ struct BackwardLaunch {
 };
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
                                bool deterministic, const BackwardKernels& kernels, void* workspace,
-                               const VariantArgs& variants = {}) noexcept;
+                               const PackedArgs& variants = {}) noexcept;
 
 }  // namespace fa::plan
 

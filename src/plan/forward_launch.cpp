@@ -122,7 +122,7 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
 }
 
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants) noexcept {
+                             const KernelSpec& spec, int multiprocessors, const PackedArgs& variants) noexcept {
   ForwardLaunch launch{};
   kernel::ForwardParams& params = launch.params;
   params.q = tensors.q.data;

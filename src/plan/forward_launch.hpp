@@ -24,7 +24,7 @@ struct ForwardTensors {
 
 /// What a variant needs besides the tensors: of a packed batch where its sequences are, and with dropout its state.
 /// Both as the kernels take them, but for what follows from the problem.
-struct VariantArgs {
+struct PackedArgs {
   kernel::SequenceParams sequences{};  ///< without totals and alignment
   kernel::DropoutParams dropout{};
 };
@@ -56,7 +56,7 @@ struct ForwardLaunch {
   std::int64_t grid = 0;
 };
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants = {}) noexcept;
+                             const KernelSpec& spec, int multiprocessors, const PackedArgs& variants = {}) noexcept;
 
 /// A tensor of 16-bit elements for the copy engine, innermost axis first, and the box that one copy moves: the
 /// arguments of cuTensorMapEncodeTiled that are not the same for every map.

@@ -2,7 +2,7 @@
 #define FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
 
 #include <common/types.cuh>
-#include <common/variant_params.cuh>
+#include <common/packed_params.cuh>
 
 namespace fa::kernel {
 

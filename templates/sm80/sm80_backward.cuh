@@ -9,7 +9,7 @@
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
 #include <common/tile_store.cuh>
-#include <common/variants.cuh>
+#include <common/switches.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>

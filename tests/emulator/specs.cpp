@@ -7,8 +7,8 @@
 
 #include "emulator/backward_specs.hpp"
 #include "emulator/mutations.hpp"
+#include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
-#include "emulator/variant_specs.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -188,7 +188,7 @@ std::vector<KernelSpec> all_specs() {
   for (const Mutation& mutation : mutations()) {
     if (!is_backward(mutation)) specs.push_back(mutation.spec);
   }
-  specs.insert(specs.end(), variant_forward_specs().begin(), variant_forward_specs().end());
+  specs.insert(specs.end(), packed_forward_specs().begin(), packed_forward_specs().end());
   std::set<std::string> seen;
   std::vector<KernelSpec> unique;
   const auto add = [&](const KernelSpec& spec) {
@@ -199,7 +199,7 @@ std::vector<KernelSpec> all_specs() {
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
   }
   std::vector<BackwardSpecs> backwards = all_backward_specs();
-  backwards.insert(backwards.end(), variant_backward_specs().begin(), variant_backward_specs().end());
+  backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
   for (const BackwardSpecs& backward : backwards) {
     const bool deterministic = !backward.main.write_dq;
     add(backward.main);

@@ -1,4 +1,4 @@
-#include "emulator/variant_specs.hpp"
+#include "emulator/packed_specs.hpp"
 
 namespace emulator {
 namespace {
@@ -214,7 +214,7 @@ BackwardSpecs to_specs(const BackwardShape& shape) {
 
 }  // namespace
 
-const std::vector<KernelSpec>& variant_forward_specs() {
+const std::vector<KernelSpec>& packed_forward_specs() {
   static const std::vector<KernelSpec> specs = [] {
     std::vector<KernelSpec> result;
     for (const ForwardShape& shape : kForward) result.push_back(to_spec(shape));
@@ -223,7 +223,7 @@ const std::vector<KernelSpec>& variant_forward_specs() {
   return specs;
 }
 
-const std::vector<BackwardSpecs>& variant_backward_specs() {
+const std::vector<BackwardSpecs>& packed_backward_specs() {
   static const std::vector<BackwardSpecs> specs = [] {
     std::vector<BackwardSpecs> result;
     for (const BackwardShape& shape : kBackward) result.push_back(to_specs(shape));

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <vector>
 
-#include "emulator/variant_run.hpp"
-#include "emulator/variant_specs.hpp"
+#include "emulator/packed_run.hpp"
+#include "emulator/packed_specs.hpp"
 
 namespace emulator {
 namespace {
@@ -48,8 +48,8 @@ std::vector<Sequences> batches() {
 }
 
 /// The case of a kernel: of a packed batch with some rows behind the last sequence, else of two entries.
-VariantCase make_case(const KernelSpec& spec, std::size_t batch) {
-  VariantCase c;
+PackedCase make_case(const KernelSpec& spec, std::size_t batch) {
+  PackedCase c;
   c.attention.dtype = spec.dtype;
   c.attention.d_qk = spec.d_qk;
   c.attention.d_v = spec.d_v;
@@ -114,16 +114,16 @@ void expect_near(const char* name, const HostTensor& actual, const HostTensor& e
   EXPECT_LE(worst, bound * std::max(largest(expected), terms)) << name;
 }
 
-class VariantForward : public testing::TestWithParam<std::size_t> {};
+class PackedForward : public testing::TestWithParam<std::size_t> {};
 
-TEST_P(VariantForward, MatchesTheReference) {
-  const KernelSpec& spec = variant_forward_specs()[GetParam()];
+TEST_P(PackedForward, MatchesTheReference) {
+  const KernelSpec& spec = packed_forward_specs()[GetParam()];
   for (std::size_t batch = 0; batch < batches().size(); ++batch) {
-    const VariantCase c = make_case(spec, batch);
+    const PackedCase c = make_case(spec, batch);
     SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
     const auto inputs = fa::test::make_inputs(c.attention);
     AttentionOutputs actual;
-    ASSERT_NO_THROW(actual = run_variant(spec, c, inputs));
+    ASSERT_NO_THROW(actual = run_packed(spec, c, inputs));
     const AttentionOutputs expected = expected_of(c, inputs);
     const bool cleared = !c.sequences || c.clear;
     expect_near("o", actual.o, expected.o, 1, cleared, tolerance(spec.dtype));
@@ -131,18 +131,18 @@ TEST_P(VariantForward, MatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, VariantForward, testing::Range<std::size_t>(0, variant_forward_specs().size()));
+INSTANTIATE_TEST_SUITE_P(All, PackedForward, testing::Range<std::size_t>(0, packed_forward_specs().size()));
 
-class VariantBackward : public testing::TestWithParam<std::size_t> {};
+class PackedBackward : public testing::TestWithParam<std::size_t> {};
 
-TEST_P(VariantBackward, MatchesTheReference) {
-  const BackwardSpecs& specs = variant_backward_specs()[GetParam()];
+TEST_P(PackedBackward, MatchesTheReference) {
+  const BackwardSpecs& specs = packed_backward_specs()[GetParam()];
   for (std::size_t batch = 0; batch < batches().size(); ++batch) {
-    const VariantCase c = make_case(specs.main, batch);
+    const PackedCase c = make_case(specs.main, batch);
     SCOPED_TRACE(canonical(specs.main) + ", " + testing::PrintToString(c));
     const BackwardData data = make_data(c);
     AttentionGradients actual;
-    ASSERT_NO_THROW(actual = run_variant(specs, c, data));
+    ASSERT_NO_THROW(actual = run_packed(specs, c, data));
     const AttentionGradients expected = expected_of(c, data);
     const bool cleared = !c.sequences || c.clear;
     const double dp = std::sqrt(static_cast<double>(c.attention.d_v)) / (1 - static_cast<double>(c.dropout));
@@ -154,7 +154,7 @@ TEST_P(VariantBackward, MatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, VariantBackward, testing::Range<std::size_t>(0, variant_backward_specs().size()));
+INSTANTIATE_TEST_SUITE_P(All, PackedBackward, testing::Range<std::size_t>(0, packed_backward_specs().size()));
 
 /// Lengths of every wrong kind: none may lead a kernel out of its tensors.
 TEST(Varlen, WrongLengthsStayInBounds) {
@@ -163,7 +163,7 @@ TEST(Varlen, WrongLengthsStayInBounds) {
       {40, 30, 20, 10}, {0, 0, 0, 0},     {-2147483647 - 1, 2147483647, -5, 64}};
   const auto run = [&](const KernelSpec* forward, const BackwardSpecs* backward) {
     for (const std::vector<std::int32_t>& cu : wrong) {
-      VariantCase c = make_case(forward != nullptr ? *forward : backward->main, 0);
+      PackedCase c = make_case(forward != nullptr ? *forward : backward->main, 0);
       c.attention.s_q = c.attention.s_kv = 60;
       c.max_s_q = c.max_s_kv = 0;
       const Sequences right = pack({20, 20, 20}, {20, 20, 20});
@@ -176,22 +176,22 @@ TEST(Varlen, WrongLengthsStayInBounds) {
         c.sequences->used_q = {-3, 1000000, 5};
         SCOPED_TRACE(testing::PrintToString(c));
         if (forward != nullptr) {
-          EXPECT_NO_THROW(run_variant(*forward, c, data.inputs));
+          EXPECT_NO_THROW(run_packed(*forward, c, data.inputs));
         } else {
-          EXPECT_NO_THROW(run_variant(*backward, c, data));
+          EXPECT_NO_THROW(run_packed(*backward, c, data));
         }
       }
     }
   };
-  run(&variant_forward_specs()[0], nullptr);
-  run(&variant_forward_specs()[3], nullptr);
-  run(nullptr, &variant_backward_specs()[0]);
-  run(nullptr, &variant_backward_specs()[2]);
+  run(&packed_forward_specs()[0], nullptr);
+  run(&packed_forward_specs()[3], nullptr);
+  run(nullptr, &packed_backward_specs()[0]);
+  run(nullptr, &packed_backward_specs()[2]);
 }
 
 /// A case whose P is 1 / s_kv everywhere: what a kernel multiplies with a unit matrix is its mask.
-VariantCase uniform_case(const KernelSpec& spec) {
-  VariantCase c;
+PackedCase uniform_case(const KernelSpec& spec) {
+  PackedCase c;
   c.attention.dtype = spec.dtype;
   c.attention.d_qk = spec.d_qk;
   c.attention.d_v = spec.d_v;
@@ -214,14 +214,14 @@ VariantCase uniform_case(const KernelSpec& spec) {
 struct Entry {
   std::int64_t batch, first_row, first_key, rows, keys;
 };
-std::vector<Entry> entries_of(const VariantCase& c) {
+std::vector<Entry> entries_of(const PackedCase& c) {
   if (c.sequences) return {{0, 0, 0, 57, 61}, {1, 57, 61, 40, 33}};
   return {{0, 0, 0, c.attention.s_q, c.attention.s_kv}, {1, 0, 0, c.attention.s_q, c.attention.s_kv}};
 }
 
 /// Calls check(head, row, key, kept) for every element of the host's mask that a causal kernel keeps.
 template <class Check>
-void for_each_draw(const VariantCase& c, const Entry& entry, bool causal, const Check& check) {
+void for_each_draw(const PackedCase& c, const Entry& entry, bool causal, const Check& check) {
   std::vector<std::uint8_t> keep(static_cast<std::size_t>(entry.keys));
   for (std::int64_t h = 0; h < c.attention.h_q; ++h) {
     for (std::int64_t i = 0; i < entry.rows; ++i) {
@@ -243,15 +243,15 @@ void set_unit(HostTensor& tensor, std::int64_t rows, std::int64_t first, std::in
 
 TEST(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
   int kernels = 0;
-  for (const KernelSpec& spec : variant_forward_specs()) {
+  for (const KernelSpec& spec : packed_forward_specs()) {
     if (!spec.dropout || spec.d_v < 61) continue;
     ++kernels;
-    VariantCase c = uniform_case(spec);
+    PackedCase c = uniform_case(spec);
     c.attention.causal = spec.causal;
     SCOPED_TRACE(canonical(spec));
     auto inputs = fa::test::make_inputs(c.attention);
     for (const Entry& e : entries_of(c)) set_unit(inputs.v, e.keys, e.first_key, c.sequences ? 0 : e.batch);
-    const AttentionOutputs outputs = run_variant(spec, c, inputs);
+    const AttentionOutputs outputs = run_packed(spec, c, inputs);
     int wrong = 0;
     for (const Entry& e : entries_of(c)) {
       for_each_draw(c, e, spec.causal, [&](std::int64_t h, std::int64_t i, std::int64_t j, bool kept) {
@@ -265,16 +265,16 @@ TEST(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
 
 TEST(DropoutMask, BackwardKernelsDrawWhatTheHostDraws) {
   int kernels = 0;
-  for (const BackwardSpecs& specs : variant_backward_specs()) {
+  for (const BackwardSpecs& specs : packed_backward_specs()) {
     if (!specs.main.dropout || specs.main.d_v < 57) continue;
     ++kernels;
-    VariantCase c = uniform_case(specs.main);
+    PackedCase c = uniform_case(specs.main);
     c.attention.causal = specs.main.causal;
     c.attention.h_kv = c.attention.h_q;  // dV of one query head
     SCOPED_TRACE(canonical(specs.main));
     BackwardData data = make_data(c);
     for (const Entry& e : entries_of(c)) set_unit(data.dout, e.rows, e.first_row, c.sequences ? 0 : e.batch);
-    const AttentionGradients gradients = run_variant(specs, c, data);
+    const AttentionGradients gradients = run_packed(specs, c, data);
     int wrong = 0;
     for (const Entry& e : entries_of(c)) {
       for_each_draw(c, e, specs.main.causal, [&](std::int64_t h, std::int64_t i, std::int64_t j, bool kept) {

@@ -1,5 +1,5 @@
-#ifndef FA_TESTS_EMULATOR_VARIANT_RUN_HPP_
-#define FA_TESTS_EMULATOR_VARIANT_RUN_HPP_
+#ifndef FA_TESTS_EMULATOR_PACKED_RUN_HPP_
+#define FA_TESTS_EMULATOR_PACKED_RUN_HPP_
 
 #include <cstdint>
 #include <iosfwd>
@@ -12,7 +12,7 @@
 #include "reference/dropout.hpp"
 #include "support/attention_case.hpp"
 
-/// Packed batches and dropout on the emulator: the kernels of variant_specs(), launched as the library launches them.
+/// Packed batches and dropout on the emulator: the kernels of packed_specs(), launched as the library launches them.
 namespace emulator {
 
 /// Cumulative lengths, as a call has them.
@@ -23,7 +23,7 @@ struct Sequences {
   fa::PackedSequences view() const;
 };
 
-struct VariantCase {
+struct PackedCase {
   /// Of a packed batch b is 1, and s_q and s_kv are the rows of the packed tensors.
   fa::test::AttentionCase attention;
   std::optional<Sequences> sequences;
@@ -40,20 +40,20 @@ struct VariantCase {
 
   fa::reference::DropoutMask mask() const { return {double{dropout}, seed, offset}; }
 };
-void PrintTo(const VariantCase& c, std::ostream* out);
+void PrintTo(const PackedCase& c, std::ostream* out);
 
 /// What the kernels make of `inputs`; without `clear` rows of no sequence keep the NaNs of make_outputs.
-fa::test::AttentionOutputs run_variant(const fa::plan::KernelSpec& spec, const VariantCase& c,
-                                       const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients run_variant(const BackwardSpecs& specs, const VariantCase& c, const BackwardData& data);
+fa::test::AttentionOutputs run_packed(const fa::plan::KernelSpec& spec, const PackedCase& c,
+                                      const fa::test::AttentionInputs& inputs);
+fa::test::AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data);
 
 /// The same in float64 on the host.
-fa::test::AttentionOutputs expected_of(const VariantCase& c, const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients expected_of(const VariantCase& c, const BackwardData& data);
+fa::test::AttentionOutputs expected_of(const PackedCase& c, const fa::test::AttentionInputs& inputs);
+fa::test::AttentionGradients expected_of(const PackedCase& c, const BackwardData& data);
 
 /// Inputs, the rounded O and LSE of float64, and gradients of these.
-BackwardData make_data(const VariantCase& c);
+BackwardData make_data(const PackedCase& c);
 
 }  // namespace emulator
 
-#endif  // FA_TESTS_EMULATOR_VARIANT_RUN_HPP_
+#endif  // FA_TESTS_EMULATOR_PACKED_RUN_HPP_

@@ -1,5 +1,5 @@
-#ifndef FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
-#define FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
+#ifndef FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_
 
 #include <common/types.cuh>
 
@@ -31,4 +31,4 @@ struct DropoutParams {
 
 }  // namespace fa::kernel
 
-#endif  // FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
+#endif  // FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_

@@ -9,21 +9,21 @@
 #include <random>
 #include <vector>
 
+#include "gpu/packed_case.hpp"
 #include "gpu/scoped_stream.hpp"
-#include "gpu/variant_case.hpp"
 
 namespace fa::test {
 namespace {
 
-using Variants = GpuTest;
+using Packed = GpuTest;
 
 const driver::Api& api() {
   return driver::api();
 }
 
-void run(const VariantCase& c) {
+void run(const PackedCase& c) {
   SCOPED_TRACE(::testing::PrintToString(c));
-  DeviceVariant device(c);
+  DevicePackedCase device(c);
   const Attention attention = Attention::create(c.config());
   attention.forward(device.inputs(), device.outputs());
   device.expect_forward();
@@ -37,7 +37,7 @@ T pick(std::mt19937& random, const std::array<T, kCount>& values) {
 }
 
 /// Sequences with some of length 0, used rows, and rows before, between and behind them.
-void make_packed(std::mt19937& random, VariantCase& c) {
+void make_packed(std::mt19937& random, PackedCase& c) {
   const std::size_t count = pick(random, std::array<std::size_t, 4>{1, 3, 9, 50});
   const int longest = count > 10 ? 60 : 400;
   std::vector<std::int32_t> rows, keys;
@@ -65,9 +65,9 @@ void make_packed(std::mt19937& random, VariantCase& c) {
   c.zero_padding = random() % 3 == 0;
 }
 
-VariantCase random_case(std::uint32_t seed) {
+PackedCase random_case(std::uint32_t seed) {
   std::mt19937 random(seed);
-  VariantCase c;
+  PackedCase c;
   AttentionCase& a = c.attention;
   a.seed = seed;
   a.dtype = pick(random, std::array{DType::bf16, DType::f16, DType::f32});
@@ -93,15 +93,15 @@ VariantCase random_case(std::uint32_t seed) {
   return c;
 }
 
-class RandomVariants : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
+class RandomPacked : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
 
-TEST_P(RandomVariants, MatchFloat64) {
+TEST_P(RandomPacked, MatchFloat64) {
   run(random_case(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomVariants, ::testing::Range(0u, 60u));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPacked, ::testing::Range(0u, 60u));
 
-TEST_F(Variants, ThousandsOfShortSequences) {
+TEST_F(Packed, ThousandsOfShortSequences) {
   std::mt19937 random(1);
   std::vector<std::int32_t> rows, keys;
   for (int i = 0; i < 4000; ++i) {
@@ -109,7 +109,7 @@ TEST_F(Variants, ThousandsOfShortSequences) {
     keys.push_back(static_cast<std::int32_t>(random() % 40));
   }
   for (const bool known : {false, true}) {
-    VariantCase c;
+    PackedCase c;
     c.attention = {.h_q = 4, .h_kv = 2, .causal = true, .layout = Layout::bshd};
     c.cu_q = cumulative(rows);
     c.cu_kv = cumulative(keys);
@@ -122,10 +122,10 @@ TEST_F(Variants, ThousandsOfShortSequences) {
 }
 
 /// Split keys, and the planner's full-size tiles.
-TEST_F(Variants, DropoutOfPlannedKernels) {
+TEST_F(Packed, DropoutOfPlannedKernels) {
   for (const std::int64_t d : {64, 128, 256}) {
     for (const DType dtype : {DType::bf16, DType::f32}) {
-      VariantCase c;
+      PackedCase c;
       c.dropout = 0.1f;
       c.attention = {.b = 1, .h_q = 4, .h_kv = 2, .s_q = 2, .s_kv = 5000, .d_qk = d, .d_v = d, .dtype = dtype};
       run(c);
@@ -138,15 +138,15 @@ TEST_F(Variants, DropoutOfPlannedKernels) {
 }
 
 /// P is 1 / s_kv everywhere: O = P o Z with a unit matrix for V, and dV with one for dout, show the kernel's mask.
-TEST_F(Variants, MasksAreThoseOfTheHost) {
+TEST_F(Packed, MasksAreThoseOfTheHost) {
   for (const std::int64_t d : {64, 128}) {
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
-      VariantCase c;
+      PackedCase c;
       c.dropout = 0.3f;
       c.attention = {
           .b = 2, .h_q = 3, .h_kv = 3, .s_q = d, .s_kv = d, .d_qk = d, .d_v = d, .dtype = dtype, .scale = 1e-6f};
       SCOPED_TRACE(::testing::PrintToString(c));
-      DeviceVariant device(c);
+      DevicePackedCase device(c);
       HostTensor unit = device.host.v;
       for (std::int64_t b = 0; b < 2; ++b) {
         for (std::int64_t h = 0; h < 3; ++h) {
@@ -179,8 +179,8 @@ TEST_F(Variants, MasksAreThoseOfTheHost) {
 }
 
 /// The same mask whatever the tiles.
-TEST_F(Variants, MasksDoNotDependOnTheKernel) {
-  VariantCase c;
+TEST_F(Packed, MasksDoNotDependOnTheKernel) {
+  PackedCase c;
   c.dropout = 0.5f;
   c.attention = {.h_q = 2, .h_kv = 1, .s_q = 150, .s_kv = 300, .causal = true};
   for (const KernelOverride& kernel :
@@ -214,14 +214,14 @@ class Captured {
   CUgraphExec executable_ = nullptr;
 };
 
-TEST_F(Variants, LengthsAndDropoutStateChangeBetweenReplays) {
-  VariantCase c;
+TEST_F(Packed, LengthsAndDropoutStateChangeBetweenReplays) {
+  PackedCase c;
   c.attention = {.h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 700, .causal = true, .layout = Layout::bshd};
   c.cu_q = cumulative({100, 200, 300});
   c.cu_kv = cumulative({300, 200, 200});
   c.dropout = 0.25f;
   c.zero_padding = true;
-  DeviceVariant device(c);
+  DevicePackedCase device(c);
   DeviceBuffer state(2 * sizeof(std::uint64_t));
   const auto set_state = [&](std::uint64_t seed, std::uint64_t offset) {
     const std::uint64_t values[2] = {seed, offset};
@@ -257,8 +257,8 @@ TEST_F(Variants, LengthsAndDropoutStateChangeBetweenReplays) {
 }
 
 /// Lengths of every wrong kind: nothing is written outside of the tensors, and the context lives on.
-TEST_F(Variants, WrongLengthsDoNoHarm) {
-  VariantCase c;
+TEST_F(Packed, WrongLengthsDoNoHarm) {
+  PackedCase c;
   c.attention = {.h_q = 4, .h_kv = 2, .s_q = 300, .s_kv = 300, .causal = true, .layout = Layout::bshd};
   c.cu_q = c.cu_kv = cumulative({100, 100, 100});
   const std::vector<std::vector<std::int32_t>> wrong{{0, 250, 20, 300},
@@ -271,7 +271,7 @@ TEST_F(Variants, WrongLengthsDoNoHarm) {
     const Attention attention = Attention::create(c.config());
     for (const std::vector<std::int32_t>& cu : wrong) {
       for (const bool rows : {false, true}) {
-        DeviceVariant device(c);
+        DevicePackedCase device(c);
         std::vector<std::byte> bytes(cu.size() * sizeof(std::int32_t));
         std::memcpy(bytes.data(), cu.data(), bytes.size());
         (rows ? device.cu_q : device.cu_kv).write(bytes);
@@ -286,14 +286,14 @@ TEST_F(Variants, WrongLengthsDoNoHarm) {
   }
 }
 
-TEST_F(Variants, WrongLengthsAreNamedOnRequest) {
-  VariantCase c;
+TEST_F(Packed, WrongLengthsAreNamedOnRequest) {
+  PackedCase c;
   c.attention = {.h_q = 2, .h_kv = 2, .s_q = 300, .s_kv = 300, .layout = Layout::bshd};
   c.cu_q = c.cu_kv = cumulative({100, 100, 100});
   AttentionConfig config = c.config();
   config.check_sequences = true;
   const Attention attention = Attention::create(config);
-  DeviceVariant device(c);
+  DevicePackedCase device(c);
   EXPECT_NO_THROW(attention.forward(device.inputs(), device.outputs()));
   device.expect_forward();
   const std::vector<std::int32_t> cu{0, 200, 100, 300};
@@ -322,16 +322,16 @@ TEST_F(Variants, WrongLengthsAreNamedOnRequest) {
 }
 
 /// A packed batch of equal lengths is a dense one: the same bits where the tiles are the same.
-TEST_F(Variants, EqualLengthsGiveTheDenseResult) {
+TEST_F(Packed, EqualLengthsGiveTheDenseResult) {
   AttentionCase dense{.b = 4, .h_q = 4, .h_kv = 2, .s_q = 256, .s_kv = 256, .causal = true, .layout = Layout::bshd};
-  VariantCase c;
+  PackedCase c;
   c.attention = dense;
   c.attention.b = 1;
   c.attention.s_q = c.attention.s_kv = 4 * 256;
   c.cu_q = c.cu_kv = cumulative({256, 256, 256, 256});
   c.max_s_q = c.max_s_kv = 256;
   c.kernel = {.family = Family::sm80, .tile_m = 64, .tile_n = 64, .warps = 4};
-  DeviceVariant packed(c);
+  DevicePackedCase packed(c);
   Attention::create(c.config()).forward(packed.inputs(), packed.outputs());
   AttentionConfig config = config_of(dense);
   config.kernel = c.kernel;

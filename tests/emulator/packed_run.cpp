@@ -1,4 +1,4 @@
-#include "emulator/variant_run.hpp"
+#include "emulator/packed_run.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -36,7 +36,7 @@ TensorView view_of(const Placed& t, const HostTensor& tensor) {
   return view;
 }
 
-Problem problem_of(const KernelSpec& spec, const VariantCase& c) {
+Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
   const AttentionCase& a = c.attention;
   Problem problem;
   problem.arch = spec.arch;
@@ -79,7 +79,7 @@ std::vector<bool> rows_of_sequences(const std::vector<std::int32_t>& cu, const s
 /// The memory of a call and its variants.
 class Call {
  public:
-  Call(const KernelSpec& spec, const VariantCase& c) : spec_(spec), c_(c) {
+  Call(const KernelSpec& spec, const PackedCase& c) : spec_(spec), c_(c) {
     if (c.sequences) {
       const Sequences& s = *c.sequences;
       variants_.sequences.cu_q = place_array(memory_, "cu_seqlens_q", s.cu_q);
@@ -104,7 +104,7 @@ class Call {
   }
 
   Memory& memory() { return memory_; }
-  const fa::plan::VariantArgs& variants() const { return variants_; }
+  const fa::plan::PackedArgs& variants() const { return variants_; }
 
   TensorView input(const char* name, const HostTensor& tensor, bool keys) {
     const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
@@ -174,15 +174,15 @@ class Call {
   }
 
   KernelSpec spec_;
-  const VariantCase& c_;
+  const PackedCase& c_;
   Memory memory_;
-  fa::plan::VariantArgs variants_;
+  fa::plan::PackedArgs variants_;
   std::vector<bool> rows_, keys_;
   std::vector<Output> outputs_;
 };
 
 template <class Args>
-void set_common(const VariantCase& c, Args& args) {
+void set_common(const PackedCase& c, Args& args) {
   args.scale = static_cast<double>(c.attention.softmax_scale());
   args.causal = c.attention.causal;
   args.causal_align = c.attention.causal_align;
@@ -210,7 +210,7 @@ fa::PackedSequences Sequences::view() const {
   return view;
 }
 
-void PrintTo(const VariantCase& c, std::ostream* out) {
+void PrintTo(const PackedCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << " dropout " << c.dropout << ", " << c.splits << " splits" << (c.clear ? ", cleared" : "");
   if (!c.sequences) return;
@@ -220,7 +220,7 @@ void PrintTo(const VariantCase& c, std::ostream* out) {
   }
 }
 
-AttentionOutputs run_variant(const KernelSpec& spec, const VariantCase& c, const AttentionInputs& inputs) {
+AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const AttentionInputs& inputs) {
   AttentionOutputs outputs = fa::test::make_outputs(c.attention);
   Call call(spec, c);
   fa::plan::ForwardTensors tensors;
@@ -249,7 +249,7 @@ AttentionOutputs run_variant(const KernelSpec& spec, const VariantCase& c, const
   return outputs;
 }
 
-AttentionGradients run_variant(const BackwardSpecs& specs, const VariantCase& c, const BackwardData& data) {
+AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data) {
   const KernelSpec& main = specs.main;
   const bool deterministic = !main.write_dq;
   AttentionGradients gradients = fa::test::make_gradients(c.attention);
@@ -283,7 +283,7 @@ AttentionGradients run_variant(const BackwardSpecs& specs, const VariantCase& c,
   return gradients;
 }
 
-AttentionOutputs expected_of(const VariantCase& c, const AttentionInputs& inputs) {
+AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs) {
   AttentionCase f64 = c.attention;
   f64.dtype = DType::f64;
   AttentionOutputs outputs = fa::test::make_outputs(f64);
@@ -302,7 +302,7 @@ AttentionOutputs expected_of(const VariantCase& c, const AttentionInputs& inputs
   return outputs;
 }
 
-AttentionGradients expected_of(const VariantCase& c, const BackwardData& data) {
+AttentionGradients expected_of(const PackedCase& c, const BackwardData& data) {
   AttentionCase f64 = c.attention;
   f64.dtype = DType::f64;
   const AttentionOutputs forward = expected_of(c, data.inputs);
@@ -327,7 +327,7 @@ AttentionGradients expected_of(const VariantCase& c, const BackwardData& data) {
   return gradients;
 }
 
-BackwardData make_data(const VariantCase& c) {
+BackwardData make_data(const PackedCase& c) {
   BackwardData data{fa::test::make_inputs(c.attention), fa::test::make_outputs(c.attention),
                     fa::test::make_dout(c.attention), fa::test::make_dlse(c.attention)};
   const AttentionOutputs exact = expected_of(c, data.inputs);
