@@ -84,7 +84,7 @@ TensorMapSpec key_map(const TensorView& view, int tile_n) {
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                              const KernelSpec& spec, int multiprocessors) noexcept {
   ForwardLaunch launch{};
-  kernel::ForwardParams& params = launch.params;
+  kernel::ForwardVariantParams& params = launch.params;
   params.q = tensors.q.data;
   params.k = tensors.k.data;
   params.v = tensors.v.data;
@@ -101,14 +101,15 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   params.s_q = static_cast<int>(problem.s_q);
   params.s_kv = static_cast<int>(problem.s_kv);
   params.group = static_cast<int>(problem.h_q / problem.h_kv);
-  params.causal_shift =
-      problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
+  params.causal_shift = causal_shift(problem);
   params.heads = static_cast<int>(spec.pack_gqa ? problem.h_kv : problem.h_q);
   const std::int64_t rows = spec.pack_gqa ? problem.s_q * params.group : problem.s_q;
   params.m_blocks = static_cast<int>(ceil_div(rows, spec.tile_m));
   params.splits = splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
+
+  if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant);
 
   const bool persistent = spec.family == Family::sm90;
   params.heads_in_flight =

@@ -4,11 +4,12 @@
 #include <array>
 #include <cstdint>
 
-#include <common/forward_params.cuh>
+#include <common/variant_params.cuh>
 #include <fa/tensor.hpp>
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
+#include "plan/variant_launch.hpp"
 
 namespace fa::plan {
 
@@ -19,13 +20,14 @@ struct ForwardTensors {
   TensorView v;    ///< [b, h_kv, s_kv, d_v]
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q]
+  VariantTensors variant = {};
 };
 
 /// What a forward kernel of any family is launched with, and how many query tiles that makes: the grid of an sm80
 /// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer. The places of
 /// partial results stay null.
 struct ForwardLaunch {
-  kernel::ForwardParams params;
+  kernel::ForwardVariantParams params;
   std::int64_t tiles = 0;  ///< may exceed an int: to be checked before the launch
   std::int64_t grid = 0;
 };

@@ -44,11 +44,15 @@ std::string kernel_name(const KernelSpec& spec) {
       return "fa_backward_convert";
     case Op::backward_reduce:
       return "fa_backward_reduce";
+    case Op::backward_sink:
+      return "fa_backward_sink";
   }
   return {};
 }
 
-std::string canonical(const KernelSpec& spec) {
+namespace {
+
+std::string canonical_plain(const KernelSpec& spec) {
   const std::string name = kernel_name(spec).substr(3);
   const std::string target = fmt::format("{} arch={} dtype={}", name, to_string(spec.arch), to_string(spec.dtype));
   switch (spec.op) {
@@ -76,6 +80,8 @@ std::string canonical(const KernelSpec& spec) {
       return fmt::format("{} d_qk={} aligned={:d} warps={}", target, spec.d_qk, spec.aligned, spec.warps);
     case Op::backward_reduce:
       return fmt::format("{} d_qk={} d_v={} warps={}", target, spec.d_qk, spec.d_v, spec.warps);
+    case Op::backward_sink:
+      return fmt::format("{} warps={}", target, spec.warps);
   }
   if (spec.family == Family::sm90) return canonical_sm90_forward(spec);
   return fmt::format(
@@ -84,6 +90,12 @@ std::string canonical(const KernelSpec& spec) {
       target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
       spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa, spec.split,
       spec.min_blocks);
+}
+
+}  // namespace
+
+std::string canonical(const KernelSpec& spec) {
+  return canonical_plain(spec) + canonical(spec.variants);
 }
 
 }  // namespace fa::plan

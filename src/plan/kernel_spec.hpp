@@ -6,6 +6,7 @@
 #include <fa/attention.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/variants.hpp"
 
 namespace fa::plan {
 
@@ -17,6 +18,7 @@ enum class Op : std::uint8_t {
   backward_preprocess,  ///< row statistics of the backward, and a zeroed accumulator
   backward_convert,     ///< dQ from its accumulator
   backward_reduce,      ///< of a split backward's partial dK and dV
+  backward_sink,        ///< the gradient of the sinks
 };
 
 /// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
@@ -49,6 +51,7 @@ struct KernelSpec {
   int q_buffers = 0;                ///< sm90: query tiles in flight
   int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
+  Variants variants;                ///< what is computed besides plain attention
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

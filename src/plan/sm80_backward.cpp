@@ -131,6 +131,7 @@ KernelSpec common_spec(const Problem& problem, Op op) {
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
   spec.aligned = problem.aligned;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
   return spec;
 }
 

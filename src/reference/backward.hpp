@@ -3,6 +3,8 @@
 
 #include <fa/attention.hpp>
 
+#include "reference/variant.hpp"
+
 namespace fa::reference {
 
 /// One backward call on host memory. Every tensor has rank 4 (lse and dlse: 3), any dtype, alignment and int64 strides;
@@ -21,11 +23,13 @@ struct BackwardArgs {
   double scale = 1;
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  VariantArgs variant = {};
   bool f64 = false;  ///< compute in double; implied by an f64 q, k, v or dout
 };
 
 /// FlashAttention-2 backward on the CPU, P recomputed from the log-sum-exp: the golden reference of every kernel, and
-/// what the host device runs. Writes every element of dq, dk and dv. Bitwise repeatable, whatever the number of
+/// what the host device runs. Writes every element of dq, dk and dv, and of the other gradients that are given. Bitwise
+/// repeatable, whatever the number of
 /// threads.
 void backward(const BackwardArgs& args);
 

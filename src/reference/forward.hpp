@@ -3,6 +3,8 @@
 
 #include <fa/attention.hpp>
 
+#include "reference/variant.hpp"
+
 namespace fa::reference {
 
 /// One forward call on host memory. Every tensor has rank 4 (lse: 3), any dtype, alignment and int64 strides; shapes
@@ -16,6 +18,7 @@ struct ForwardArgs {
   double scale = 1;
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  VariantArgs variant = {};
   bool f64 = false;  ///< compute in double; implied by an f64 q, k or v
 };
 

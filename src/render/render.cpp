@@ -8,9 +8,11 @@
 
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
+#include <common/variant_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_forward_params.cuh>
 
+#include "expression/emit.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -19,8 +21,12 @@ namespace fa::render {
 namespace {
 
 using kernel::BackwardParams;
+using kernel::BackwardVariantParams;
+using kernel::CaptureParams;
 using kernel::ForwardParams;
+using kernel::ForwardVariantParams;
 using kernel::Sm90ForwardParams;
+using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
   return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32";
@@ -84,6 +90,36 @@ std::string backward_layout() {
   asserts.field("splits", offsetof(BackwardParams, splits));
   asserts.field("scale_log2", offsetof(BackwardParams, scale_log2));
   return asserts.text();
+}
+
+/// Of what kernels with variants are launched with besides.
+std::string variant_layout(const char* type, std::size_t size) {
+  LayoutAsserts whole(type, size);
+  LayoutAsserts capture("CaptureParams", sizeof(CaptureParams));
+  capture.field("strides", offsetof(CaptureParams, strides));
+  capture.field("bits", offsetof(CaptureParams, bits));
+  LayoutAsserts asserts("VariantParams", sizeof(VariantParams));
+  asserts.field("sink", offsetof(VariantParams, sink));
+  asserts.field("diagonal", offsetof(VariantParams, diagonal));
+  asserts.field("chunk", offsetof(VariantParams, chunk));
+  return whole.text() + capture.text() + asserts.text();
+}
+
+/// The Variant of a Config, as templates/common/variant.cuh describes it.
+std::string variant(const plan::KernelSpec& spec) {
+  const plan::Variants& variants = spec.variants;
+  const auto part = spec.op == plan::Op::backward      ? expression::Part::gradients
+                    : spec.op == plan::Op::backward_dq ? expression::Part::slopes
+                                                       : expression::Part::values;
+  return fmt::format(
+      "struct KernelVariant {{\n"
+      "  [[maybe_unused]] static constexpr bool kLeftWindow = {};\n"
+      "  [[maybe_unused]] static constexpr bool kChunked = {};\n"
+      "  [[maybe_unused]] static constexpr bool kSink = {};\n"
+      "{}}};\n\n",
+      boolean(variants.left_window), boolean(variants.chunked), boolean(variants.sink),
+      expression::emit(expression::Program::parse(variants.score, variants.mask, variants.captures), part,
+                       spec.dtype != DType::f32));
 }
 
 /// Whether additions to global memory come four at a time.
@@ -259,6 +295,13 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::backward_reduce:
       return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
               reduce_config(spec)};
+    case plan::Op::backward_sink:
+      return {"common/backward_sink.cuh",
+              "BackwardVariantParams",
+              "kernel::backward_sink",
+              nullptr,
+              backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)),
+              fmt::format("struct Config {{\n  static constexpr int kWarps = {};\n}};\n", spec.warps)};
   }
   if (spec.family == Family::sm90) {
     const std::string threads =
@@ -270,8 +313,19 @@ Parts parts_of(const plan::KernelSpec& spec) {
           "sm80::Forward",         forward_layout(), forward_config(spec)};
 }
 
+/// Puts the Variant of `spec` before its Config, and into it.
+Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
+  const bool forward = spec.op == plan::Op::forward || spec.op == plan::Op::combine;
+  parts.params = forward ? "ForwardVariantParams" : "BackwardVariantParams";
+  parts.layout += variant_layout(parts.params, forward ? sizeof(ForwardVariantParams) : sizeof(BackwardVariantParams));
+  constexpr std::string_view kStart = "struct Config {\n";
+  parts.config.insert(kStart.size(), "  using Variant = KernelVariant;\n");
+  parts.config.insert(0, variant(spec));
+  return parts;
+}
+
 std::string render_unit(const plan::KernelSpec& spec) {
-  const Parts parts = parts_of(spec);
+  const Parts parts = spec.variants.any() ? with_variant(parts_of(spec), spec) : parts_of(spec);
   const std::string shared_assert = parts.shared_type == nullptr
                                         ? ""
                                         : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",

@@ -7,6 +7,8 @@
 #include <common/online_softmax.cuh>
 #include <common/shared_tile.cuh>
 #include <common/tile_store.cuh>
+#include <common/variant.cuh>
+#include <common/variant_backward.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -43,10 +45,12 @@ struct ColumnSlice {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
 /// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
-/// kVectorReduce.
+/// kVectorReduce, and a Variant where there is one (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = BackwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -71,6 +75,9 @@ struct Backward {
   static constexpr bool kDelayedDq = Config::kDelayedDq;
   static constexpr bool kKInRegisters = Config::kOperandsInRegisters == 2;
   static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
+  static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
+  using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
@@ -112,7 +119,7 @@ struct Backward {
     int m_block;
   };
 
-  const BackwardParams& params;
+  const Params& params;
   const BackwardTile tile;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
@@ -129,7 +136,7 @@ struct Backward {
   const uint32_t v_shared = shared + KTile::kBytes;
   const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
 
-  FA_DEVICE explicit Backward(const BackwardParams& p)
+  FA_DEVICE explicit Backward(const Params& p)
       : params(p), tile(backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv)) {}
 
   FA_DEVICE uint32_t q_shared(int stage) const { return v_shared + VTile::kBytes + stage * kStageBytes; }
@@ -178,7 +185,7 @@ struct Backward {
   }
 
   FA_DEVICE void run() {
-    const QuerySteps steps = query_steps<Config::kCausal, kTileM>(params, first_key, tile.split);
+    const QuerySteps steps = query_steps_of_tile();
     DkFragment dk = {};
     DvFragment dv = {};
     if (steps.begin < steps.end) walk(steps, dk, dv);
@@ -191,9 +198,18 @@ struct Backward {
     }
   }
 
+  FA_DEVICE QuerySteps query_steps_of_tile() const {
+    if constexpr (kTwoSided) {
+      const int last_key = minimum(first_key + kTileN, params.s_kv) - 1;
+      return variant_steps<Config::kCausal, Variant, kTileM>(params, first_key, last_key, tile.split);
+    } else {
+      return query_steps<Config::kCausal, kTileM>(params, first_key, tile.split);
+    }
+  }
+
   FA_DEVICE void walk(const QuerySteps& steps, DkFragment& dk, DvFragment& dv) const {
     load_kv();
-    const int tiles = params.m_blocks - steps.first;  // of each query head
+    const int tiles = stop(steps) - steps.first;  // of each query head
     Place place{steps.begin / tiles, steps.first + steps.begin % tiles};
     load_queries(place, 0);
     ptx::cp_async_commit();
@@ -211,17 +227,17 @@ struct Backward {
     bool has_previous = false;
     for (int left = steps.end - steps.begin; left > 0; --left) {
       Place next = place;
-      if (++next.m_block == params.m_blocks) {
+      if (++next.m_block == stop(steps)) {
         next.m_block = steps.first;
         ++next.head;
       }
       begin_step(next, left > 1, stage);
       if constexpr (kDelayedDq) {
-        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps), stage ^ 1);
       }
       one_step(place, next, left > 1, stage, k_fragment, v_fragment, dk, dv, [&] {
         if constexpr (kDelayedDq) {
-          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps), stage ^ 1);
         }
       });
       place = next;
@@ -230,12 +246,17 @@ struct Backward {
     }
     if constexpr (kDelayedDq) {
       if constexpr (!kExchange) ptx::sync_threads();  // all of the last dS is in shared memory
-      add_dq(before(place, steps.first), stage ^ 1);
+      add_dq(before(place, steps), stage ^ 1);
     }
   }
 
-  FA_DEVICE Place before(const Place& place, int first) const {
-    if (place.m_block == first) return {place.head - 1, params.m_blocks - 1};
+  FA_DEVICE int stop(const QuerySteps& steps) const {
+    if constexpr (kTwoSided) return steps.stop;
+    return params.m_blocks;
+  }
+
+  FA_DEVICE Place before(const Place& place, const QuerySteps& steps) const {
+    if (place.m_block == steps.first) return {place.head - 1, stop(steps) - 1};
     return {place.head, place.m_block - 1};
   }
 
@@ -299,14 +320,16 @@ struct Backward {
           }
         });
     const uint32_t statistics = static_cast<uint32_t>(4 * (query + 2 * (lane % 4)));
-    FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
-      float lse[2];
-      ptx::ld_shared_f32x2(lse, lse_shared(stage) + statistics + 32 * n);
+    if constexpr (!kTogether) {
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
+      for (int n = 0; n < kNTiles; ++n) {
+        float lse[2];
+        ptx::ld_shared_f32x2(lse, lse_shared(stage) + statistics + 32 * n);
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) p[m][n][e] = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[e % 2]));
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) p[m][n][e] = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[e % 2]));
+        }
       }
     }
     Fragment<kMTiles, kNTiles> ds = {};
@@ -319,6 +342,20 @@ struct Backward {
             Gemm::template load_a<VTile, kHeadDimV>(a, v_shared, warp_key + 16 * m, k, lane);
           }
         });
+    if constexpr (kTogether) {
+      const Scores scores{params,
+                          tile.batch,
+                          query_head(place),
+                          place.m_block * kTileM + query,
+                          first_key,
+                          lse_shared(stage) + statistics,
+                          delta_shared(stage) + statistics,
+                          kQueryGroups == kWarpsM || warp_m < kQueryGroups};
+      scores.differentiate(p, ds);
+      Gemm::pack(p_operand, p);
+      Gemm::pack(ds_operand, ds);
+      return;
+    }
     if (first_key + kTileN > params.s_kv ||
         (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + params.causal_shift)) {
       mask(p, place.m_block * kTileM + query);
@@ -471,7 +508,7 @@ struct Backward {
 };
 
 template <class Config>
-FA_DEVICE void backward(const kernel::BackwardParams& params) {
+FA_DEVICE void backward(const kernel::BackwardParamsOf<Config>& params) {
   Backward<Config>(params).run();
 }
 

@@ -7,6 +7,7 @@
 #include <common/online_softmax.cuh>
 #include <common/shared_tile.cuh>
 #include <common/tile_store.cuh>
+#include <common/variant.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -21,10 +22,12 @@ namespace fa::sm80 {
 /// walks the key tiles. S = Q K^T and dP = dO V^T are computed once more, and dS goes from registers into dQ += dS K.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kStages, kCausal, kAligned.
+/// kStages, kCausal, kAligned, and a Variant where there is one (common/variant.cuh).
 template <class Config>
 struct BackwardDq {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = BackwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -37,6 +40,7 @@ struct BackwardDq {
   static constexpr int kMTiles = kWarpRows / 16;
   static constexpr int kNTiles = kTileN / 8;
   static constexpr int kDqTiles = kHeadDimQk / 8;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -55,7 +59,7 @@ struct BackwardDq {
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
-  const BackwardParams& params;
+  const Params& params;
   const BackwardTile tile;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
@@ -72,7 +76,7 @@ struct BackwardDq {
   const uint32_t q_shared = shared;
   const uint32_t do_shared = shared + QTile::kBytes;
 
-  FA_DEVICE explicit BackwardDq(const BackwardParams& p)
+  FA_DEVICE explicit BackwardDq(const Params& p)
       : params(p), tile(backward_tile<Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q)) {}
 
   FA_DEVICE uint32_t k_shared(int stage) const { return do_shared + DoTile::kBytes + stage * kStageBytes; }
@@ -99,6 +103,7 @@ struct BackwardDq {
 
   /// Keys that row `row` sees, as a limit.
   FA_DEVICE int key_limit(int row) const {
+    if constexpr (kTwoSided) return keys_end<Config::kCausal, Variant>(params, row);
     const int limit = Config::kCausal ? row + params.causal_shift + 1 : params.s_kv;
     return limit < params.s_kv ? limit : params.s_kv;
   }
@@ -107,19 +112,21 @@ struct BackwardDq {
     Fragment<kMTiles, kDqTiles> dq = {};
     const int last_row = (first_row + kTileM < params.s_q ? first_row + kTileM : params.s_q) - 1;
     const int limit = key_limit(last_row);
-    if (limit > 0) walk(ceil_div(limit, kTileN), dq);
+    int first_block = 0;
+    if constexpr (kTwoSided) first_block = keys_begin<Variant>(params, first_row) / kTileN;
+    if (limit > first_block * kTileN) walk(first_block, ceil_div(limit, kTileN), dq);
     store(dq);
   }
 
-  FA_DEVICE void walk(int n_blocks, Fragment<kMTiles, kDqTiles>& dq) const {
+  FA_DEVICE void walk(int first_block, int n_blocks, Fragment<kMTiles, kDqTiles>& dq) const {
     load_rows();
-    load_keys(0, 0);
+    load_keys(first_block, 0);
     ptx::cp_async_commit();
     float lse[kMTiles][2];
     float delta[kMTiles][2];
     load_statistics(lse, delta);
     int stage = 0;
-    for (int n_block = 0; n_block < n_blocks; ++n_block) {
+    for (int n_block = first_block; n_block < n_blocks; ++n_block) {
       ptx::cp_async_wait<0>();
       ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
       if constexpr (kStages == 2) {
@@ -165,6 +172,10 @@ struct BackwardDq {
       Gemm::template load_a<DoTile, kHeadDimV>(a, do_shared, warp_row + 16 * m, k, lane);
     });
     const int first_key = n_block * kTileN;
+    if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
+      differentiate_variant(first_key, lse, delta, p, dp, ds);
+      return;
+    }
     const bool masked = first_key + kTileN > key_limit(first_row);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
@@ -181,6 +192,41 @@ struct BackwardDq {
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
             const float weight = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[m][r]));
             ds[m][n][e] = 8 * n + e % 2 < hidden_from ? weight * (dp[m][n][e] - delta[m][r]) : 0.f;
+          }
+        }
+      }
+    }
+  }
+
+  FA_DEVICE void differentiate_variant(int first_key, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
+                                       const Fragment<kMTiles, kNTiles>& s, const Fragment<kMTiles, kNTiles>& dp,
+                                       Fragment<kMTiles, kNTiles>& ds) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + warp_row + 16 * m + 8 * r + lane / 4;
+        const int thread_key = first_key + 2 * (lane % 4);
+        const int begin = keys_begin<Variant>(params, row) - thread_key;
+        const int end = keys_end<Config::kCausal, Variant>(params, row) - thread_key;
+        Place at{tile.batch,  tile.head,   inside(row, params.s_q), thread_key, 0, 0, params.s_q,
+                 params.s_kv, params.scale};
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            bool keep = at.kv_step >= begin && at.kv_step < end;
+            if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+            float slope = 1.f;
+            float weight;
+            if constexpr (Variant::kScore) {
+              const float score = Variant::slope(params.variant, at, s[m][n][e], slope);
+              weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -lse[m][r]));
+            } else {
+              weight = ptx::ex2(ptx::fma(s[m][n][e], params.scale_log2, -lse[m][r]));
+            }
+            ds[m][n][e] = keep ? weight * (dp[m][n][e] - delta[m][r]) * slope : 0.f;
           }
         }
       }
@@ -210,7 +256,7 @@ struct BackwardDq {
 };
 
 template <class Config>
-FA_DEVICE void backward_dq(const kernel::BackwardParams& params) {
+FA_DEVICE void backward_dq(const kernel::BackwardParamsOf<Config>& params) {
   BackwardDq<Config>(params).run();
 }
 

@@ -7,6 +7,7 @@
 #include <common/mask.cuh>
 #include <common/online_softmax.cuh>
 #include <common/shared_tile.cuh>
+#include <common/variant.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -21,10 +22,13 @@ namespace fa::sm80 {
 /// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
-/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit.
+/// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit, and a Variant
+/// where there is one (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = ForwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -38,6 +42,7 @@ struct Forward {
   static constexpr int kMTiles = kWarpRows / 16;
   static constexpr int kNTiles = kTileN / 8;
   static constexpr int kOTiles = kHeadDimV / 8;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -60,7 +65,7 @@ struct Forward {
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
-  const ForwardParams& params;
+  const Params& params;
   const ForwardTile tile;
   const RowMap<Config::kPackGqa> rows;
   const int thread = ptx::thread_index();
@@ -78,7 +83,7 @@ struct Forward {
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp * kWarpQBytes;  // this warp's rows of Q, later of O
 
-  FA_DEVICE explicit Forward(const ForwardParams& p)
+  FA_DEVICE explicit Forward(const Params& p)
       : params(p), tile(forward_tile<Config::kCausal>(p, ptx::block_index())), rows{p.group, tile.head} {}
 
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
@@ -120,8 +125,7 @@ struct Forward {
 
   FA_DEVICE void run() {
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
-    const KvRange range =
-        kv_range<Config::kCausal, kTileN>(params, rows.position(block_row), rows.position(last_row), tile.split);
+    const KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) attend(range, o, softmax);
@@ -132,6 +136,14 @@ struct Forward {
       epilogue.store_partial(o, softmax);
     } else {
       epilogue.store(o, softmax);
+    }
+  }
+
+  FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
+    if constexpr (kTwoSided) {
+      return variant_range<Config::kCausal, Variant, kTileN>(params, first_row, last_row, tile.split);
+    } else {
+      return kv_range<Config::kCausal, kTileN>(params, first_row, last_row, tile.split);
     }
   }
 
@@ -152,7 +164,14 @@ struct Forward {
       for (; n_block >= range.plain_end && n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
       }
-      for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+      if constexpr (kTwoSided) {
+        for (; n_block >= range.plain_begin && n_block >= range.begin; --n_block) {
+          step<false>(range, n_block, stage, q, o, softmax);
+        }
+        for (; n_block >= range.begin; --n_block) step<true>(range, n_block, stage, q, o, softmax);
+      } else {
+        for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+      }
     } else {
       for (; n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
@@ -216,8 +235,14 @@ struct Forward {
       ptx::cp_async_commit();  // an empty group, so that every step's first wait leaves one group, as after prefetch
     }
 
-    if constexpr (!Config::kPositiveScale) scale_scores(s);
-    if (kMaybeMasked && (Config::kLoopBodies == 2 || n_block >= range.plain_end)) {
+    if constexpr (Variant::kScore) {
+      apply_score(s, n_block);
+    } else if constexpr (!Config::kPositiveScale) {
+      scale_scores(s);
+    }
+    if constexpr (Variant::kMask) apply_mask(s, n_block);
+    if (kMaybeMasked &&
+        (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
       mask(s, n_block);
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
@@ -227,15 +252,72 @@ struct Forward {
 
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
     int limits[kMTiles][2];  // first hidden key of each row, from this thread's first column of the tile
+    [[maybe_unused]] int begins[kMTiles][2];
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        limits[m][r] =
-            key_limit<Config::kCausal>(params, rows.position(fragment_row(m, r))) - n_block * kTileN - 2 * (lane % 4);
+        const int position = rows.position(fragment_row(m, r));
+        const int first = n_block * kTileN + 2 * (lane % 4);
+        if constexpr (kTwoSided) {
+          begins[m][r] = keys_begin<Variant>(params, position) - first;
+          limits[m][r] = keys_end<Config::kCausal, Variant>(params, position) - first;
+        } else {
+          limits[m][r] = key_limit<Config::kCausal>(params, position) - n_block * kTileN - 2 * (lane % 4);
+        }
       }
     }
-    mask_scores(s, limits);
+    if constexpr (kTwoSided) {
+      mask_scores(s, begins, limits);
+    } else {
+      mask_scores(s, limits);
+    }
+  }
+
+  /// Where this thread's element 0 of a fragment row and KV tile stands.
+  FA_DEVICE Place place(int m, int r, int n_block) const {
+    const int row = fragment_row(m, r);
+    const int position = rows.position(row);
+    const int head = rows.query_head(row);
+    return {tile.batch,  head,        inside(position, params.s_q), n_block * kTileN + 2 * (lane % 4), 0, 0, params.s_q,
+            params.s_kv, params.scale};
+  }
+
+  /// Raw scores become those of the score function, over Variant::kFactor.
+  FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        Place at = place(m, r, n_block);
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            s[m][n][e] = Variant::score(params.variant, at, s[m][n][e]);
+          }
+        }
+      }
+    }
+  }
+
+  FA_DEVICE void apply_mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        Place at = place(m, r, n_block);
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            if (!Variant::keep(params.variant, at)) s[m][n][e] = -kInfinity;
+          }
+        }
+      }
+    }
   }
 
   /// Scores keep their order only under a positive scale; otherwise they are scaled before the row maximum is taken.
@@ -250,8 +332,14 @@ struct Forward {
     }
   }
 
-  FA_DEVICE float softmax_scale_log2() const { return Config::kPositiveScale ? params.scale_log2 : 1.f; }
-  FA_DEVICE float softmax_scale() const { return Config::kPositiveScale ? params.scale : kLn2; }
+  FA_DEVICE float softmax_scale_log2() const {
+    if constexpr (Variant::kScore) return Variant::kFactor * kLog2e;
+    return Config::kPositiveScale ? params.scale_log2 : 1.f;
+  }
+  FA_DEVICE float softmax_scale() const {
+    if constexpr (Variant::kScore) return Variant::kFactor;
+    return Config::kPositiveScale ? params.scale : kLn2;
+  }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
@@ -260,7 +348,13 @@ struct Forward {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float inverse = softmax.inverse_sum(m, r);
+        float inverse = softmax.inverse_sum(m, r);
+        [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink
+        if constexpr (Variant::kSink) {
+          const float keys = softmax.lse(m, r, softmax_scale());
+          whole = log_add(keys, sink_of(params.variant, rows.query_head(fragment_row(m, r))));
+          inverse *= weight_of(keys, whole);
+        }
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
           stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
@@ -270,7 +364,7 @@ struct Forward {
         if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
           float* lse = params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
                        rows.position(row) * params.stride_lse_s;
-          ptx::st_global(lse, softmax.lse(m, r, softmax_scale()));
+          ptx::st_global(lse, Variant::kSink ? whole : softmax.lse(m, r, softmax_scale()));
         }
       }
     }
@@ -337,7 +431,7 @@ struct Forward {
 };
 
 template <class Config>
-FA_DEVICE void forward(const kernel::ForwardParams& params) {
+FA_DEVICE void forward(const kernel::ForwardParamsOf<Config>& params) {
   Forward<Config>(params).run();
 }
 

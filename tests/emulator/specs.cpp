@@ -8,6 +8,7 @@
 #include "emulator/backward_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
+#include "emulator/variant_specs.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -174,6 +175,15 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   return spec;
 }
 
+KernelSpec backward_sink_spec(const KernelSpec& main) {
+  KernelSpec spec;
+  spec.op = Op::backward_sink;
+  spec.arch = main.arch;
+  spec.dtype = main.dtype;
+  spec.warps = 8;
+  return spec;
+}
+
 const std::vector<KernelSpec>& sm90_specs() {
   static const std::vector<KernelSpec> specs = find_sm90_specs();
   return specs;
@@ -201,6 +211,25 @@ std::vector<KernelSpec> all_specs() {
     add(backward_helper_spec(backward.main, Op::backward_preprocess));
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
     add(deterministic ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
+  }
+  return unique;
+}
+
+std::vector<KernelSpec> all_variant_specs() {
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
+    if (seen.insert(canonical(spec)).second) unique.push_back(spec);
+  };
+  for (const VariantKernels& kernels : variant_kernels()) {
+    const VariantSpecs variant = variant_specs(kernels);
+    add(variant.forward);
+    if (variant.forward.split) add(variant.combine);
+    add(variant.backward);
+    add(backward_helper_spec(variant.backward, Op::backward_preprocess));
+    if (variant.backward.split) add(backward_helper_spec(variant.backward, Op::backward_reduce));
+    add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
+    if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
   }
   return unique;
 }

@@ -153,9 +153,16 @@ ForwardOutputs BenchTensors::outputs() const {
 }
 
 BackwardInputs BenchTensors::backward_inputs() const {
-  const auto [q, k, v] = inputs();
-  const auto [o, lse] = outputs();
-  return {q, k, v, o, lse, view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v), {}};
+  const ForwardInputs in = inputs();
+  const ForwardOutputs out = outputs();
+  BackwardInputs result;
+  result.q = in.q;
+  result.k = in.k;
+  result.v = in.v;
+  result.o = out.o;
+  result.lse = out.lse;
+  result.dout = view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v);
+  return result;
 }
 
 BackwardOutputs BenchTensors::backward_outputs() const {
