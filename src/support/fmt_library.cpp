@@ -7,7 +7,11 @@
 #endif
 #include <fmt/format.h>
 
+#include <locale>
 #include <string>
+
+// What formatting a date calls.
+template std::locale fmt::detail::locale_ref::get<std::locale>() const;
 
 namespace fa {
 
