@@ -19,6 +19,7 @@
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/forward_launch.hpp"
@@ -56,6 +57,7 @@ class Attention::Impl {
  public:
   Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
     api::validate(config_, device.kind() == Device::Kind::host);
+    functions_ = api::read_functions(config_, device.kind() == Device::Kind::host);
     scale_ = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
     if (device.kind() == Device::Kind::host) return;
     context_.emplace(driver::ContextRef::acquire(device));
@@ -68,7 +70,7 @@ class Attention::Impl {
     }
     store_ = api::open_store(config_.cache, driver::api().version);
     packed_.emplace(config_, *context_, store_);
-    backward_.emplace(config_, scale_, *context_, store_, *packed_);
+    backward_.emplace(config_, functions_, scale_, *context_, store_, *packed_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -89,14 +91,15 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
-    if (!context_) return forward_on_host(call);
+    if (!context_) return forward_on_host(call, variant);
     const driver::ContextScope scope(context_->context());
     packed_->check(call.sequences, call.shape, stream);
     packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
     packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
     if (call.empty) return;
-    const plan::ForwardTensors tensors = tensors_of(call);
+    const plan::ForwardTensors tensors = tensors_of(call, variant);
     plan::Problem wanted = problem(call.shape);
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
@@ -106,9 +109,9 @@ class Attention::Impl {
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    if (call.empty && !config_.zero_padding) return;
-    if (!context_) return backward_on_host(call);
-    backward_->run(call, stream, workspace);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    if (!context_) return backward_on_host(call, variant);
+    backward_->run(call, variant, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
@@ -147,7 +150,7 @@ class Attention::Impl {
   int d_v() const noexcept { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
 
   plan::Problem problem(const AttentionShape& shape) const noexcept {
-    return api::make_problem(config_, shape, context_->info().arch);
+    return api::make_problem(config_, shape, context_->info().arch, &functions_.variants);
   }
 
   /// The ready kernels of a choice: one atomic load once they exist.
@@ -188,14 +191,14 @@ class Attention::Impl {
     return ready;
   }
 
-  static plan::ForwardTensors tensors_of(const api::ForwardCall& call) noexcept {
-    return {call.q, call.k, call.v, call.o, call.lse};
+  static plan::ForwardTensors tensors_of(const api::ForwardCall& call, const api::VariantCall& variant) noexcept {
+    return {call.q, call.k, call.v, call.o, call.lse, variant.tensors()};
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, const plan::PackedArgs& variants, Stream stream, Workspace workspace) const {
+              const Ready& ready, const plan::PackedArgs& packed, Stream stream, Workspace workspace) const {
     plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
-                                                       context_->info().multiprocessors, variants);
+                                                       context_->info().multiprocessors, packed);
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
@@ -225,7 +228,7 @@ class Attention::Impl {
 
   void launch_split(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const Ready& ready,
                     plan::ForwardLaunch& planned, Stream stream, Workspace workspace) const {
-    kernel::ForwardParams& arguments = planned.params;
+    kernel::ForwardVariantParams& arguments = planned.params;
     api::Scratch scratch(workspace, plan::forward_workspace_bytes(wanted, arguments.splits), stream);
     const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
     arguments.partial_o = static_cast<float*>(scratch.data());
@@ -256,8 +259,21 @@ class Attention::Impl {
 
   bool host_f64() const noexcept { return config_.host_f64 || config_.dtype == DType::f64; }
 
-  void backward_on_host(const api::BackwardCall& call) const {
+  reference::VariantArgs variant_args(const api::VariantCall& variant) const {
+    reference::VariantArgs args;
+    if (functions_.any()) args.program = &functions_.program;
+    args.captures = variant.views();
+    args.sink = variant.sink;
+    args.dsink = variant.dsink;
+    args.window_left = config_.window_left;
+    args.window_right = config_.window_right;
+    args.chunk = config_.chunk;
+    return args;
+  }
+
+  void backward_on_host(const api::BackwardCall& call, const api::VariantCall& variant) const {
     reference::BackwardArgs args;
+    args.variant = variant_args(variant);
     args.q = call.q;
     args.k = call.k;
     args.v = call.v;
@@ -281,8 +297,9 @@ class Attention::Impl {
     }
   }
 
-  void forward_on_host(const api::ForwardCall& call) const {
+  void forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant) const {
     reference::ForwardArgs args;
+    args.variant = variant_args(variant);
     args.q = call.q;
     args.k = call.k;
     args.v = call.v;
@@ -302,6 +319,7 @@ class Attention::Impl {
   }
 
   AttentionConfig config_;
+  api::Functions functions_;
   Device device_;
   double scale_ = 1;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device

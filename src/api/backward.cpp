@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/planner.hpp"
 #include "support/log.hpp"
@@ -17,9 +18,15 @@ constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
 }  // namespace
 
-DeviceBackward::DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                               std::shared_ptr<cache::Store> store, DevicePacked& packed)
-    : config_(config), scale_(scale), context_(context), store_(std::move(store)), packed_(packed) {
+DeviceBackward::DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
+                               const driver::ContextRef& context, std::shared_ptr<cache::Store> store,
+                               DevicePacked& packed)
+    : config_(config),
+      functions_(functions),
+      scale_(scale),
+      context_(context),
+      store_(std::move(store)),
+      packed_(packed) {
   if (!config_.kernel_backward) return;
   plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096, .total_q = 4096, .total_kv = 4096}),
                 fixed(), config_.deterministic);
@@ -31,24 +38,7 @@ const KernelOverride& DeviceBackward::fixed() const noexcept {
 }
 
 plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcept {
-  plan::Problem result;
-  result.arch = context_.info().arch;
-  result.dtype = config_.dtype;
-  result.d_qk = config_.head_dim;
-  result.d_v = config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim;
-  result.causal = config_.causal;
-  result.causal_align = config_.causal_align;
-  result.aligned = shape.aligned;
-  result.b = shape.b;
-  result.h_q = shape.h_q;
-  result.h_kv = shape.h_kv;
-  result.s_q = shape.s_q;
-  result.s_kv = shape.s_kv;
-  result.varlen = config_.varlen;
-  result.dropout = config_.dropout > 0;
-  result.total_q = shape.total_q;
-  result.total_kv = shape.total_kv;
-  return result;
+  return make_problem(config_, shape, context_.info().arch, &functions_.variants);
 }
 
 /// The ready kernels of a choice: one atomic load once they exist.
@@ -92,6 +82,7 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   } else {
     ready.convert = load({planned.convert}, nullptr);
   }
+  if (config_.sink) ready.sink = load({planned.sink}, nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
@@ -112,29 +103,54 @@ std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
 }
 
-void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspace& workspace) {
+namespace {
+
+void clear(const TensorView& view, std::int64_t first, std::int64_t elements, Stream stream) {
+  driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(static_cast<float*>(view.data) + first), 0,
+                                              static_cast<std::size_t>(elements) * sizeof(float), stream),
+                "cuMemsetD8Async");
+}
+
+/// Gradients of captures are added to from zero. That of the sinks has a kernel, unless the call has no work for any.
+void clear_gradients(const VariantCall& variant, bool empty, Stream stream) {
+  for (const expression::CapturedView& captured : variant.views()) {
+    const TensorView& view = captured.gradient;
+    const std::int64_t elements = view.defined() ? view.elements() : 0;
+    if (elements == 0) continue;
+    clear(view, 0, elements, stream);
+  }
+  if (!empty || !variant.dsink.defined()) return;
+  for (std::int64_t h = 0; h < variant.dsink.shape[0]; ++h)
+    clear(variant.dsink, h * variant.dsink.strides[0], 1, stream);
+}
+
+}  // namespace
+
+void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, Stream stream,
+                         const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
   packed_.check(call.sequences, call.shape, stream);
   packed_.clear(call.dq, call.sequences, call.shape, false, 0, stream);
   packed_.clear(call.dk, call.sequences, call.shape, true, 0, stream);
   packed_.clear(call.dv, call.sequences, call.shape, true, 0, stream);
+  clear_gradients(variant, call.empty, stream);
   if (call.empty) return;
   const plan::Problem wanted = problem(call.shape);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
   const Ready& ready = get(wanted, choice);
-  const plan::BackwardTensors tensors{call.q,   call.k,    call.v,  call.o,  call.dout,
-                                      call.lse, call.dlse, call.dq, call.dk, call.dv};
+  const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
+                                      call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
   Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
   plan::BackwardLaunch launch =
       plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data(),
                             packed_args(config_, call.sequences, call.dropout));
   const plan::BackwardGrids& grids = launch.grids;
-  for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
+  for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq, grids.sink}) {
     if (grid > kMaxGrid) {
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
-  const auto queue = [&](const Kernel& kernel, std::int64_t grid, kernel::BackwardParams& params) {
+  const auto queue = [&](const Kernel& kernel, std::int64_t grid, kernel::BackwardVariantParams& params) {
     if (grid == 0) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
@@ -144,6 +160,7 @@ void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspac
   queue(ready.reduce, grids.reduce, launch.params);
   queue(ready.dq, grids.dq, launch.dq_params);
   queue(ready.convert, grids.convert, launch.params);
+  queue(ready.sink, grids.sink, launch.params);
   scratch.release();
 }
 

@@ -12,6 +12,7 @@
 
 #include "api/packed.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/backward.hpp"
@@ -21,12 +22,12 @@ namespace fa::api {
 /// The backward of one Attention on a GPU: its kernels, and their launches. Threads may share it.
 class DeviceBackward {
  public:
-  /// `config`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel override
-  /// that can never fit.
-  DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                 std::shared_ptr<cache::Store> store, DevicePacked& packed);
+  /// `config`, `functions`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel
+  /// override that can never fit.
+  DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
+                 const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
-  void run(const BackwardCall& call, Stream stream, const Workspace& workspace);
+  void run(const BackwardCall& call, const VariantCall& variant, Stream stream, const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
 
@@ -45,6 +46,7 @@ class DeviceBackward {
     Kernel reduce;   ///< when split
     Kernel dq;       ///< when deterministic
     Kernel convert;  ///< unless deterministic
+    Kernel sink;     ///< with sinks
     KernelInfo info;
   };
 
@@ -54,6 +56,7 @@ class DeviceBackward {
   Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
 
   const AttentionConfig& config_;
+  const Functions& functions_;
   double scale_;
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;

@@ -6,6 +6,7 @@
 #include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "plan/arch.hpp"
 #include "plan/planner.hpp"
 
@@ -14,7 +15,9 @@ namespace fa {
 std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                      const std::string& arch) {
   api::validate(config, false);
-  const plan::Problem problem = api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem =
+      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const KernelOverride fixed = config.kernel.value_or(KernelOverride{});
   const plan::ForwardPlan planned = plan::plan_forward(problem, fixed);

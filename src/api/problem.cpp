@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <string_view>
 
@@ -27,13 +28,18 @@ std::string quoted(std::string_view text) {
 
 }  // namespace
 
-plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept {
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
+                           const plan::Variants* variants) noexcept {
   plan::Problem problem;
   problem.arch = arch;
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
   problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-  problem.causal = config.causal;
+  problem.causal = config.causal || config.window_right >= 0;
+  problem.window_right = config.causal ? 0 : std::max<std::int64_t>(config.window_right, 0);
+  problem.window_left = std::max<std::int64_t>(config.window_left, 0);
+  problem.chunk = config.chunk;
+  if (variants != nullptr && variants->any()) problem.variants = variants;
   problem.causal_align = config.causal_align;
   problem.positive_scale = config.scale.value_or(1.0f) > 0;
   problem.aligned = shape.aligned;

@@ -9,8 +9,10 @@
 
 namespace fa::api {
 
-/// What `config` asks for `shape` (checked before) on a GPU of `arch`.
-plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept;
+/// What `config` asks for `shape` (checked before) on a GPU of `arch`. `variants` are those of the configuration, if it
+/// has any, and outlive the problem.
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
+                           const plan::Variants* variants = nullptr) noexcept;
 
 /// The `fa` command that compiles what `problem` needs into `directory`, or into the default one if it is empty.
 std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory);

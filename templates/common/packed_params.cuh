@@ -14,7 +14,7 @@ struct SequenceParams {
   const int32_t* used_kv;  // [b]
   int32_t total_q;         // rows of the packed q
   int32_t total_kv;        // rows of the packed k and v
-  int32_t bottom_right;    // the causal diagonal ends in the last row and key of a sequence
+  int32_t bottom_right;    // the diagonal of causal masks and windows ends in the last row and key of a sequence
   int32_t reserved;
 };
 

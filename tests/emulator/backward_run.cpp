@@ -1,10 +1,13 @@
 #include "emulator/backward_run.hpp"
 
 #include <array>
+#include <cstring>
+#include <optional>
 #include <ostream>
 
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/variant_run.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -43,6 +46,7 @@ fa::plan::Problem problem_of(const BackwardCase& c) {
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
+  if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
 
@@ -55,8 +59,14 @@ void copy_values(const HostTensor& from, HostTensor& to) {
   });
 }
 
-void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const fa::kernel::BackwardParams& params,
-                Memory& memory, std::uint64_t seed) {
+std::vector<float> floats_of(const TensorView& view) {
+  std::vector<float> values(view.defined() ? static_cast<std::size_t>(view.elements()) : 0);
+  if (!values.empty()) std::memcpy(values.data(), view.data, values.size() * sizeof(float));
+  return values;
+}
+
+void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes,
+                const fa::kernel::BackwardVariantParams& params, Memory& memory, std::uint64_t seed) {
   if (grid == 0) return;
   const RegisteredKernel& kernel = registered_kernel(name);
   LaunchOptions options;
@@ -84,7 +94,8 @@ BackwardData make_backward_data(const BackwardCase& c) {
   if (c.placement == Placement::broadcast) {
     for (HostTensor* tensor : {&data.inputs.k, &data.inputs.v, &data.dout}) make_broadcast(*tensor);
   }
-  const AttentionOutputs exact = fa::test::reference_f64(c.attention, data.inputs);
+  const AttentionOutputs exact = c.variant != nullptr ? fa::test::reference_f64(*c.variant, data.inputs)
+                                                      : fa::test::reference_f64(c.attention, data.inputs);
   copy_values(exact.o, data.outputs.o);
   copy_values(exact.lse, data.outputs.lse);
   return data;
@@ -94,12 +105,12 @@ BackwardKernelNames kernels_of(const BackwardCase& c) {
   const KernelSpec& main = c.specs.main;
   using fa::plan::Op;
   return {canonical(backward_helper_spec(main, Op::backward_preprocess)), canonical(main),
-          canonical(backward_helper_spec(main, Op::backward_reduce)), canonical(c.specs.dq),
-          canonical(backward_helper_spec(main, Op::backward_convert))};
+          canonical(backward_helper_spec(main, Op::backward_reduce)),     canonical(c.specs.dq),
+          canonical(backward_helper_spec(main, Op::backward_convert)),    canonical(backward_sink_spec(main))};
 }
 
 AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data, const BackwardKernelNames& kernels,
-                                std::uint64_t seed) {
+                                std::uint64_t seed, VariantResults* extra) {
   const bool aligned = c.specs.main.aligned;
   const bool broadcast = c.placement == Placement::broadcast;
   const Placement other = broadcast ? Placement::bhsd : c.placement;
@@ -123,6 +134,12 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   tensors.dk = view_of(dk, gradients.dk);
   tensors.dv = view_of(dv, gradients.dv);
 
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) {
+    variant.emplace(memory, *c.variant, true);
+    tensors.variant = variant->tensors();
+  }
+
   const fa::plan::Problem problem = problem_of(c);
   const bool deterministic = c.deterministic();
   std::byte* workspace =
@@ -138,6 +155,16 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
     run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), launch.dq_params, memory, seed);
   }
   run_kernel(kernels.convert, launch.grids.convert, 0, launch.params, memory, seed);
+  if (variant && variant->dsink.defined()) {
+    fa::plan::KernelSpec sink = backward_sink_spec(c.specs.main);
+    run_kernel(kernels.sink, launch.grids.sink, fa::plan::shared_bytes(sink), launch.params, memory, seed);
+  }
+  if (variant && extra != nullptr) {
+    for (const fa::expression::CapturedView& captured : variant->views) {
+      extra->captures.push_back(floats_of(captured.gradient));
+    }
+    extra->dsink = floats_of(variant->dsink);
+  }
   fetch(memory, dq, gradients.dq);
   fetch(memory, dk, gradients.dk);
   fetch(memory, dv, gradients.dv);

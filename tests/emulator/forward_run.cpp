@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/tensor_map.hpp"
+#include "emulator/variant_run.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
@@ -22,6 +24,7 @@ namespace {
 using fa::DType;
 using fa::TensorView;
 using fa::kernel::ForwardParams;
+using fa::kernel::ForwardVariantParams;
 using fa::kernel::Sm90ForwardParams;
 using fa::test::AttentionCase;
 using fa::test::AttentionInputs;
@@ -33,7 +36,7 @@ int ceil_div(std::int64_t a, std::int64_t b) {
 }
 
 /// The launch parameters that follow from the shapes, as the host computes them.
-ForwardParams shape_params(const ForwardCase& c) {
+ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* placed) {
   const AttentionCase& a = c.attention;
   fa::plan::Problem problem;
   problem.dtype = a.dtype;
@@ -45,8 +48,14 @@ ForwardParams shape_params(const ForwardCase& c) {
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
-  ForwardParams params =
-      fa::plan::forward_launch(problem, {}, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
+  fa::plan::ForwardTensors tensors;
+  if (c.variant != nullptr) {
+    problem.arch = c.spec.arch;
+    add_variant(problem, *c.variant);
+    tensors.variant = placed->tensors();
+  }
+  ForwardVariantParams params =
+      fa::plan::forward_launch(problem, tensors, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
   params.heads_in_flight = c.heads_in_flight;
   return params;
 }
@@ -104,7 +113,9 @@ AttentionInputs make_inputs(const ForwardCase& c) {
 }
 
 ForwardKernels kernels_of(const ForwardCase& c) {
-  return {canonical(c.spec), canonical(combine_spec(c.spec))};
+  fa::plan::KernelSpec combine = combine_spec(c.spec);
+  combine.variants.sink = c.spec.variants.sink;
+  return {canonical(c.spec), canonical(combine)};
 }
 
 AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs, const ForwardKernels& kernels,
@@ -113,7 +124,9 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   const Placement q_placement = c.placement == Placement::broadcast ? Placement::bhsd : c.placement;
   AttentionOutputs outputs = fa::test::make_outputs(c.attention);
   Memory memory;
-  ForwardParams params = shape_params(c);
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) variant.emplace(memory, *c.variant, false);
+  ForwardVariantParams params = shape_params(c, variant ? &*variant : nullptr);
 
   const Placed q = place_input(memory, "q", inputs.q, q_placement, aligned);
   const Placed k = place_input(memory, "k", inputs.k, c.placement, aligned);

@@ -9,6 +9,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
+#include "emulator/variant_specs.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -176,6 +177,15 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   return spec;
 }
 
+KernelSpec backward_sink_spec(const KernelSpec& main) {
+  KernelSpec spec;
+  spec.op = Op::backward_sink;
+  spec.arch = main.arch;
+  spec.dtype = main.dtype;
+  spec.warps = 8;
+  return spec;
+}
+
 const std::vector<KernelSpec>& sm90_specs() {
   static const std::vector<KernelSpec> specs = find_sm90_specs();
   return specs;
@@ -209,6 +219,25 @@ std::vector<KernelSpec> all_specs() {
   }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
+  }
+  return unique;
+}
+
+std::vector<KernelSpec> all_variant_specs() {
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
+    if (seen.insert(canonical(spec)).second) unique.push_back(spec);
+  };
+  for (const VariantKernels& kernels : variant_kernels()) {
+    const VariantSpecs variant = variant_specs(kernels);
+    add(variant.forward);
+    if (variant.forward.split) add(variant.combine);
+    add(variant.backward);
+    add(backward_helper_spec(variant.backward, Op::backward_preprocess));
+    if (variant.backward.split) add(backward_helper_spec(variant.backward, Op::backward_reduce));
+    add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
+    if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
   }
   return unique;
 }

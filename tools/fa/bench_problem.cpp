@@ -208,14 +208,16 @@ ForwardOutputs BenchTensors::outputs() const {
 BackwardInputs BenchTensors::backward_inputs() const {
   const ForwardInputs in = inputs();
   const ForwardOutputs out = outputs();
-  return {.q = in.q,
-          .k = in.k,
-          .v = in.v,
-          .o = out.o,
-          .lse = out.lse,
-          .dout = like(out.o, dout_),
-          .sequences = in.sequences,
-          .dropout = in.dropout};
+  BackwardInputs result;
+  result.q = in.q;
+  result.k = in.k;
+  result.v = in.v;
+  result.o = out.o;
+  result.lse = out.lse;
+  result.dout = like(out.o, dout_);
+  result.sequences = in.sequences;
+  result.dropout = in.dropout;
+  return result;
 }
 
 BackwardOutputs BenchTensors::backward_outputs() const {

@@ -1,0 +1,46 @@
+#ifndef FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
+
+#include <common/backward_params.cuh>
+#include <common/forward_params.cuh>
+#include <common/types.cuh>
+
+namespace fa::kernel {
+
+inline constexpr int kMaxCaptures = 8;
+inline constexpr int kMaxCaptureRank = 4;
+
+/// A captured tensor of a score or mask function. Strides are in elements, 0 on axes of length 1.
+struct CaptureParams {
+  const void* data;  // null: a number given by value
+  float* gradient;   // fp32, added to; may be null
+  int64_t strides[kMaxCaptureRank];
+  int64_t gradient_strides[kMaxCaptureRank];
+  uint32_t bits;  // of the number, an f32 or an i32
+  int32_t unused;
+};
+
+/// What kernels with a score or mask function, a bounded mask or sinks are launched with besides.
+struct VariantParams {
+  CaptureParams captures[kMaxCaptures];
+  const float* sink;    // [h_q], natural units
+  int64_t stride_sink;  // in elements
+  int32_t diagonal;     // row i stands at key i + diagonal; varlen: not read, each sequence has its own
+  int32_t window_left;  // keys kept before that one
+  int32_t chunk;        // keys of a chunk
+  float scale;          // of raw scores, natural units
+};
+
+struct ForwardVariantParams : ForwardParams {
+  VariantParams variant;
+};
+
+struct BackwardVariantParams : BackwardParams {
+  VariantParams variant;
+  float* dsink;  // [h_q], written by the kernel for it
+  int64_t stride_dsink;
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_

@@ -1,0 +1,42 @@
+#include "emulator/variant_run.hpp"
+
+#include "api/problem.hpp"
+
+namespace emulator {
+
+PlacedVariant::PlacedVariant(Memory& memory, const fa::test::VariantCase& c, bool gradients) {
+  const auto cleared = [&memory](const std::string& name, std::int64_t floats) {
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(floats) * sizeof(float));
+    std::byte* base = memory.add_input(name, zeros);
+    memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
+    return base;
+  };
+  for (const fa::test::NamedTensor& tensor : c.captures) {
+    fa::expression::CapturedView captured{tensor.view(), 0, {}};
+    captured.view.data = memory.add_input(tensor.name, tensor.bytes);
+    if (gradients && tensor.requires_grad) {
+      captured.gradient = captured.view;
+      captured.gradient.dtype = fa::DType::f32;
+      captured.gradient.data = cleared("gradient of " + tensor.name, tensor.elements());
+    }
+    views.push_back(captured);
+  }
+  if (!c.config.sink) return;
+  sink = c.sink.view();
+  sink.data = memory.add_input("sink", c.sink.bytes);
+  if (!gradients) return;
+  dsink = sink;
+  dsink.data = memory.add_output("dsink", c.sink.bytes.size());
+}
+
+void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
+  const fa::AttentionShape shape{.b = problem.b,
+                                 .h_q = problem.h_q,
+                                 .h_kv = problem.h_kv,
+                                 .s_q = problem.s_q,
+                                 .s_kv = problem.s_kv,
+                                 .aligned = problem.aligned};
+  problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
+}
+
+}  // namespace emulator

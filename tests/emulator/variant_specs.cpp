@@ -1,0 +1,78 @@
+#include "emulator/variant_specs.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "api/problem.hpp"
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::test::AttentionCase;
+
+AttentionCase attention(DType dtype, std::int64_t d_qk, std::int64_t d_v, bool causal, float scale = 0) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.d_qk = d_qk;
+  c.d_v = d_v;
+  c.causal = causal;
+  if (scale != 0) c.scale = scale;
+  return c;
+}
+
+constexpr fa::plan::Arch kArch{8, 0, '\0'};
+constexpr std::int64_t kAnyLength = 100;
+
+}  // namespace
+
+const std::vector<VariantKernels>& variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"softcap_bias", attention(DType::bf16, 24, 24, true)},
+      {"alibi", attention(DType::f16, 16, 8, false), true, 3},
+      {"table", attention(DType::f32, 8, 8, true), false, 1, 2},
+      {"learned", attention(DType::bf16, 8, 16, false), false, 2},
+      {"strided", attention(DType::f16, 16, 16, false, -0.4f), false, 1, 1, true},
+      {"two_sided", attention(DType::bf16, 16, 16, false), false, 1, 2},
+      {"window_sink", attention(DType::f32, 16, 8, true), true, 2, 1, true},
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
+  };
+  return list;
+}
+
+fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
+  // Gradients of captures have no place in a deterministic backward.
+  const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(!kernels.deterministic);
+  const auto found = std::ranges::find(choices, kernels.choice, &fa::test::VariantChoice::name);
+  if (found == choices.end()) throw std::out_of_range("no such choice: " + kernels.choice);
+  return fa::test::VariantCase(attention, *found);
+}
+
+VariantSpecs variant_specs(const VariantKernels& kernels) {
+  const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
+  const fa::AttentionShape shape{.b = 1, .h_q = 2, .h_kv = 1, .s_q = kAnyLength, .s_kv = kAnyLength};
+  const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, kArch, &c.functions.variants);
+  fa::KernelOverride forward;
+  forward.tile_m = 32;
+  forward.tile_n = 32;
+  forward.warps = 2;
+  forward.stages = kernels.loop_bodies;
+  forward.loop_bodies = kernels.loop_bodies;
+  forward.pack_gqa = kernels.pack_gqa;
+  forward.splits = kernels.splits;
+  fa::KernelOverride backward;
+  backward.tile_m = 32;
+  backward.tile_n = 32;
+  backward.warps = 4;
+  backward.stages = kernels.loop_bodies;
+  backward.splits = kernels.splits;
+  const fa::plan::ForwardPlan planned = plan_forward(problem, forward);
+  const fa::plan::BackwardPlan planned_backward = plan_backward(problem, backward, kernels.deterministic);
+  VariantSpecs specs{planned.kernel, planned.combine, planned_backward.main.front(), {}, planned_backward.sink};
+  if (kernels.deterministic) specs.dq = planned_backward.dq.front();
+  return specs;
+}
+
+}  // namespace emulator

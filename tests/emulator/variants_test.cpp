@@ -1,0 +1,152 @@
+// Kernels with score and mask functions, windows, chunks and sinks against the float64 reference, and against
+// themselves under other schedules.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "emulator/backward_run.hpp"
+#include "emulator/forward_run.hpp"
+#include "emulator/variant_specs.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::CausalAlign;
+using fa::DType;
+using fa::test::AttentionCase;
+using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
+using fa::test::VariantCase;
+using fa::test::VariantGradients;
+
+constexpr std::size_t kLaunches = 5;
+
+struct Launch {
+  std::int64_t b, h_q, h_kv, s_q, s_kv;
+  CausalAlign align;
+  Placement placement;
+  bool dlse;
+};
+constexpr Launch kAllLaunches[kLaunches] = {
+    {1, 2, 1, 70, 70, CausalAlign::bottom_right, Placement::bhsd, false},
+    {2, 4, 2, 33, 65, CausalAlign::bottom_right, Placement::bshd, true},
+    {1, 3, 1, 65, 34, CausalAlign::bottom_right, Placement::padded, true},
+    {1, 2, 2, 40, 100, CausalAlign::top_left, Placement::bhsd, false},
+    {2, 2, 1, 1, 50, CausalAlign::bottom_right, Placement::bhsd, true},
+};
+
+VariantCase make_case(const VariantKernels& kernels, const Launch& launch) {
+  AttentionCase c = kernels.attention;
+  c.b = launch.b;
+  c.h_q = launch.h_q;
+  c.h_kv = launch.h_kv;
+  c.s_q = launch.s_q;
+  c.s_kv = launch.s_kv;
+  c.causal_align = launch.align;
+  return variant_case(kernels, c);
+}
+
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return fa::test::compare(tensor.view(), zero.view()).max_abs;
+}
+
+/// What an error may be of the largest element: rounding of P, dS and results, and of a fast tanh.
+double tolerance(DType dtype) {
+  return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 1e-5;
+}
+
+void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
+  const double error = fa::test::compare(actual.view(), expected.view()).max_abs;
+  EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
+}
+
+void expect_near(const std::string& name, const std::vector<float>& actual, const std::vector<double>& expected,
+                 double terms, DType dtype) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  double error = 0;
+  double size = terms;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    error = std::max(error, std::isnan(actual[i]) ? INFINITY : std::abs(static_cast<double>(actual[i]) - expected[i]));
+    size = std::max(size, std::abs(expected[i]));
+  }
+  EXPECT_LE(error, tolerance(dtype) * size) << name;
+}
+
+ForwardCase forward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
+  ForwardCase c;
+  c.spec = variant_specs(kernels).forward;
+  c.attention = variant.attention;
+  c.placement = launch.placement;
+  c.splits = kernels.splits;
+  c.variant = &variant;
+  return c;
+}
+
+BackwardCase backward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
+  const VariantSpecs specs = variant_specs(kernels);
+  BackwardCase c;
+  c.specs = {specs.backward, specs.dq};
+  c.attention = variant.attention;
+  c.placement = launch.placement;
+  c.dlse = launch.dlse;
+  c.splits = kernels.splits;
+  c.variant = &variant;
+  return c;
+}
+
+class Variants : public testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {
+ protected:
+  const VariantKernels& kernels() const { return variant_kernels()[std::get<0>(GetParam())]; }
+  const Launch& launch() const { return kAllLaunches[std::get<1>(GetParam())]; }
+};
+
+TEST_P(Variants, ForwardMatchesTheReference) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const ForwardCase c = forward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const fa::test::AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+  AttentionOutputs first;
+  ASSERT_NO_THROW(first = run_forward(c, inputs, kernels_of(c), 1));
+  expect_near("o", first.o, expected.o, 1, c.attention.dtype);
+  const double allowed = c.attention.dtype == DType::f32 ? 1e-4 : 4e-3;  // a fast tanh is in it
+  EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), allowed);
+  const AttentionOutputs again = run_forward(c, inputs, kernels_of(c), 2);
+  EXPECT_EQ(again.o.bytes(), first.o.bytes()) << "O depends on the schedule";
+  EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule";
+}
+
+TEST_P(Variants, BackwardMatchesTheReference) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const BackwardCase c = backward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const BackwardData data = make_backward_data(c);
+  const VariantGradients expected = fa::test::reference_gradients_f64(variant, data.inputs, data.dout.view(),
+                                                                      c.dlse ? data.dlse.view() : fa::TensorView{});
+  VariantResults extra;
+  fa::test::AttentionGradients actual;
+  ASSERT_NO_THROW(actual = run_backward(c, data, kernels_of(c), 1, &extra));
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));  // dout V^T and rowsum(dout o O)
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  const DType dtype = c.attention.dtype;
+  expect_near("dq", actual.dq, expected.usual.dq, dp * scale, dtype);
+  expect_near("dk", actual.dk, expected.usual.dk, dp * scale, dtype);
+  expect_near("dv", actual.dv, expected.usual.dv, 1, dtype);
+  for (std::size_t i = 0; i < expected.captures.size(); ++i) {
+    expect_near("gradient of " + variant.captures[i].name, extra.captures[i], expected.captures[i], dp, dtype);
+  }
+  if (variant.config.sink) expect_near("dsink", extra.dsink, expected.dsink, dp, dtype);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Variants,
+                         testing::Combine(testing::Range<std::size_t>(0, variant_kernels().size()),
+                                          testing::Range<std::size_t>(0, kLaunches)));
+
+}  // namespace
+}  // namespace emulator

@@ -1,0 +1,201 @@
+// Random combinations of functions, windows, chunks and sinks with dtypes, head dims, GQA, lengths and masks on a GPU,
+// forward and backward, against the float64 reference.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/backward_case.hpp"
+#include "support/variant_case.hpp"
+
+namespace fa::test {
+namespace {
+
+constexpr std::size_t kKernels = 52;  // combinations of what is compiled
+constexpr std::size_t kLaunches = 4;  // of each
+
+/// What a combination compiles: a choice of variants, a dtype, head dims, a causal mask.
+struct Kernel {
+  VariantChoice choice;
+  DType dtype;
+  std::int64_t d_qk, d_v;
+  bool causal;
+  std::optional<float> scale;
+};
+
+template <class Values>
+auto pick(std::mt19937_64& engine, const Values& values) {
+  return values[engine() % std::size(values)];
+}
+
+Kernel random_kernel(std::size_t index) {
+  std::mt19937_64 engine(1000 + index);
+  const std::vector<VariantChoice> choices = variant_choices();
+  Kernel kernel{choices[index % choices.size()],
+                pick(engine, std::array{DType::bf16, DType::f16, DType::f32}),
+                0,
+                0,
+                engine() % 2 == 0,
+                std::nullopt};
+  kernel.d_qk = pick(engine, std::array{32, 64, 64, 128, 40, 96, 256});
+  kernel.d_v = engine() % 4 == 0 ? pick(engine, std::array{64, 72}) : kernel.d_qk;
+  if (engine() % 5 == 0) kernel.scale = -0.1f;
+  return kernel;
+}
+
+AttentionCase random_case(const Kernel& kernel, std::size_t kernel_index, std::size_t launch) {
+  std::mt19937_64 engine(kernel_index * 16 + launch + 5);
+  AttentionCase c;
+  c.dtype = kernel.dtype;
+  c.d_qk = kernel.d_qk;
+  c.d_v = kernel.d_v;
+  c.causal = kernel.causal;
+  c.scale = kernel.scale;
+  c.b = 1 + static_cast<std::int64_t>(engine() % 2);
+  const auto heads = pick(engine, std::array<std::array<std::int64_t, 2>, 4>{{{1, 1}, {4, 2}, {6, 1}, {3, 3}}});
+  c.h_q = heads[0];
+  c.h_kv = heads[1];
+  c.s_q = pick(engine, std::array{1, 3, 64, 100, 257, 300});
+  c.s_kv = pick(engine, std::array{1, 33, 128, 257, 300, 600});
+  c.causal_align = engine() % 3 == 0 ? CausalAlign::top_left : CausalAlign::bottom_right;
+  c.layout = engine() % 2 == 0 ? Layout::bhsd : Layout::bshd;
+  c.seed = kernel_index * 16 + launch + 1;
+  return c;
+}
+
+/// What an error may be of the largest element: rounding of P, dS and results; a fast tanh three times that.
+double tolerance(const VariantCase& c) {
+  const bool tanh = c.config.score.expression.find("tanh") != std::string::npos;
+  const double plain = c.attention.dtype == DType::bf16 ? 1.5e-2 : c.attention.dtype == DType::f16 ? 2e-3 : 2e-5;
+  return tanh ? 3 * plain : plain;
+}
+
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return compare(tensor.view(), std::as_const(zero).view()).max_abs;
+}
+
+void expect_near(const std::string& name, HostTensor& actual, const HostTensor& expected, double terms, double bound) {
+  EXPECT_LE(compare(std::as_const(actual).view(), expected.view()).max_abs, bound * std::max(largest(expected), terms))
+      << name;
+}
+
+void expect_near(const std::string& name, const DeviceBuffer& buffer, const std::vector<double>& expected, double terms,
+                 double bound) {
+  const std::vector<std::byte> bytes = buffer.read();
+  ASSERT_EQ(bytes.size(), expected.size() * sizeof(float));
+  double error = 0;
+  double size = terms;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    float actual = 0;
+    std::memcpy(&actual, bytes.data() + i * sizeof(float), sizeof(float));
+    error = std::max(error, std::isnan(actual) ? INFINITY : std::abs(static_cast<double>(actual) - expected[i]));
+    size = std::max(size, std::abs(expected[i]));
+  }
+  EXPECT_LE(error, bound * size) << name;
+  EXPECT_TRUE(buffer.guards_intact()) << name;
+}
+
+/// The tensors that functions name, their gradients and the sinks, on the device.
+struct DeviceVariant {
+  explicit DeviceVariant(const VariantCase& c) : sink(c.sink.bytes), dsink(c.sink.bytes.size()) {
+    for (const NamedTensor& tensor : c.captures) {
+      captures.emplace_back(tensor.bytes);
+      gradients.emplace_back(tensor.requires_grad ? static_cast<std::size_t>(tensor.elements()) * sizeof(float) : 0);
+      TensorView view = tensor.view();
+      view.data = captures.back().data();
+      given.add({tensor.name, view});
+      if (!tensor.requires_grad) continue;
+      view.dtype = DType::f32;
+      view.data = gradients.back().data();
+      wanted.add({tensor.name, view});
+    }
+    if (!c.config.sink) return;
+    sink_view = c.sink.view();
+    sink_view.data = sink.data();
+    dsink_view = sink_view;
+    dsink_view.data = dsink.data();
+  }
+
+  std::vector<DeviceBuffer> captures, gradients;
+  DeviceBuffer sink, dsink;
+  Captures given, wanted;
+  TensorView sink_view, dsink_view;
+};
+
+void run(const VariantCase& c, const Attention& attention) {
+  SCOPED_TRACE(testing::PrintToString(c));
+  DeviceVariant variant(c);
+  DeviceCase device(c.attention);
+  ForwardInputs in = device.inputs();
+  in.captures = variant.given;
+  in.sink = variant.sink_view;
+  attention.forward(in, device.outputs());
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  device.o.read(device.host_outputs.o);
+  device.lse.read(device.host_outputs.lse);
+  const AttentionOutputs expected = reference_f64(c, device.host_inputs);
+  const double bound = tolerance(c);
+  expect_near("o", device.host_outputs.o, expected.o, 1, bound);
+  EXPECT_LE(lse_max_abs_error(std::as_const(device.host_outputs.lse).view(), expected.lse.view()),
+            c.attention.dtype == DType::f32 ? 1e-4 : 5e-3);
+
+  HostTensor host_dout = make_dout(c.attention);
+  HostTensor host_dlse = make_dlse(c.attention);
+  AttentionGradients actual = make_gradients(c.attention);
+  DeviceTensor dout(host_dout), dlse(host_dlse), dq(actual.dq), dk(actual.dk), dv(actual.dv);
+  BackwardInputs all;
+  all.q = in.q;
+  all.k = in.k;
+  all.v = in.v;
+  all.o = device.o.const_view();
+  all.lse = device.lse.const_view();
+  all.dout = dout.const_view();
+  all.dlse = dlse.const_view();
+  all.captures = variant.given;
+  all.sink = variant.sink_view;
+  attention.backward(all, {dq.view(), dk.view(), dv.view(), variant.wanted, variant.dsink_view});
+  driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+  dq.read(actual.dq);
+  dk.read(actual.dk);
+  dv.read(actual.dv);
+  const VariantGradients gradients =
+      reference_gradients_f64(c, device.host_inputs, std::as_const(host_dout).view(), std::as_const(host_dlse).view());
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));  // dout V^T and rowsum(dout o O)
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  expect_near("dq", actual.dq, gradients.usual.dq, dp * scale, bound);
+  expect_near("dk", actual.dk, gradients.usual.dk, dp * scale, bound);
+  expect_near("dv", actual.dv, gradients.usual.dv, 1, bound);
+  for (std::size_t i = 0; i < c.captures.size(); ++i) {
+    if (!c.captures[i].requires_grad) continue;
+    expect_near("gradient of " + c.captures[i].name, variant.gradients[i], gradients.captures[i], dp, bound);
+  }
+  if (c.config.sink) expect_near("dsink", variant.dsink, gradients.dsink, dp, bound);
+  for (const DeviceTensor* tensor : {&dq, &dk, &dv, &device.o, &device.lse}) {
+    EXPECT_TRUE(tensor->buffer.guards_intact()) << "written outside of a tensor";
+  }
+}
+
+class VariantsGpu : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(VariantsGpu, ForwardAndBackwardMatchTheReference) {
+  const Kernel kernel = random_kernel(GetParam());
+  for (std::size_t launch = 0; launch < kLaunches; ++launch) {
+    const VariantCase c(random_case(kernel, GetParam(), launch), kernel.choice);
+    run(c, Attention::create(c.config));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, VariantsGpu, testing::Range<std::size_t>(0, kKernels));
+static_assert(kKernels * kLaunches >= 200);
+
+}  // namespace
+}  // namespace fa::test

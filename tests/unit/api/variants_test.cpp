@@ -1,0 +1,405 @@
+// Score and mask functions, windows, chunks and sinks through the public API, on the host in float64: against attention
+// written out, and every gradient against finite differences.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+namespace fa {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Sizes {
+  std::int64_t b = 2, h_q = 4, h_kv = 2, s_q = 5, s_kv = 7, d_qk = 8, d_v = 8;
+};
+
+std::vector<double> random_values(std::int64_t count, std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  std::vector<double> values(static_cast<std::size_t>(count));
+  for (double& value : values) value = static_cast<double>(engine() >> 11) * 0x1p-52 - 1;
+  return values;
+}
+
+TensorView view(std::vector<double>& values, std::initializer_list<std::int64_t> shape) {
+  return TensorView(static_cast<void*>(values.data()), DType::f64, shape);
+}
+
+/// A problem in f64, its inputs, and what a loss sum(o * dout) + sum(lse * dlse) needs.
+struct Problem {
+  explicit Problem(const AttentionConfig& wanted, Sizes sizes = {}) : n(sizes), config(wanted) {
+    config.head_dim = static_cast<int>(n.d_qk);
+    config.head_dim_v = static_cast<int>(n.d_v);
+    config.dtype = DType::f64;
+    q = random_values(n.b * n.h_q * n.s_q * n.d_qk, 1);
+    k = random_values(n.b * n.h_kv * n.s_kv * n.d_qk, 2);
+    v = random_values(n.b * n.h_kv * n.s_kv * n.d_v, 3);
+    dout = random_values(n.b * n.h_q * n.s_q * n.d_v, 4);
+    dlse = random_values(n.b * n.h_q * n.s_q, 5);
+    sink = random_values(n.h_q, 6);
+    o.resize(dout.size());
+    lse.resize(dlse.size());
+  }
+
+  ForwardInputs inputs() {
+    ForwardInputs in;
+    in.q = view(q, {n.b, n.h_q, n.s_q, n.d_qk});
+    in.k = view(k, {n.b, n.h_kv, n.s_kv, n.d_qk});
+    in.v = view(v, {n.b, n.h_kv, n.s_kv, n.d_v});
+    in.captures = captures;
+    if (config.sink) in.sink = view(sink, {n.h_q});
+    return in;
+  }
+  void forward() {
+    Attention::create(config, Device::host())
+        .forward(inputs(), {view(o, {n.b, n.h_q, n.s_q, n.d_v}), view(lse, {n.b, n.h_q, n.s_q})});
+  }
+  double loss() {
+    forward();
+    double sum = 0;
+    for (std::size_t i = 0; i < o.size(); ++i) sum += o[i] * dout[i];
+    for (std::size_t i = 0; i < lse.size(); ++i) sum += std::isinf(lse[i]) ? 0 : lse[i] * dlse[i];
+    return sum;
+  }
+  void backward(const BackwardOutputs& outputs) {
+    forward();
+    const ForwardInputs in = inputs();
+    BackwardInputs all;
+    all.q = in.q;
+    all.k = in.k;
+    all.v = in.v;
+    all.captures = in.captures;
+    all.sink = in.sink;
+    all.o = view(o, {n.b, n.h_q, n.s_q, n.d_v});
+    all.lse = view(lse, {n.b, n.h_q, n.s_q});
+    all.dout = view(dout, {n.b, n.h_q, n.s_q, n.d_v});
+    all.dlse = view(dlse, {n.b, n.h_q, n.s_q});
+    Attention::create(config, Device::host()).backward(all, outputs);
+  }
+
+  Sizes n;
+  AttentionConfig config;
+  Captures captures;
+  std::vector<double> q, k, v, dout, dlse, sink, o, lse;
+};
+
+/// o and lse from their definition; `score` gives what becomes of a scaled score, -infinity where it is hidden.
+using Score = std::function<double(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, double s)>;
+void expect_defined_by(Problem& p, const Score& score) {
+  p.forward();
+  const Sizes& n = p.n;
+  for (std::int64_t row = 0; row < n.b * n.h_q * n.s_q; ++row) {
+    const std::int64_t i = row % n.s_q, h = row / n.s_q % n.h_q, b = row / n.s_q / n.h_q;
+    const std::int64_t head = b * n.h_kv + h * n.h_kv / n.h_q;
+    std::vector<double> weights;
+    double sum = p.config.sink ? std::exp(p.sink[h]) : 0;
+    for (std::int64_t j = 0; j < n.s_kv; ++j) {
+      double s = 0;
+      for (std::int64_t c = 0; c < n.d_qk; ++c) s += p.q[row * n.d_qk + c] * p.k[(head * n.s_kv + j) * n.d_qk + c];
+      const double scale = p.config.scale ? double{*p.config.scale} : 1 / std::sqrt(double(n.d_qk));
+      weights.push_back(std::exp(score(b, h, i, j, s * scale)));
+      sum += weights.back();
+    }
+    ASSERT_NEAR(p.lse[row] == -kInfinity ? 0 : std::exp(p.lse[row]), sum, 1e-12 * std::max(sum, 1.0)) << "row " << row;
+    for (std::int64_t c = 0; c < n.d_v; ++c) {
+      double o = 0;
+      for (std::int64_t j = 0; j < n.s_kv; ++j) o += weights[j] * p.v[(head * n.s_kv + j) * n.d_v + c];
+      ASSERT_NEAR(p.o[row * n.d_v + c], sum == 0 ? 0 : o / sum, 1e-12) << "row " << row;
+    }
+  }
+}
+
+void expect_gradient(Problem& p, std::vector<double>& values, const std::vector<double>& gradient, const char* name) {
+  constexpr double kStep = 1e-5;
+  for (std::size_t i = 0; i < values.size(); i += 1 + values.size() / 40) {
+    const double value = values[i];
+    const auto loss = [&](double by) {
+      values[i] = value + by;
+      return p.loss();
+    };
+    const double expected = (8 * (loss(kStep) - loss(-kStep)) - (loss(2 * kStep) - loss(-2 * kStep))) / (12 * kStep);
+    values[i] = value;
+    EXPECT_NEAR(gradient[i], expected, 2e-8) << name << " " << i;
+  }
+}
+
+/// Every gradient of a problem, those of `captured` included, against finite differences.
+void expect_gradients(Problem& p, std::vector<double>* captured = nullptr, const char* name = "",
+                      std::initializer_list<std::int64_t> shape = {}) {
+  std::vector<double> dq(p.q.size()), dk(p.k.size()), dv(p.v.size()), dsink(p.sink.size());
+  std::vector<double> dcaptured(captured != nullptr ? captured->size() : 0, 7.0);
+  const Sizes& n = p.n;
+  BackwardOutputs outputs;
+  outputs.dq = view(dq, {n.b, n.h_q, n.s_q, n.d_qk});
+  outputs.dk = view(dk, {n.b, n.h_kv, n.s_kv, n.d_qk});
+  outputs.dv = view(dv, {n.b, n.h_kv, n.s_kv, n.d_v});
+  if (p.config.sink) outputs.dsink = view(dsink, {n.h_q});
+  if (captured != nullptr) outputs.captures.add({name, view(dcaptured, shape)});
+  p.backward(outputs);
+  expect_gradient(p, p.q, dq, "dq");
+  expect_gradient(p, p.k, dk, "dk");
+  expect_gradient(p, p.v, dv, "dv");
+  if (p.config.sink) expect_gradient(p, p.sink, dsink, "dsink");
+  if (captured != nullptr) expect_gradient(p, *captured, dcaptured, name);
+}
+
+AttentionConfig with_score(const ScoreFunction& score) {
+  AttentionConfig config;
+  config.score = score;
+  return config;
+}
+
+TEST(Variants, Softcap) {
+  Problem p(with_score(functions::softcap(0.7)));
+  expect_defined_by(p, [](auto, auto, auto, auto, double s) { return 0.7 * std::tanh(s / 0.7); });
+  expect_gradients(p);
+}
+
+TEST(Variants, Alibi) {
+  ScoreFunction score = functions::alibi(true);
+  score.captures[0].dtype = DType::f64;
+  Problem p(with_score(score));
+  std::vector<double> slope{0.1, 0.5, 0.3, 0.9};
+  p.captures = {{"slope", view(slope, {4})}};
+  expect_defined_by(p, [&](auto, std::int64_t h, std::int64_t i, std::int64_t j, double s) {
+    return s - slope[h] * std::abs(static_cast<double>(i + 2 - j));
+  });
+  expect_gradients(p, &slope, "slope", {4});
+}
+
+TEST(Variants, BiasOfAnyBroadcast) {
+  for (const auto& [b, h, q, k] : {std::array{2, 4, 5, 7}, std::array{1, 4, 5, 7}, std::array{2, 1, 1, 7},
+                                   std::array{1, 1, 5, 1}, std::array{1, 1, 1, 1}}) {
+    Problem p(with_score(functions::bias("bhqk", DType::f64, true)));
+    std::vector<double> bias = random_values(b * h * q * k, 9);
+    p.captures = {{"bias", view(bias, {b, h, q, k})}};
+    expect_defined_by(p, [&](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
+      return s + bias[((ib % b * h + ih % h) * q + i % q) * k + j % k];
+    });
+    expect_gradients(p, &bias, "bias", {b, h, q, k});
+  }
+}
+
+TEST(Variants, RelativeTable) {
+  Problem p(with_score(functions::relative_table(2, DType::f64, true)));
+  std::vector<double> table = random_values(4 * 5, 9);
+  p.captures = {{"table", view(table, {4, 5})}};
+  expect_defined_by(p, [&](auto, std::int64_t h, std::int64_t i, std::int64_t j, double s) {
+    return s + table[h * 5 + std::clamp<std::int64_t>(j - i - 2, -2, 2) + 2];
+  });
+  expect_gradients(p, &table, "table", {4, 5});
+}
+
+TEST(Variants, ComposedFunctionsAndALearnedNumber) {
+  const ScoreFunction gain{"score * gain", {{"gain", DType::f64, true}}};
+  Problem p(with_score(functions::compose(gain, functions::softcap(2))));
+  std::vector<double> number{1.3};
+  p.captures = {{"gain", view(number, {1})}};
+  expect_defined_by(p, [&](auto, auto, auto, auto, double s) { return 2 * std::tanh(s * number[0] / 2); });
+  expect_gradients(p, &number, "gain", {1});
+  p.forward();
+  const std::vector<double> before = p.o;
+  p.captures = {{"gain", 1.3}};
+  p.forward();
+  EXPECT_EQ(p.o, before) << "by value";
+}
+
+TEST(Variants, MasksByFunction) {
+  std::vector<std::int32_t> doc{0, 0, 1, 1, 1, 2, 2};
+  AttentionConfig config;
+  config.mask = functions::both(functions::documents(), MaskFunction{"q >= kv"});
+  Problem p(config);
+  p.captures = {{"doc", TensorView(static_cast<void*>(doc.data()), DType::i32, {7})}};
+  expect_defined_by(p, [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+    return doc[i] == doc[j] && i >= j ? s : -kInfinity;
+  });
+  expect_gradients(p);
+}
+
+TEST(Variants, PrefixLm) {
+  std::vector<std::int32_t> prefix{3, 0};
+  AttentionConfig config;
+  config.mask = functions::prefix_lm();
+  Problem p(config);
+  p.captures = {{"prefix", TensorView(static_cast<void*>(prefix.data()), DType::i32, {2})}};
+  expect_defined_by(p, [&](std::int64_t b, auto, std::int64_t i, std::int64_t j, double s) {
+    return j < prefix[b] || j <= i + 2 ? s : -kInfinity;
+  });
+  expect_gradients(p);
+}
+
+TEST(Variants, WindowsAndChunks) {
+  struct Case {
+    std::int64_t left, right, chunk;
+    bool causal;
+  };
+  for (const Case& c :
+       {Case{1, -1, 0, false}, Case{-1, 1, 0, false}, Case{2, 1, 0, false}, Case{0, 0, 0, false}, Case{1, -1, 0, true},
+        Case{2, 0, 0, true}, Case{-1, -1, 3, false}, Case{1, 2, 3, true}, Case{1000, 1000, 1000, false}}) {
+    if (c.causal && c.right > 0) continue;
+    for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
+      for (const Sizes& sizes : {Sizes{}, Sizes{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 9, .s_kv = 4}}) {
+        AttentionConfig config;
+        config.window_left = c.left;
+        config.window_right = c.right;
+        config.chunk = c.chunk;
+        config.causal = c.causal;
+        config.causal_align = align;
+        Problem p(config, sizes);
+        const std::int64_t shift = align == CausalAlign::bottom_right ? sizes.s_kv - sizes.s_q : 0;
+        expect_defined_by(p, [&](auto, auto, std::int64_t row, std::int64_t j, double s) {
+          const std::int64_t i = row + shift;
+          const auto chunk_of = [&](std::int64_t n) { return std::floor(static_cast<double>(n) / double(c.chunk)); };
+          const bool kept = (c.left < 0 || j >= i - c.left) && (c.right < 0 || j <= i + c.right) &&
+                            (!c.causal || j <= i) && (c.chunk == 0 || chunk_of(i) == chunk_of(j));
+          return kept ? s : -kInfinity;
+        });
+        expect_gradients(p);
+      }
+    }
+  }
+}
+
+TEST(Variants, Sinks) {
+  AttentionConfig config;
+  config.sink = true;
+  config.causal = true;
+  for (const Sizes& sizes : {Sizes{}, Sizes{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 6, .s_kv = 3}, Sizes{.s_kv = 0}}) {
+    Problem p(config, sizes);
+    expect_defined_by(p, [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+      return j <= i + sizes.s_kv - sizes.s_q ? s : -kInfinity;
+    });
+    expect_gradients(p);
+  }
+  Problem hidden(config, {.b = 1, .h_q = 2, .h_kv = 2, .s_q = 2, .s_kv = 1});
+  hidden.forward();
+  EXPECT_EQ(hidden.lse[0], hidden.sink[0]) << "a row without keys";
+  EXPECT_EQ(hidden.o[0], 0);
+}
+
+TEST(Variants, AHiddenRowIsZero) {
+  AttentionConfig config;
+  config.mask = MaskFunction{"q != 2"};
+  Problem p(config);
+  expect_defined_by(p, [](auto, auto, std::int64_t i, auto, double s) { return i == 2 ? -kInfinity : s; });
+  EXPECT_EQ(p.lse[2], -kInfinity);
+  for (int c = 0; c < 8; ++c) EXPECT_EQ(p.o[2 * 8 + c], 0);
+  std::vector<double> dq(p.q.size(), 1), dk(p.k.size()), dv(p.v.size());
+  p.backward({view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8})});
+  for (int c = 0; c < 8; ++c) EXPECT_EQ(dq[2 * 8 + c], 0);
+}
+
+// ---- what is refused ----
+
+void expect_refused(const AttentionConfig& wanted, const std::string& text) {
+  AttentionConfig config = wanted;
+  config.head_dim = 8;
+  try {
+    Attention::create(config, Device::host());
+    ADD_FAILURE() << "accepted: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(VariantErrors, Configurations) {
+  AttentionConfig config;
+  config.window_left = -2;
+  expect_refused(config, "window_left = -2");
+  config = {};
+  config.window_right = -7;
+  expect_refused(config, "window_right = -7");
+  config.window_right = 3;
+  config.causal = true;
+  expect_refused(config, "window_right = 3: accepted is 0 or -1");
+  config = {};
+  config.chunk = -1;
+  expect_refused(config, "chunk = -1");
+  expect_refused(with_score({"score +", {}}), "score, column 8: expected");
+  expect_refused(with_score({"score + slope[h]", {}}), "column 9");
+  expect_refused(with_score({"score", {{"slope"}}}), "captures[slope]");
+  expect_refused(with_score({"score + q1", {{"q1"}, {"q1"}}}), "two declarations");
+  expect_refused(with_score({"score + float(i[q])", {{"i", DType::i32, true}}}), "requires_grad");
+  expect_refused(with_score({"score", {{"kv"}}}), "captures[kv]");
+  config = {};
+  config.mask = MaskFunction{"score > 0", {}};
+  expect_refused(config, "mask, column 1");
+  config.mask = MaskFunction{"m[q] > 0", {{"m", DType::f32, true}}};
+  expect_refused(config, "requires_grad");
+}
+
+TEST(VariantErrors, Calls) {
+  Problem p(with_score(functions::bias("hk", DType::f64, true)));
+  std::vector<double> bias(100);
+  const auto refused = [&](const Captures& captures, const std::string& text) {
+    p.captures = captures;
+    try {
+      p.forward();
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  std::vector<float> narrow(100);
+  refused({}, "captures[bias] = nothing");
+  refused({{"bias", 1.0}}, "a tensor of rank 2");
+  refused({{"bias", view(bias, {28})}}, "rank 2");
+  refused({{"bias", TensorView(static_cast<void*>(narrow.data()), DType::f32, {4, 7})}}, "dtype f64");
+  refused({{"bias", view(bias, {4, 6})}}, "index 1 from 0 to 6, into an axis of 6");
+  refused({{"bias", view(bias, {3, 7})}}, "index 0 from 0 to 3");
+  refused({{"bias", view(bias, {4, 7})}, {"bais", 1.0}}, "captures[bais]");
+  refused({{"bias", view(bias, {4, 7})}, {"bias", view(bias, {4, 7})}}, "given twice");
+  p.captures = {{"bias", view(bias, {4, 7})}};
+  std::vector<double> dq(p.q.size()), dk(p.k.size()), dv(p.v.size()), gradient(100);
+  const auto backward_refused = [&](const Captured& captured, const std::string& text) {
+    BackwardOutputs outputs{view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8}), {captured}, {}};
+    try {
+      p.backward(outputs);
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  backward_refused({"bias", view(gradient, {7, 4})}, "shape");
+  backward_refused({"bias", 1.0}, "a number");
+  backward_refused({"bias", view(bias, {4, 7})}, "memory shared");
+  const std::array<std::int64_t, 2> shape{4, 7}, gaps{8, 1};
+  backward_refused({"bias", TensorView(static_cast<void*>(gradient.data()), DType::f64, shape, gaps)}, "without gaps");
+
+  AttentionConfig config;
+  Problem sinkless(config);
+  sinkless.config.sink = true;
+  sinkless.n.h_q = 4;
+  sinkless.sink.resize(3);
+  EXPECT_THROW(
+      {
+        ForwardInputs in = sinkless.inputs();
+        in.sink = view(sinkless.sink, {3});
+        Attention::create(sinkless.config, Device::host())
+            .forward(in, {view(sinkless.o, {2, 4, 5, 8}), view(sinkless.lse, {2, 4, 5})});
+      },
+      Error);
+}
+
+TEST(VariantErrors, Builders) {
+  EXPECT_THROW(functions::softcap(0), Error);
+  EXPECT_THROW(functions::bias("bhx"), Error);
+  EXPECT_THROW(functions::relative_table(0), Error);
+  EXPECT_THROW(functions::compose(functions::bias("hk", DType::f16), functions::bias("hk", DType::f32)), Error);
+  EXPECT_EQ(functions::bias("").expression, "score + bias");
+  Captures captures;
+  for (std::size_t i = 0; i < Captures::kMax; ++i) captures.add({"x", 1.0});
+  EXPECT_THROW(captures.add({"x", 1.0}), Error);
+}
+
+}  // namespace
+}  // namespace fa
