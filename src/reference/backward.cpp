@@ -118,7 +118,7 @@ class Backward {
   }
 
   void add_functions(Scratch<Acc>& s) const {
-    if (!roots_.empty()) s.functions.emplace(*a_.variant.program, roots_, a_.variant.captures, lengths());
+    if (!roots_.empty()) s.functions.emplace(*a_.variant.program, roots_, a_.variant, lengths());
   }
 
   /// dsink = sum over rows of P of the sink times (0 - D): its value is 0.
@@ -165,7 +165,7 @@ class Backward {
       roots.push_back(gradient.load);
       roots.push_back(gradient.derivative);
     }
-    Evaluator functions(program, roots, a_.variant.captures, lengths());
+    Evaluator functions(program, roots, a_.variant, lengths());
     std::vector<Acc> q(g_.d_qk), k(g_.d_qk), v(g_.d_v), dout(g_.d_v);
     for (std::int64_t row = 0; row < g_.b * g_.h_q * g_.s_q; ++row) {
       Point point{row / g_.s_q / g_.h_q, row / g_.s_q % g_.h_q, row % g_.s_q, 0, 0};

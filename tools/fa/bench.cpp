@@ -44,6 +44,7 @@ struct BenchOptions {
   int heads = 0;
   int heads_kv = 0;
   KernelOverride kernel;
+  VariantOptions variant;
   std::string sweep;
   TimingOptions timing;
   bool host_cost = false;
@@ -68,8 +69,8 @@ std::vector<BenchProblem> make_grid(const BenchOptions& options) {
       for (const bool causal : options.causal) {
         for (const int seq : options.seqs) {
           grid.push_back({options.op, dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
-                          options.causal_align, options.layout, shape_of(options, head_dim, seq),
-                          options.deterministic});
+                          options.causal_align, options.layout, shape_of(options, head_dim, seq), options.deterministic,
+                          options.variant});
         }
       }
     }
@@ -317,6 +318,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "CUDA device number");
   add_grid_options(*command, options.get());
+  add_variant_options(*command, &options->variant);
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "

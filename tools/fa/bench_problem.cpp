@@ -87,6 +87,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.causal = causal;
   config.causal_align = causal_align;
   config.deterministic = deterministic;
+  apply(variant, &config);
   (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);
   return config;
 }
@@ -115,6 +116,9 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
 
 BenchTensors::BenchTensors(const BenchProblem& problem)
     : problem_(problem),
+      functions_(api::read_functions(problem.config(), false)),
+      sink_(problem.variant.sink ? static_cast<std::size_t>(problem.shape.h_q) : 0, 0.5f),
+      device_sink_(sink_.size() * sizeof(float)),
       q_(tensor_bytes(problem, problem.shape.h_q, problem.shape.s_q, problem.d_qk)),
       k_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_qk)),
       v_(tensor_bytes(problem, problem.shape.h_kv, problem.shape.s_kv, problem.d_v)),
@@ -129,7 +133,67 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
     const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
     buffer->tile(block.data(), block.size());
   }
+  if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
+  add_captures();
   spoil_output();
+}
+
+/// Small numbers, and integers that grow along the last axis in 16 steps: documents.
+void BenchTensors::add_captures() {
+  const AttentionShape& shape = problem_.shape;
+  const auto shapes = expression::smallest_shapes(functions_.program, {shape.b, shape.h_q, shape.s_q, shape.s_kv});
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const expression::Capture& capture = functions_.program.captures[i];
+    std::vector<std::int64_t> strides(shapes[i].size(), 1);
+    for (std::size_t axis = strides.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shapes[i][axis];
+    const std::int64_t elements = strides[0] * shapes[i][0];
+    std::vector<std::byte> memory(static_cast<std::size_t>(elements) * size_of(capture.dtype));
+    for (std::int64_t n = 0; n < elements; ++n) {
+      const std::int64_t last = shapes[i].back();
+      const double value = capture.dtype == DType::i32 ? static_cast<double>(n % last * 16 / last)
+                                                       : static_cast<double>(n * 37 % 101) / 101;
+      store_element(memory.data(), capture.dtype, static_cast<std::size_t>(n), value);
+    }
+    const std::size_t gradient = capture.requires_grad && problem_.op == Operation::backward
+                                     ? static_cast<std::size_t>(elements) * sizeof(float)
+                                     : 0;
+    Captured& added = captures_.emplace_back(Captured{{}, std::move(memory), DeviceBuffer(0), DeviceBuffer(gradient)});
+    added.device = DeviceBuffer(added.memory.size());
+    added.device.upload(added.memory.data(), added.memory.size());
+    added.host = TensorView(static_cast<void*>(added.memory.data()), capture.dtype, shapes[i], strides);
+  }
+}
+
+Captures BenchTensors::captures(bool gradients) const {
+  Captures result;
+  for (std::size_t i = 0; i < captures_.size(); ++i) {
+    TensorView view = captures_[i].host;
+    view.data = gradients ? captures_[i].gradient.data() : captures_[i].device.data();
+    if (gradients && captures_[i].gradient.size() == 0) continue;
+    if (gradients) view.dtype = DType::f32;
+    result.add({functions_.program.captures[i].name, view});
+  }
+  return result;
+}
+
+TensorView BenchTensors::device_sink() const {
+  if (sink_.empty()) return {};
+  return TensorView(device_sink_.data(), DType::f32, {problem_.shape.h_q});
+}
+
+reference::VariantArgs BenchTensors::variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
+                                                  std::int64_t row, std::int64_t key) const {
+  const AttentionShape& shape = problem_.shape;
+  for (const Captured& captured : captures_) views->push_back({captured.host, 0, {}});
+  reference::VariantArgs args;
+  args.program = &functions_.program;
+  args.captures = *views;
+  if (!sink_.empty()) args.sink = TensorView(sink_.data(), DType::f32, {shape.h_q});
+  args.window_left = problem_.variant.window_left;
+  args.window_right = problem_.variant.window_right;
+  args.chunk = problem_.variant.chunk;
+  args.part = {shape.b - 1, shape.h_q - heads, row, key, {shape.b, shape.h_q, shape.s_q, shape.s_kv}};
+  return args;
 }
 
 TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const {
@@ -143,7 +207,7 @@ TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t
 ForwardInputs BenchTensors::inputs() const {
   const AttentionShape& shape = problem_.shape;
   return {view(q_.data(), shape.h_q, shape.s_q, problem_.d_qk), view(k_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
-          view(v_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+          view(v_.data(), shape.h_kv, shape.s_kv, problem_.d_v), captures(false), device_sink()};
 }
 
 ForwardOutputs BenchTensors::outputs() const {
@@ -162,6 +226,8 @@ BackwardInputs BenchTensors::backward_inputs() const {
   result.o = out.o;
   result.lse = out.lse;
   result.dout = view(dout_.data(), problem_.shape.h_q, problem_.shape.s_q, problem_.d_v);
+  result.captures = in.captures;
+  result.sink = in.sink;
   return result;
 }
 
@@ -169,7 +235,9 @@ BackwardOutputs BenchTensors::backward_outputs() const {
   const AttentionShape& shape = problem_.shape;
   return {view(dq_.data(), shape.h_q, shape.s_q, problem_.d_qk),
           view(dk_.data(), shape.h_kv, shape.s_kv, problem_.d_qk),
-          view(dv_.data(), shape.h_kv, shape.s_kv, problem_.d_v)};
+          view(dv_.data(), shape.h_kv, shape.s_kv, problem_.d_v),
+          captures(true),
+          {}};
 }
 
 void BenchTensors::spoil_output() {
@@ -178,6 +246,10 @@ void BenchTensors::spoil_output() {
   for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) {
     buffer->tile(ones.data(), ones.size());
   }
+}
+
+double BenchTensors::variant_slack() const {
+  return functions_.variants.score.find("tanh") == std::string::npos ? 1 : 3;
 }
 
 double BenchTensors::check() const {
@@ -199,13 +271,16 @@ double BenchTensors::check_forward() const {
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
   args.causal = problem_.causal;
   args.f64 = true;
+  std::vector<expression::CapturedView> views;
+  args.variant = variant_args(&views, 1, first, 0);
   reference::forward(args);
-  return greatest_difference(result, expected) / (output_tolerance(problem_.dtype) * greatest_magnitude(args.v));
+  return greatest_difference(result, expected) /
+         (variant_slack() * output_tolerance(problem_.dtype) * greatest_magnitude(args.v));
 }
 
 double BenchTensors::check_backward() const {
   // A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice what is allowed for o.
-  const double tolerance = 2 * output_tolerance(problem_.dtype);
+  const double tolerance = 2 * variant_slack() * output_tolerance(problem_.dtype);
   std::deque<std::vector<std::byte>> kept;
   const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
     device.data = kept.emplace_back(download(buffer)).data();
@@ -231,6 +306,8 @@ double BenchTensors::check_backward() const {
     args.dq = f64_like(args.q, &dq);
     args.dk = f64_like(args.k, &dk);
     args.dv = f64_like(args.v, &dv);
+    std::vector<expression::CapturedView> views;
+    args.variant = variant_args(&views, heads, row, key);
     reference::backward(args);
   };
   const auto error = [&](const TensorView& actual, const TensorView& wanted, const std::vector<double>& values) {

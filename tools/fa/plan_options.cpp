@@ -2,6 +2,7 @@
 
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 
@@ -17,13 +18,15 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.causal = point.causal;
   config.causal_align = options.causal_align;
   config.kernel = options.kernel;
+  apply(options.variant, &config);
   return config;
 }
 
-plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
+/// `functions` are those of the configuration, and outlive the problem.
+plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point, const api::Functions& functions) {
   AttentionShape shape = api::checked(options.shape);
   shape.aligned = !options.unaligned;
-  return api::make_problem(config_of(options, point), shape, point.arch);
+  return api::make_problem(config_of(options, point), shape, point.arch, &functions.variants);
 }
 
 }  // namespace
@@ -39,12 +42,15 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--seq-kv", options->shape.s_kv, "s_kv")->group(group);
   command.add_flag("--unaligned", options->unaligned, "Rows need not start at multiples of 16 bytes")->group(group);
   add_causal_align_option(command, &options->causal_align);
+  add_variant_options(command, &options->variant);
   add_kernel_options(command, &options->kernel);
 }
 
 std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
-  api::validate(config_of(options, point), false);
-  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point), options.kernel)};
+  const AttentionConfig config = config_of(options, point);
+  api::validate(config, false);
+  const api::Functions functions = api::read_functions(config, false);
+  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point, functions), options.kernel)};
   if (kernels.front().kernel.split) {
     plan::ForwardPlan combine;
     combine.kernel = kernels.front().combine;

@@ -11,6 +11,7 @@
 
 #include "plan/arch.hpp"
 #include "plan/planner.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 
@@ -22,6 +23,7 @@ struct PlanOptions {
   bool unaligned = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   KernelOverride kernel;
+  VariantOptions variant;
 };
 
 void add_plan_options(CLI::App& command, PlanOptions* options);

@@ -12,6 +12,7 @@
 #include <fa/attention.hpp>
 
 #include "commands.hpp"
+#include "expression/parse.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
@@ -20,6 +21,7 @@
 #include "support/text.hpp"
 #include "terminal.hpp"
 #include "tools/safetensors.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 namespace {
@@ -34,6 +36,7 @@ struct RunOptions {
   CausalAlign causal_align = CausalAlign::bottom_right;
   std::optional<float> scale;
   KernelOverride kernel;
+  VariantOptions variant;
   bool verify = false;
   bool json = false;
 };
@@ -55,10 +58,30 @@ std::optional<Tensor> read_optional(const tools::SafetensorsFile& file, const ch
   return file.contains(name) ? std::optional(file.read(name)) : std::nullopt;
 }
 
-RunInputs read_inputs(const std::string& path) {
-  const tools::SafetensorsFile file = tools::SafetensorsFile::open(path);
-  RunInputs inputs{file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"),
-                   read_optional(file, "dlse")};
+/// Tensors of the file that functions name are captures, declared by their dtype unless --capture does.
+void read_captures(const tools::SafetensorsFile& file, RunOptions* options, RunInputs* inputs) {
+  VariantOptions& variant = options->variant;
+  for (const tools::StoredTensor& stored : file.tensors()) {
+    const std::string& name = stored.name;
+    const bool built_in = (name == "slope" && variant.alibi) || (name == "bias" && !variant.bias.empty()) ||
+                          (name == "doc" && variant.documents);
+    const bool named = expression::is_free_name(name) && (expression::mentions("score", variant.score, name) ||
+                                                          expression::mentions("mask", variant.mask, name));
+    if (!built_in && !named) continue;
+    inputs->captures[name] = file.read(name);
+    const bool declared =
+        std::ranges::any_of(variant.captures, [&](const std::string& text) { return text.starts_with(name + ":"); });
+    if (named && !declared) variant.captures.push_back(name + ":" + to_string(inputs->captures[name].dtype));
+  }
+  if (variant.sink) inputs->sink = file.read("sink");
+}
+
+RunInputs read_inputs(RunOptions* options) {
+  const tools::SafetensorsFile file = tools::SafetensorsFile::open(options->input);
+  RunInputs inputs{
+      file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"), read_optional(file, "dlse"), {},
+      std::nullopt};
+  read_captures(file, options, &inputs);
   if (inputs.q.shape.size() != 3 && inputs.q.shape.size() != 4) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[b, h, s, d] or [b, s, d]");
   }
@@ -83,6 +106,7 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   config.causal = options.causal;
   config.causal_align = options.causal_align;
   config.kernel = if_given(options.kernel);
+  apply(options.variant, &config);
   return config;
 }
 
@@ -153,6 +177,8 @@ struct DeviceTensors {
     if (inputs->dout) dout.emplace(&*inputs->dout);
     if (inputs->dlse) dlse.emplace(&*inputs->dlse);
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
+    for (auto& [name, tensor] : inputs->captures) captures.try_emplace(name, &tensor);
+    if (inputs->sink) sink.emplace(&*inputs->sink);
   }
 
   void fetch_outputs() {
@@ -160,15 +186,23 @@ struct DeviceTensors {
     lse.fetch();
     if (!gradients) return;
     for (DeviceTensor* tensor : {&gradients->dq, &gradients->dk, &gradients->dv}) tensor->fetch();
+    for (auto& [name, tensor] : gradients->captures) tensor.fetch();
+    if (gradients->dsink) gradients->dsink->fetch();
   }
 
   struct Gradients {
-    explicit Gradients(RunGradients* host) : dq(&host->dq), dk(&host->dk), dv(&host->dv) {}
+    explicit Gradients(RunGradients* host) : dq(&host->dq), dk(&host->dk), dv(&host->dv) {
+      for (auto& [name, tensor] : host->captures) captures.try_emplace(name, &tensor);
+      if (host->dsink) dsink.emplace(&*host->dsink);
+    }
     DeviceTensor dq, dk, dv;
+    std::map<std::string, DeviceTensor> captures;
+    std::optional<DeviceTensor> dsink;
   };
 
   DeviceTensor q, k, v, o, lse;
-  std::optional<DeviceTensor> dout, dlse;
+  std::optional<DeviceTensor> dout, dlse, sink;
+  std::map<std::string, DeviceTensor> captures;
   std::optional<Gradients> gradients;
 };
 
@@ -190,8 +224,8 @@ RunReport run_on_gpu(const Gpu& gpu, const Attention& attention, RunInputs* inpu
   report.kernel = attention.kernel_info(shape);
   const DeviceBuffer workspace(attention.workspace_size(shape));
   report.milliseconds.forward = time_on_gpu(gpu, [&] {
-    attention.forward({tensors.q.view(), tensors.k.view(), tensors.v.view()}, {tensors.o.view(), tensors.lse.view()},
-                      gpu.stream(), {workspace.data(), workspace.size()});
+    attention.forward(forward_inputs(tensors, [](const DeviceTensor& tensor) { return tensor.view(); }),
+                      {tensors.o.view(), tensors.lse.view()}, gpu.stream(), {workspace.data(), workspace.size()});
   });
   if (inputs->dout) {
     report.backward_kernel = attention.backward_kernel_info(shape);
@@ -301,15 +335,17 @@ std::map<std::string, Tensor> by_name(RunOutputs outputs) {
     tensors["dq"] = std::move(outputs.gradients->dq);
     tensors["dk"] = std::move(outputs.gradients->dk);
     tensors["dv"] = std::move(outputs.gradients->dv);
+    for (auto& [name, tensor] : outputs.gradients->captures) tensors["d" + name] = std::move(tensor);
+    if (outputs.gradients->dsink) tensors["dsink"] = std::move(*outputs.gradients->dsink);
   }
   return tensors;
 }
 
-int run(const RunOptions& options) {
-  RunInputs inputs = read_inputs(options.input);
+int run(RunOptions options) {
+  RunInputs inputs = read_inputs(&options);
   const AttentionConfig config = make_config(options, inputs);
   const Place place = find_place(options.device, config);
-  RunOutputs outputs = make_outputs(inputs);
+  RunOutputs outputs = make_outputs(config, inputs);
   RunReport report = run_attention(config, place, &inputs, &outputs);
   report.place = place;
   const Verdict verdict = options.verify ? verify(config, inputs, outputs) : Verdict();
@@ -352,6 +388,7 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_option("--scale", options->scale, "Factor of the scores (default: 1/sqrt(d_qk))");
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
   command->add_flag("--json", options->json, "Print JSON");
+  add_variant_options(*command, &options->variant);
   add_kernel_options(*command, &options->kernel);
   command->callback([options, exit_code] { *exit_code = run(*options); });
 }

@@ -20,7 +20,7 @@ Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape) {
   return tensor;
 }
 
-RunOutputs make_outputs(const RunInputs& inputs) {
+RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) {
   const DType dtype = inputs.q.dtype;
   std::vector<std::int64_t> rows = inputs.q.shape;
   rows.pop_back();
@@ -29,8 +29,17 @@ RunOutputs make_outputs(const RunInputs& inputs) {
   rows.push_back(inputs.v.shape.back());
   outputs.o = make_tensor(dtype, rows);
   if (inputs.dout) {
-    outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape), make_tensor(dtype, inputs.k.shape),
-                                     make_tensor(dtype, inputs.v.shape)};
+    outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape),
+                                     make_tensor(dtype, inputs.k.shape),
+                                     make_tensor(dtype, inputs.v.shape),
+                                     {},
+                                     std::nullopt};
+    const DType statistics = outputs.lse.dtype;
+    for (const Capture& capture : config.score.captures) {
+      if (!capture.requires_grad) continue;
+      outputs.gradients->captures[capture.name] = make_tensor(statistics, inputs.captures.at(capture.name).shape);
+    }
+    if (inputs.sink) outputs.gradients->dsink = make_tensor(statistics, inputs.sink->shape);
   }
   return outputs;
 }
@@ -53,7 +62,8 @@ RunTimes run_on_host(const Attention& attention, RunInputs* inputs, RunOutputs* 
     return std::chrono::duration<double, std::milli>(to - from).count();
   };
   const Clock::time_point start = Clock::now();
-  attention.forward({inputs->q.view(), inputs->k.view(), inputs->v.view()}, {outputs->o.view(), outputs->lse.view()});
+  attention.forward(forward_inputs(*inputs, [](Tensor& tensor) { return tensor.view(); }),
+                    {outputs->o.view(), outputs->lse.view()});
   const Clock::time_point middle = Clock::now();
   if (inputs->dout) {
     call_backward(attention, *inputs, *outputs, [](Tensor& tensor) { return tensor.view(); }, nullptr, {});
