@@ -180,13 +180,13 @@ struct DropoutState {
 };
 
 struct ForwardInputs {
-  TensorView q;                    ///< [b, h_q, s_q, d_qk]
-  TensorView k;                    ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;                    ///< [b, h_kv, s_kv, d_v]
+  TensorView q;            ///< [b, h_q, s_q, d_qk]
+  TensorView k;            ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;            ///< [b, h_kv, s_kv, d_v]
+  Captures captures = {};  ///< what the configuration's functions name
+  TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen
   DropoutState dropout = {};       ///< with AttentionConfig::dropout
-  Captures captures = {};          ///< what the configuration's functions name
-  TensorView sink = {};  ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
 };
 
 struct ForwardOutputs {
@@ -206,10 +206,10 @@ struct BackwardInputs {
   TensorView lse;                  ///< [b, h_q, s_q], of forward: natural log; -inf, or +inf, for a row without keys
   TensorView dout;                 ///< [b, h_q, s_q, d_v], gradient of o
   TensorView dlse = {};            ///< [b, h_q, s_q], gradient of lse, of its dtype; optional: 0
-  PackedSequences sequences = {};  ///< those of forward
-  DropoutState dropout = {};       ///< that of forward
   Captures captures = {};          ///< as in forward
   TensorView sink = {};            ///< likewise
+  PackedSequences sequences = {};  ///< those of forward
+  DropoutState dropout = {};       ///< that of forward
 };
 
 /// Every element is written (but for the padding of packed batches), and none is read: rows and keys that nothing

@@ -356,9 +356,10 @@ Captures to_captures(const fa_captured* captures, std::uint64_t count) {
 
 ForwardInputs to_inputs(const fa_forward_inputs* source) {
   const fa_forward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"),         to_view(in.k, "k"),     to_view(in.v, "v"),
-          to_sequences(in.sequences), to_dropout(in.dropout), to_captures(in.captures, in.capture_count),
-          to_view(in.sink, "sink")};
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),
+          to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout)};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
@@ -371,9 +372,9 @@ BackwardInputs to_inputs(const fa_backward_inputs* source) {
   return {to_view(in.q, "q"),       to_view(in.k, "k"),
           to_view(in.v, "v"),       to_view(in.o, "o"),
           to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
-          to_view(in.dlse, "dlse"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_captures(in.captures, in.capture_count),
-          to_view(in.sink, "sink")};
+          to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout)};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {

@@ -26,6 +26,19 @@ std::string quoted(std::string_view text) {
   return result + "'";
 }
 
+void add_variants(const plan::Problem& problem, std::string* command) {
+  const plan::Variants& variants = *problem.variants;
+  if (!variants.score.empty()) *command += " --score " + quoted(variants.score);
+  if (!variants.mask.empty()) *command += " --mask " + quoted(variants.mask);
+  for (const expression::Capture& capture : variants.captures) {
+    *command +=
+        fmt::format(" --capture {}:{}{}", capture.name, to_string(capture.dtype), capture.requires_grad ? ":grad" : "");
+  }
+  if (variants.left_window) *command += fmt::format(" --window-left {}", problem.window_left);
+  if (variants.chunked) *command += fmt::format(" --chunk {}", problem.chunk);
+  if (variants.sink) *command += " --sink";
+}
+
 }  // namespace
 
 plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
@@ -68,10 +81,12 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
     if (value) add(" {} {:d}", option, *value);
   };
   if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
+  // A mask behind the diagonal is a window with its end there, which compiles the same kernel.
   add(" --causal {}", problem.causal ? "yes" : "no");
   if (problem.causal && problem.causal_align == CausalAlign::top_left) add(" --causal-align top-left");
   add(" --batch {} --heads {} --heads-kv {} --seq {} --seq-kv {}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
       problem.s_kv);
+  if (problem.variants != nullptr) add_variants(problem, &command);
   if (!problem.positive_scale) add(" --scale -1");
   if (problem.varlen) add(" --varlen --total {} --total-kv {}", problem.total_q, problem.total_kv);
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on

@@ -449,6 +449,11 @@ std::string with_score(std::string_view argument, std::string_view text, std::st
   return result + std::string(text.substr(copied));
 }
 
+bool mentions(std::string_view argument, std::string_view text, std::string_view name) {
+  return std::ranges::any_of(tokens_of(argument, text),
+                             [&](const Token& token) { return token.kind == Kind::name && token.text == name; });
+}
+
 bool is_free_name(std::string_view name) {
   if (name.empty() || name.size() > 64 || !is_letter(name[0])) return false;
   if (!std::ranges::all_of(name, [](char c) { return is_letter(c) || is_digit(c); })) return false;

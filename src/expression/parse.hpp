@@ -33,6 +33,9 @@ std::string without_spaces(std::string_view argument, std::string_view text);
 /// `text` with `score` in parentheses in the place of every score.
 std::string with_score(std::string_view argument, std::string_view text, std::string_view score);
 
+/// Whether the name stands somewhere in `text`.
+bool mentions(std::string_view argument, std::string_view text, std::string_view name);
+
 /// Whether `name` may be that of a capture: an identifier that means nothing else.
 bool is_free_name(std::string_view name);
 

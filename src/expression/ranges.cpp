@@ -95,27 +95,9 @@ Range of_input(Input which, const Lengths& lengths) {
   return {};
 }
 
-void check_index(const Capture& capture, const CapturedView& view, int axis, const Range& range) {
-  const std::int64_t length = view.view.shape[static_cast<std::size_t>(axis)];
-  if (length == 1 || (range.low >= 0 && range.high < length)) return;
-  support::throw_invalid(
-      fmt::format("captures[{}]", capture.name),
-      fmt::format("index {} from {} to {}, into an axis of {} elements", axis, range.low, range.high, length),
-      "indices that the lengths of the call keep inside; clamp(index, 0, length - 1) does too");
-}
-
-}  // namespace
-
-std::int64_t CapturedView::offset(const TensorView& of, std::span<const Value> indices) {
-  std::int64_t result = 0;
-  for (std::size_t axis = 0; axis < indices.size(); ++axis) {
-    if (of.shape[axis] != 1) result += indices[axis].integer * of.strides[axis];
-  }
-  return result;
-}
-
-void check_indices(const Program& program, std::span<const CapturedView> captures, const Lengths& lengths) {
-  if (lengths.b == 0 || lengths.h_q == 0 || lengths.s_q == 0 || lengths.s_kv == 0) return;
+/// Calls visit(capture, axis, range) for every index of every load.
+template <class Visit>
+void visit_indices(const Program& program, const Lengths& lengths, const Visit& visit) {
   const auto nodes = static_cast<std::size_t>(program.graph.size());
   std::array<Range, 256> few;
   std::vector<Range> many;  // a call allocates nothing for functions of the usual size
@@ -126,8 +108,8 @@ void check_indices(const Program& program, std::span<const CapturedView> capture
     const Node& node = program.graph[id];
     if (node.op == Op::load) {
       for (int axis = 0; axis < node.operands; ++axis) {
-        const auto index = static_cast<std::size_t>(node.index);
-        check_index(program.captures[index], captures[index], axis, of(node.operand[static_cast<std::size_t>(axis)]));
+        visit(static_cast<std::size_t>(node.index), static_cast<std::size_t>(axis),
+              of(node.operand[static_cast<std::size_t>(axis)]));
       }
     }
     if (node.type != Type::integer) continue;
@@ -145,6 +127,41 @@ void check_indices(const Program& program, std::span<const CapturedView> capture
       range = of_operation(node, of(node.operand[0]), node.operands > 1 ? of(node.operand[1]) : Range{});
     }
   }
+}
+
+}  // namespace
+
+std::int64_t CapturedView::offset(const TensorView& of, std::span<const Value> indices) {
+  std::int64_t result = 0;
+  for (std::size_t axis = 0; axis < indices.size(); ++axis) {
+    if (of.shape[axis] != 1) result += indices[axis].integer * of.strides[axis];
+  }
+  return result;
+}
+
+void check_indices(const Program& program, std::span<const CapturedView> captures, const Lengths& lengths) {
+  if (lengths.b == 0 || lengths.h_q == 0 || lengths.s_q == 0 || lengths.s_kv == 0) return;
+  visit_indices(program, lengths, [&](std::size_t capture, std::size_t axis, const Range& range) {
+    const std::int64_t length = captures[capture].view.shape[axis];
+    if (length == 1 || (range.low >= 0 && range.high < length)) return;
+    support::throw_invalid(
+        fmt::format("captures[{}]", program.captures[capture].name),
+        fmt::format("index {} from {} to {}, into an axis of {} elements", axis, range.low, range.high, length),
+        "indices that the lengths of the call keep inside; clamp(index, 0, length - 1) does too");
+  });
+}
+
+std::vector<std::vector<std::int64_t>> smallest_shapes(const Program& program, const Lengths& lengths) {
+  std::vector<std::vector<std::int64_t>> shapes;
+  for (const Capture& capture : program.captures) {
+    shapes.emplace_back(static_cast<std::size_t>(std::max(capture.rank, 1)), capture.rank == 0 ? 1 : 0);
+  }
+  constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
+  visit_indices(program, lengths, [&](std::size_t capture, std::size_t axis, const Range& range) {
+    if (range.low < 0 || range.high >= kUnbounded) return;
+    shapes[capture][axis] = std::max(shapes[capture][axis], range.high + 1);
+  });
+  return shapes;
 }
 
 }  // namespace fa::expression

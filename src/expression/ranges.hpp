@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <fa/tensor.hpp>
 
@@ -29,6 +30,10 @@ struct CapturedView {
 /// Holds every index of every load to the length of its axis, for all points of a call: throws
 /// fa::Error(invalid_argument) naming the capture when the lengths alone do not keep an index inside.
 void check_indices(const Program& program, std::span<const CapturedView> captures, const Lengths& lengths);
+
+/// The shortest axes of each capture that hold every index of a call of these lengths; 0 where the lengths alone do not
+/// bound an index.
+std::vector<std::vector<std::int64_t>> smallest_shapes(const Program& program, const Lengths& lengths);
 
 }  // namespace fa::expression
 

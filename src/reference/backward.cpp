@@ -119,7 +119,7 @@ class Backward {
   }
 
   void add_functions(Scratch<Acc>& s) const {
-    if (!roots_.empty()) s.functions.emplace(*a_.variant.program, roots_, a_.variant.captures, lengths());
+    if (!roots_.empty()) s.functions.emplace(*a_.variant.program, roots_, a_.variant, lengths());
   }
 
   /// dsink = sum over rows of P of the sink times (0 - D): its value is 0.
@@ -170,7 +170,7 @@ class Backward {
       roots.push_back(gradient.load);
       roots.push_back(gradient.derivative);
     }
-    Evaluator functions(program, roots, a_.variant.captures, lengths());
+    Evaluator functions(program, roots, a_.variant, lengths());
     std::vector<Acc> q(g_.d_qk), k(g_.d_qk), v(g_.d_v), dout(g_.d_v);
     std::vector<std::uint8_t> keep(g_.s_kv, 1);
     for (std::int64_t row = 0; row < g_.b * g_.h_q * g_.s_q; ++row) {
@@ -334,7 +334,6 @@ class Backward {
   void differentiate(Point point, std::uint8_t keep, Evaluator& functions, Acc& p, Acc& ds, Acc& slope) const {
     const expression::Program& program = *a_.variant.program;
     const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
-    point.b += a_.variant.first_batch;
     point.score = static_cast<double>(p * scale_);
     functions.run(point);
     Acc score = static_cast<Acc>(point.score);

@@ -42,12 +42,13 @@ Value element(const TensorView& view, std::int64_t offset) {
 
 }  // namespace
 
-Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, std::span<const CapturedView> captures,
+Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, const VariantArgs& variant,
                      const Lengths& lengths)
     : program_(program),
       order_(program.needed(roots)),
-      captures_(captures),
-      lengths_(lengths),
+      captures_(variant.captures),
+      lengths_(variant.part.whole.s_q != 0 ? variant.part.whole : lengths),
+      part_(variant.part),
       values_(static_cast<std::size_t>(program.graph.size())) {}
 
 void Evaluator::run(const Point& point) {
@@ -87,13 +88,13 @@ Value Evaluator::evaluate(const Node& node, const Point& point) const {
     case Input::score:
       return {0, point.score};
     case Input::b:
-      return {static_cast<std::int32_t>(point.b), 0};
+      return {static_cast<std::int32_t>(part_.b + point.b), 0};
     case Input::h:
-      return {static_cast<std::int32_t>(point.h), 0};
+      return {static_cast<std::int32_t>(part_.h + point.h), 0};
     case Input::q:
-      return {static_cast<std::int32_t>(point.q), 0};
+      return {static_cast<std::int32_t>(part_.q + point.q), 0};
     case Input::kv:
-      return {static_cast<std::int32_t>(point.kv), 0};
+      return {static_cast<std::int32_t>(part_.kv + point.kv), 0};
     case Input::s_q:
       return {static_cast<std::int32_t>(lengths_.s_q), 0};
     case Input::s_kv:

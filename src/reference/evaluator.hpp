@@ -8,6 +8,7 @@
 
 #include "expression/program.hpp"
 #include "expression/ranges.hpp"
+#include "reference/variant.hpp"
 
 namespace fa::reference {
 
@@ -20,9 +21,9 @@ struct Point {
 /// Computes some nodes of a program, in double. One for each thread.
 class Evaluator {
  public:
-  /// `program` and `captures` outlive the evaluator.
-  Evaluator(const expression::Program& program, std::span<const expression::NodeId> roots,
-            std::span<const expression::CapturedView> captures, const expression::Lengths& lengths);
+  /// `program` and what `variant` views outlive the evaluator. `lengths` are those of the tensors.
+  Evaluator(const expression::Program& program, std::span<const expression::NodeId> roots, const VariantArgs& variant,
+            const expression::Lengths& lengths);
 
   void run(const Point& point);
   const expression::Value& operator[](expression::NodeId id) const { return values_[static_cast<std::size_t>(id)]; }
@@ -40,6 +41,7 @@ class Evaluator {
   std::vector<expression::NodeId> order_;
   std::span<const expression::CapturedView> captures_;
   expression::Lengths lengths_;
+  VariantArgs::Part part_;
   std::vector<expression::Value> values_;
 };
 

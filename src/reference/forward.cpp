@@ -84,7 +84,7 @@ class Forward {
     std::vector<expression::NodeId> roots;
     if (program.score) roots.push_back(*program.score);
     if (program.mask) roots.push_back(*program.mask);
-    s.functions.emplace(program, roots, a_.variant.captures, expression::Lengths{g_.b, g_.h_q, g_.s_q, g_.s_kv});
+    s.functions.emplace(program, roots, a_.variant, expression::Lengths{g_.b, g_.h_q, g_.s_q, g_.s_kv});
   }
 
   void query_tile(const QueryTile& tile, Scratch<Acc>& s) const {
@@ -147,7 +147,6 @@ class Forward {
   void apply_functions(Point point, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
     const expression::Program& program = *a_.variant.program;
     const std::int64_t tile = point.kv;
-    point.b += a_.variant.first_batch;
     for (std::int64_t j = first; j < visible; ++j) {
       point.kv = tile + j;
       point.score = static_cast<double>(s.scores[j]);
@@ -179,7 +178,7 @@ class Forward {
   /// The sink is a key of value 0.
   void add_sink(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
     Acc sink = 0;
-    load(a_.variant.sink, tile.h * a_.variant.sink.strides[0], 1, 1, &sink);
+    load(a_.variant.sink, (a_.variant.part.h + tile.h) * a_.variant.sink.strides[0], 1, 1, &sink);
     const Acc old_max = s.max[i];
     const Acc new_max = sink > old_max ? sink : old_max;
     const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;

@@ -109,7 +109,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.first_batch = i;
+    part.variant.part.b = i;
     forward(part);
   }
   if (!clear) return;
@@ -133,7 +133,7 @@ void backward(const BackwardArgs& args, const PackedSequences& sequences, bool c
       part.*tensor = rows_of(args.*tensor, keys);
     }
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.first_batch = i;
+    part.variant.part.b = i;
     sums.add_to(&part.variant);
     backward(part);
   }

@@ -43,8 +43,9 @@ struct BenchOptions {
   int batch = 0;
   int heads = 0;
   int heads_kv = 0;
-  VariantOptions variants;
+  PackedOptions packed;
   KernelOverride kernel;
+  VariantOptions variant;
   std::string sweep;
   TimingOptions timing;
   bool host_cost = false;
@@ -78,8 +79,8 @@ std::vector<BenchProblem> make_grid(const BenchOptions& options) {
         for (const int seq : options.seqs) {
           grid.push_back({options.op, dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
                           options.causal_align, options.layout, shape_of(options, head_dim, seq), options.deterministic,
-                          options.variants});
-          if (options.variants.varlen) pack(&grid.back());
+                          options.packed, options.variant});
+          if (options.packed.varlen) pack(&grid.back());
         }
       }
     }
@@ -104,7 +105,7 @@ nlohmann::json to_json(const BenchProblem& problem) {
           {"d_qk", problem.d_qk},
           {"d_v", problem.d_v},
           {"causal", problem.causal},
-          {"variant", problem.variants.text()},
+          {"variant", problem.variant_text()},
           {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"}};
 }
 
@@ -306,7 +307,7 @@ void add_grid_options(CLI::App& command, BenchOptions* options) {
   const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);
   add_causal_list_option(command, &options->causal);
-  add_variant_options(command, &options->variants);
+  add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
   command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);
@@ -329,6 +330,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "CUDA device number");
   add_grid_options(*command, options.get());
+  add_variant_options(*command, &options->variant);
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "

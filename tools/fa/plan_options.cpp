@@ -3,6 +3,7 @@
 #include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 
@@ -17,16 +18,18 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.scale = options.scale;
   config.causal = point.causal;
   config.causal_align = options.causal_align;
-  options.variants.apply(&config);
+  options.packed.apply(&config);
   config.kernel = options.kernel;
+  apply(options.variant, &config);
   return config;
 }
 
-plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
+/// `functions` are those of the configuration, and outlive the problem.
+plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point, const api::Functions& functions) {
   AttentionShape shape = options.shape;
   shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
-  return api::make_problem(config_of(options, point), shape, point.arch);
+  return api::make_problem(config_of(options, point), shape, point.arch, &functions.variants);
 }
 
 }  // namespace
@@ -45,14 +48,17 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
       ->group(group);
-  add_variant_options(command, &options->variants);
+  add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
+  add_variant_options(command, &options->variant);
   add_kernel_options(command, &options->kernel);
 }
 
 std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
-  api::validate(config_of(options, point), false);
-  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point), options.kernel)};
+  const AttentionConfig config = config_of(options, point);
+  api::validate(config, false);
+  const api::Functions functions = api::read_functions(config, false);
+  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point, functions), options.kernel)};
   if (kernels.front().kernel.split) {
     plan::ForwardPlan combine;
     combine.kernel = kernels.front().combine;

@@ -12,6 +12,7 @@
 #include "options.hpp"
 #include "plan/arch.hpp"
 #include "plan/planner.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 
@@ -22,8 +23,9 @@ struct PlanOptions {
   AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
   bool unaligned = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
-  VariantOptions variants;
+  PackedOptions packed;
   KernelOverride kernel;
+  VariantOptions variant;
 };
 
 void add_plan_options(CLI::App& command, PlanOptions* options);

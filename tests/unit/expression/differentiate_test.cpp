@@ -24,7 +24,9 @@ Values values_of(const std::string& text, const Point& point, double x) {
   std::vector<NodeId> roots{*program.score, program.score_derivative};
   for (const CapturedGradient& gradient : program.gradients) roots.push_back(gradient.derivative);
   const std::vector<CapturedView> captures{{{}, x, {}}};
-  Evaluator evaluator(program, roots, captures, kLengths);
+  reference::VariantArgs variant;
+  variant.captures = captures;
+  Evaluator evaluator(program, roots, variant, kLengths);
   evaluator.run(point);
   Values values{evaluator[roots[0]].real, {}, evaluator[roots[1]].real};
   for (std::size_t i = 2; i < roots.size(); ++i) values.by_capture.push_back(evaluator[roots[i]].real);

@@ -56,5 +56,12 @@ TEST(Ranges, IndicesAreHeldToTheirAxes) {
   EXPECT_FALSE(inside("doc[clamp(q, 0, 12)]", {100})) << "of the inner index";
 }
 
+TEST(Ranges, ShapesFollowFromIndices) {
+  const Program program =
+      Program::parse("score + a[h, clamp(kv - q, -2, 2) + 2] + a[b, 0] + c", "doc[q] == doc[kv]",
+                     {{"a", DType::f32, 0, false}, {"c", DType::f32, 0, false}, {"doc", DType::i32, 0, false}});
+  EXPECT_EQ(smallest_shapes(program, kLengths), (std::vector<std::vector<std::int64_t>>{{3, 5}, {1}, {12}}));
+}
+
 }  // namespace
 }  // namespace fa::expression
