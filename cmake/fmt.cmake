@@ -2,7 +2,8 @@
 # version of fmt allow it, else header-only in every file.
 
 set(fmt_library ${PROJECT_SOURCE_DIR}/src/support/fmt_library.cpp)
-set(fmt_library_options -fkeep-inline-functions -fno-inline)
+# Sections of their own, for the linker to drop those that nothing calls.
+set(fmt_library_options -fkeep-inline-functions -fno-inline -ffunction-sections -fdata-sections)
 
 add_library(fa_fmt INTERFACE)
 target_include_directories(fa_fmt SYSTEM INTERFACE $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)

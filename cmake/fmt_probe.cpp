@@ -8,7 +8,8 @@
 #include <vector>
 
 int main(int argc, char** argv) {
-  std::string text = fmt::format("{} {:.3f} {:L} {}", argv[0], 1.0 / argc, argc, fmt::join(std::vector<int>{1, 2}, ","));
+  std::string text =
+      fmt::format("{} {:.3f} {:L} {}", argv[0], 1.0 / argc, argc, fmt::join(std::vector<int>{1, 2}, ","));
   fmt::format_to(std::back_inserter(text), "{:>8} {}", 1.0F, fmt::ptr(argv));
   text += fmt::format("{:%F}", std::tm{});
   try {

@@ -5,7 +5,7 @@ import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
-BACKWARD_FAMILIES = ("automatic", "sm80")
+TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 
@@ -40,7 +40,7 @@ class Config(_Struct):
         ("cache_directory", ctypes.c_char_p),
         ("kernel", ctypes.POINTER(KernelOverride)),
         ("kernel_backward", ctypes.POINTER(KernelOverride)),
-        ("cache_packs", ctypes.c_void_p),
+        ("cache_packs", ctypes.POINTER(ctypes.c_char_p)),
         ("cache_pack_count", ctypes.c_uint64),
         ("cache_max_bytes", ctypes.c_int64),
         ("cache_max_entries", ctypes.c_int64),
@@ -48,7 +48,7 @@ class Config(_Struct):
         ("on_compile", ctypes.c_void_p),
         ("on_compile_user", ctypes.c_void_p),
         ("cache_keep_source", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("tune", ctypes.c_int32),
         ("varlen", ctypes.c_int32),
         ("zero_padding", ctypes.c_int32),
         ("check_sequences", ctypes.c_int32),
@@ -141,7 +141,8 @@ class KernelInfo(_Struct):
         [("struct_size", ctypes.c_uint32)]
         + [(name, ctypes.c_int32) for name in ("registers", "local_bytes", "shared_bytes", "threads", "reserved")]
         + [("compile_ms", ctypes.c_double), ("load_ms", ctypes.c_double)]
-        + [("name", ctypes.c_char * 64), ("origin", ctypes.c_char * 16), ("spec", ctypes.c_char * 512)]
+        + [("name", ctypes.c_char * 64), ("origin", ctypes.c_char * 16), ("spec", ctypes.c_char * 512),
+           ("chosen_by", ctypes.c_char * 16)]
     )
 
 
@@ -234,16 +235,16 @@ class Attention:
     their gradients."""
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
-                 family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False, varlen=False, zero_padding=False,
-                 check_sequences=False, dropout=0.0):
+                 family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False, tune="default",
+                 backward_family="automatic", varlen=False, zero_padding=False, check_sequences=False, dropout=0.0):
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
-        self._backward_override = KernelOverride(
-            family=FAMILIES[family if family in BACKWARD_FAMILIES else "automatic"])
+        self._backward_override = KernelOverride(family=FAMILIES[backward_family])
         config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
-                        deterministic=int(deterministic), varlen=int(varlen), zero_padding=int(zero_padding),
-                        check_sequences=int(check_sequences), dropout=dropout, kernel=ctypes.pointer(self._override),
+                        deterministic=int(deterministic), tune=TUNE_POLICIES[tune], varlen=int(varlen),
+                        zero_padding=int(zero_padding), check_sequences=int(check_sequences), dropout=dropout,
+                        kernel=ctypes.pointer(self._override),
                         kernel_backward=ctypes.pointer(self._backward_override))
         self._handle = ctypes.c_void_p()
         library.call("fa_create", ctypes.byref(config), Device(*device), ctypes.byref(self._handle))

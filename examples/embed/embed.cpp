@@ -39,13 +39,18 @@ void look_up(const fa::AttentionConfig& config, const fa::AttentionShape& shape,
   for (const fa::KernelInfo& info : fa::find_kernels(config, shape, arch)) {
     print(info);
   }
+  for (const fa::KernelInfo& info : fa::find_backward_kernels(config, shape, arch)) {
+    print(info);
+  }
 }
 
-/// After this, forward() of the shape launches at once and may be captured into a graph.
+/// After this, forward() and backward() of the shape launch at once and may be captured into a graph.
 void prepare(const fa::AttentionConfig& config, const fa::AttentionShape& shape) {
   const auto attention = fa::Attention::create(config, fa::Device::cuda(0));
   attention.prepare(shape);
+  attention.prepare_backward(shape);
   print(attention.kernel_info(shape));
+  print(attention.backward_kernel_info(shape));
   std::printf("  compiled: %llu\n", static_cast<unsigned long long>(attention.cache_counters().compiles));
 }
 

@@ -61,6 +61,17 @@ enum class CompilePolicy : std::uint8_t {
   never,
 };
 
+/// Whether the fastest of several kernels is found out by trying them (docs/tuning.md). FA_TUNE (off, cached, on) in
+/// the environment overrides it.
+enum class TunePolicy : std::uint8_t {
+  off,     ///< the planner's rules alone
+  cached,  ///< what was found out before, in the cache directory or by the tables that come with the library
+  /// Where nothing is known, tune: the first call (or `prepare`) of a kind of problem compiles and times candidates,
+  /// for some 2 s at most, on scratch memory. Never during stream capture, for problems too small to gain, or on the
+  /// host.
+  on,
+};
+
 /// One compilation, as AttentionConfig::on_compile is told of it.
 struct CompileEvent {
   enum class Phase : std::uint8_t { started, finished, failed };
@@ -116,8 +127,9 @@ struct AttentionConfig {
   /// Gradients of captures are not, and are refused on a GPU with it.
   bool deterministic = false;
   CachePolicy cache = {};
-  CompilePolicy compile = CompilePolicy::allow;
-  std::optional<KernelOverride> kernel = std::nullopt;           ///< of forward
+  CompilePolicy compile = CompilePolicy::allow;         ///< never: nothing is tuned either
+  TunePolicy tune = TunePolicy::on;                     ///< with `deterministic`: the library's own tables alone
+  std::optional<KernelOverride> kernel = std::nullopt;  ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
   /// Packed batches: sequences of different lengths lie one after the other in tensors without a batch axis, and each
   /// call says where, in PackedSequences. q is [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk], lse [h_q, total_q], and
@@ -244,6 +256,9 @@ struct KernelInfo {
   int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
   int shared_bytes = 0;  ///< a thread block
   int threads = 0;       ///< a thread block
+  /// What preferred it to others: "planner", "table" (comes with the library), "record" (in the cache directory) or
+  /// "tuner" (just now).
+  std::string chosen_by = {};
 };
 
 /// What became of look-ups in one cache of this process, since it was opened: every Attention with an equal CachePolicy
@@ -258,6 +273,10 @@ struct CacheCounters {
   std::uint64_t publish_failures = 0;  ///< kernels that stayed in memory because the directory refused them
   std::uint64_t evictions = 0;         ///< stored kernels removed to keep within the caps
 };
+
+namespace api {
+struct TuningAccess;
+}
 
 class FA_API Attention {
  public:
@@ -311,17 +330,22 @@ class FA_API Attention {
   CacheCounters cache_counters() const;  ///< zero on the host device
 
  private:
+  friend struct api::TuningAccess;
   class Impl;
   explicit Attention(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
 
-/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order: found in the cache or compiled,
-/// as `config` says, and not loaded. Needs no GPU. A program that ships a pack proves with CompilePolicy::never that
-/// the pack is complete; with CompilePolicy::allow it fills a cache. Throws fa::Error: invalid_argument, unsupported,
-/// no_compiler, compile_failed, cache_miss.
+/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order, behind them those that clear
+/// padding: found in the cache or compiled, as `config` says, and not loaded. Needs no GPU. A program that ships a pack
+/// proves with CompilePolicy::never that the pack is complete; with CompilePolicy::allow it fills a cache. Throws
+/// fa::Error: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss.
 FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                             const std::string& arch);
+
+/// Likewise those of `backward`.
+FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
+                                                     const std::string& arch);
 
 /// The mask of AttentionConfig::dropout = `probability`, computed on the host (`state.device` is not read): keep [b,
 /// h_q, s_q, s_kv], row-major, 1 for a kept element and 0 for a dropped one. In a packed batch b numbers the sequences,

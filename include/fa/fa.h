@@ -94,6 +94,16 @@ enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
 /* Whether a kernel may be compiled when the cache has none. */
 enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1 };
 
+/* Whether the fastest of several kernels is found out by trying them. FA_TUNE (off, cached, on) in the environment
+ * overrides it. */
+enum fa_tune_policy {
+  FA_TUNE_DEFAULT = 0, /* FA_TUNE_ON */
+  FA_TUNE_OFF = 1,     /* the planner's rules alone */
+  FA_TUNE_CACHED = 2,  /* what was found out before, in the cache directory or by the library's own tables */
+  FA_TUNE_ON = 3       /* where nothing is known, the first call of a kind of problem tunes, for some 2 s at most, on
+                        * scratch memory; never during stream capture, for problems too small to gain, or on the host */
+};
+
 /* One compilation, as fa_config.on_compile is told of it, by the thread that compiles, before and after. The texts are
  * valid during the call only. */
 enum fa_compile_phase { FA_COMPILE_STARTED = 0, FA_COMPILE_FINISHED = 1, FA_COMPILE_ABORTED = 2 };
@@ -186,7 +196,7 @@ typedef struct fa_config {
   fa_compile_callback on_compile; /* NULL: nobody is told */
   void* on_compile_user;
   int32_t cache_keep_source; /* nonzero: puts the source of every kernel compiled from now on beside it */
-  int32_t reserved;          /* 0 */
+  int32_t tune;              /* enum fa_tune_policy */
   int32_t varlen;          /* nonzero: packed batches. Sequences of different lengths lie one after the other in tensors
                               without a batch axis: q is [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk], lse
                               [h_q, total_q], and so on; each call says where, in an fa_sequences */
@@ -344,9 +354,10 @@ typedef struct fa_kernel_info {
   int32_t reserved;
   double compile_ms;
   double load_ms;
-  char name[64];   /* entry point */
-  char origin[16]; /* "compiled", "pack", "disk", "memory" or "host" */
-  char spec[512];  /* every choice of the planner, in one line */
+  char name[64];      /* entry point */
+  char origin[16];    /* "compiled", "pack", "disk", "memory" or "host" */
+  char spec[512];     /* every choice of the planner, in one line */
+  char chosen_by[16]; /* "planner", "table", "record" or "tuner" */
 } fa_kernel_info;
 
 /* What became of look-ups in one cache of this process: every attention with an equal cache configuration shares it. */
@@ -411,6 +422,10 @@ FA_C_API int fa_cache_counters_get(const fa_attention* attention, fa_cache_count
  * proves with FA_COMPILE_NEVER that the pack is complete. After FA_CACHE_MISS, fa_last_error_field("command") is the
  * `fa` command that builds what is missing. `info` may be NULL; else the caller sets info->struct_size. */
 FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info);
+
+/* The same for fa_backward; `info` is about its main kernel. */
+FA_C_API int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch,
+                                     fa_kernel_info* info);
 
 /* The mask of fa_config.dropout = `probability`, computed on the host (state->device is not read): keep [b, h_q, s_q,
  * s_kv], row-major, 1 for a kept element and 0 for a dropped one. */

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
-#include <deque>
+#include <cstdint>
 #include <limits>
-#include <mutex>
 #include <utility>
+#include <vector>
 
 #include <sm90/sm90_forward_params.cuh>
 
@@ -17,11 +15,14 @@
 #include "api/build.hpp"
 #include "api/packed.hpp"
 #include "api/problem.hpp"
+#include "api/ready_table.hpp"
 #include "api/scratch.hpp"
+#include "api/tuning.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
+#include "plan/candidates.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
@@ -30,6 +31,7 @@
 #include "reference/packed.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
+#include "tune/bucket.hpp"
 
 namespace fa {
 namespace {
@@ -37,7 +39,7 @@ namespace {
 // Persistent kernels count tiles in an int, up to a round past the last one.
 constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
 
-/// The kernels of one slot of the planner, ready to launch.
+/// The kernels of one kind of problem, ready to launch.
 struct Ready {
   plan::KernelSpec spec;
   std::shared_ptr<const driver::LoadedKernel> kernel;
@@ -45,6 +47,7 @@ struct Ready {
   unsigned shared_bytes = 0;
   unsigned combine_threads = 0;
   KernelInfo info;
+  bool open = false;  ///< tuning may find a better one
 };
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -69,6 +72,7 @@ class Attention::Impl {
           problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096, .total_q = s_q, .total_kv = 4096}), fixed());
     }
     store_ = api::open_store(config_.cache, driver::api().version);
+    tuning_.emplace(config_, *context_, api::Operation::forward);
     packed_.emplace(config_, *context_, store_);
     backward_.emplace(config_, functions_, scale_, *context_, store_, *packed_);
   }
@@ -103,7 +107,7 @@ class Attention::Impl {
     plan::Problem wanted = problem(call.shape);
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
-    const Ready& ready = get(wanted, choice);
+    const Ready& ready = get(wanted, choice, stream);
     launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), stream, workspace);
   }
 
@@ -120,13 +124,32 @@ class Attention::Impl {
     packed_->prepare();
     if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return {};  // nothing will run
     const plan::Problem problem_of_shape = problem(shape);
-    return get(problem_of_shape, plan::choose(problem_of_shape, fixed())).info;
+    const driver::ContextScope scope(context_->context());
+    return get(problem_of_shape, plan::choose(problem_of_shape, fixed()), nullptr).info;
   }
 
   KernelInfo prepare_backward(const AttentionShape& wanted) {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return host_info("backward");
     return backward_->prepare(shape);
+  }
+
+  /// A decision about `op` for `shape`, whatever is known already.
+  api::TuneReport tune(api::Operation op, const AttentionShape& wanted, const api::TuneOptions& options) {
+    const AttentionShape shape = api::checked(config_, wanted);
+    if (!context_) support::throw_unsupported("device", "host", "a GPU: the host device has one kernel");
+    if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");
+    if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
+    if (!api::is_plain(config_)) {
+      support::throw_unsupported("config", "functions, windows, chunks or sinks", "none: these are not tuned");
+    }
+    const driver::ContextScope scope(context_->context());
+    if (op == api::Operation::backward) return backward_->tune(shape, options);
+    const plan::Problem problem_of_shape = problem(shape);
+    const plan::Choice choice = plan::choose(problem_of_shape, fixed());
+    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
+    const Ready ready = make(problem_of_shape, choice, plan::kernels_of(planned).front(), planned.combine);
+    return decide(problem_of_shape, choice, ready, nullptr, options);
   }
 
   std::size_t backward_workspace_size(const AttentionShape& wanted) const {
@@ -153,33 +176,59 @@ class Attention::Impl {
     return api::make_problem(config_, shape, context_->info().arch, &functions_.variants);
   }
 
-  /// The ready kernels of a choice: one atomic load once they exist.
-  const Ready& get(const plan::Problem& wanted, const plan::Choice& choice) {
-    std::atomic<const Ready*>& slot = slots_[static_cast<std::size_t>(choice.slot())];
-    if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
-    Ready made = make(wanted, choice);  // other threads may do the same: the store compiles each kernel once
-    const std::lock_guard lock(mutex_);
-    if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
-    kept_.push_back(std::move(made));
-    slot.store(&kept_.back(), std::memory_order_release);
-    return kept_.back();
+  /// The ready kernels of a call: a look-up without locks once they exist.
+  const Ready& get(const plan::Problem& wanted, const plan::Choice& choice, Stream stream) {
+    const std::uint64_t code = tuning_->code(wanted, choice.slot());
+    const Ready* ready = ready_.find(code);
+    if (ready != nullptr && !ready->open) return *ready;
+    return api::settle(
+        ready_, *tuning_, code, stream, [&] { return first_ready(wanted, choice); },
+        [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
   }
 
-  Ready make(const plan::Problem& wanted, const plan::Choice& choice) const {
+  /// With the kernel that is known to be best, or else the planner's.
+  Ready first_ready(const plan::Problem& wanted, const plan::Choice& choice) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
+    plan::Alternatives specs = plan::kernels_of(planned).front();
+    const char* by = api::kByPlanner;
+    bool open = false;
+    if (tuning_->sources().any()) {
+      const auto candidates = [&] {
+        plan::Alternatives all = plan::forward_candidates(wanted, fixed(), planned.kernel, SIZE_MAX);
+        all.insert(all.end(), specs.begin(), specs.end());
+        return all;
+      };
+      const auto known = tuning_->known(tuning_->key(wanted, planned.kernel), candidates);
+      if (known) specs.insert(specs.begin(), known->spec);
+      if (known) by = known->by;
+      open = !known && tuning_->sources().tunes && tune::worth_tuning(wanted, false);
+    }
+    Ready ready = make(wanted, choice, specs, planned.combine);
+    ready.open = open;
+    ready.info.chosen_by = ready.spec == specs.front() ? by : api::kByPlanner;
+    return ready;
+  }
+
+  api::Supply supply(const plan::Problem& wanted) const {
     api::Supply supply(config_);
     supply.accept.driver = driver::api().version;
-    supply.command = [&] { return api::remedy(wanted, config_); };
+    supply.command = [this, wanted] { return api::remedy(wanted, config_, api::Operation::forward); };
+    return supply;
+  }
+
+  Ready make(const plan::Problem& wanted, const plan::Choice& choice, const plan::Alternatives& specs,
+             const plan::KernelSpec& combine_spec) const {
+    const api::Supply from = supply(wanted);
     Ready ready;
-    const api::ChosenKernel chosen = api::choose_kernel(planned, *store_, supply, config_.deterministic);
+    const api::ChosenKernel chosen = api::choose_kernel(specs, *store_, from, config_.deterministic);
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
     if (choice.splits > 1) {
       KernelInfo combine_info;
-      const api::ChosenKernel combine{planned.combine, api::get_kernel(planned.combine, *store_, supply)};
+      const api::ChosenKernel combine{combine_spec, api::get_kernel(combine_spec, *store_, from)};
       ready.combine = api::load_kernel(combine, *context_, &combine_info);
-      ready.combine_threads = static_cast<unsigned>(planned.combine.threads());
+      ready.combine_threads = static_cast<unsigned>(combine_spec.threads());
       ready.info.compile_ms += combine_info.compile_ms;
       ready.info.load_ms += combine_info.load_ms;
     }
@@ -189,6 +238,31 @@ class Attention::Impl {
       support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
     }
     return ready;
+  }
+
+  /// Lets candidates compete with `known`, whose choice is `choice`, on scratch memory.
+  api::TuneReport decide(const plan::Problem& wanted, const plan::Choice& choice, const Ready& known, Stream stream,
+                         const api::TuneOptions& options) const {
+    plan::Problem measured = tune::representative(wanted, false);
+    if (plan::choose(measured, fixed()).slot() != choice.slot()) measured = wanted;
+    const plan::Choice measured_choice = plan::choose(measured, fixed());
+    const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
+    const api::Supply from = supply(wanted).serialized();
+    api::Contest contest;
+    contest.specs = plan::forward_candidates(wanted, fixed(), known.spec, options.candidates);
+    std::vector<Ready> made(contest.specs.size(), known);
+    contest.make = [&](std::size_t i) {
+      if (i == 0) return;
+      const api::ChosenKernel chosen = api::contestant(contest.specs[i], *store_, from);
+      made[i].kernel = api::load_kernel(chosen, *context_, nullptr);
+      made[i].spec = chosen.spec;
+      made[i].shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
+    };
+    contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
+      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, on, workspace);
+    };
+    contest.workspace = plan::forward_workspace_bytes(measured, measured_choice.splits);
+    return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
   }
 
   static plan::ForwardTensors tensors_of(const api::ForwardCall& call, const api::VariantCall& variant) noexcept {
@@ -327,9 +401,8 @@ class Attention::Impl {
   std::optional<api::DevicePacked> packed_;      ///< likewise
   std::optional<api::DeviceBackward> backward_;  ///< likewise
 
-  std::array<std::atomic<const Ready*>, plan::Choice::kSlots> slots_{};
-  std::mutex mutex_;        ///< guards kept_
-  std::deque<Ready> kept_;  ///< never moves its elements
+  std::optional<api::Tuning> tuning_;  ///< likewise
+  api::ReadyTable<Ready> ready_;
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -385,6 +458,11 @@ Device Attention::device() const noexcept {
 
 CacheCounters Attention::cache_counters() const {
   return impl_->cache_counters();
+}
+
+api::TuneReport api::TuningAccess::tune(const Attention& attention, Operation op, const AttentionShape& shape,
+                                        const TuneOptions& options) {
+  return attention.impl_->tune(op, shape, options);
 }
 
 void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q, std::int64_t s_q,

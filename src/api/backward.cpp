@@ -4,17 +4,34 @@
 
 #include <utility>
 
+#include <sm90/sm90_backward_params.cuh>
+
 #include "api/build.hpp"
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
+#include "plan/candidates.hpp"
 #include "plan/planner.hpp"
+#include "plan/sm90_backward.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
+#include "tune/bucket.hpp"
 
 namespace fa::api {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+
+kernel::Sm90BackwardParams sm90_params(const kernel::BackwardParams& base, const plan::BackwardTensors& tensors,
+                                       const plan::KernelSpec& spec) {
+  const plan::Sm90BackwardMaps maps = plan::sm90_backward_maps(tensors, spec);
+  kernel::Sm90BackwardParams params;
+  driver::encode_tensor_map(maps.q, params.map_q);
+  driver::encode_tensor_map(maps.k, params.map_k);
+  driver::encode_tensor_map(maps.v, params.map_v);
+  driver::encode_tensor_map(maps.dout, params.map_dout);
+  params.base = base;
+  return params;
+}
 
 }  // namespace
 
@@ -26,7 +43,8 @@ DeviceBackward::DeviceBackward(const AttentionConfig& config, const Functions& f
       scale_(scale),
       context_(context),
       store_(std::move(store)),
-      packed_(packed) {
+      packed_(packed),
+      tuning_(config_, context_, Operation::backward) {
   if (!config_.kernel_backward) return;
   plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096, .total_q = 4096, .total_kv = 4096}),
                 fixed(), config_.deterministic);
@@ -41,25 +59,54 @@ plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcep
   return make_problem(config_, shape, context_.info().arch, &functions_.variants);
 }
 
-/// The ready kernels of a choice: one atomic load once they exist.
-const DeviceBackward::Ready& DeviceBackward::get(const plan::Problem& wanted, const plan::BackwardChoice& choice) {
-  std::atomic<const Ready*>& slot = slots_[static_cast<std::size_t>(choice.slot())];
-  if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
-  Ready made = make(wanted, choice);  // other threads may do the same: the store compiles each kernel once
-  const std::lock_guard lock(mutex_);
-  if (const Ready* ready = slot.load(std::memory_order_acquire)) return *ready;
-  kept_.push_back(std::move(made));
-  slot.store(&kept_.back(), std::memory_order_release);
-  return kept_.back();
+/// The ready kernels of a call: a look-up without locks once they exist.
+const DeviceBackward::Ready& DeviceBackward::get(const plan::Problem& wanted, const plan::BackwardChoice& choice,
+                                                 Stream stream) {
+  const std::uint64_t code = tuning_.code(wanted, choice.slot());
+  const Ready* ready = ready_.find(code);
+  if (ready != nullptr && !ready->open) return *ready;
+  return settle(
+      ready_, tuning_, code, stream, [&] { return first_ready(wanted, choice); },
+      [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
 }
 
-DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const plan::BackwardChoice& choice) const {
-  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
-  const Supply supply(config_);
+/// With the main kernel that is known to be best, or else the planner's.
+DeviceBackward::Ready DeviceBackward::first_ready(const plan::Problem& wanted,
+                                                  const plan::BackwardChoice& choice) const {
+  plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  const char* by = kByPlanner;
+  bool open = false;
+  if (tuning_.sources().any()) {
+    const auto candidates = [&] {
+      plan::Alternatives all = plan::backward_candidates(wanted, fixed(), planned.main.front(), SIZE_MAX);
+      all.insert(all.end(), planned.main.begin(), planned.main.end());
+      return all;
+    };
+    const auto known = tuning_.known(tuning_.key(wanted, planned.main.front()), candidates);
+    if (known) planned.main.insert(planned.main.begin(), known->spec);
+    if (known) by = known->by;
+    open = !known && tuning_.sources().tunes && tune::worth_tuning(wanted, true);
+  }
+  Ready ready = make(wanted, choice, planned);
+  ready.open = open;
+  ready.info.chosen_by = ready.specs.main == planned.main.front() ? by : kByPlanner;
+  return ready;
+}
+
+Supply DeviceBackward::supply(const plan::Problem& wanted) const {
+  Supply supply(config_);
+  supply.accept.driver = driver::api().version;
+  supply.command = [this, wanted] { return remedy(wanted, config_, Operation::backward); };
+  return supply;
+}
+
+DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const plan::BackwardChoice& choice,
+                                           const plan::BackwardPlan& planned) const {
+  const Supply from = supply(wanted);
   Ready ready;
   KernelInfo around;  // what the kernels besides the main one took
   const auto load = [&](const plan::Alternatives& specs, KernelInfo* info, plan::KernelSpec* taken = nullptr) {
-    const ChosenKernel chosen = choose_kernel(specs, *store_, supply, config_.deterministic);
+    const ChosenKernel chosen = choose_kernel(specs, *store_, from, config_.deterministic);
     if (taken != nullptr) *taken = chosen.spec;
     KernelInfo own;
     Kernel kernel;
@@ -87,6 +134,10 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
   support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
+  const char* obstacle = plan::sm90_backward_obstacle(wanted);
+  if (obstacle != nullptr && plan::sm90_backward_misfit(wanted) == nullptr && fixed().family != Family::sm80) {
+    support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
+  }
   return ready;
 }
 
@@ -95,12 +146,45 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
   const driver::ContextScope scope(context_.context());
   packed_.prepare();
   const plan::Problem wanted = problem(shape);
-  return get(wanted, plan::choose_backward(wanted, fixed())).info;
+  return get(wanted, plan::choose_backward(wanted, fixed()), nullptr).info;
 }
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
-  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
+  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
+}
+
+/// Lets candidates compete with the main kernel of `known` on scratch memory; the kernels around it are the same.
+TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known,
+                                  Stream stream, const TuneOptions& options) const {
+  plan::Problem measured = tune::representative(wanted, true);
+  if (plan::choose_backward(measured, fixed()).slot() != choice.slot()) measured = wanted;
+  const plan::BackwardChoice measured_choice = plan::choose_backward(measured, fixed());
+  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  const Supply from = supply(wanted).serialized();
+  Contest contest;
+  contest.specs = plan::backward_candidates(wanted, fixed(), known.specs.main, options.candidates);
+  std::vector<Ready> made(contest.specs.size(), known);
+  contest.make = [&](std::size_t i) {
+    if (i == 0) return;
+    const ChosenKernel chosen = contestant(contest.specs[i], *store_, from);
+    made[i].main = {load_kernel(chosen, context_, nullptr), static_cast<unsigned>(chosen.spec.threads()),
+                    static_cast<unsigned>(plan::shared_bytes(chosen.spec))};
+    made[i].specs.main = chosen.spec;
+  };
+  contest.launch = [&](std::size_t i, const TuneTensors& t, Stream on, Workspace workspace) {
+    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, on,
+           workspace);
+  };
+  contest.workspace = plan::backward_workspace(measured, measured_choice, config_.deterministic).bytes;
+  return tuning_.decide(tuning_.key(wanted, planned.main.front()), measured, contest, stream, options);
+}
+
+TuneReport DeviceBackward::tune(const AttentionShape& shape, const TuneOptions& options) const {
+  const plan::Problem wanted = problem(shape);
+  const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
+  const Ready ready = make(wanted, choice, plan_backward(wanted, fixed(), config_.deterministic));
+  return decide(wanted, choice, ready, nullptr, options);
 }
 
 namespace {
@@ -135,32 +219,44 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
   packed_.clear(call.dv, call.sequences, call.shape, true, 0, stream);
   clear_gradients(variant, call.empty, stream);
   if (call.empty) return;
-  const plan::Problem wanted = problem(call.shape);
-  const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
-  const Ready& ready = get(wanted, choice);
+  plan::Problem wanted = problem(call.shape);
   const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
                                       call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
-  Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
-  plan::BackwardLaunch launch =
-      plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data(),
-                            packed_args(config_, call.sequences, call.dropout));
-  const plan::BackwardGrids& grids = launch.grids;
+  wanted.tensor_maps = plan::sm90_backward_describable(tensors);
+  const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
+  launch(wanted, choice, get(wanted, choice, stream), tensors, packed_args(config_, call.sequences, call.dropout),
+         stream, workspace);
+}
+
+void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
+                            const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, Stream stream,
+                            const Workspace& workspace) const {
+  Scratch scratch(workspace, plan::backward_workspace(wanted, choice, config_.deterministic).bytes, stream);
+  plan::BackwardLaunch planned =
+      plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic, ready.specs,
+                            context_.info().multiprocessors, scratch.data(), packed);
+  const plan::BackwardGrids& grids = planned.grids;
   for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq, grids.sink}) {
     if (grid > kMaxGrid) {
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
-  const auto queue = [&](const Kernel& kernel, std::int64_t grid, kernel::BackwardVariantParams& params) {
+  const auto queue = [&](const Kernel& kernel, std::int64_t grid, auto& params) {
     if (grid == 0) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
-  queue(ready.preprocess, grids.preprocess, launch.params);
-  queue(ready.main, grids.main, launch.params);
-  queue(ready.reduce, grids.reduce, launch.params);
-  queue(ready.dq, grids.dq, launch.dq_params);
-  queue(ready.convert, grids.convert, launch.params);
-  queue(ready.sink, grids.sink, launch.params);
+  queue(ready.preprocess, grids.preprocess, planned.params);
+  if (choice.family == Family::sm90) {
+    kernel::Sm90BackwardParams params = sm90_params(planned.params, tensors, ready.specs.main);
+    queue(ready.main, grids.main, params);
+  } else {
+    queue(ready.main, grids.main, planned.params);
+  }
+  queue(ready.reduce, grids.reduce, planned.params);
+  queue(ready.dq, grids.dq, planned.dq_params);
+  queue(ready.convert, grids.convert, planned.params);
+  queue(ready.sink, grids.sink, planned.params);
   scratch.release();
 }
 

@@ -1,16 +1,15 @@
 #ifndef FA_SRC_API_BACKWARD_HPP_
 #define FA_SRC_API_BACKWARD_HPP_
 
-#include <array>
-#include <atomic>
 #include <cstddef>
-#include <deque>
 #include <memory>
-#include <mutex>
 
 #include <fa/attention.hpp>
 
+#include "api/build.hpp"
 #include "api/packed.hpp"
+#include "api/ready_table.hpp"
+#include "api/tuning.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "cache/store.hpp"
@@ -31,6 +30,9 @@ class DeviceBackward {
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
 
+  /// A decision for `shape`, whatever is known already.
+  TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
+
  private:
   struct Kernel {
     std::shared_ptr<const driver::LoadedKernel> loaded;
@@ -38,7 +40,7 @@ class DeviceBackward {
     unsigned shared_bytes = 0;
   };
 
-  /// The kernels of one slot of the planner, ready to launch.
+  /// The kernels of one kind of problem, ready to launch.
   struct Ready {
     plan::BackwardKernels specs;
     Kernel preprocess;
@@ -48,12 +50,20 @@ class DeviceBackward {
     Kernel convert;  ///< unless deterministic
     Kernel sink;     ///< with sinks
     KernelInfo info;
+    bool open = false;  ///< tuning may find a better main kernel
   };
 
   const KernelOverride& fixed() const noexcept;
   plan::Problem problem(const AttentionShape& shape) const noexcept;
-  const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice);
-  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
+  const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream);
+  Ready first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
+  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice, const plan::BackwardPlan& planned) const;
+  Supply supply(const plan::Problem& wanted) const;
+  TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
+                    const TuneOptions& options) const;
+  void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
+              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, Stream stream,
+              const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const Functions& functions_;
@@ -62,9 +72,8 @@ class DeviceBackward {
   std::shared_ptr<cache::Store> store_;
   DevicePacked& packed_;
 
-  std::array<std::atomic<const Ready*>, plan::BackwardChoice::kSlots> slots_{};
-  std::mutex mutex_;        ///< guards kept_
-  std::deque<Ready> kept_;  ///< never moves its elements
+  Tuning tuning_;
+  ReadyTable<Ready> ready_;
 };
 
 }  // namespace fa::api

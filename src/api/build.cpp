@@ -141,6 +141,17 @@ Supply::Supply(const AttentionConfig& config)
       accept(cache_acceptance(config.cache)),
       keep_source(config.cache.keep_source) {}
 
+Supply Supply::serialized() const {
+  Supply result = *this;
+  if (on_compile) {
+    result.on_compile = [hook = on_compile, mutex = std::make_shared<std::mutex>()](const CompileEvent& event) {
+      const std::scoped_lock lock(*mutex);
+      hook(event);
+    };
+  }
+  return result;
+}
+
 cache::Key cache_key(const plan::KernelSpec& spec) {
   cache::Key key;
   key.templates = render::templates_digest();
@@ -164,13 +175,6 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, cons
   return lookup;
 }
 
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
-                           bool deterministic) {
-  std::vector<plan::KernelSpec> specs{plan.kernel};
-  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
-  return choose_kernel(std::span<const plan::KernelSpec>(specs), store, supply, deterministic);
-}
-
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic) {
   std::optional<ChosenKernel> best;
@@ -190,6 +194,14 @@ ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store
   }
   if (!best) throw *miss;
   return *best;
+}
+
+ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {
+  ChosenKernel chosen{spec, get_kernel(spec, store, supply)};
+  if (const int spilled = chosen.lookup.entry->local_bytes; spilled != 0) {
+    throw Error(ErrorCode::unsupported, fmt::format("it spills {} bytes a thread", spilled));
+  }
+  return chosen;
 }
 
 KernelInfo kernel_info(const ChosenKernel& chosen) {

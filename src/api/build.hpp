@@ -37,6 +37,8 @@ std::vector<std::filesystem::path> cache_packs(const CachePolicy& policy);
 struct Supply {
   Supply(CompilePolicy policy) : compile(policy) {}  // NOLINT(google-explicit-constructor): a policy is a supply
   explicit Supply(const AttentionConfig& config);
+  /// The same for several threads: they tell on_compile one at a time.
+  Supply serialized() const;
 
   CompilePolicy compile = CompilePolicy::allow;
   std::function<void(const CompileEvent&)> on_compile = nullptr;
@@ -60,8 +62,10 @@ struct ChosenKernel {
 };
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic = false);
-ChosenKernel choose_kernel(const plan::ForwardPlan& plan, cache::Store& store, const Supply& supply,
-                           bool deterministic = false);
+
+/// The kernel of exactly `spec`, for a contest: one that spills is refused with fa::Error(unsupported). Throws like
+/// get_kernel.
+ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply);
 
 /// Facts of a kernel that need no GPU; `load_kernel` adds the rest.
 KernelInfo kernel_info(const ChosenKernel& chosen);

@@ -251,6 +251,17 @@ void set_variants(const fa_config& in, AttentionConfig* out) {
   out->sink = in.sink != 0;
 }
 
+TunePolicy to_tune_policy(std::int32_t value) {
+  switch (to_enum(value, FA_TUNE_ON, "config.tune")) {
+    case FA_TUNE_OFF:
+      return TunePolicy::off;
+    case FA_TUNE_CACHED:
+      return TunePolicy::cached;
+    default:
+      return TunePolicy::on;
+  }
+}
+
 AttentionConfig to_config(const fa_config* source) {
   const fa_config in = read_struct(source, "config");
   AttentionConfig out;
@@ -266,6 +277,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
   out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
   set_variants(in, &out);
   set_cache(in, &out);
@@ -423,6 +435,7 @@ fa_kernel_info to_c(const KernelInfo& info) {
   copy_text(out.name, info.name);
   copy_text(out.origin, info.origin);
   copy_text(out.spec, info.spec);
+  copy_text(out.chosen_by, info.chosen_by);
   return out;
 }
 
@@ -445,6 +458,23 @@ void write_struct(Struct* target, Struct values) {
   const std::uint32_t size = target->struct_size;
   values.struct_size = size;
   std::memcpy(target, &values, std::min<std::size_t>(size, sizeof values));
+}
+
+/// Looks kernels up and tells about the one that the others serve.
+void find(decltype(find_kernels) look_up, const fa_config* config, const fa_shape* shape, const char* arch,
+          fa_kernel_info* info) {
+  require(arch, "arch");
+  if (info != nullptr) {
+    check_struct_size(info->struct_size, "info");
+  }
+  const std::vector<KernelInfo> found = look_up(to_config(config), to_shape(shape), arch);
+  if (info == nullptr) {
+    return;
+  }
+  const auto main = std::find_if(found.begin(), found.end(), [](const KernelInfo& kernel) {
+    return kernel.name.ends_with("_forward") || kernel.name.ends_with("_backward");
+  });
+  write_struct(info, to_c(main == found.end() ? KernelInfo{} : *main));
 }
 
 }  // namespace
@@ -507,16 +537,11 @@ int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* coun
 }
 
 int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info) {
-  return fa::guarded([&] {
-    fa::require(arch, "arch");
-    if (info != nullptr) {
-      fa::check_struct_size(info->struct_size, "info");
-    }
-    const std::vector<fa::KernelInfo> found = fa::find_kernels(fa::to_config(config), fa::to_shape(shape), arch);
-    if (info != nullptr) {
-      fa::write_struct(info, fa::to_c(found.empty() ? fa::KernelInfo{} : found.front()));
-    }
-  });
+  return fa::guarded([&] { fa::find(fa::find_kernels, config, shape, arch, info); });
+}
+
+int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info) {
+  return fa::guarded([&] { fa::find(fa::find_backward_kernels, config, shape, arch, info); });
 }
 
 int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs, const fa_backward_outputs* outputs,

@@ -8,9 +8,28 @@
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "plan/arch.hpp"
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 
 namespace fa {
+namespace {
+
+std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, const plan::Problem& problem,
+                             const AttentionConfig& config, api::Operation op) {
+  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
+  api::Supply supply(config);
+  supply.command = [&] { return api::remedy(problem, config, op); };
+  std::vector<KernelInfo> found;
+  for (const plan::Alternatives& specs : kernels) {
+    found.push_back(api::kernel_info(api::choose_kernel(specs, *store, supply, config.deterministic)));
+  }
+  for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
+    found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));
+  }
+  return found;
+}
+
+}  // namespace
 
 std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                      const std::string& arch) {
@@ -19,19 +38,20 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   const plan::Problem problem =
       api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
-  const KernelOverride fixed = config.kernel.value_or(KernelOverride{});
-  const plan::ForwardPlan planned = plan::plan_forward(problem, fixed);
-  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
-  api::Supply supply(config);
-  supply.command = [&] { return api::remedy(problem, config); };
-  std::vector<KernelInfo> kernels{api::kernel_info(api::choose_kernel(planned, *store, supply, config.deterministic))};
-  if (planned.kernel.split) {
-    kernels.push_back(api::kernel_info({planned.combine, api::get_kernel(planned.combine, *store, supply)}));
-  }
-  for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
-    kernels.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));
-  }
-  return kernels;
+  const plan::ForwardPlan planned = plan::plan_forward(problem, config.kernel.value_or(KernelOverride{}));
+  return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
+}
+
+std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
+                                              const std::string& arch) {
+  api::validate(config, false);
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem =
+      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
+  if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
+  const plan::BackwardPlan planned =
+      plan::plan_backward(problem, config.kernel_backward.value_or(KernelOverride{}), config.deterministic);
+  return find(plan::kernels_of(planned), problem, config, api::Operation::backward);
 }
 
 }  // namespace fa

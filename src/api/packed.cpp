@@ -55,7 +55,9 @@ const DevicePacked::Kernel& DevicePacked::get(DType dtype) {
   std::atomic<const Kernel*>& slot = slots_[static_cast<std::size_t>(dtype)];
   if (const Kernel* kernel = slot.load(std::memory_order_acquire)) return *kernel;
   const plan::KernelSpec spec = plan::clear_padding_spec(context_.info().arch, dtype);
-  const ChosenKernel chosen{spec, get_kernel(spec, *store_, Supply(config_))};
+  Supply supply(config_);
+  supply.accept.driver = driver::api().version;
+  const ChosenKernel chosen{spec, get_kernel(spec, *store_, supply)};
   Kernel made{load_kernel(chosen, context_, nullptr), spec.warps};
   const std::lock_guard lock(mutex_);
   if (const Kernel* kernel = slot.load(std::memory_order_acquire)) return *kernel;

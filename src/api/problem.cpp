@@ -68,7 +68,8 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   return problem;
 }
 
-std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory) {
+std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory,
+                            Operation op, bool deterministic) {
   std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
                                     to_string(problem.dtype), problem.d_qk);
   const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {
@@ -80,6 +81,7 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   const auto add_switch = [&add](const char* option, std::optional<bool> value) {
     if (value) add(" {} {:d}", option, *value);
   };
+  if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
   if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
   // A mask behind the diagonal is a window with its end there, which compiles the same kernel.
   add(" --causal {}", problem.causal ? "yes" : "no");
@@ -108,9 +110,11 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   return command;
 }
 
-std::string remedy(const plan::Problem& problem, const AttentionConfig& config) {
+std::string remedy(const plan::Problem& problem, const AttentionConfig& config, Operation op) {
   const CachePolicy& cache = config.cache;
-  std::string command = compile_command(problem, config.kernel.value_or(KernelOverride{}), cache.directory);
+  const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
+  std::string command =
+      compile_command(problem, fixed.value_or(KernelOverride{}), cache.directory, op, config.deterministic);
   if (config.zero_padding) command += " --zero-padding";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted(cache.packs.front());

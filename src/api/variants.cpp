@@ -182,6 +182,11 @@ TensorView checked_gradient(const expression::Capture& capture, const CapturedVi
 
 }  // namespace
 
+bool is_plain(const AttentionConfig& config) noexcept {
+  return config.score.expression.empty() && config.mask.expression.empty() && config.window_left < 0 &&
+         config.window_right < 0 && config.chunk == 0 && !config.sink;
+}
+
 Functions read_functions(const AttentionConfig& config, bool host) {
   check_masks(config);
   Functions functions;

@@ -21,6 +21,9 @@ struct Functions {
   bool any() const noexcept { return variants.any(); }
 };
 
+/// Whether a configuration has no function, window, chunks or sinks.
+bool is_plain(const AttentionConfig& config) noexcept;
+
 /// Throws fa::Error: invalid_argument for what does not parse, names a capture wrongly or contradicts another mask;
 /// unsupported for what `host` alone can do.
 Functions read_functions(const AttentionConfig& config, bool host);

@@ -81,6 +81,19 @@ class ContextScope {
   bool pushed_ = false;
 };
 
+/// While another thread captures a stream in the global mode, calls that may synchronise are refused in every thread,
+/// and break that capture. In the relaxed mode, for a scope, this thread is not concerned.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_;  ///< the one to restore
+};
+
 /// A kernel that is ready to launch in any context of the process.
 class LoadedKernel {
  public:

@@ -9,19 +9,6 @@ namespace {
 
 constexpr int kDefaultSharedLimit = 48 * 1024;  // above it a kernel has to opt in
 
-/// While another thread captures a stream in the global mode, calls that may synchronise are refused in every thread,
-/// and break that capture. In the relaxed mode this thread is not concerned.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { check(api().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
-  ~RelaxedCapture() { api().cuThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // after the exchange: the one to restore
-};
-
 /// Unloads unless released.
 class LibraryGuard {
  public:
@@ -51,6 +38,14 @@ void force_load(CUkernel kernel) {
 }
 
 }  // namespace
+
+RelaxedCapture::RelaxedCapture() : mode_(CU_STREAM_CAPTURE_MODE_RELAXED) {
+  check(api().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  api().cuThreadExchangeStreamCaptureMode(&mode_);
+}
 
 LoadedKernel::LoadedKernel(const std::vector<std::byte>& cubin, const std::string& name, int dynamic_shared,
                            CUcontext context) {

@@ -1,9 +1,14 @@
 #include "plan/backward.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include <fa/error.hpp>
+
 #include "plan/sm80_backward.hpp"
-#include "support/text.hpp"
+#include "plan/sm90_backward.hpp"
+#include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
 namespace {
@@ -20,7 +25,13 @@ constexpr int kSinkWarps = 8;
 // Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
 // that the choice need not know the GPU.
 constexpr std::int64_t kEnoughBlocks = 192;
+// Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
+// twice as long as others.
+constexpr std::int64_t kEnoughPersistentBlocks = 132;
+constexpr int kLongTile = 64;  // steps, measured on an H200
 constexpr std::int64_t kKeysPerBlock = 128;
+// Of any sm90 kernel: its tiles read whole from the row statistics.
+constexpr std::int64_t kGreatestTileM = 128;
 constexpr std::int64_t kRowsPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
 
@@ -58,26 +69,37 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept {
   BackwardChoice choice;
   choice.aligned = problem.aligned;
+  // Fields, and tiles, of its kernels.
+  const bool of_sm80 = fixed.warps != 0 || fixed.tile_m % 64 != 0 || fixed.tile_n % 64 != 0;
+  if (fixed.family != Family::sm80 && !(fixed.family == Family::automatic && of_sm80) &&
+      sm90_backward_misfit(problem) == nullptr && sm90_backward_obstacle(problem) == nullptr) {
+    choice.family = Family::sm90;
+  }
   if (problem.varlen) return choice;  // how much work a sequence is, the host does not know
+  const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
   const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
   const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
   if (fixed.splits != 0) {
     choice.splits = fixed.splits;
-  } else if (blocks != 0 && 2 * blocks <= kEnoughBlocks) {
-    choice.splits = static_cast<int>(
-        std::max<std::int64_t>(std::min({kEnoughBlocks / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
+  } else if (blocks != 0 && 2 * blocks <= enough) {
+    choice.splits =
+        static_cast<int>(std::max<std::int64_t>(std::min({enough / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
   }
   return choice;
 }
 
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
   if (fixed.family == Family::sm90) {
-    support::throw_invalid("kernel_backward.family", "sm90", "automatic or sm80");
+    if (const char* misfit = sm90_backward_misfit(problem)) {
+      throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = sm90: accepted is {}", misfit),
+                  {{"argument", "kernel_backward.family"}, {"value", "sm90"}, {"accepted", misfit}});
+    }
   }
   const BackwardChoice choice = choose_backward(problem, fixed);
   BackwardPlan plan;
   plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
-  plan.main = sm80_backward_specs(problem, fixed, choice, deterministic);
+  plan.main = choice.family == Family::sm90 ? sm90_backward_specs(problem, fixed, choice, deterministic)
+                                            : sm80_backward_specs(problem, fixed, choice, deterministic);
   if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
   plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
@@ -85,10 +107,22 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   return plan;
 }
 
-BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept {
+std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
+  std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
+  if (plan.main.front().split) kernels.push_back({plan.reduce});
+  kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
+  if (plan.main.front().variants.sink) kernels.push_back({plan.sink});
+  return kernels;
+}
+
+BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice,
+                                     bool deterministic) noexcept {
+  const int splits = choice.splits;
   BackwardWorkspace layout;
-  layout.padded_rows = problem.varlen ? slots(problem.total_q, kernel::kRowGroup, problem.b) * kernel::kRowGroup
-                                      : ceil_div(problem.s_q, kernel::kRowGroup) * kernel::kRowGroup;
+  const std::int64_t rows_together = choice.family == Family::sm90 ? kGreatestTileM : kernel::kRowGroup;
+  const std::int64_t row_tiles =
+      problem.varlen ? slots(problem.total_q, rows_together, problem.b) : ceil_div(problem.s_q, rows_together);
+  layout.padded_rows = row_tiles * rows_together;
   const auto section = [&](std::int64_t floats) {
     const std::size_t start = layout.bytes;
     const std::size_t size = static_cast<std::size_t>(floats) * sizeof(float);
@@ -104,9 +138,10 @@ BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool de
   return layout;
 }
 
-BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
-                               bool deterministic, const BackwardKernels& kernels, void* workspace,
-                               const PackedArgs& packed) noexcept {
+BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
+                               const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
+                               int multiprocessors, void* workspace, const PackedArgs& packed) noexcept {
+  const int splits = choice.splits;
   BackwardLaunch launch{};
   kernel::BackwardVariantParams& params = launch.params;
   params.q = tensors.q.data;
@@ -132,7 +167,7 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   set_strides(tensors.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s);
   set_strides(tensors.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s);
 
-  const BackwardWorkspace layout = backward_workspace(problem, splits, deterministic);
+  const BackwardWorkspace layout = backward_workspace(problem, choice, deterministic);
   const auto section = [&](std::size_t offset) {
     return reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + offset);
   };
@@ -178,6 +213,14 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   const std::int64_t row_groups = entries * problem.h_q * (layout.padded_rows / kernel::kRowGroup);
   launch.grids.preprocess = row_groups;
   launch.grids.main = std::int64_t{params.n_blocks} * problem.h_kv * entries * splits;
+  // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
+  // length are balanced better by the hardware.
+  const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
+  if (choice.family == Family::sm90 && !long_tiles) {
+    params.heads_in_flight =
+        balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
+    launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);
+  }
   if (splits > 1) {
     launch.grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
   }
@@ -195,6 +238,16 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
     launch.grids.convert = row_groups;
   }
   return launch;
+}
+
+bool sm90_backward_describable(const BackwardTensors& tensors) noexcept {
+  return describable(tensors.q, 1) && describable(tensors.k, 1) && describable(tensors.v, 1) &&
+         describable(tensors.dout, 1);
+}
+
+Sm90BackwardMaps sm90_backward_maps(const BackwardTensors& tensors, const KernelSpec& spec) noexcept {
+  return {head_map(tensors.q, spec.tile_m), head_map(tensors.k, spec.tile_n), head_map(tensors.v, spec.tile_n),
+          head_map(tensors.dout, spec.tile_m)};
 }
 
 }  // namespace fa::plan

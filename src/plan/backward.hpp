@@ -10,25 +10,24 @@
 #include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
+#include "plan/tensor_map.hpp"
 #include "plan/variant_launch.hpp"
 
 namespace fa::plan {
 
 /// The few facts of a call's shapes that choose its kernels, as Choice does for the forward.
 struct BackwardChoice {
+  Family family = Family::sm80;
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
 
   /// Dense, below kSlots.
-  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0); }
-  static constexpr int kSlots = 4;
+  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (family == Family::sm90 ? 4 : 0); }
+  static constexpr int kSlots = 8;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept;
-
-/// Kernels in order of preference: the first that ptxas does not spill is to be taken.
-using Alternatives = std::vector<KernelSpec>;
 
 /// What runs for a problem, in this order. With `deterministic` dQ has a pass of its own, whose sums have one order;
 /// else the main kernel adds to an accumulator, which convert turns into dQ.
@@ -44,9 +43,13 @@ struct BackwardPlan {
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
 
+/// Every kernel that a call of the plan runs, in the order of their launches.
+std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
+
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {
-  /// s_q rounded up to a group of 16 rows; of a packed batch the rows of all its groups, and what follows is without b.
+  /// s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel; of a packed batch the rows of all
+  /// its groups, and what follows is without b.
   std::int64_t padded_rows = 0;
   std::size_t lse_log2 = 0;  ///< f32 [b, h_q, padded_rows]
   std::size_t delta = 0;     ///< f32 [b, h_q, padded_rows]
@@ -54,7 +57,7 @@ struct BackwardWorkspace {
   std::size_t partial = 0;   ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
   std::size_t bytes = 0;
 };
-BackwardWorkspace backward_workspace(const Problem& problem, int splits, bool deterministic) noexcept;
+BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice, bool deterministic) noexcept;
 
 /// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
 struct BackwardTensors {
@@ -85,9 +88,18 @@ struct BackwardLaunch {
   kernel::BackwardVariantParams dq_params;  ///< of that
   BackwardGrids grids;
 };
-BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale, int splits,
-                               bool deterministic, const BackwardKernels& kernels, void* workspace,
-                               const PackedArgs& packed = {}) noexcept;
+BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
+                               const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
+                               int multiprocessors, void* workspace, const PackedArgs& packed = {}) noexcept;
+
+/// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).
+bool sm90_backward_describable(const BackwardTensors& tensors) noexcept;
+
+/// The maps of an sm90 kernel, as templates/sm90/sm90_backward_params.cuh describes them.
+struct Sm90BackwardMaps {
+  TensorMapSpec q, k, v, dout;
+};
+Sm90BackwardMaps sm90_backward_maps(const BackwardTensors& tensors, const KernelSpec& spec) noexcept;
 
 }  // namespace fa::plan
 

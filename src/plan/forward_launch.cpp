@@ -11,10 +11,7 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
-constexpr std::int64_t kMapStrideLimit = std::int64_t{1} << 40;  // bytes
-constexpr std::uint32_t kSlabColumns = 64;
-constexpr std::uint32_t kWarpRows = 16;      // of O, stored at once
-constexpr std::uint64_t kUnusedStride = 16;  // of an axis of length 1: any that is legal
+constexpr std::uint32_t kWarpRows = 16;  // of O, stored at once
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -35,33 +32,6 @@ int heads_in_l2(const Problem& problem, const kernel::ForwardParams& params, boo
                                                    std::max<std::int64_t>(params.heads, 1) * entries));
 }
 
-bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept {
-  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    const std::int64_t step = axis == 1 ? heads_a_step : 1;
-    const std::int64_t stride = view.strides[axis];
-    if (view.shape[axis] > 1 && (stride <= 0 || stride >= kMapStrideLimit / element / step)) return false;
-  }
-  return true;
-}
-
-/// Appends an axis; the first one has no stride of its own.
-void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) {
-  const auto rank = static_cast<std::size_t>(map.rank++);
-  map.sizes[rank] = static_cast<std::uint64_t>(size);
-  map.box[rank] = box;
-  if (rank == 0) return;
-  map.strides[rank - 1] = size > 1 ? static_cast<std::uint64_t>(stride) * size_of(map.dtype) : kUnusedStride;
-}
-
-TensorMapSpec start_map(const TensorView& view) {
-  TensorMapSpec map;
-  map.base = view.data;
-  map.dtype = view.dtype;
-  add_axis(map, view.shape[3], 1, kSlabColumns);
-  return map;
-}
-
 /// [d, group, s_q, h_kv, b], boxes of `heads` query heads and `rows` of their rows.
 TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t heads, std::uint32_t rows) {
   const std::int64_t group = view.shape[1] / h_kv;
@@ -69,14 +39,6 @@ TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t
   add_axis(map, group, view.strides[1], heads);
   add_axis(map, view.shape[2], view.strides[2], rows);
   add_axis(map, h_kv, view.strides[1] * group, 1);
-  add_axis(map, view.shape[0], view.strides[0], 1);
-  return map;
-}
-
-TensorMapSpec key_map(const TensorView& view, int tile_n) {
-  TensorMapSpec map = start_map(view);
-  add_axis(map, view.shape[2], view.strides[2], static_cast<std::uint32_t>(tile_n));
-  add_axis(map, view.shape[1], view.strides[1], 1);
   add_axis(map, view.shape[0], view.strides[0], 1);
   return map;
 }
@@ -177,8 +139,8 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
   maps.o = query_map(tensors.o, h_kv, 1, kWarpRows);
-  maps.k = key_map(tensors.k, spec.tile_n);
-  maps.v = key_map(tensors.v, spec.tile_n);
+  maps.k = head_map(tensors.k, spec.tile_n);
+  maps.v = head_map(tensors.v, spec.tile_n);
   return maps;
 }
 

@@ -1,7 +1,6 @@
 #ifndef FA_SRC_PLAN_FORWARD_LAUNCH_HPP_
 #define FA_SRC_PLAN_FORWARD_LAUNCH_HPP_
 
-#include <array>
 #include <cstdint>
 
 #include <common/padding_params.cuh>
@@ -10,6 +9,7 @@
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
+#include "plan/tensor_map.hpp"
 #include "plan/variant_launch.hpp"
 
 namespace fa::plan {
@@ -59,19 +59,6 @@ struct ForwardLaunch {
 };
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                              const KernelSpec& spec, int multiprocessors, const PackedArgs& packed = {}) noexcept;
-
-/// A tensor of 16-bit elements for the copy engine, innermost axis first, and the box that one copy moves: the
-/// arguments of cuTensorMapEncodeTiled that are not the same for every map.
-struct TensorMapSpec {
-  static constexpr int kMaxRank = 5;
-
-  void* base = nullptr;
-  DType dtype = DType::bf16;
-  int rank = 0;
-  std::array<std::uint64_t, kMaxRank> sizes{};
-  std::array<std::uint64_t, kMaxRank - 1> strides{};  ///< in bytes, of all axes but the first
-  std::array<std::uint32_t, kMaxRank> box{};
-};
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes. That
 /// rows start at multiples of 16 bytes is Problem::aligned.

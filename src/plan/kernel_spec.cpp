@@ -31,6 +31,14 @@ std::string canonical_sm90_forward(const KernelSpec& spec) {
       spec.min_blocks);
 }
 
+std::string canonical_sm90_backward(const KernelSpec& spec) {
+  return fmt::format(
+      "sm90_backward arch={} dtype={} d_qk={} d_v={} causal={:d} tile_m={} tile_n={} stages={} write_dq={:d} "
+      "split={:d} min_blocks={}",
+      to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.tile_m, spec.tile_n,
+      spec.stages, spec.write_dq, spec.split, spec.min_blocks);
+}
+
 }  // namespace
 
 std::string kernel_name(const KernelSpec& spec) {
@@ -68,6 +76,7 @@ std::string canonical_plain(const KernelSpec& spec) {
     case Op::combine:
       return fmt::format("{} d_v={} warps={}", target, spec.d_v, spec.warps);
     case Op::backward:
+      if (spec.family == Family::sm90) return canonical_sm90_backward(spec);
       return fmt::format(
                  "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} warps_n={} dq_warps_m={} "
                  "substeps={} stages={} "

@@ -2,6 +2,7 @@
 #define FA_SRC_PLAN_KERNEL_SPEC_HPP_
 
 #include <string>
+#include <vector>
 
 #include <fa/attention.hpp>
 
@@ -61,6 +62,9 @@ struct KernelSpec {
 
   int threads() const noexcept { return warps * 32; }
 };
+
+/// Kernels in order of preference: the first that ptxas does not spill is to be taken.
+using Alternatives = std::vector<KernelSpec>;
 
 /// "sm80_forward arch=sm_90a dtype=bf16 d_qk=128 ...": every field that the kernel depends on, in a fixed order. Equal
 /// texts render equal kernels; it is what the cache hashes and `fa` prints.

@@ -1,9 +1,11 @@
 #include "plan/planner.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
 #include "support/text.hpp"
 
@@ -107,6 +109,14 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   return plan;
 }
 
+std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
+  Alternatives attention{plan.kernel};
+  attention.insert(attention.end(), plan.alternatives.begin(), plan.alternatives.end());
+  std::vector<Alternatives> kernels{std::move(attention)};
+  if (plan.kernel.split) kernels.push_back({plan.combine});
+  return kernels;
+}
+
 KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept {
   KernelSpec spec;
   spec.op = Op::clear_padding;
@@ -121,7 +131,7 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::forward:
       return spec.family == Family::sm90 ? sm90_forward_shared_bytes(spec) : sm80_forward_shared_bytes(spec);
     case Op::backward:
-      return sm80_backward_shared_bytes(spec);
+      return spec.family == Family::sm90 ? sm90_backward_shared_bytes(spec) : sm80_backward_shared_bytes(spec);
     case Op::backward_dq:
       return sm80_backward_dq_shared_bytes(spec);
     case Op::combine:

@@ -41,6 +41,9 @@ struct ForwardPlan {
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
 
+/// Every kernel that a call of the plan runs, in the order of their launches.
+std::vector<Alternatives> kernels_of(const ForwardPlan& plan);
+
 /// The kernel that writes to the rows of a packed tensor that belong to no sequence.
 KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept;
 

@@ -7,6 +7,8 @@
 
 #include <fa/error.hpp>
 
+#include "plan/candidates.hpp"
+
 namespace fa::plan {
 namespace {
 
@@ -161,6 +163,42 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   return spec;
 }
 
+// Of the cost model, a multiprocessor's cycles: multiply-adds of mma.sync, bytes of shared memory, exponentials, and
+// bytes added to memory.
+constexpr double kMultiplyAdds = 1024;
+constexpr double kMultiplyAdds32Bit = 170;  // three tf32 products for one
+constexpr double kSharedBytes = 128;
+constexpr double kExponentials = 16;
+constexpr double kAddedBytes = 24;
+constexpr double kStepCycles = 600;  // waits and barriers of a step
+
+/// Cycles for a query row and a key; see candidates.hpp.
+double cost_of(const KernelSpec& spec, const Problem& problem) {
+  const Grid grid(spec);
+  const double element = double(size_of(spec.dtype));
+  const double area = double(spec.tile_m) * spec.tile_n;
+  const double d = spec.d_qk + spec.d_v;
+  const double tensor = area * (d + d + spec.d_qk) / (spec.dtype == DType::f32 ? kMultiplyAdds32Bit : kMultiplyAdds);
+  const double keys = double(spec.tile_n) / spec.warps_n;
+  const double queries = double(spec.tile_m) / grid.query_groups;
+  const double key_width = spec.operands_in_registers == 2 ? 0 : spec.operands_in_registers == 1 ? spec.d_qk : d;
+  const double scores = spec.warps * (keys * key_width * spec.substeps + queries * d);
+  const double exchange = grid.query_groups > 1 ? spec.warps * 2 * keys * spec.tile_m + 2 * area : 0;
+  const double sums = spec.warps * spec.tile_m * d / grid.warps_m;
+  const double dq = double(spec.warps) * spec.tile_m / spec.dq_warps_m * spec.tile_n +
+                    double(spec.tile_n) * spec.d_qk * spec.dq_warps_m;
+  const double shared = (scores + exchange + sums + dq) * element / kSharedBytes;
+  const double added = double(spec.tile_m) * spec.d_qk * 4 / kAddedBytes;
+  const double cover = spec.min_blocks * (spec.stages > 1 ? 1.3 : 1) * (spec.delayed_dq ? 1.2 : 1);
+  const double step =
+      std::max({tensor, shared, added}) + 0.3 * std::min(tensor, shared) + (area / kExponentials + kStepCycles) / cover;
+  const double rows = double(std::max<std::int64_t>(problem.s_q, 1));
+  const double wasted = spec.causal ? 1 + (spec.tile_m + spec.tile_n) / rows : 1;
+  const double blocks = double((problem.s_kv + spec.tile_n - 1) / spec.tile_n);
+  const double padding = blocks * spec.tile_n / double(std::max<std::int64_t>(problem.s_kv, 1));
+  return step / area * wasted * padding;
+}
+
 /// What is wrong with the numbers that both kernels have.
 std::string misfit(const KernelSpec& spec) {
   if (spec.warps < 1 || spec.warps > kMaxWarps) {
@@ -194,7 +232,7 @@ std::string shortage(const KernelSpec& spec) {
 }
 
 /// The candidates that fit, those first that should not spill.
-class Candidates {
+class FittingSpecs {
  public:
   void add(KernelSpec spec, const std::string& refusal) {
     if (!refusal.empty()) {
@@ -301,7 +339,7 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec) {
 
 std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,
                                             const BackwardChoice& choice, bool deterministic) {
-  Candidates candidates;
+  FittingSpecs candidates;
   for (const Tile& tile : preferred_tiles(problem)) {
     KernelSpec spec = with_tile(problem, tile, fixed, !deterministic);
     spec.split = choice.splits > 1;
@@ -310,8 +348,51 @@ std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const Kernel
   return std::move(candidates).take(has_override(fixed));
 }
 
-std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem) {
+Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
   Candidates candidates;
+  const auto add = [&](KernelSpec spec) {
+    if (!sm80_backward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
+    spec.min_blocks = resident_blocks(spec);
+    candidates.push_back({spec, cost_of(spec, problem)});
+  };
+  const auto add_pipelines = [&](KernelSpec spec) {
+    for (const int substeps : {1, 2, 4}) {
+      spec.substeps = substeps;
+      spec.stages = 1;
+      spec.delayed_dq = false;
+      add(spec);
+      spec.stages = 2;
+      add(spec);
+      spec.delayed_dq = spec.write_dq;
+      if (spec.delayed_dq) add(spec);
+    }
+  };
+  KernelSpec spec = common_spec(problem, Op::backward);
+  spec.split = choice.splits > 1;
+  spec.write_dq = !deterministic;
+  for (const int tile_m : {32, 64, 128}) {
+    for (const int tile_n : {32, 64, 96, 128}) {
+      for (const int warps : {4, 8}) {
+        for (const int warps_n : {1, 2, 4, 8}) {
+          if (warps % warps_n != 0 || tile_n % (16 * warps_n) != 0) continue;
+          for (const int dq_warps_m : {1, 2, 4}) {
+            if (warps % dq_warps_m != 0 || tile_m % (16 * dq_warps_m) != 0) continue;
+            spec.tile_m = tile_m;
+            spec.tile_n = tile_n;
+            spec.warps = warps;
+            spec.warps_n = warps_n;
+            spec.dq_warps_m = dq_warps_m;
+            add_pipelines(spec);
+          }
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem) {
+  FittingSpecs candidates;
   for (const DqTile& tile : preferred_dq_tiles(problem)) {
     KernelSpec spec = common_spec(problem, Op::backward_dq);
     spec.tile_m = tile.tile_m;

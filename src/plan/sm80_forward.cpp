@@ -8,6 +8,8 @@
 
 #include <fa/error.hpp>
 
+#include "plan/candidates.hpp"
+
 namespace fa::plan {
 namespace {
 
@@ -98,6 +100,35 @@ int resident_blocks(const KernelSpec& spec) {
   return std::clamp(std::min(by_registers, by_shared), 1, 8);
 }
 
+// Of the cost model, a multiprocessor's cycles: multiply-adds of mma.sync, bytes of shared memory, exponentials.
+constexpr double kMultiplyAdds = 1024;
+constexpr double kMultiplyAdds32Bit = 170;  // three tf32 products for one
+constexpr double kSharedBytes = 128;
+constexpr double kExponentials = 16;
+constexpr double kStepCycles = 250;  // waits and barriers of a step
+
+/// Cycles for a query row and a key; see candidates.hpp.
+double cost_of(const KernelSpec& spec, const Problem& problem) {
+  const double element = double(size_of(spec.dtype));
+  const double area = double(spec.tile_m) * spec.tile_n;
+  const double tensor = area * (spec.d_qk + spec.d_v) / (spec.dtype == DType::f32 ? kMultiplyAdds32Bit : kMultiplyAdds);
+  const double keys_read = double(spec.warps) * spec.tile_n * (spec.d_qk + spec.d_v) * element;
+  const double query_read = spec.q_in_registers ? 0 : double(spec.tile_m) * spec.d_qk * element;
+  const double written = double(spec.tile_n) * (spec.d_qk + spec.d_v) * element;
+  const double shared = (keys_read + query_read + written) / kSharedBytes;
+  const double softmax = area / kExponentials;
+  // Another block, or tiles on their way, fill the gaps that a block's own waits leave.
+  const double cover = spec.min_blocks * (spec.stages > 1 ? 1.5 : 1);
+  const double step = std::max(tensor, shared) + 0.3 * std::min(tensor, shared) +
+                      (softmax * (spec.loop_bodies == 1 && spec.causal ? 1.15 : 1) + kStepCycles) / cover;
+  const double wasted =
+      spec.causal ? 1 + double(spec.tile_m + spec.tile_n) / double(std::max<std::int64_t>(problem.s_kv, 1)) : 1;
+  const std::int64_t rows = spec.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
+  const double tiles = double((rows + spec.tile_m - 1) / spec.tile_m);
+  const double padding = tiles * spec.tile_m / double(std::max<std::int64_t>(rows, 1));
+  return step / area * wasted * padding;
+}
+
 KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n, const KernelOverride& fixed) {
   KernelSpec spec;
   spec.family = Family::sm80;
@@ -172,6 +203,34 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
                        spec.tile_m, spec.tile_n, spec.warps, registers, offered - kFixedRegisters);
   }
   return {};
+}
+
+Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice) {
+  Candidates candidates;
+  const auto add = [&](const TileFamily& tile, int tile_n) {
+    KernelSpec spec = with_tile(problem, tile, tile_n, {});
+    spec.pack_gqa = choice.pack_gqa;
+    spec.split = choice.splits > 1;
+    const bool as_wanted = spec.tile_m == tile.tile_m;
+    if (!as_wanted || !sm80_forward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
+    spec.min_blocks = resident_blocks(spec);
+    candidates.push_back({spec, cost_of(spec, problem)});
+  };
+  for (const int tile_m : {32, 64, 128}) {
+    if (choice.short_query && tile_m > 64) continue;
+    for (const int warps : {2, 4, 8}) {
+      for (const int stages : {1, 2}) {
+        for (const bool q_in_registers : {false, true}) {
+          for (int loop_bodies = 1; loop_bodies <= (problem.causal ? 2 : 1); ++loop_bodies) {
+            for (int tile_n = 16; tile_n <= 128; tile_n += 16) {
+              add({tile_m, warps, stages, q_in_registers, loop_bodies, {}}, tile_n);
+            }
+          }
+        }
+      }
+    }
+  }
+  return candidates;
 }
 
 std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {

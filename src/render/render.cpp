@@ -11,6 +11,7 @@
 #include <common/padding_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
+#include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
 #include "expression/emit.hpp"
@@ -27,6 +28,7 @@ using kernel::CaptureParams;
 using kernel::ForwardParams;
 using kernel::ForwardVariantParams;
 using kernel::PaddingParams;
+using kernel::Sm90BackwardParams;
 using kernel::Sm90ForwardParams;
 using kernel::VariantParams;
 
@@ -137,6 +139,14 @@ std::string variant(const plan::KernelSpec& spec) {
                        spec.dtype != DType::f32));
 }
 
+std::string sm90_backward_layout() {
+  LayoutAsserts asserts("Sm90BackwardParams", sizeof(Sm90BackwardParams));
+  asserts.field("map_k", offsetof(Sm90BackwardParams, map_k));
+  asserts.field("map_dout", offsetof(Sm90BackwardParams, map_dout));
+  asserts.field("base", offsetof(Sm90BackwardParams, base));
+  return backward_layout() + asserts.text();
+}
+
 /// Whether additions to global memory come four at a time.
 std::string vector_reduce(const plan::KernelSpec& spec) {
   return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
@@ -233,6 +243,23 @@ std::string backward_config(const plan::KernelSpec& spec) {
       spec.write_dq ? vector_reduce(spec) : "", switches(spec));
 }
 
+std::string sm90_backward_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDimQk = {};\n"
+      "  static constexpr int kHeadDimV = {};\n"
+      "  static constexpr int kTileM = {};  // query rows of a main-loop step\n"
+      "  static constexpr int kTileN = {};  // keys of a tile\n"
+      "  static constexpr int kStages = {};  // Q and dO tiles in flight\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kWriteDq = {};\n"
+      "  static constexpr bool kSplit = {};\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, boolean(spec.causal),
+      boolean(spec.write_dq), boolean(spec.split));
+}
+
 std::string backward_dq_config(const plan::KernelSpec& spec) {
   return fmt::format(
       "struct Config {{\n"
@@ -314,6 +341,12 @@ Parts parts_of(const plan::KernelSpec& spec) {
       return {"common/forward_combine.cuh", "ForwardParams", "kernel::forward_combine", nullptr, forward_layout(),
               combine_config(spec)};
     case plan::Op::backward:
+      if (spec.family == Family::sm90) {
+        const std::string threads =
+            fmt::format("static_assert(fa::sm90::Backward<Config>::kThreads == {});\n", spec.threads());
+        return {"sm90/sm90_backward.cuh", "Sm90BackwardParams",   "sm90::backward",
+                "sm90::Backward",         sm90_backward_layout(), sm90_backward_config(spec) + threads};
+      }
       return {"sm80/sm80_backward.cuh", "BackwardParams",  "sm80::backward",
               "sm80::Backward",         backward_layout(), backward_config(spec)};
     case plan::Op::backward_dq:

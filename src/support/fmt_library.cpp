@@ -1,7 +1,7 @@
-// The one translation unit that compiles fmt's own functions; every other one only declares them, which makes it several
-// times faster to build. Debian ships fmt as headers and as a shared library, and libfa depends on no shared library, so
-// the definitions come from the headers: inline here, and emitted because cmake/fmt.cmake asks the compiler to keep them.
-// They stay weak, so that a program that links fa statically may bring a fmt of its own.
+// The one translation unit that compiles fmt's own functions; every other one only declares them, which makes it
+// several times faster to build. Debian ships fmt as headers and as a shared library, and libfa depends on no shared
+// library, so the definitions come from the headers: inline here, and emitted because cmake/fmt.cmake asks the compiler
+// to keep them. They stay weak, so that a program that links fa statically may bring a fmt of its own.
 #ifndef FMT_HEADER_ONLY
 #define FMT_HEADER_ONLY
 #endif

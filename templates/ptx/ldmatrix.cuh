@@ -47,6 +47,13 @@ FA_DEVICE void stmatrix_x2(uint32_t row, uint32_t r0, uint32_t r1) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
 }
 
+/// The reverse of ldmatrix with .trans: lane 8i+r gives the address of column r of matrix i.
+FA_DEVICE void stmatrix_x4_trans(uint32_t column, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
+               : "memory");
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_LDMATRIX_CUH_

@@ -97,6 +97,11 @@ FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
 FA_DEVICE void st_shared_b32(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+FA_DEVICE void st_shared_chunk(uint32_t address, Chunk value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.word[0]), "r"(value.word[1]),
+               "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+}
 FA_DEVICE void st_shared_b16(uint32_t address, uint16_t value) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }

@@ -77,6 +77,9 @@ FA_DEVICE float shfl_xor(float value, int lane_mask) {
 FA_DEVICE uint32_t shfl_xor(uint32_t value, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
+FA_DEVICE int shfl_xor(int value, int lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
 
 /// vote.sync.any.pred over a full warp.
 FA_DEVICE bool vote_any(bool predicate) {

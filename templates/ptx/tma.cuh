@@ -50,6 +50,23 @@ FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c
                : "memory");
 }
 
+/// cp.async.bulk, global to shared: `bytes` bytes (a multiple of 16, like both addresses), completed on `barrier`.
+FA_DEVICE void bulk_load(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/// cp.reduce.async.bulk.add.f32, shared to global: adds `bytes` bytes of floats (a multiple of 16, like both
+/// addresses), in an order among other additions that is open. By one thread, after `fence_proxy_async` by those that
+/// wrote the source. Joins this thread's current bulk group.
+FA_DEVICE void bulk_add_f32(float* global, uint32_t shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global)),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+
 /// cp.async.bulk.commit_group
 FA_DEVICE void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -43,6 +43,13 @@ FA_DEVICE void wgmma_tie(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// Forgets what is in accumulators that the next product overwrites: their registers are free until then.
+template <int kCount>
+FA_DEVICE void wgmma_forget(float (&d)[kCount]) {
+  FA_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(d[i])::"memory");
+}
+
 /// One instruction of shape m64nNk16 for elements of type T. `accumulate` false: D = A * B.
 template <class T, int kN>
 struct Wgmma;

@@ -12,8 +12,10 @@
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
+#include <sm90/sm90_transpose.cuh>
 
 namespace fa::sm90 {
 
@@ -21,22 +23,6 @@ using kernel::ForwardTile;
 using kernel::KvRange;
 using kernel::kWarpSize;
 using kernel::Sm90ForwardParams;
-
-inline constexpr int kWarpgroup = 128;
-
-/// Position in a ring of shared memory buffers, and the parity of the round.
-template <int kCount>
-struct RingSlot {
-  int index = 0;
-  uint32_t parity = 0;
-
-  FA_DEVICE void advance() {
-    if (++index == kCount) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 /// FlashAttention-3 forward on wgmma and the copy engine (Shah et al., 2024), as one stream of KV tiles: a producer
 /// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
@@ -153,14 +139,7 @@ struct Forward {
     int head_in_group;  // 0 when query heads are packed
   };
 
-  /// The query tile of this block in `round`: one of tiles round * blocks ... (round + 1) * blocks - 1, every other
-  /// round backwards, which evens out what blocks get when lengths fall from tile to tile. Past the last one: tiles or
-  /// more.
-  FA_DEVICE int tile_index(int round) const {
-    const int blocks = ptx::block_count();
-    const int place = ptx::block_index();
-    return round * blocks + (round % 2 == 0 ? place : blocks - 1 - place);
-  }
+  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, ptx::block_index(), ptx::block_count()); }
 
   FA_DEVICE Query query(int round) const {
     Query query;
@@ -585,21 +564,6 @@ struct Forward {
           ptx::st_global(reinterpret_cast<uint32_t*>(target + 8 * j + 2 * (lane % 4)),
                          ptx::convert_pair<T>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]));
         }
-      }
-    }
-  }
-
-  /// words[i] of lane q becomes words[q] of lane i, among the four lanes of a quad.
-  FA_DEVICE static void transpose_quad(uint32_t (&words)[4], int lane) {
-    FA_UNROLL
-    for (int bit = 1; bit <= 2; bit *= 2) {
-      const bool high = (lane & bit) != 0;
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if ((i & bit) != 0) continue;
-        const uint32_t received = ptx::shfl_xor(high ? words[i] : words[i | bit], bit);
-        words[i] = high ? received : words[i];
-        words[i | bit] = high ? words[i | bit] : received;
       }
     }
   }

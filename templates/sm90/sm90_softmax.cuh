@@ -44,7 +44,7 @@ struct TrailingSoftmax {
       if (ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)))) {
         if (!rescale) factor[0] = factor[1] = 1.f;
         rescale = true;
-        raise(s, begin, end);
+        raise(s, begin, end, highest);
       }
       FA_UNROLL
       for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
@@ -115,13 +115,25 @@ struct TrailingSoftmax {
   /// Raises the offsets of rows that need it to their highest score in n8 tiles begin to end, and corrects what was
   /// computed with the old ones: P before `begin` and the scaled scores of these tiles.
   template <int kCount>
-  FA_DEVICE void raise(float (&s)[kCount], int begin, int end) {
+  FA_DEVICE void raise(float (&s)[kCount], int begin, int end, const int (&highest)[kChains]) {
+    float score[2];
+    if (ptx::vote_any(offset[0] == -kInfinity || offset[1] == -kInfinity)) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) score[r] = row_max(s, r, begin, end);
+    } else {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        int bits = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);  // exact for what is above the slack
+        bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
+        bits = ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
+        score[r] = ptx::from_bits(static_cast<uint32_t>(bits));
+      }
+    }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float highest = row_max(s, r, begin, end);
       const bool first = offset[r] == -kInfinity;
-      const bool moves = first ? highest != -kInfinity : highest > kSlack;
-      const float step = moves ? highest : 0.f;
+      const bool moves = first ? score[r] != -kInfinity : score[r] > kSlack;
+      const float step = moves ? score[r] : 0.f;
       const float shrink = !moves ? 1.f : first ? 0.f : ptx::ex2(-step);
       if (moves) offset[r] = first ? step : offset[r] + step;
       factor[r] *= shrink;

@@ -432,8 +432,15 @@ static void test_cache(void) {
   CHECK(strstr(fa_last_error_field("command"), "fa compile --arch sm_90a --dtype f16 --head-dim 8") != NULL);
   CHECK(strstr(fa_last_error_message(), packs[0]) != NULL);
   CHECK(events == 0);
+  CHECK(fa_find_backward_kernel(&config, &shape, "sm_90a", &info) == FA_CACHE_MISS);
+  CHECK(strstr(fa_last_error_field("command"), "--op backward") != NULL);
   CHECK(fa_find_kernel(&config, &shape, "sm_9", NULL) == FA_INVALID_ARGUMENT);
   CHECK(fa_find_kernel(&config, &shape, NULL, NULL) == FA_INVALID_ARGUMENT);
+
+  config.tune = FA_TUNE_ON + 1;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.tune") == 0);
+  config.tune = FA_TUNE_CACHED;
 
   config.cache_compilers = "newest";
   CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);

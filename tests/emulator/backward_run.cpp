@@ -4,6 +4,9 @@
 #include <cstring>
 #include <optional>
 #include <ostream>
+#include <utility>
+
+#include <sm90/sm90_backward_params.cuh>
 
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
@@ -65,8 +68,8 @@ std::vector<float> floats_of(const TensorView& view) {
   return values;
 }
 
-void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes,
-                const fa::kernel::BackwardVariantParams& params, Memory& memory, std::uint64_t seed) {
+void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const void* params, Memory& memory,
+                std::uint64_t seed) {
   if (grid == 0) return;
   const RegisteredKernel& kernel = registered_kernel(name);
   LaunchOptions options;
@@ -74,23 +77,45 @@ void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes,
   options.threads = kernel.threads;
   options.shared_bytes = shared_bytes;
   options.seed = seed;
-  launch(kernel.entry, &params, memory, options);
+  launch(kernel.entry, params, memory, options);
+}
+
+void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
+              const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
+  const int shared_bytes = fa::plan::shared_bytes(spec);
+  if (spec.family != fa::Family::sm90) {
+    run_kernel(name, launch.grids.main, shared_bytes, &launch.params, memory, seed);
+    return;
+  }
+  const fa::plan::Sm90BackwardMaps maps = sm90_backward_maps(tensors, spec);
+  fa::kernel::Sm90BackwardParams params{};
+  params.base = launch.params;
+  encode(params.map_q, maps.q);
+  encode(params.map_k, maps.k);
+  encode(params.map_v, maps.v);
+  encode(params.map_dout, maps.dout);
+  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed);
 }
 
 }  // namespace
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
-  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast"};
+  constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.specs.main) << ", ";
   if (c.deterministic()) *out << canonical(c.specs.dq) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
+  if (c.specs.main.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 BackwardData make_backward_data(const BackwardCase& c) {
-  BackwardData data{fa::test::make_inputs(c.attention), fa::test::make_outputs(c.attention),
-                    fa::test::make_dout(c.attention), fa::test::make_dlse(c.attention)};
+  return make_backward_data(c, fa::test::make_inputs(c.attention));
+}
+
+BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs inputs) {
+  BackwardData data{std::move(inputs), fa::test::make_outputs(c.attention), fa::test::make_dout(c.attention),
+                    fa::test::make_dlse(c.attention)};
   if (c.placement == Placement::broadcast) {
     for (HostTensor* tensor : {&data.inputs.k, &data.inputs.v, &data.dout}) make_broadcast(*tensor);
   }
@@ -142,22 +167,23 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
 
   const fa::plan::Problem problem = problem_of(c);
   const bool deterministic = c.deterministic();
+  const fa::plan::BackwardChoice choice{c.specs.main.family, aligned, c.splits};
   std::byte* workspace =
-      memory.add_output("workspace", fa::plan::backward_workspace(problem, c.splits, deterministic).bytes);
+      memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
   const BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()),
-                                                c.splits, deterministic, taken, workspace);
-  run_kernel(kernels.preprocess, launch.grids.preprocess, 0, launch.params, memory, seed);
-  run_kernel(kernels.main, launch.grids.main, fa::plan::shared_bytes(c.specs.main), launch.params, memory, seed);
-  run_kernel(kernels.reduce, launch.grids.reduce, 0, launch.params, memory, seed);
+                                                choice, deterministic, taken, c.blocks, workspace);
+  run_kernel(kernels.preprocess, launch.grids.preprocess, 0, &launch.params, memory, seed);
+  run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
+  run_kernel(kernels.reduce, launch.grids.reduce, 0, &launch.params, memory, seed);
   if (deterministic) {
-    run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), launch.dq_params, memory, seed);
+    run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), &launch.dq_params, memory, seed);
   }
-  run_kernel(kernels.convert, launch.grids.convert, 0, launch.params, memory, seed);
+  run_kernel(kernels.convert, launch.grids.convert, 0, &launch.params, memory, seed);
   if (variant && variant->dsink.defined()) {
     fa::plan::KernelSpec sink = backward_sink_spec(c.specs.main);
-    run_kernel(kernels.sink, launch.grids.sink, fa::plan::shared_bytes(sink), launch.params, memory, seed);
+    run_kernel(kernels.sink, launch.grids.sink, fa::plan::shared_bytes(sink), &launch.params, memory, seed);
   }
   if (variant && extra != nullptr) {
     for (const fa::expression::CapturedView& captured : variant->views) {

@@ -28,6 +28,7 @@ struct BackwardCase {
   Placement placement = Placement::bhsd;
   bool dlse = false;
   int splits = 1;
+  int blocks = 1;                                  ///< of the persistent grid of an sm90 kernel, at most
   const fa::test::VariantCase* variant = nullptr;  ///< what the kernels compute besides, if anything
 
   bool deterministic() const { return !specs.main.write_dq; }
@@ -42,6 +43,7 @@ struct BackwardData {
   fa::test::HostTensor dlse;
 };
 BackwardData make_backward_data(const BackwardCase& c);
+BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs inputs);
 
 /// Registered names of the kernels of a call.
 struct BackwardKernelNames {

@@ -104,9 +104,54 @@ std::vector<BackwardSpecs> find_covering_specs() {
   return specs;
 }
 
-Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q, std::int64_t h_kv) {
+struct Sm90Shape {
+  DType dtype;
+  int d_qk, d_v, tile_m, tile_n, stages;
+  bool causal, write_dq, split;
+};
+
+// dQ by columns (64 x 128 and 64 x 192) and by rows; head dims that fill their slabs or not, that leave warpgroups
+// without columns of dQ, that differ.
+constexpr Sm90Shape kSm90Shapes[] = {
+    {DType::bf16, 64, 64, 64, 128, 2, false, true, false}, {DType::f16, 128, 128, 64, 128, 2, true, true, false},
+    {DType::bf16, 64, 64, 128, 128, 2, true, true, false}, {DType::bf16, 8, 24, 64, 128, 2, true, true, false},
+    {DType::f16, 72, 24, 64, 64, 2, false, true, true},    {DType::bf16, 80, 64, 64, 128, 3, true, false, false},
+    {DType::f16, 96, 96, 64, 128, 2, false, true, false},  {DType::bf16, 128, 72, 64, 64, 2, true, true, true},
+    {DType::f16, 80, 80, 128, 128, 2, false, false, true}, {DType::f16, 40, 48, 64, 192, 3, true, true, false},
+};
+
+std::vector<BackwardSpecs> find_sm90_backward_specs() {
+  std::vector<BackwardSpecs> specs;
+  for (const Sm90Shape& shape : kSm90Shapes) {
+    KernelSpec spec;
+    spec.op = Op::backward;
+    spec.family = fa::Family::sm90;
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.causal = shape.causal;
+    BackwardSpecs both{spec, spec};
+    both.main.tile_m = shape.tile_m;
+    both.main.tile_n = shape.tile_n;
+    both.main.warps = 4 * (shape.tile_n / 64 + 1);
+    both.main.stages = shape.stages;
+    both.main.write_dq = shape.write_dq;
+    both.main.split = shape.split;
+    both.dq.op = Op::backward_dq;
+    both.dq.family = fa::Family::sm80;
+    both.dq.tile_m = kDqTiles[0].tile_m;
+    both.dq.tile_n = kDqTiles[0].tile_n;
+    both.dq.warps = kDqTiles[0].warps;
+    both.dq.stages = 1;
+    specs.push_back(both);
+  }
+  return specs;
+}
+
+Problem problem(Arch gpu, DType type, int d, bool is_causal, std::int64_t s, std::int64_t h_q, std::int64_t h_kv) {
   Problem p;
-  p.arch = {9, 0, 'a'};
+  p.arch = gpu;
   p.dtype = type;
   p.d_qk = d;
   p.d_v = d;
@@ -125,9 +170,16 @@ const std::vector<BackwardSpecs>& covering_backward_specs() {
   return specs;
 }
 
+const std::vector<BackwardSpecs>& sm90_backward_specs() {
+  static const std::vector<BackwardSpecs> specs = find_sm90_backward_specs();
+  return specs;
+}
+
 std::vector<Problem> planned_backward_problems() {
-  return {problem(DType::bf16, 64, true, 200, 1, 1), problem(DType::f16, 128, false, 150, 2, 1),
-          problem(DType::f32, 64, true, 100, 2, 1)};
+  const auto& [ampere, hopper] = kArchs;
+  return {problem(ampere, DType::bf16, 64, true, 200, 1, 1), problem(ampere, DType::f16, 128, false, 150, 2, 1),
+          problem(hopper, DType::f32, 64, true, 100, 2, 1), problem(hopper, DType::bf16, 64, true, 200, 1, 1),
+          problem(hopper, DType::f16, 128, false, 150, 2, 1)};
 }
 
 BackwardSpecs planned_backward_specs(const Problem& problem, bool deterministic) {
@@ -137,6 +189,7 @@ BackwardSpecs planned_backward_specs(const Problem& problem, bool deterministic)
 
 std::vector<BackwardSpecs> all_backward_specs() {
   std::vector<BackwardSpecs> specs = covering_backward_specs();
+  specs.insert(specs.end(), sm90_backward_specs().begin(), sm90_backward_specs().end());
   for (const Problem& problem : planned_backward_problems()) {
     for (const bool deterministic : {false, true}) specs.push_back(planned_backward_specs(problem, deterministic));
   }

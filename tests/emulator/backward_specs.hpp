@@ -10,6 +10,10 @@ namespace emulator {
 /// A cover of every pair of: dtype, head dims, tile, grids of warps, stages, flags; the backward's covering_specs.
 const std::vector<BackwardSpecs>& covering_backward_specs();
 
+/// Hopper kernels: the head dims and tiles that are special in one way or another, with their flags. Those that do not
+/// write dQ come with a pass for it.
+const std::vector<BackwardSpecs>& sm90_backward_specs();
+
 /// Problems whose kernels the planner chooses: full-size tiles.
 std::vector<fa::plan::Problem> planned_backward_problems();
 BackwardSpecs planned_backward_specs(const fa::plan::Problem& problem, bool deterministic);

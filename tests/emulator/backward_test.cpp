@@ -72,9 +72,8 @@ void expect_near(const char* name, const HostTensor& actual, const HostTensor& e
   EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
 }
 
-void check(const BackwardCase& c) {
+void check(const BackwardCase& c, const BackwardData& data) {
   SCOPED_TRACE(testing::PrintToString(c));
-  const BackwardData data = make_backward_data(c);
   const AttentionGradients expected = fa::test::reference_gradients_f64(c.attention, data.inputs, data.dout.view(),
                                                                         c.dlse ? data.dlse.view() : fa::TensorView{});
   const AttentionGradients first = run_backward(c, data, kernels_of(c), kSeeds[0]);
@@ -95,6 +94,10 @@ void check(const BackwardCase& c) {
   }
 }
 
+void check(const BackwardCase& c) {
+  check(c, make_backward_data(c));
+}
+
 class CoveringBackward : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(CoveringBackward, MatchesTheReferenceUnderEverySchedule) {
@@ -108,6 +111,64 @@ TEST_P(CoveringBackward, MatchesTheReferenceUnderEverySchedule) {
 
 INSTANTIATE_TEST_SUITE_P(Pairwise, CoveringBackward, testing::Range<std::size_t>(0, covering_backward_specs().size()));
 
+// Hopper.
+
+constexpr std::size_t kRowsPerSm90Spec = 2;
+constexpr std::array<std::int64_t, 4> kSm90Queries{150, 1, 65, 200};
+constexpr std::array<std::int64_t, 4> kSm90Keys{97, 260, 1, 140};
+constexpr std::array<std::array<std::int64_t, 2>, 3> kSm90Heads{{{1, 1}, {4, 2}, {4, 1}}};
+constexpr std::array<Placement, 3> kSm90Placements{Placement::gaps, Placement::bshd, Placement::bhsd};
+constexpr std::array<int, 3> kBlocks{2, 1, 5};
+
+const std::vector<Row>& sm90_rows() {
+  static const std::vector<Row> rows = pairwise_cover(
+      {kSm90Queries.size(), kSm90Keys.size(), kSm90Heads.size(), 3, 3, 2, 2, 3, 2}, [](const Row&) { return true; });
+  return rows;
+}
+
+BackwardCase make_sm90_case(const BackwardSpecs& specs, const Row& row) {
+  BackwardCase c = make_case(specs, {0, 0, 0, row[3], 0, row[5], row[6], row[7], row[8]});
+  c.attention.s_q = kSm90Queries[row[0]];
+  c.attention.s_kv = kSm90Keys[row[1]];
+  c.attention.h_q = kSm90Heads[row[2]][0];
+  c.attention.h_kv = kSm90Heads[row[2]][1];
+  c.placement = kSm90Placements[row[4]];
+  c.blocks = kBlocks[row[7]];
+  return c;
+}
+
+class Sm90Backward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Sm90Backward, MatchesTheReferenceUnderEverySchedule) {
+  const BackwardSpecs& specs = sm90_backward_specs()[GetParam()];
+  const std::vector<Row>& rows = sm90_rows();
+  for (std::size_t i = 0; i < kRowsPerSm90Spec; ++i) {
+    const BackwardCase c = make_sm90_case(specs, rows[(GetParam() * kRowsPerSm90Spec + i) % rows.size()]);
+    ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Backward, testing::Range<std::size_t>(0, sm90_backward_specs().size()));
+
+TEST(Sm90Backward, EveryLaunchRowIsRun) {
+  EXPECT_GE(sm90_backward_specs().size() * kRowsPerSm90Spec, sm90_rows().size());
+}
+
+// Keys past the end are zeros, whose scores are far above the others here: their weights would overflow.
+TEST(Sm90Backward, ScoresFarBelowZero) {
+  BackwardCase c = make_case(sm90_backward_specs().front(), {0, 0, 0, 0, 0, 0, 0, 0, 0});
+  c.attention.s_q = 40;
+  c.attention.s_kv = 90;
+  fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
+  for_each_row(1, 1, 90, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < c.attention.d_qk; ++d) {
+      if (s < 40) inputs.q.set(b, h, s, d, 5);
+      inputs.k.set(b, h, s, d, s % 2 == 0 ? -5 : -4.96875);
+    }
+  });
+  check(c, make_backward_data(c, std::move(inputs)));
+}
+
 class PlannedBackward : public testing::TestWithParam<std::tuple<std::size_t, bool>> {};
 
 TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
@@ -116,6 +177,7 @@ TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
   BackwardCase c;
   c.specs = planned_backward_specs(p, deterministic);
   c.splits = fa::plan::choose_backward(p, {}).splits;
+  c.blocks = 3;
   c.attention.b = p.b;
   c.attention.h_q = p.h_q;
   c.attention.h_kv = p.h_kv;

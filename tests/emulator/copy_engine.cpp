@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -47,6 +48,26 @@ void check_source(Machine& machine, const Lane& lane, const TensorBox& box, cons
     machine.raise(FaultKind::global_uninitialised, lane, name, at, site,
                   fmt::format("not all of {} bytes was written from {}", row.bytes, memory.describe(row.source)));
   }
+}
+
+/// Consecutive bytes as a box of one row. The instructions without a tensor map want every address and size a multiple
+/// of 16 bytes.
+TensorBox flat_box(const Machine& machine, const Lane& lane, const void* global, std::uint32_t shared, int bytes,
+                   const char* name, const Site& site) {
+  const auto at = reinterpret_cast<std::uintptr_t>(global);
+  if (at % 16 != 0) machine.raise(FaultKind::misaligned, lane, name, at, site, "wants 16-byte alignment");
+  if (shared % 16 != 0) machine.raise(FaultKind::misaligned, lane, name, shared, site, "wants 16-byte alignment");
+  if (bytes <= 0 || bytes % 16 != 0) {
+    machine.raise(FaultKind::misaligned, lane, name, at, site,
+                  fmt::format("{} bytes, not a positive multiple of 16", bytes));
+  }
+  TensorShape shape;
+  shape.base = global;
+  shape.element_bytes = 1;
+  shape.dims = {static_cast<std::uint64_t>(bytes)};
+  shape.box = {static_cast<std::uint32_t>(bytes)};
+  shape.swizzle = Swizzle::none;
+  return {std::move(shape), {}};
 }
 
 TensorShape decode(const Machine& machine, const Lane& lane, const void* map, const char* name, const Site& site) {
@@ -120,7 +141,17 @@ void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, c
   Machine& machine = Machine::of(lane);
   const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
   check_target(machine, lane, box, kName, site);
-  machine.start_store(lane, shared, box, kName, site);
+  machine.start_store(lane, shared, box, TensorStore::overwrite, kName, site);
+}
+
+void bulk_add_f32(float* global, std::uint32_t shared, int bytes, const Site& site) {
+  constexpr const char* kName = "cp.reduce.async.bulk.add.f32";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = flat_box(machine, lane, global, shared, bytes, kName, site);
+  check_source(machine, lane, box, kName, site);
+  check_target(machine, lane, box, kName, site);
+  machine.start_store(lane, shared, box, TensorStore::add_f32, kName, site);
 }
 
 void tma_commit() {
@@ -128,9 +159,18 @@ void tma_commit() {
   Machine::of(lane).commit_stores(lane);
 }
 
-void tma_wait(bool) {
+void tma_wait(bool read) {
   const Lane& lane = Machine::current();
-  Machine::of(lane).wait_stores(lane);
+  Machine::of(lane).wait_stores(lane, read);
+}
+
+void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier, const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.shared";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = flat_box(machine, lane, global, shared, bytes, kName, site);
+  check_source(machine, lane, box, kName, site);
+  machine.start_copy(lane, shared, box, barrier, kName, site);
 }
 
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {

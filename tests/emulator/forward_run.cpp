@@ -13,7 +13,6 @@
 #include "emulator/placement.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
-#include "emulator/tensor_map.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
@@ -65,16 +64,6 @@ TensorView view_of(const Placed& t, const HostTensor& tensor) {
   view.data = t.data;
   view.strides = {t.stride_b, t.stride_h, t.stride_s, 1};
   return view;
-}
-
-void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec) {
-  TensorShape shape;
-  shape.base = spec.base;
-  shape.element_bytes = static_cast<int>(size_of(spec.dtype));
-  shape.dims.assign(spec.sizes.begin(), spec.sizes.begin() + spec.rank);
-  shape.strides.assign(spec.strides.begin(), spec.strides.begin() + spec.rank - 1);
-  shape.box.assign(spec.box.begin(), spec.box.begin() + spec.rank);
-  encode_tensor_map(map.bytes, shape);
 }
 
 Sm90ForwardParams with_maps(const ForwardParams& params, const fa::plan::Sm90ForwardMaps& maps) {

@@ -160,8 +160,17 @@ struct StmatrixOperands {
   std::uint32_t row;
 };
 
+/// What lies in row `row` of the transpose at columns 2t and 2t + 1: row 2t of the matrix is with lanes 8t to 8t + 3,
+/// and row 2t + 1 with the next four.
+std::uint32_t transposed_pair(const Warp& warp, std::size_t matrix, std::size_t row, std::size_t t) {
+  const auto element = [&](std::size_t column) -> std::uint32_t {
+    return operands<StmatrixOperands>(warp, 4 * column + row / 2).r[matrix] >> (row % 2 * 16) & 0xffff;
+  };
+  return element(2 * t) | element(2 * t + 1) << 16;
+}
+
 /// The lane that gives the address of a row writes it.
-template <int kMatrices>
+template <int kMatrices, bool kTransposed>
 void execute_stmatrix(Machine& machine, Warp& warp) {
   for (std::size_t i = 0; i < 8 * kMatrices; ++i) {
     const Lane& lane = warp.lanes[i];
@@ -174,13 +183,15 @@ void execute_stmatrix(Machine& machine, Warp& warp) {
       machine.raise(conflict, lane, warp.instruction->name, address, warp.site);
     }
     for (std::size_t t = 0; t < 4; ++t) {
-      const std::uint32_t value = operands<StmatrixOperands>(warp, i % 8 * 4 + t).r[i / 8];
+      const std::uint32_t value = kTransposed ? transposed_pair(warp, i / 8, i % 8, t)
+                                              : operands<StmatrixOperands>(warp, i % 8 * 4 + t).r[i / 8];
       std::memcpy(machine.shared().at(address) + 4 * t, &value, sizeof value);
     }
   }
 }
-constexpr Instruction kStmatrixX4{"stmatrix.x4", execute_stmatrix<4>};
-constexpr Instruction kStmatrixX2{"stmatrix.x2", execute_stmatrix<2>};
+constexpr Instruction kStmatrixX4{"stmatrix.x4", execute_stmatrix<4, false>};
+constexpr Instruction kStmatrixX2{"stmatrix.x2", execute_stmatrix<2, false>};
+constexpr Instruction kStmatrixX4Trans{"stmatrix.x4.trans", execute_stmatrix<4, true>};
 
 // Matrix products. Products of two f16, bf16 or tf32 values are exact in float; they are added up in float, from the
 // accumulator on and in the order of the depth.
@@ -526,6 +537,11 @@ void stmatrix_x4(std::uint32_t row, const std::uint32_t* r, const Site& site) {
 void stmatrix_x2(std::uint32_t row, const std::uint32_t* r, const Site& site) {
   const StmatrixOperands own{r, row};
   converge(kStmatrixX2, &own, site);
+}
+
+void stmatrix_x4_trans(std::uint32_t column, const std::uint32_t* r, const Site& site) {
+  const StmatrixOperands own{r, column};
+  converge(kStmatrixX4Trans, &own, site);
 }
 
 template <Half kHalf>

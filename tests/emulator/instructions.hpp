@@ -48,6 +48,7 @@ void ldmatrix_x2_trans(std::uint32_t* r, std::uint32_t row, const Site& site);
 
 void stmatrix_x4(std::uint32_t row, const std::uint32_t* r, const Site& site);
 void stmatrix_x2(std::uint32_t row, const std::uint32_t* r, const Site& site);
+void stmatrix_x4_trans(std::uint32_t column, const std::uint32_t* r, const Site& site);
 
 template <Half kHalf>
 void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
@@ -65,10 +66,13 @@ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site
 /// `map` points to the 128 bytes of a tensor map (tensor_map.hpp); `at` to `rank` coordinates, innermost first.
 void prefetch_tensor_map(const void* map, const Site& site);
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site);
+void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier, const Site& site);
 
 void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, const Site& site);
+/// Of global memory that somebody has written.
+void bulk_add_f32(float* global, std::uint32_t shared, int bytes, const Site& site);
 void tma_commit();
-/// Of all committed stores: until their sources are read, or until they are complete.
+/// Of all committed stores and additions: until their sources are read, or until they are complete.
 void tma_wait(bool read);
 
 /// D [64, columns] = A [64, 16] B [16, columns] + D.

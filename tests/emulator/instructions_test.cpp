@@ -153,6 +153,42 @@ TEST(Ldmatrix, TwoMatricesUseHalfOfTheAddresses) {
   });
 }
 
+std::uint16_t shared_half(std::uint32_t index) {
+  std::uint16_t value = 0;
+  load_shared(SharedMemory::kBase + 2 * index, &value, 2, "ld.shared.b16", Site::current());
+  return value;
+}
+
+// Element (r, c) of matrix i is 256 i + 16 r + c; each lane holds (g, 2t) and (g, 2t + 1).
+TEST(Stmatrix, StoresMatricesOrTheirTransposes) {
+  run([] {
+    const auto thread = static_cast<std::uint32_t>(thread_index());
+    std::uint32_t r[4];
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t first = 256 * i + 16 * (thread / 4) + 2 * (thread % 4);
+      r[i] = first | (first + 1) << 16;
+    }
+    const std::uint32_t row = SharedMemory::kBase + 16 * thread;
+    const auto expect = [&](bool transposed, std::uint32_t matrices) {
+      bar_warp_sync(Site::current());
+      for (std::uint32_t i = 0; i < 2 * matrices; ++i) {
+        const std::uint32_t at = 32 * i + thread;
+        const std::uint32_t down = at / 8 % 8;
+        const std::uint32_t across = at % 8;
+        EXPECT_EQ(shared_half(at), 256 * (at / 64) + (transposed ? 16 * across + down : 16 * down + across)) << at;
+      }
+      bar_warp_sync(Site::current());
+    };
+    stmatrix_x4_trans(row, r, Site::current());
+    expect(true, 4);
+    stmatrix_x4(row, r, Site::current());
+    expect(false, 4);
+    std::uint32_t exchanged[2] = {r[1], r[0]};
+    stmatrix_x2(thread < 16 ? row ^ 128u : 3u, exchanged, Site::current());  // half of the addresses are not looked at
+    expect(false, 2);
+  });
+}
+
 TEST(Warp, ShuffleAndVote) {
   run([] {
     EXPECT_EQ(shfl_bfly(static_cast<float>(thread_index()), 5, Site::current()),

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -102,6 +103,7 @@ void Machine::prepare(int block, std::uint64_t seed) {
   named_ = {};
   copies_.clear();
   stores_.clear();
+  writes_.clear();
   warpgroups_.assign((warps_.size() + 3) / 4, {});
   joined_a_ = joined_b_ = joined_ = {};
   const int registers = launch_registers(threads());
@@ -194,6 +196,7 @@ void Machine::finish_lane(Lane& lane) {
     warp.state = Warp::State::finished;
     check_register_steps(warp, Site());
     if (++finished_ == static_cast<int>(warps_.size())) {
+      while (!writes_.empty()) finish_write(writes_.size() - 1);
       if (copies_.empty()) return;
       raise(FaultKind::copies_at_exit, lane, "exit", copies_.front().target, Site(),
             fmt::format("{} boxes are still to land", copies_.size()));
@@ -256,7 +259,7 @@ void Machine::switch_warp(Lane& lane) {
 
 void Machine::step(Lane& lane) {
   const std::uint64_t dice = random();
-  if (!copies_.empty() && (dice >> 20 & kLandMask) == 0) land((dice >> 32) % copies_.size());
+  land_some(dice);
   if ((dice >> 50 & kStepMask) == 0) switch_warp(lane);
 }
 
@@ -283,7 +286,7 @@ void Machine::converge(Lane& lane, const Instruction& instruction, const void* o
   warp.waiting = 0;
   const std::uint64_t dice = random();
   warp.step = static_cast<int>(dice >> 32 & 31) | 1;
-  if (!copies_.empty() && (dice >> 20 & kLandMask) == 0) land((dice >> 48) % copies_.size());
+  land_some(dice);
   if (warp.state != Warp::State::runnable || (dice >> 40 & kPreemptMask) == 0) switch_warp(lane);
 }
 
@@ -644,6 +647,12 @@ void Machine::start_copy(Lane& lane, std::uint32_t target, const TensorBox& box,
   step(lane);
 }
 
+/// Of what is in flight a copy or a store may arrive between two instructions.
+void Machine::land_some(std::uint64_t dice) {
+  if (!copies_.empty() && (dice >> 20 & kLandMask) == 0) land((dice >> 53) % copies_.size());
+  if (!writes_.empty() && (dice >> 24 & kLandMask) == 0) finish_write((dice >> 53) % writes_.size());
+}
+
 void Machine::land(std::size_t index) {
   const TensorCopy copy = std::move(copies_[index]);
   copies_[index] = std::move(copies_.back());
@@ -664,7 +673,8 @@ void Machine::land(std::size_t index) {
 }
 
 /// The copy engine reads the source at some moment up to the wait.
-void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site) {
+void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect,
+                          const char* name, const Site& site) {
   const Observer observer = async_observer(lane);
   Reader reader = this->reader(lane);
   reader.tick = Reader::kInFlight;
@@ -673,7 +683,7 @@ void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box
       raise(conflict, lane, name, address, site);
     }
   });
-  stores_.push_back({box, source, lane.thread, false, false});
+  stores_.push_back({box, effect, source, lane.thread, false, false});
   if (random() >> 63 != 0) read_source(stores_.back());
   step(lane);
 }
@@ -685,10 +695,38 @@ void Machine::read_source(TensorStore& store) {
   for_each_chunk(store.box, store.source, [&](std::uint32_t address, std::uint32_t at) {
     std::memcpy(bytes.data() + at, shared_.at(address), 16);
   });
-  for (std::size_t i = 0; i < store.box.rows().size(); ++i) {
-    const TensorBox::Row& row = store.box.rows()[i];
+  writes_.push_back({store, std::move(bytes)});
+  if (random() >> 63 != 0) finish_write(writes_.size() - 1);
+}
+
+namespace {
+
+/// Each element at once whatever other blocks do.
+void add_floats(const std::byte* target, const std::byte* from, std::uint32_t bytes) {
+  auto* sums = reinterpret_cast<float*>(const_cast<std::byte*>(target));
+  for (std::uint32_t i = 0; i < bytes / sizeof(float); ++i) {
+    float value;
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    std::atomic_ref<float>(sums[i]).fetch_add(value);
+  }
+}
+
+}  // namespace
+
+void Machine::finish_write(std::size_t index) {
+  const PendingWrite write = std::move(writes_[index]);
+  writes_[index] = std::move(writes_.back());
+  writes_.pop_back();
+  const TensorBox& box = write.store.box;
+  for (std::size_t i = 0; i < box.rows().size(); ++i) {
+    const TensorBox::Row& row = box.rows()[i];
     if (row.bytes == 0) continue;
-    memory_.write(row.source, bytes.data() + i * store.box.row_bytes() + row.skip, row.bytes);
+    const std::byte* from = write.bytes.data() + i * box.row_bytes() + row.skip;
+    if (write.store.effect == TensorStore::add_f32) {
+      add_floats(row.source, from, row.bytes);
+    } else {
+      memory_.write(row.source, from, row.bytes);
+    }
   }
 }
 
@@ -696,7 +734,7 @@ void Machine::commit_stores(const Lane& lane) {
   for (TensorStore& store : stores_) store.committed = store.committed || store.thread == lane.thread;
 }
 
-void Machine::wait_stores(const Lane& lane) {
+void Machine::wait_stores(const Lane& lane, bool read) {
   for (TensorStore& store : stores_) {
     if (store.thread != lane.thread || !store.committed) continue;
     read_source(store);
@@ -704,6 +742,9 @@ void Machine::wait_stores(const Lane& lane) {
                    [&](std::uint32_t address, std::uint32_t) { shared_.finish_read(address, reader(lane)); });
   }
   std::erase_if(stores_, [&](const TensorStore& store) { return store.thread == lane.thread && store.committed; });
+  for (std::size_t i = writes_.size(); !read && i-- > 0;) {
+    if (writes_[i].store.thread == lane.thread) finish_write(i);
+  }
 }
 
 bool Machine::land_any() {

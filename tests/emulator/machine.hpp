@@ -96,11 +96,20 @@ struct NamedBarrier {
 
 /// One box on its way from shared to global memory.
 struct TensorStore {
+  enum Effect : std::uint8_t { overwrite, add_f32 };
+
   TensorBox box;
+  Effect effect = overwrite;
   std::uint32_t source = 0;
   int thread = 0;
   bool committed = false;
   bool read = false;  // its source
+};
+
+/// What has left shared memory and is still to be stored or added.
+struct PendingWrite {
+  TensorStore store;
+  std::vector<std::byte> bytes;
 };
 
 /// One box on its way from global to shared memory.
@@ -179,9 +188,11 @@ class Machine {
   void start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier, const char* name,
                   const Site& site);
 
-  void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, const char* name, const Site& site);
+  void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
+                   const Site& site);
   void commit_stores(const Lane& lane);
-  void wait_stores(const Lane& lane);
+  /// Until the sources are read; without `read` until what they held has arrived.
+  void wait_stores(const Lane& lane, bool read);
 
   Warpgroup& warpgroup(const Warp& warp) { return warpgroups_[static_cast<std::size_t>(warp.warpgroup())]; }
   Warp& warp(int index) { return *warps_[static_cast<std::size_t>(index)]; }
@@ -216,7 +227,9 @@ class Machine {
   Mbarrier& barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site);
   void finish_phase_if_complete(Mbarrier& barrier);
   void land(std::size_t copy);
+  void land_some(std::uint64_t dice);
   void read_source(TensorStore& store);
+  void finish_write(std::size_t index);
   bool land_any();
   void transfer(boost::context::fiber& from, boost::context::fiber& to);
   void fail(Lane& lane);
@@ -242,6 +255,7 @@ class Machine {
   std::array<NamedBarrier, 16> named_;
   std::vector<TensorCopy> copies_;   // in flight
   std::vector<TensorStore> stores_;  // not waited for
+  std::vector<PendingWrite> writes_;
   std::vector<Warpgroup> warpgroups_;
   int free_registers_ = 0;
   Knowledge joined_a_, joined_b_, joined_;  // the last join: all lanes of a warp ask for the same

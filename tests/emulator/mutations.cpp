@@ -1,5 +1,6 @@
 #include "emulator/mutations.hpp"
 
+#include <array>
 #include <iterator>
 #include <utility>
 
@@ -22,6 +23,7 @@ constexpr const char* kHopper = "sm90/sm90_forward.cuh";
 constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 constexpr const char* kBackward = "sm80/sm80_backward.cuh";
+constexpr const char* kHopperBackward = "sm90/sm90_backward.cuh";
 constexpr const char* kBackwardDq = "sm80/sm80_backward_dq.cuh";
 constexpr const char* kPreprocess = "common/backward_preprocess.cuh";
 constexpr const char* kReduce = "common/backward_reduce.cuh";
@@ -63,6 +65,21 @@ KernelSpec backward_base() {
   spec.warps = 4;
   spec.warps_n = 2;
   spec.dq_warps_m = 2;
+  return spec;
+}
+
+/// Two consumer warpgroups that share the columns of dQ, two stages.
+KernelSpec hopper_backward_base() {
+  KernelSpec spec;
+  spec.op = Op::backward;
+  spec.family = fa::Family::sm90;
+  spec.arch = {9, 0, 'a'};
+  spec.d_qk = 80;
+  spec.d_v = 64;
+  spec.tile_m = 64;
+  spec.tile_n = 128;
+  spec.warps = 12;
+  spec.stages = 2;
   return spec;
 }
 
@@ -651,10 +668,284 @@ std::vector<Mutation> make_backward_mutations() {
   };
 }
 
+std::vector<Mutation> make_hopper_backward_mutations() {
+  const KernelSpec hopper = hopper_backward_base();
+  const KernelSpec no_dq = changed(hopper, [](KernelSpec& spec) { spec.write_dq = false; });
+  const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
+  const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
+  const KernelSpec split = changed(hopper, [](KernelSpec& spec) { spec.split = true; });
+  using enum FaultKind;
+  return {
+      {"hopper_backward_ds_unfenced",
+       kHopperBackward,
+       "share(ds_operand, ds_shared(buffer), consumer_index());\n        ptx::fence_proxy_async();",
+       "share(ds_operand, ds_shared(buffer), consumer_index());",
+       1,
+       hopper,
+       {unfenced}},
+      {"hopper_backward_ds_is_read_before_it_is_there",
+       kHopperBackward,
+       "ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS",
+       "// dS",
+       2,
+       hopper,
+       {shared_race, shared_uninitialised, unfenced}},
+      {"hopper_backward_one_buffer_of_ds",
+       kHopperBackward,
+       "const int buffer = count % 2;",
+       "const int buffer = 0;",
+       1,
+       hopper,
+       {source_overwritten, shared_race}},
+      {"hopper_backward_ds_chunks_not_swizzled",
+       kHopperBackward,
+       "(chunk ^ lane % 8) * kernel::kChunkBytes",
+       "chunk * kernel::kChunkBytes",
+       1,
+       hopper,
+       {}},
+      {"hopper_backward_ds_not_transposed",
+       kHopperBackward,
+       "const int row = lane / 16 * 8 + lane % 8;\n    const int chunk = 2 * warp_index() + lane / 8 % 2;",
+       "const int row = lane / 8 % 2 * 8 + lane % 8;\n    const int chunk = 2 * warp_index() + lane / 16;",
+       1,
+       hopper,
+       {}},
+      {"hopper_backward_scores_not_waited_for",
+       kHopperBackward,
+       "ptx::wgmma_wait<0>();  // dK, whose operand",
+       "// dK, whose operand",
+       1,
+       hopper,
+       {register_in_flight}},
+      {"hopper_backward_first_scores_not_waited_for",
+       kHopperBackward,
+       "issue_scores(s, stage_of(count), consumer_index());\n    ptx::wgmma_wait<0>();",
+       "issue_scores(s, stage_of(count), consumer_index());",
+       1,
+       hopper,
+       {register_in_flight}},
+      {"hopper_backward_dp_not_waited_for",
+       kHopperBackward,
+       "ptx::wgmma_wait<0>();  // dP, and dV",
+       "// dP, and dV",
+       1,
+       hopper,
+       {register_in_flight}},
+      {"hopper_backward_dk_and_dq_not_waited_for",
+       kHopperBackward,
+       "ptx::wgmma_wait<0>();  // dK and dQ",
+       "// dK and dQ",
+       1,
+       hopper,
+       {source_overwritten, shared_race, register_in_flight}},
+      {"hopper_backward_ds_of_the_wrong_buffer",
+       kHopperBackward,
+       "issue_dq(dq, buffer, consumer_index());",
+       "issue_dq(dq, buffer ^ 1, consumer_index());",
+       2,
+       hopper,
+       {shared_race, shared_uninitialised, source_overwritten}},
+      {"hopper_backward_statistics_of_the_wrong_stage",
+       kHopperBackward,
+       "exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);\n      ",
+       "exponentiate(s, lse_shared(stage), next.m_block, first_key);\n      ",
+       1,
+       hopper,
+       {shared_race}},
+      {"hopper_backward_dq_of_the_next_rows",
+       kHopperBackward,
+       "if constexpr (Config::kWriteDq) add_dq(dq, row_group, consumer_index());",
+       "if constexpr (Config::kWriteDq) add_dq(dq, next.row_group, consumer_index());",
+       1,
+       hopper,
+       {}},
+      {"hopper_backward_next_head_at_the_wrong_row",
+       kHopperBackward,
+       "(params.m_blocks - first) * kGroups;",
+       "params.m_blocks * kGroups;",
+       1,
+       causal,
+       {}},
+      {"hopper_backward_wrong_parity_of_q",
+       kHopperBackward,
+       "ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));\n      issue_scores",
+       "ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count) ^ 1);\n      issue_scores",
+       1,
+       hopper,
+       {shared_in_flight, shared_uninitialised, shared_race, deadlock}},
+      {"hopper_backward_k_released_too_early",
+       kHopperBackward,
+       "ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());\n        release(k_empty());",
+       "release(k_empty());\n        ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());",
+       1,
+       hopper,
+       {source_overwritten, shared_race}},
+      {"hopper_backward_q_released_twice",
+       kHopperBackward,
+       "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      if constexpr",
+       "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      release(step_empty(stage));\n    "
+       "  "
+       "if constexpr",
+       1,
+       hopper,
+       {source_overwritten, shared_race, barrier_misuse}},
+      {"hopper_backward_q_and_dout_not_released",
+       kHopperBackward,
+       "release(step_empty(stage));",
+       "",
+       2,
+       hopper,
+       {deadlock}},
+      {"hopper_backward_k_loaded_without_waiting",
+       kHopperBackward,
+       "ptx::mbarrier_wait(k_empty(), parity ^ 1);",
+       "",
+       1,
+       hopper,
+       {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+      {"hopper_backward_v_read_without_waiting",
+       kHopperBackward,
+       "ptx::mbarrier_wait(v_full(), parity);",
+       "",
+       1,
+       hopper,
+       {shared_in_flight, shared_uninitialised, shared_race}},
+      {"hopper_backward_dout_read_without_waiting",
+       kHopperBackward,
+       "ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));",
+       "",
+       2,
+       hopper,
+       {shared_in_flight, shared_uninitialised, shared_race}},
+      {"hopper_backward_statistics_not_announced",
+       kHopperBackward,
+       "mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);",
+       "mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes);",
+       1,
+       hopper,
+       {deadlock, shared_in_flight, shared_uninitialised}},
+      {"hopper_backward_statistics_of_the_wrong_rows",
+       kHopperBackward,
+       "params.delta + row_index(work, query)",
+       "params.delta + row_index(work, query) + 8",
+       1,
+       hopper,
+       {}},
+      {"hopper_backward_statistics_read_by_one_lane_only",
+       kHopperBackward,
+       "if constexpr (!Config::kWriteDq) ptx::sync_warp();",
+       "",
+       1,
+       no_dq,
+       {shared_race}},
+      {"hopper_backward_barrier_counts_one_reader_less",
+       kHopperBackward,
+       "constexpr int kReaders = 4 * kConsumers;",
+       "constexpr int kReaders = 4 * kConsumers - 1;",
+       1,
+       hopper,
+       {shared_race, source_overwritten, shared_in_flight, deadlock, barrier_misuse}},
+      {"hopper_backward_barriers_unfenced", kHopperBackward, "ptx::fence_mbarrier_init();", "", 1, hopper, {unfenced}},
+      {"hopper_backward_dq_staged_over_the_last_addition",
+       kHopperBackward,
+       "if (lane == 0) ptx::tma_wait_read();",
+       "",
+       1,
+       hopper,
+       {source_overwritten}},
+      {"hopper_backward_dq_staged_before_all_lanes_may",
+       kHopperBackward,
+       "ptx::sync_warp();  // the last addition has left",
+       "// the last addition has left",
+       1,
+       hopper,
+       {source_overwritten, shared_race}},
+      {"hopper_backward_dq_unfenced",
+       kHopperBackward,
+       "ptx::fence_proxy_async();\n    ptx::sync_warp();  // the warp's rows",
+       "ptx::sync_warp();  // the warp's rows",
+       1,
+       hopper,
+       {unfenced}},
+      {"hopper_backward_dq_leaves_before_it_is_staged",
+       kHopperBackward,
+       "ptx::sync_warp();  // the warp's rows",
+       "// the warp's rows",
+       1,
+       hopper,
+       {shared_race, shared_uninitialised, unfenced}},
+      {"hopper_backward_additions_not_committed",
+       kHopperBackward,
+       "    ptx::tma_commit();",
+       "",
+       1,
+       hopper,
+       {source_overwritten, copies_at_exit}},
+      {"hopper_backward_additions_not_waited_for",
+       kHopperBackward,
+       "if (lane_index() == 0) ptx::tma_wait();",
+       "",
+       1,
+       hopper,
+       {copies_at_exit}},
+      {"hopper_backward_additions_past_the_last_column",
+       kHopperBackward,
+       "if (column_group >= kColumnGroups) return;",
+       "",
+       1,
+       narrow,
+       {misaligned}},
+      {"hopper_backward_no_causal_mask",
+       kHopperBackward,
+       "if (Config::kCausal && first_limit < 15)",
+       "if (Config::kCausal && first_limit < -150)",
+       1,
+       causal,
+       {}},
+      {"hopper_backward_operands_of_the_wrong_rows",
+       kHopperBackward,
+       "operand[i / 4][i % 4] =",
+       "operand[i / 4][(i + 1) % 4] =",
+       1,
+       hopper,
+       {}},
+      {"hopper_backward_keys_past_the_end",
+       kHopperBackward,
+       "const bool inside = key < params.s_kv;",
+       "const bool inside = true;",
+       1,
+       hopper,
+       {global_out_of_bounds, global_not_writable}},
+      {"hopper_backward_partials_past_the_end",
+       kHopperBackward,
+       "if (key >= params.s_kv) continue;",
+       "",
+       1,
+       split,
+       {global_out_of_bounds, global_not_writable}},
+      {"hopper_backward_more_registers_than_there_are",
+       kHopperBackward,
+       "kConsumers == 2 ? 240 : 160",
+       "kConsumers == 2 ? 248 : 160",
+       1,
+       hopper,
+       {deadlock}},
+      {"hopper_backward_k_of_another_map",
+       kHopperBackward,
+       "p.map_k, k_full()",
+       "p.map_q, k_full()",
+       1,
+       hopper,
+       {deadlock}},
+  };
+}
+
 std::vector<Mutation> all_mutations() {
   std::vector<Mutation> list = make_mutations();
-  std::vector<Mutation> backward = make_backward_mutations();
-  list.insert(list.end(), std::make_move_iterator(backward.begin()), std::make_move_iterator(backward.end()));
+  for (std::vector<Mutation>& more : std::array{make_backward_mutations(), make_hopper_backward_mutations()}) {
+    list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  }
   return list;
 }
 
@@ -670,10 +961,13 @@ bool is_backward(const Mutation& mutation) {
 }
 
 BackwardSpecs backward_specs_of(const Mutation& mutation) {
-  BackwardSpecs specs{backward_base(), {}};
+  BackwardSpecs specs{backward_base(), changed(base(2), [](KernelSpec& spec) { spec.op = Op::backward_dq; })};
   switch (mutation.spec.op) {
     case Op::backward:
       specs.main = mutation.spec;
+      specs.dq.arch = specs.main.arch;
+      specs.dq.d_qk = specs.main.d_qk;
+      specs.dq.d_v = specs.main.d_v;
       break;
     case Op::backward_dq:
       specs.main.write_dq = false;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
@@ -42,6 +44,11 @@ BackwardCase backward_case_of(const Mutation& mutation) {
   BackwardCase c;
   c.specs = backward_specs_of(mutation);
   c.attention = forward.attention;
+  if (c.specs.main.family == fa::Family::sm90) {  // two key tiles in one block, six steps each
+    c.attention.s_q = 150;
+    c.attention.s_kv = 160;
+    c.attention.scale.reset();
+  }
   c.splits = c.specs.main.split ? 2 : 1;
   return c;
 }
@@ -65,11 +72,31 @@ void expect_wrong(const Mutation& mutation, const ForwardCase& c, const fa::test
   EXPECT_GT(fa::test::compare(actual.o.view(), expected.o.view()).max_abs, 0.05) << "harmless";
 }
 
+double relative_error(const fa::test::HostTensor& actual, const fa::test::HostTensor& expected) {
+  fa::test::HostTensor zero = expected;
+  std::ranges::fill(zero.bytes(), std::byte{0});
+  return fa::test::compare(actual.view(), expected.view()).max_abs /
+         fa::test::compare(zero.view(), expected.view()).max_abs;
+}
+
+void expect_wrong(const Mutation& mutation, const BackwardCase& c, const BackwardData& data,
+                  const fa::test::AttentionGradients& actual) {
+  const fa::test::AttentionGradients expected =
+      fa::test::reference_gradients_f64(c.attention, data.inputs, data.dout.view(), {});
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  const double worst = std::max({relative_error(actual.dq, expected.dq), relative_error(actual.dk, expected.dk),
+                                 relative_error(actual.dv, expected.dv)});
+  EXPECT_GT(worst, 0.05) << "harmless";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
   if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
-    run_backward(c, make_backward_data(c), changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+    const BackwardData data = make_backward_data(c);
+    const fa::test::AttentionGradients actual =
+        run_backward(c, data, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+    if (changed) expect_wrong(mutation, c, data, actual);
   } else {
     const ForwardCase c = case_of(mutation);
     const fa::test::AttentionInputs inputs = make_inputs(c);
@@ -86,7 +113,6 @@ TEST_P(Mutants, AreCaughtAndNamed) {
   for (const std::uint64_t seed : {1, 2, 3}) {
     try {
       run(mutation, true, seed);
-      EXPECT_FALSE(is_backward(mutation)) << "not caught, seed " << seed;
     } catch (const Fault& fault) {
       EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
       if (seed == 1) RecordProperty("fault", fault.what());
@@ -100,7 +126,11 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
                          });
 
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
-  for (const Mutation& mutation : mutations()) EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
+  std::set<std::string> done;
+  for (const Mutation& mutation : mutations()) {
+    if (!done.insert(canonical(mutation.spec)).second) continue;
+    EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
+  }
 }
 
 }  // namespace

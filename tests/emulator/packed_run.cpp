@@ -266,14 +266,15 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   tensors.dk = call.output("dk", gradients.dk, true);
   tensors.dv = call.output("dv", gradients.dv, true);
   const Problem problem = problem_of(main, c);
-  const std::size_t bytes = fa::plan::backward_workspace(problem, c.splits, deterministic).bytes;
+  const fa::plan::BackwardChoice choice{.splits = c.splits};
+  const std::size_t bytes = fa::plan::backward_workspace(problem, choice, deterministic).bytes;
   std::byte* workspace = call.memory().add_output("workspace", bytes);
   // With wrong lengths not all that is read was written.
   if (!c.trust) call.memory().set_flags(workspace, bytes, Memory::kReadable | Memory::kWritable);
   const fa::plan::BackwardKernels taken{main, specs.dq, backward_helper_spec(main, Op::backward_reduce).warps};
   const fa::plan::BackwardLaunch launch =
-      fa::plan::backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits,
-                                deterministic, taken, workspace, call.variants());
+      fa::plan::backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
+                                deterministic, taken, 1, workspace, call.variants());
   call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
   call.run(main, launch.grids.main, &launch.params);
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);

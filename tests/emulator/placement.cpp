@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "emulator/fault.hpp"
+#include "emulator/tensor_map.hpp"
 
 namespace emulator {
 namespace {
@@ -85,6 +86,16 @@ void make_broadcast(fa::test::HostTensor& tensor) {
   for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
     for (std::int64_t d = 0; d < view.shape[3]; ++d) tensor.set(b, h, s, d, tensor.at(0, 0, s, d));
   });
+}
+
+void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec) {
+  TensorShape shape;
+  shape.base = spec.base;
+  shape.element_bytes = static_cast<int>(size_of(spec.dtype));
+  shape.dims.assign(spec.sizes.begin(), spec.sizes.begin() + spec.rank);
+  shape.strides.assign(spec.strides.begin(), spec.strides.begin() + spec.rank - 1);
+  shape.box.assign(spec.box.begin(), spec.box.begin() + spec.rank);
+  encode_tensor_map(map.bytes, shape);
 }
 
 }  // namespace emulator

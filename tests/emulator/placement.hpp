@@ -4,7 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <common/types.cuh>
+
 #include "emulator/memory.hpp"
+#include "plan/tensor_map.hpp"
 #include "support/attention_case.hpp"
 
 namespace emulator {
@@ -52,6 +55,9 @@ void fetch(const Memory& memory, const Placed& t, fa::test::HostTensor& tensor);
 
 /// Equal values in all heads and batches, as a broadcast tensor has them.
 void make_broadcast(fa::test::HostTensor& tensor);
+
+/// The map that a kernel is given for a tensor.
+void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec);
 
 }  // namespace emulator
 

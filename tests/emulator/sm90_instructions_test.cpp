@@ -5,7 +5,9 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -363,6 +365,240 @@ TEST(TensorCopy, AStoreNeedsAFenceBeforeTheCopyAndReadersABarrier) {
   });
 }
 
+// Copies and additions without a tensor map.
+
+constexpr int kFloats = 64;
+
+/// Two regions of 64 floats: `input` counts from 1, which can only be read; of `sums` the first half has been written.
+struct Floats {
+  std::vector<float> values = std::vector<float>(kFloats);
+  Memory memory;
+  const float* input;
+  float* sums;
+
+  Floats() {
+    for (int i = 0; i < kFloats; ++i) values[static_cast<std::size_t>(i)] = static_cast<float>(i + 1);
+    input = reinterpret_cast<const float*>(memory.add_input("input", std::as_bytes(std::span(values))));
+    sums = reinterpret_cast<float*>(memory.add_output("sums", kFloats * sizeof(float)));
+    memory.write(sums, reinterpret_cast<const std::byte*>(values.data()), kFloats / 2 * sizeof(float));
+  }
+};
+
+Body by_first_thread(const std::function<void()>& body) {
+  return [body] {
+    make_barrier(1);
+    if (thread_index() == 0) body();
+  };
+}
+
+TEST(BulkCopy, BytesLandInTheirOrder) {
+  Floats floats;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    run(
+        [&] {
+          make_barrier(1);
+          if (thread_index() == 0) {
+            mbarrier_arrive_expect_tx(kBarrier, 144, here());
+            bulk_load(kShared + 16, floats.input + 4, 144, kBarrier, here());
+          }
+          mbarrier_wait(kBarrier, 0, here());
+          if (thread_index() >= 36) return;
+          EXPECT_EQ(std::bit_cast<float>(load_word(16 + 4 * static_cast<std::uint32_t>(thread_index()))),
+                    static_cast<float>(thread_index() + 5));
+        },
+        128, seed, floats.memory);
+  }
+}
+
+TEST(BulkCopy, Rules) {
+  Floats floats;
+  const auto expect = [&](FaultKind kind, const std::function<void()>& body) {
+    expect_fault(kind, floats.memory, by_first_thread(body));
+  };
+  const auto load = [&](std::uint32_t shared, int first, int bytes) {
+    bulk_load(shared, floats.input + first, bytes, kBarrier, here());
+  };
+  const auto announce = [](int bytes) { mbarrier_arrive_expect_tx(kBarrier, bytes, here()); };
+  expect(FaultKind::misaligned, [&] { load(kShared + 8, 0, 32); });
+  expect(FaultKind::misaligned, [&] { load(kShared, 2, 32); });
+  expect(FaultKind::misaligned, [&] { load(kShared, 0, 24); });
+  expect(FaultKind::misaligned, [&] { load(kShared, 0, 0); });
+  expect(FaultKind::misaligned, [&] { load(kShared, 0, -16); });
+  expect(FaultKind::global_out_of_bounds, [&] { load(kShared, kFloats - 4, 32); });
+  expect(FaultKind::global_uninitialised,
+         [&] { bulk_load(kShared, floats.sums + kFloats / 2 - 4, 32, kBarrier, here()); });
+  expect(FaultKind::shared_out_of_bounds, [&] { load(kShared + kSharedBytes - 16, 0, 32); });
+  expect(FaultKind::barrier_misuse, [&] { load(kBarrier, 0, 16); });
+  expect(FaultKind::shared_in_flight, [&] {
+    announce(32);
+    load(kShared, 0, 32);
+    load_word(16);
+  });
+  expect(FaultKind::unfenced, [&] {
+    store_word(16, 1);
+    load(kShared, 0, 32);
+  });
+  expect(FaultKind::deadlock, [&] {
+    announce(48);
+    load(kShared, 0, 32);
+    mbarrier_wait(kBarrier, 0, here());
+  });
+  expect(FaultKind::copies_at_exit, [&] {
+    announce(32);
+    load(kShared, 0, 32);
+  });
+  expect_fault(FaultKind::shared_race, floats.memory, [&] {
+    make_barrier(1);
+    if (thread_index() == 0) {
+      announce(32);
+      load(kShared, 0, 32);
+    }
+    mbarrier_wait(kBarrier, 0, here());
+    load_word(0);
+    shfl_bfly_b32(0, 1, here());
+    if (thread_index() == 0) load(kShared, 0, 32);
+  });
+}
+
+/// 1 in every one of the first 32 words, for the copy engine too.
+void store_ones() {
+  if (thread_index() < 32)
+    store_word(4 * static_cast<std::uint32_t>(thread_index()), std::bit_cast<std::uint32_t>(1.f));
+  fence_proxy_async();
+  bar_sync(here());
+}
+
+void add_ones(const Floats& floats, int first, int count) {
+  bulk_add_f32(floats.sums + first, kShared, 4 * count, here());
+  tma_commit();
+}
+
+TEST(BulkAdd, AddsSometimeBeforeTheEnd) {
+  int late = 0;
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    Floats floats;
+    run(
+        [&] {
+          store_ones();
+          if (thread_index() != 0) return;
+          add_ones(floats, 0, 32);
+          add_ones(floats, 4, 8);
+          tma_wait(true);
+          late += floats.sums[0] == 1.f;
+          store_word(0, 0);  // the source may be overwritten
+        },
+        128, seed, floats.memory);
+    for (int i = 0; i < 32; ++i) {
+      EXPECT_EQ(floats.sums[i], static_cast<float>(i + 1 + (i >= 4 && i < 12 ? 2 : 1))) << i << ", seed " << seed;
+    }
+  }
+  EXPECT_GT(late, 0) << "wait_group.read does not wait for the addition";
+  EXPECT_LT(late, 16);
+}
+
+TEST(BulkAdd, IsThereAfterTheWait) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    Floats floats;
+    run(
+        [&] {
+          store_ones();
+          if (thread_index() != 0) return;
+          add_ones(floats, 0, 32);
+          tma_wait(false);
+          EXPECT_EQ(floats.sums[31], 33.f);
+        },
+        128, seed, floats.memory);
+  }
+}
+
+TEST(BulkAdd, Rules) {
+  Floats floats;
+  const auto expect = [&](FaultKind kind, const std::function<void()>& body) {
+    expect_fault(kind, floats.memory, [body] {
+      store_ones();
+      if (thread_index() == 0) body();
+    });
+  };
+  expect(FaultKind::misaligned, [&] { add_ones(floats, 1, 4); });
+  expect(FaultKind::misaligned, [&] { bulk_add_f32(floats.sums, kShared + 4, 16, here()); });
+  expect(FaultKind::misaligned, [&] { add_ones(floats, 0, 3); });
+  expect(FaultKind::misaligned, [&] { add_ones(floats, 0, 0); });
+  expect(FaultKind::misaligned, [&] { add_ones(floats, 0, -4); });
+  expect(FaultKind::global_out_of_bounds, [&] { add_ones(floats, kFloats, 4); });
+  expect(FaultKind::global_uninitialised, [&] { add_ones(floats, kFloats / 2, 4); });
+  expect(FaultKind::global_not_writable, [&] { bulk_add_f32(const_cast<float*>(floats.input), kShared, 16, here()); });
+  expect(FaultKind::shared_uninitialised, [&] { bulk_add_f32(floats.sums, kShared + 64, 80, here()); });
+  expect(FaultKind::shared_out_of_bounds, [&] { bulk_add_f32(floats.sums, kShared + kSharedBytes, 16, here()); });
+  expect(FaultKind::copies_at_exit, [&] { add_ones(floats, 0, 4); });
+  expect(FaultKind::copies_at_exit, [&] {
+    bulk_add_f32(floats.sums, kShared, 16, here());
+    tma_wait(false);  // of nothing that was committed
+  });
+  expect(FaultKind::source_overwritten, [&] {
+    add_ones(floats, 0, 4);
+    store_word(12, 0);
+  });
+  expect(FaultKind::source_overwritten, [&] {
+    bulk_add_f32(floats.sums, kShared, 16, here());
+    tma_wait(true);
+    store_word(12, 0);
+  });
+  expect(FaultKind::unfenced, [&] {
+    store_word(12, 0);
+    add_ones(floats, 0, 4);
+  });
+}
+
+TEST(BulkAdd, OtherThreadsNeedABarrier) {
+  Floats floats;
+  expect_fault(FaultKind::shared_race, floats.memory, [&] {
+    if (thread_index() < 32) store_word(4 * static_cast<std::uint32_t>(thread_index()), 0);
+    fence_proxy_async();
+    shfl_bfly_b32(0, 1, here());
+    if (thread_index() == 0) add_ones(floats, 0, 32);
+  });
+  expect_fault(FaultKind::shared_race, floats.memory, [&] {
+    store_ones();
+    if (thread_index() == 0) {
+      add_ones(floats, 0, 32);
+      tma_wait(true);
+    }
+    shfl_bfly_b32(0, 1, here());
+    if (thread_index() == 1) store_word(4, 0);
+  });
+}
+
+TEST(TensorStore, DropsWhatIsOutsideAndArrivesByTheWait) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Tensor tensor;
+    const std::size_t bytes = tensor.values.size() * 2;
+    const std::byte* stored = tensor.memory.add_output("stored", bytes);
+    tensor.shape.base = stored;
+    encode_tensor_map(tensor.map, tensor.shape);
+    run(
+        [&] {
+          for (int i = thread_index(); i < 8 * 32; i += 128) {
+            store_word(4 * static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i / 4));  // the chunk's number
+          }
+          fence_proxy_async();
+          bar_sync(here());
+          if (thread_index() != 0) return;
+          const int at[4] = {64, 16, 2, 0};
+          tma_store(tensor.map, kShared, 4, at, here());
+          tma_commit();
+          tma_wait(false);
+          for (int row = 16; row < 20; ++row) {
+            std::uint32_t word = 0;
+            std::memcpy(&word, stored + ((2 * 20 + row) * 72 + 64) * 2, 4);
+            EXPECT_EQ(word, static_cast<std::uint32_t>(8 * (row - 16) + (row - 16))) << row;
+          }
+        },
+        128, seed, tensor.memory);
+    EXPECT_TRUE(tensor.memory.written(stored + bytes - 16, 16));
+    EXPECT_FALSE(tensor.memory.written(stored + bytes - 17, 1));
+  }
+}
+
 TEST(TensorMap, RefusesWhatTheDriverRefuses) {
   const Tensor tensor;
   const auto refused = [&](const std::function<void(TensorShape&)>& change) {
@@ -379,6 +615,26 @@ TEST(TensorMap, RefusesWhatTheDriverRefuses) {
   refused([](TensorShape& s) { s.box[0] = 4; });
   refused([](TensorShape& s) { s.dims[1] = 0; });
   refused([](TensorShape& s) { s.dims.clear(); });
+}
+
+TEST(Stmatrix, RowsAreAlignedAndWritten) {
+  const auto store = [](std::uint32_t offset) {
+    const std::uint32_t r[4] = {};
+    stmatrix_x4_trans(kShared + static_cast<std::uint32_t>(16 * (thread_index() % 32)) + offset, r, here());
+  };
+  expect_fault(
+      FaultKind::misaligned, [=] { store(8); }, 32);
+  expect_fault(
+      FaultKind::shared_out_of_bounds, [=] { store(kSharedBytes - 64); }, 32);
+  expect_fault(
+      FaultKind::shared_race, [=] { store(0); }, 64);
+  expect_fault(
+      FaultKind::shared_race,
+      [=] {
+        store(0);
+        load_word((16 * static_cast<std::uint32_t>(thread_index()) + 16) % 512);
+      },
+      32);
 }
 
 // wgmma.

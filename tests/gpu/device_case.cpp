@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +19,7 @@ const driver::Api& api() {
 }  // namespace
 
 void GpuTest::SetUp() {
+  setenv("FA_TUNE", "off", 1);  // what is tested is the planner's kernel; tests of tuning take this back
   try {
     context_.emplace(driver::ContextRef::acquire(Device::cuda(0)));
   } catch (const Error& error) {

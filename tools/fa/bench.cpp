@@ -13,6 +13,7 @@
 
 #include <fa/attention.hpp>
 
+#include "bench_grid.hpp"
 #include "bench_host.hpp"
 #include "bench_problem.hpp"
 #include "bench_timing.hpp"
@@ -28,24 +29,8 @@ namespace {
 
 struct BenchOptions {
   int device = 0;
-  Operation op = Operation::forward;
-  bool deterministic = false;
-  std::vector<DType> dtypes{DType::bf16};
-  std::vector<int> head_dims{64, 128};
-  int head_dim_v = 0;
-  std::vector<int> seqs{512, 1024, 2048, 4096, 8192, 16384};
-  int seq_kv = 0;
-  std::vector<bool> causal{false, true};
-  CausalAlign causal_align = CausalAlign::bottom_right;
-  Layout layout = Layout::bshd;
-  int tokens = 16384;
-  int width = 2048;
-  int batch = 0;
-  int heads = 0;
-  int heads_kv = 0;
-  PackedOptions packed;
+  BenchGrid grid;
   KernelOverride kernel;
-  VariantOptions variant;
   std::string sweep;
   TimingOptions timing;
   bool host_cost = false;
@@ -53,69 +38,8 @@ struct BenchOptions {
   bool json = false;
 };
 
-AttentionShape shape_of(const BenchOptions& options, int head_dim, int seq) {
-  AttentionShape shape;
-  shape.b = options.batch != 0 ? options.batch : std::max(options.tokens / seq, 1);
-  shape.h_q = options.heads != 0 ? options.heads : std::max(options.width / head_dim, 1);
-  shape.h_kv = options.heads_kv != 0 ? options.heads_kv : shape.h_q;
-  shape.s_q = seq;
-  shape.s_kv = options.seq_kv != 0 ? options.seq_kv : seq;
-  return shape;
-}
-
-/// Sequences of lengths uniform in [1, s_q] in the place of equal ones.
-void pack(BenchProblem* problem) {
-  problem->layout = Layout::bshd;
-  problem->cumulative = uniform_lengths(problem->shape.b, problem->shape.s_q);
-  problem->shape.s_kv = problem->shape.s_q;
-  problem->shape.total_q = problem->shape.total_kv = problem->cumulative.back();
-}
-
-std::vector<BenchProblem> make_grid(const BenchOptions& options) {
-  std::vector<BenchProblem> grid;
-  for (const DType dtype : options.dtypes) {
-    for (const int head_dim : options.head_dims) {
-      for (const bool causal : options.causal) {
-        for (const int seq : options.seqs) {
-          grid.push_back({options.op, dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
-                          options.causal_align, options.layout, shape_of(options, head_dim, seq), options.deterministic,
-                          options.packed, options.variant});
-          if (options.packed.varlen) pack(&grid.back());
-        }
-      }
-    }
-  }
-  return grid;
-}
-
 double tflops(const BenchProblem& problem, double milliseconds) {
   return problem.flops() / milliseconds / 1e9;
-}
-
-nlohmann::json to_json(const BenchProblem& problem) {
-  const AttentionShape& shape = problem.shape;
-  return {{"op", to_string(problem.op)},
-          {"deterministic", problem.deterministic},
-          {"dtype", to_string(problem.dtype)},
-          {"b", shape.b},
-          {"h_q", shape.h_q},
-          {"h_kv", shape.h_kv},
-          {"s_q", shape.s_q},
-          {"s_kv", shape.s_kv},
-          {"d_qk", problem.d_qk},
-          {"d_v", problem.d_v},
-          {"causal", problem.causal},
-          {"variant", problem.variant_text()},
-          {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"}};
-}
-
-nlohmann::json to_json(const Gpu& gpu) {
-  const driver::DeviceInfo& info = gpu.info();
-  return {{"name", info.name},
-          {"arch", plan::to_string(info.arch)},
-          {"multiprocessors", info.multiprocessors},
-          {"driver", driver::api().version},
-          {"fa", version()}};
 }
 
 nlohmann::json to_json(const BenchProblem& problem, const Trial& trial) {
@@ -200,7 +124,7 @@ bool served(const std::vector<Trial*>& trials) {
 
 int bench_grid(const BenchOptions& options) {
   const bool sweep = !options.sweep.empty();
-  const std::vector<BenchProblem> problems = make_grid(options);
+  const std::vector<BenchProblem> problems = make_grid(options.grid);
   const std::vector<KernelOverride> kernels = parse_sweep(options.sweep, options.kernel);
   const Gpu gpu(options.device);
   std::vector<Trial> trials = prepare_trials(gpu, problems, kernels, options.timing);
@@ -237,21 +161,21 @@ int bench_grid(const BenchOptions& options) {
 
 void bench_host_cost(const BenchOptions& options) {
   const Gpu gpu(options.device);
-  const HostCost cost = measure_host_cost(gpu, options.op);
+  const HostCost cost = measure_host_cost(gpu, options.grid.op);
   if (options.json) {
     print_json(
         {{"gpu", to_json(gpu)}, {"median_us", cost.median_us}, {"best_us", cost.best_us}, {"calls", cost.calls}});
   } else {
-    fmt::print("warm {} on the host: median {:.2f} us, best {:.2f} us, of {} calls\n", to_string(options.op),
+    fmt::print("warm {} on the host: median {:.2f} us, best {:.2f} us, of {} calls\n", to_string(options.grid.op),
                cost.median_us, cost.best_us, cost.calls);
   }
 }
 
 /// One sequence of 1024 rows a problem: the grid is over what has kernels of its own.
-std::vector<BenchProblem> latency_grid(BenchOptions options) {
-  options.seqs = {1024};
-  options.tokens = 1024;
-  return make_grid(options);
+std::vector<BenchProblem> latency_grid(BenchGrid grid) {
+  grid.seqs = {1024};
+  grid.tokens = 1024;
+  return make_grid(grid);
 }
 
 void print_latencies(const std::vector<Latency>& results) {
@@ -272,7 +196,7 @@ void print_latencies(const std::vector<Latency>& results) {
 }
 
 void bench_latency(const BenchOptions& options) {
-  const std::vector<Latency> results = measure_latency(options.device, latency_grid(options));
+  const std::vector<Latency> results = measure_latency(options.device, latency_grid(options.grid));
   if (!options.json) {
     print_latencies(results);
     return;
@@ -297,44 +221,25 @@ int bench(const BenchOptions& options) {
   return options.host_cost || options.latency ? kSuccess : bench_grid(options);
 }
 
-void add_grid_options(CLI::App& command, BenchOptions* options) {
-  const std::string group = "Grid";
-  const std::map<std::string, Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
-  command.add_option("--op", options->op, "What to time: forward or backward")
-      ->transform(CLI::CheckedTransformer(operations))
-      ->group(group);
-  command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
-  const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
-  add_dtype_list_option(command, &options->dtypes);
-  add_causal_list_option(command, &options->causal);
-  add_packed_options(command, &options->packed);
-  add_causal_align_option(command, &options->causal_align);
-  command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
-  command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);
-  command.add_option("--seq", options->seqs, "s_q, a list")->delimiter(',')->check(CLI::PositiveNumber)->group(group);
-  command.add_option("--seq-kv", options->seq_kv, "s_kv (default: s_q)")->group(group);
-  command.add_option("--tokens", options->tokens, "b = tokens / s_q, unless --batch is given")->group(group);
-  command.add_option("--width", options->width, "h_q = width / d_qk, unless --heads is given")->group(group);
-  command.add_option("--batch", options->batch, "b")->group(group);
-  command.add_option("--heads", options->heads, "h_q")->group(group);
-  command.add_option("--heads-kv", options->heads_kv, "h_kv (default: h_q)")->group(group);
-  command.add_option("--layout", options->layout, "Memory order of q, k, v and o: bshd or bhsd")
-      ->transform(CLI::CheckedTransformer(layouts))
-      ->group(group);
-}
-
 }  // namespace
 
 void add_bench(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Time kernels on the GPU");
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "CUDA device number");
-  add_grid_options(*command, options.get());
-  add_variant_options(*command, &options->variant);
+  add_grid_options(*command, &options->grid);
+  add_variant_options(*command, &options->grid.variant);
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "
                       "tile_n, warps, stages, q_in_registers, loop_bodies, pack_gqa, splits");
+  const std::map<std::string, TunePolicy> policies{
+      {"off", TunePolicy::off}, {"cached", TunePolicy::cached}, {"on", TunePolicy::on}};
+  command
+      ->add_option(
+          "--tune", options->grid.tune,
+          "Which kernels: the planner's (off), tuned ones where they are known (cached, the default), or tune (on)")
+      ->transform(CLI::CheckedTransformer(policies));
   command->add_option("--rounds", options->timing.rounds, "Rounds a candidate")->check(CLI::PositiveNumber);
   command->add_option("--round-ms", options->timing.round_ms, "GPU time of a round")->check(CLI::PositiveNumber);
   command->add_option("--jobs", options->timing.jobs, "Threads that compile (default: one a CPU)");

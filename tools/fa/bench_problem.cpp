@@ -112,6 +112,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.causal = causal;
   config.causal_align = causal_align;
   config.deterministic = deterministic;
+  config.tune = tune;
   packed.apply(&config);
   apply(variant, &config);
   (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);

@@ -37,6 +37,7 @@ struct BenchProblem {
   Layout layout = Layout::bshd;
   AttentionShape shape;
   bool deterministic = false;
+  TunePolicy tune = TunePolicy::cached;
   PackedOptions packed = {};
   VariantOptions variant = {};
   std::vector<std::int32_t> cumulative = {};  ///< varlen: where the sequences start, of q and of k and v

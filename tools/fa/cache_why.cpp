@@ -40,7 +40,7 @@ struct Answer {
   std::vector<cache::Neighbour> neighbours;  ///< of a miss
 };
 
-/// What `forward` would do, from what is stored.
+/// What a call would do, from what is stored.
 struct Verdict {
   std::string text;
   bool compiles = false;
@@ -85,9 +85,7 @@ class Inquiry {
 };
 
 /// The kernels in the order of the plan, up to the one that runs: what stands behind it is never looked up.
-std::vector<Answer> ask_all(const Inquiry& inquiry, const plan::ForwardPlan& plan, Verdict* verdict) {
-  std::vector<plan::KernelSpec> specs{plan.kernel};
-  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
+std::vector<Answer> ask_all(const Inquiry& inquiry, const plan::Alternatives& specs, Verdict* verdict) {
   std::vector<Answer> answers;
   const Answer* best = nullptr;
   answers.reserve(specs.size());
@@ -167,9 +165,9 @@ int why(WhyOptions options) {
   const Inquiry inquiry(options);
   nlohmann::json kernels = nlohmann::json::array();
   bool compiles = false;
-  for (const plan::ForwardPlan& plan : plan_kernels(options.plan, options.point)) {
+  for (const plan::Alternatives& specs : plan_kernels(options.plan, options.point)) {
     Verdict verdict;
-    const std::vector<Answer> answers = ask_all(inquiry, plan, &verdict);
+    const std::vector<Answer> answers = ask_all(inquiry, specs, &verdict);
     compiles = compiles || verdict.compiles;
     nlohmann::json looked_up = nlohmann::json::array();
     for (const Answer& answer : answers) {
@@ -182,7 +180,7 @@ int why(WhyOptions options) {
     if (options.json) {
       kernels.push_back({{"looked_up", looked_up}, {"verdict", verdict.text}});
     } else {
-      fmt::print("=> {} {}\n", kernel_name(plan.kernel), verdict.text);
+      fmt::print("=> {} {}\n", kernel_name(specs.front()), verdict.text);
     }
   }
   if (options.json) {

@@ -15,6 +15,7 @@ void add_render(CLI::App& app, int* exit_code);
 void add_compile(CLI::App& app, int* exit_code);
 void add_pack(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
+void add_tune(CLI::App& app, int* exit_code);
 void add_cache(CLI::App& app, int* exit_code);
 
 }  // namespace fa::cli

@@ -26,7 +26,7 @@ struct CompileOptions {
 
 nlohmann::json to_json(const Job& job) {
   if (!job.problem.empty()) {
-    return {{"spec", canonical(job.plan.kernel)}, {"error", job.problem}};
+    return {{"spec", canonical(job.specs.front())}, {"error", job.problem}};
   }
   const cache::Entry& entry = *job.lookup.entry;
   return {{"spec", entry.key.spec},
@@ -60,7 +60,7 @@ int report(const CompileOptions& options, const cache::Store& store, const std::
 /// The first choices; which alternatives are needed besides, only the compiler can say.
 int print_plan(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
-    fmt::print("{}\n", canonical(job.plan.kernel));
+    fmt::print("{}\n", canonical(job.specs.front()));
   }
   return kSuccess;
 }

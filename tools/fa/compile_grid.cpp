@@ -14,10 +14,10 @@
 namespace fa::cli {
 namespace {
 
-void add_jobs(const std::vector<plan::ForwardPlan>& plans, std::vector<Job>* jobs) {
-  for (const plan::ForwardPlan& plan : plans) {
-    if (std::none_of(jobs->begin(), jobs->end(), [&](const Job& job) { return job.plan.kernel == plan.kernel; })) {
-      jobs->push_back({plan, {}, {}, {}});
+void add_jobs(const std::vector<plan::Alternatives>& kernels, std::vector<Job>* jobs) {
+  for (const plan::Alternatives& specs : kernels) {
+    if (std::none_of(jobs->begin(), jobs->end(), [&](const Job& job) { return job.specs == specs; })) {
+      jobs->push_back({specs, {}, {}, {}});
     }
   }
 }
@@ -33,11 +33,9 @@ std::string head(std::string_view log) {
 }
 
 /// Spilling kernels that were looked at before the one that was chosen: a program with the same plan looks at them too.
-std::vector<cache::Lookup> looked_at_before(const api::ChosenKernel& chosen, const plan::ForwardPlan& plan,
+std::vector<cache::Lookup> looked_at_before(const api::ChosenKernel& chosen, const plan::Alternatives& specs,
                                             cache::Store& store) {
   std::vector<cache::Lookup> lookups;
-  std::vector<plan::KernelSpec> specs{plan.kernel};
-  specs.insert(specs.end(), plan.alternatives.begin(), plan.alternatives.end());
   for (const plan::KernelSpec& spec : specs) {
     const bool last = chosen.lookup.entry->local_bytes == 0 && spec == chosen.spec;
     if (last) break;
@@ -49,8 +47,8 @@ std::vector<cache::Lookup> looked_at_before(const api::ChosenKernel& chosen, con
 
 void run_job(cache::Store& store, const api::Supply& supply, Job* job) {
   try {
-    api::ChosenKernel chosen = api::choose_kernel(job->plan, store, supply);
-    job->passed_over = looked_at_before(chosen, job->plan, store);
+    api::ChosenKernel chosen = api::choose_kernel(job->specs, store, supply);
+    job->passed_over = looked_at_before(chosen, job->specs, store);
     job->lookup = std::move(chosen.lookup);
   } catch (const Error& error) {
     job->problem = std::string(error.what()) + "\n" + head(error.field("log"));
@@ -114,7 +112,7 @@ std::size_t count_failed(const std::vector<Job>& jobs) {
 
 std::string describe(const Job& job) {
   if (!job.problem.empty()) {
-    return fmt::format("failed   {}\n{}", canonical(job.plan.kernel), job.problem);
+    return fmt::format("failed   {}\n{}", canonical(job.specs.front()), job.problem);
   }
   const cache::Entry& entry = *job.lookup.entry;
   return fmt::format("{:<8} {:>7.0f} ms {:>4} registers {:>4} bytes local  {}",

@@ -28,7 +28,7 @@ void add_grid_options(CLI::App& command, Grid* grid);
 
 /// One kernel with its alternatives, and what became of it.
 struct Job {
-  plan::ForwardPlan plan;
+  plan::Alternatives specs;
   cache::Lookup lookup;
   std::vector<cache::Lookup> passed_over;  ///< kernels that spill and were tried before it
   std::string problem;                     ///< empty when it is in the cache now

@@ -29,6 +29,13 @@ const std::map<std::string, AttentionShape> kShapes{
     {"gqa-chunk", {.b = 64, .h_q = 32, .h_kv = 4, .s_q = 32, .s_kv = 2048}},
     {"gqa-chunk-split", {.b = 1, .h_q = 32, .h_kv = 4, .s_q = 32, .s_kv = 8192}}};
 
+/// Likewise for backward: what counts is whether the rows of a key tile are split.
+const std::map<std::string, AttentionShape> kBackwardShapes{
+    {"backward", {.b = 16, .h_q = 16, .h_kv = 16, .s_q = 1024, .s_kv = 1024}},
+    {"backward-split", {.b = 1, .h_q = 8, .h_kv = 8, .s_q = 8192, .s_kv = 256}}};
+
+constexpr const char* kDeterministic = "-deterministic";
+
 struct PackOptions {
   std::string output;
   Grid grid{.archs = {},
@@ -45,19 +52,27 @@ struct PackOptions {
 
 std::vector<PlanOptions> problems_of(const PackOptions& options) {
   std::vector<PlanOptions> problems;
-  for (const auto& [name, shape] : kShapes) {
-    const bool wanted =
-        options.shapes.empty() || std::find(options.shapes.begin(), options.shapes.end(), name) != options.shapes.end();
-    if (!wanted) {
-      continue;
+  const auto add = [&](const std::string& name, const AttentionShape& shape, api::Operation op, bool deterministic) {
+    const std::vector<std::string>& wanted = options.shapes;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) {
+      return;
     }
     PlanOptions problem;
     problem.shape = shape;
+    problem.op = op;
+    problem.deterministic = deterministic;
     problems.push_back(problem);
     if (options.unaligned) {
       problem.unaligned = true;
       problems.push_back(problem);
     }
+  };
+  for (const auto& [name, shape] : kShapes) {
+    add(name, shape, api::Operation::forward, false);
+  }
+  for (const auto& [name, shape] : kBackwardShapes) {
+    add(name, shape, api::Operation::backward, false);
+    add(name + kDeterministic, shape, api::Operation::backward, true);
   }
   return problems;
 }
@@ -98,7 +113,7 @@ int pack(PackOptions options) {
   std::vector<Job> jobs = make_jobs(options.grid);
   if (options.dry_run) {
     for (const Job& job : jobs) {
-      fmt::print("{}\n", canonical(job.plan.kernel));
+      fmt::print("{}\n", canonical(job.specs.front()));
     }
     return kSuccess;
   }
@@ -120,6 +135,9 @@ void add_pack(CLI::App& app, int* exit_code) {
   std::vector<std::string> names;
   for (const auto& [name, shape] : kShapes) {
     names.push_back(name);
+  }
+  for (const auto& [name, shape] : kBackwardShapes) {
+    names.insert(names.end(), {name, name + kDeterministic});
   }
   command->add_option("output", options->output, "The file, as kernels.fapack")->required();
   add_grid_options(*command, &options->grid);

@@ -1,11 +1,14 @@
 #include "plan_options.hpp"
 
+#include <map>
+
 #include "api/packed.hpp"
-#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
 
 namespace fa::cli {
 namespace {
@@ -19,8 +22,9 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.causal = point.causal;
   config.causal_align = options.causal_align;
   options.packed.apply(&config);
-  config.kernel = options.kernel;
   apply(options.variant, &config);
+  config.deterministic = options.deterministic;
+  (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
   return config;
 }
 
@@ -51,23 +55,26 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);
+  const std::map<std::string, api::Operation> operations{{"forward", api::Operation::forward},
+                                                         {"backward", api::Operation::backward}};
+  command.add_option("--op", options->op, "The call that is planned: forward or backward")
+      ->transform(CLI::CheckedTransformer(operations))
+      ->group(group);
+  command.add_flag("--deterministic", options->deterministic, "backward: dq bitwise repeatable")->group(group);
   add_kernel_options(command, &options->kernel);
 }
 
-std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
+std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
   const AttentionConfig config = config_of(options, point);
   api::validate(config, false);
   const api::Functions functions = api::read_functions(config, false);
-  std::vector<plan::ForwardPlan> kernels{plan::plan_forward(problem_of(options, point, functions), options.kernel)};
-  if (kernels.front().kernel.split) {
-    plan::ForwardPlan combine;
-    combine.kernel = kernels.front().combine;
-    kernels.push_back(combine);
-  }
+  const plan::Problem problem = problem_of(options, point, functions);
+  std::vector<plan::Alternatives> kernels =
+      options.op == api::Operation::backward
+          ? plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic))
+          : plan::kernels_of(plan::plan_forward(problem, options.kernel));
   for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
-    plan::ForwardPlan clear;
-    clear.kernel = spec;
-    kernels.push_back(clear);
+    kernels.push_back({spec});
   }
   return kernels;
 }

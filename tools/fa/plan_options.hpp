@@ -9,9 +9,10 @@
 
 #include <fa/attention.hpp>
 
+#include "api/problem.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
-#include "plan/planner.hpp"
+#include "plan/kernel_spec.hpp"
 #include "variant_options.hpp"
 
 namespace fa::cli {
@@ -23,6 +24,8 @@ struct PlanOptions {
   AttentionShape shape{.b = 16, .h_q = 16, .h_kv = 0, .s_q = 1024, .s_kv = 1024};
   bool unaligned = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  api::Operation op = api::Operation::forward;
+  bool deterministic = false;  ///< of backward
   PackedOptions packed;
   KernelOverride kernel;
   VariantOptions variant;
@@ -38,8 +41,8 @@ struct PlanPoint {
   bool causal = false;
 };
 
-/// The kernels that a forward call runs, in order. Throws fa::Error: invalid_argument, unsupported.
-std::vector<plan::ForwardPlan> plan_kernels(const PlanOptions& options, const PlanPoint& point);
+/// The kernels that a call runs, in order. Throws fa::Error: invalid_argument, unsupported.
+std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point);
 
 /// The architecture of the first GPU, else sm_90a.
 plan::Arch default_arch();

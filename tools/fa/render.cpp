@@ -25,13 +25,17 @@ struct RenderOptions {
 plan::KernelSpec choose_kernel(const RenderOptions& options) {
   PlanPoint point = options.point;
   point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
-  const std::vector<plan::ForwardPlan> kernels = plan_kernels(options.plan, point);
-  if (options.combine && !kernels.front().kernel.split) {
-    throw Error(ErrorCode::invalid_argument,
-                "--combine: the keys of this problem are not split; --splits N splits them",
-                {{"argument", "--combine"}});
+  const std::vector<plan::Alternatives> kernels = plan_kernels(options.plan, point);
+  for (const plan::Alternatives& specs : kernels) {
+    const plan::Op op = specs.front().op;
+    const bool attention = op == plan::Op::forward || op == plan::Op::backward;
+    if (options.combine ? op == plan::Op::combine : attention) {
+      return specs.front();
+    }
   }
-  return kernels[options.combine ? 1 : 0].kernel;
+  throw Error(ErrorCode::invalid_argument,
+              "--combine: the keys of this problem are not split; --splits N splits those of a forward",
+              {{"argument", "--combine"}});
 }
 
 void render_kernel(const RenderOptions& options) {

@@ -19,6 +19,7 @@
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
 #include "expect_error.hpp"
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "tests/unit/cache/support.hpp"
@@ -84,6 +85,66 @@ TEST(FindKernels, APackServesWithoutDriverAndCompiler) {
   EXPECT_FALSE(process_maps("libcuda.so"));
 }
 
+TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
+  const TemporaryDirectory directory;
+  constexpr AttentionShape kFewKeys{.b = 1, .h_q = 8, .h_kv = 8, .s_q = 8192, .s_kv = 256};
+  for (const bool deterministic : {false, true}) {
+    for (const AttentionShape& shape : {kShape, kFewKeys}) {
+      AttentionConfig config = base_config();
+      config.deterministic = deterministic;
+      const std::vector<plan::Alternatives> kernels = plan::kernels_of(plan::plan_backward(
+          api::make_problem(config, api::checked(config, shape), plan::parse_arch(kArch)), {}, deterministic));
+      std::vector<cache::Entry> entries;
+      std::vector<std::string> names;
+      for (const plan::Alternatives& specs : kernels) {
+        entries.push_back(stand_in(specs.front()));
+        names.push_back(canonical(specs.front()));
+      }
+      EXPECT_EQ(kernels.size(), shape.s_kv == kFewKeys.s_kv ? 4U : 3U);
+      config.cache.packs = {
+          (directory / ("pack " + std::to_string(deterministic) + std::to_string(shape.s_q))).string()};
+      write_pack(config.cache.packs.front(), entries);
+      std::vector<std::string> found;
+      for (const KernelInfo& info : find_backward_kernels(config, shape, kArch)) {
+        EXPECT_EQ(info.origin, "pack");
+        found.push_back(info.spec);
+      }
+      EXPECT_EQ(found, names);
+      for (std::size_t i = 0; i < entries.size(); ++i) {  // each of them is needed
+        std::vector<cache::Entry> rest = entries;
+        rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
+        config.cache.packs = {(directory / ("without " + names[i].substr(0, 20) + std::to_string(i))).string()};
+        fs::remove(config.cache.packs.front());
+        write_pack(config.cache.packs.front(), rest);
+        EXPECT_THROW(find_backward_kernels(config, shape, kArch), Error) << names[i];
+      }
+    }
+  }
+}
+
+TEST(FindBackwardKernels, AMissNamesTheCommand) {
+  AttentionConfig config = base_config();
+  config.kernel_backward = KernelOverride{.stages = 3};
+  config.kernel = KernelOverride{.stages = 2};  // of forward, and no part of this
+  const auto command = [&] {
+    try {
+      find_backward_kernels(config, kShape, kArch);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cache_miss);
+      return std::string(error.field("command"));
+    }
+    return std::string("nothing is stored");
+  };
+  EXPECT_EQ(command(),
+            "fa compile --arch sm_90a --dtype bf16 --head-dim 128 --op backward --causal yes --batch 2 --heads 16 "
+            "--heads-kv 16 --seq 1024 --seq-kv 1024 --stages 3");
+  config.deterministic = true;
+  EXPECT_NE(command().find(" --op backward --deterministic "), std::string::npos) << command();
+  AttentionShape empty = kShape;
+  empty.h_q = empty.h_kv = 0;
+  EXPECT_TRUE(find_backward_kernels(config, empty, kArch).empty());
+}
+
 TEST(FindKernels, ThePlannerTakesTheBestKernelThatIsStored) {
   const TemporaryDirectory directory;
   AttentionConfig config = base_config();
@@ -124,6 +185,36 @@ TEST(FindKernels, AMissOfAVariantNamesItsOptions) {
     EXPECT_NE(error.field("kernel").find(" varlen=1 dropout=1"), std::string::npos) << error.field("kernel");
     const std::string command(error.field("command"));
     EXPECT_NE(command.find(" --varlen --total 1500 --total-kv 2048 --dropout 0.5"), std::string::npos) << command;
+    EXPECT_NE(command.find(" --zero-padding"), std::string::npos) << command;
+  }
+}
+
+TEST(FindBackwardKernels, APackServesAPackedBatchAndItsPadding) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  config.varlen = config.zero_padding = true;
+  const plan::Problem problem = api::make_problem(config, api::checked(config, kShape), plan::parse_arch(kArch));
+  std::vector<plan::KernelSpec> wanted;
+  for (const plan::Alternatives& specs : plan::kernels_of(plan::plan_backward(problem, {}, false))) {
+    wanted.push_back(specs.front());
+  }
+  for (const DType dtype : {config.dtype, DType::f32}) wanted.push_back(plan::clear_padding_spec(problem.arch, dtype));
+  std::vector<cache::Entry> entries;
+  for (const plan::KernelSpec& spec : wanted) entries.push_back(stand_in(spec));
+  config.cache.packs = {(directory / "pack").string()};
+  write_pack(config.cache.packs.front(), entries);
+  const std::vector<KernelInfo> found = find_backward_kernels(config, kShape, kArch);
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(found[i].spec, canonical(wanted[i]));
+  entries.pop_back();
+  config.cache.packs = {(directory / "incomplete").string()};
+  write_pack(config.cache.packs.front(), entries);
+  try {
+    find_backward_kernels(config, kShape, kArch);
+    FAIL() << "a kernel for the padding is absent";
+  } catch (const Error& error) {
+    const std::string command(error.field("command"));
+    EXPECT_NE(command.find(" --op backward"), std::string::npos) << command;
     EXPECT_NE(command.find(" --zero-padding"), std::string::npos) << command;
   }
 }
@@ -283,6 +374,25 @@ TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
                         {"split", [](auto& spec) { spec.split = !spec.split; }},
                         {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
                     });
+}
+
+TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
+  const plan::Problem problem =
+      api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
+  const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
+  expect_flips_miss(spec, {
+                              {"arch", [](auto& s) { s.arch.suffix = 'f'; }},
+                              {"dtype", [](auto& s) { s.dtype = DType::f16; }},
+                              {"d_qk", [](auto& s) { s.d_qk -= 8; }},
+                              {"d_v", [](auto& s) { s.d_v -= 8; }},
+                              {"causal", [](auto& s) { s.causal = !s.causal; }},
+                              {"tile_m", [](auto& s) { s.tile_m += 64; }},
+                              {"tile_n", [](auto& s) { s.tile_n += 64; }},
+                              {"stages", [](auto& s) { s.stages += 1; }},
+                              {"write_dq", [](auto& s) { s.write_dq = !s.write_dq; }},
+                              {"split", [](auto& s) { s.split = !s.split; }},
+                              {"min_blocks", [](auto& s) { s.min_blocks += 1; }},
+                          });
 }
 
 TEST(CacheKey, OptionsTemplatesTargetAndUnitCountEachAlone) {

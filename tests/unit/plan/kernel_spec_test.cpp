@@ -73,6 +73,10 @@ const std::vector<Operation>& operations() {
                       "warps_n",  "dq_warps_m", "substeps", "stages", "operands_in_registers",
                       "write_dq", "delayed_dq", "split",    "varlen", "dropout",
                       "variants", "min_blocks"}},
+      {Op::backward,
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "split",
+        "variants", "min_blocks"},
+       Family::sm90},
       {Op::backward_dq,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages", "varlen",
         "dropout", "variants", "min_blocks"}},
@@ -197,6 +201,11 @@ TEST(KernelSpec, TextNamesEveryFieldInOneLine) {
             "warps_n=2 dq_warps_m=4 substeps=1 stages=1 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 "
             "min_blocks=1");
   EXPECT_EQ(kernel_name(backward), "fa_sm80_backward");
+  backward.family = Family::sm90;
+  EXPECT_EQ(canonical(backward),
+            "sm90_backward arch=sm_80 dtype=bf16 d_qk=64 d_v=64 causal=0 tile_m=128 tile_n=64 stages=1 write_dq=1 "
+            "split=0 min_blocks=1");
+  EXPECT_EQ(kernel_name(backward), "fa_sm90_backward");
 }
 
 }  // namespace

@@ -44,6 +44,8 @@ Problem problem(const char* arch, DType dtype, int d_qk, int d_v) {
   return result;
 }
 
+constexpr KernelOverride kOfThisFamily{.family = Family::sm80};
+
 class Sm80BackwardPlan : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Sm80BackwardPlan, EveryHeadDimHasKernelsThatFit) {
@@ -53,7 +55,7 @@ TEST_P(Sm80BackwardPlan, EveryHeadDimHasKernelsThatFit) {
         Problem p = problem(GetParam(), dtype, d, other);
         p.causal = d % 16 == 0;
         for (const bool deterministic : {false, true}) {
-          const BackwardPlan plan = plan_backward(p, {}, deterministic);
+          const BackwardPlan plan = plan_backward(p, kOfThisFamily, deterministic);
           ASSERT_FALSE(plan.main.empty());
           for (const KernelSpec& spec : plan.main) {
             expect_fits(spec);
@@ -82,12 +84,14 @@ TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
   fixed.warps = 4;
   fixed.stages = 2;
   const KernelSpec spec = plan_backward(p, fixed, false).main.front();
+  EXPECT_EQ(spec.family, Family::sm80) << "its number of warps is of this family";
   EXPECT_EQ(spec.tile_m, 32);
   EXPECT_EQ(spec.tile_n, 64);
   EXPECT_EQ(spec.warps, 4);
   EXPECT_EQ(spec.stages, 2);
 
-  const auto refusal = [&](const KernelOverride& wrong) -> std::string {
+  const auto refusal = [&](KernelOverride wrong) -> std::string {
+    wrong.family = Family::sm80;
     try {
       plan_backward(p, wrong, false);
     } catch (const Error& error) {
@@ -105,7 +109,7 @@ TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
 }
 
 TEST(Sm80Backward, FieldsThatDoNotFitAreNamed) {
-  const KernelSpec good = plan_backward(problem("sm_90a", DType::bf16, 64, 64), {}, false).main.front();
+  const KernelSpec good = plan_backward(problem("sm_90a", DType::bf16, 64, 64), kOfThisFamily, false).main.front();
   const auto refusal = [&](void (*change)(KernelSpec&)) {
     KernelSpec spec = good;
     change(spec);
@@ -121,7 +125,7 @@ TEST(Sm80Backward, FieldsThatDoNotFitAreNamed) {
 }
 
 TEST(BackwardChoice, FewKeyTilesWithManyRowsAreSplit) {
-  Problem p = problem("sm_90a", DType::bf16, 64, 64);
+  Problem p = problem("sm_80", DType::bf16, 64, 64);
   EXPECT_EQ(choose_backward(p, {}).splits, 1);
   p.b = 1;
   p.h_q = 16;
@@ -142,7 +146,7 @@ TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
   p.h_kv = 3;
   p.s_q = 33;
   p.s_kv = 100;
-  const BackwardWorkspace plain = backward_workspace(p, 1, false);
+  const BackwardWorkspace plain = backward_workspace(p, {}, false);
   EXPECT_EQ(plain.padded_rows, 48);
   const std::size_t row = 2 * 6 * 48 * sizeof(float);
   EXPECT_GE(plain.delta - plain.lse_log2, row);
@@ -151,11 +155,11 @@ TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
   for (const std::size_t offset : {plain.lse_log2, plain.delta, plain.dq_accum, plain.partial, plain.bytes}) {
     EXPECT_EQ(offset % 256, 0U);
   }
-  const BackwardWorkspace split = backward_workspace(p, 3, false);
+  const BackwardWorkspace split = backward_workspace(p, {.splits = 3}, false);
   EXPECT_EQ(split.partial, plain.bytes);
   EXPECT_GE(split.bytes - split.partial, 3 * 2 * 3 * 100 * (72 + 40) * sizeof(float));
   // A pass of its own for dQ needs no accumulator.
-  EXPECT_EQ(plain.bytes - backward_workspace(p, 1, true).bytes, row * 72);
+  EXPECT_EQ(plain.bytes - backward_workspace(p, {}, true).bytes, row * 72);
 }
 
 TEST(BackwardLaunch, GridsCoverWhatThereIs) {
@@ -171,7 +175,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   kernels.dq.tile_m = 128;
   kernels.reduce_warps = 4;
   alignas(256) std::byte workspace[256];
-  const BackwardLaunch plain = backward_launch(p, {}, 0.5, 1, false, kernels, workspace);
+  const BackwardLaunch plain = backward_launch(p, {}, 0.5, {}, false, kernels, 2, workspace);
   EXPECT_EQ(plain.grids.preprocess, 2 * 6 * 19);
   EXPECT_EQ(plain.grids.main, 2 * 3 * 4);
   EXPECT_EQ(plain.grids.reduce, 0);
@@ -185,7 +189,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   EXPECT_EQ(plain.params.partial, nullptr);
   EXPECT_FLOAT_EQ(plain.params.scale_log2, 0.72134752f);
 
-  const BackwardLaunch split = backward_launch(p, {}, 0.5, 3, true, kernels, workspace);
+  const BackwardLaunch split = backward_launch(p, {}, 0.5, {.splits = 3}, true, kernels, 2, workspace);
   EXPECT_EQ(split.grids.main, 3 * plain.grids.main);
   EXPECT_EQ(split.grids.reduce, 2 * 3 * 500 / 4);
   EXPECT_EQ(split.grids.dq, 2 * 6 * 3);
@@ -194,7 +198,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   EXPECT_EQ(split.dq_params.m_blocks, 3);
 
   p.s_q = 0;
-  const BackwardLaunch no_rows = backward_launch(p, {}, 0.5, 1, false, kernels, workspace);
+  const BackwardLaunch no_rows = backward_launch(p, {}, 0.5, {}, false, kernels, 2, workspace);
   EXPECT_EQ(no_rows.grids.preprocess, 0);
   EXPECT_EQ(no_rows.grids.main, plain.grids.main);  // it writes zeros
 }

@@ -74,6 +74,22 @@ plan::KernelSpec backward_spec() {
   return spec;
 }
 
+plan::KernelSpec sm90_backward_spec() {
+  plan::KernelSpec spec;
+  spec.op = plan::Op::backward;
+  spec.family = Family::sm90;
+  spec.arch = plan::parse_arch("sm_90a");
+  spec.dtype = DType::f16;
+  spec.d_qk = 128;
+  spec.d_v = 72;
+  spec.causal = true;
+  spec.tile_m = 64;
+  spec.tile_n = 128;
+  spec.warps = 12;
+  spec.stages = 2;
+  return spec;
+}
+
 plan::KernelSpec backward_spec(plan::Op op) {
   plan::KernelSpec spec = backward_spec();
   spec.op = op;
@@ -96,6 +112,7 @@ std::vector<plan::KernelSpec> all_specs() {
           sm90_forward_spec(),
           combine_spec(),
           backward_spec(),
+          sm90_backward_spec(),
           backward_spec(plan::Op::backward_dq),
           backward_spec(plan::Op::backward_preprocess),
           backward_spec(plan::Op::backward_convert),
@@ -215,6 +232,17 @@ TEST(Render, PlainKernelsKnowNothingOfVariants) {
 
 TEST(Render, WhatTheBackwardDependsOnReachesIt) {
   using Spec = plan::KernelSpec;
+  expect_reach_the_kernel(sm90_backward_spec(), {
+                                                    [](Spec& spec) { spec.dtype = DType::bf16; },
+                                                    [](Spec& spec) { spec.d_qk = 64; },
+                                                    [](Spec& spec) { spec.d_v = 64; },
+                                                    [](Spec& spec) { spec.causal = false; },
+                                                    [](Spec& spec) { spec.tile_m = 128; },
+                                                    [](Spec& spec) { spec.tile_n = 64, spec.warps = 8; },
+                                                    [](Spec& spec) { spec.stages = 1; },
+                                                    [](Spec& spec) { spec.write_dq = false; },
+                                                    [](Spec& spec) { spec.split = true; },
+                                                });
   expect_reach_the_kernel(backward_spec(), {
                                                [](Spec& spec) { spec.arch = plan::parse_arch("sm_80"); },
                                                [](Spec& spec) { spec.dtype = DType::f16; },

@@ -16,6 +16,7 @@
 #include "api/validate.hpp"
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 #include "tests/unit/cache/support.hpp"
 
@@ -150,15 +151,27 @@ TEST_F(CliCacheTest, WhyNamesTheFieldsThatDiffer) {
   EXPECT_TRUE(contains(compiler.output, "nvrtc 13.0")) << compiler.output;
 }
 
+std::string first_choices(const std::vector<plan::Alternatives>& kernels) {
+  std::string text;
+  for (const plan::Alternatives& specs : kernels) text += canonical(specs.front()) + "\n";
+  return text;
+}
+
 /// The command of a miss plans the very kernels that were missing.
 void expect_command_plans(const plan::Problem& problem, const KernelOverride& fixed) {
-  const std::string command = api::compile_command(problem, fixed, "");
-  ASSERT_TRUE(command.starts_with("fa ")) << command;
-  const Result result = run(command.substr(3) + " --dry-run");
-  const plan::ForwardPlan plan = plan::plan_forward(problem, fixed);
-  const std::string expected =
-      canonical(plan.kernel) + "\n" + (plan.kernel.split ? canonical(plan.combine) + "\n" : std::string());
-  EXPECT_EQ(result.output, expected) << command;
+  const auto expect = [](const std::string& command, const std::vector<plan::Alternatives>& kernels) {
+    ASSERT_TRUE(command.starts_with("fa ")) << command;
+    EXPECT_EQ(run(command.substr(3) + " --dry-run").output, first_choices(kernels)) << command;
+  };
+  expect(api::compile_command(problem, fixed, ""), plan::kernels_of(plan::plan_forward(problem, fixed)));
+  KernelOverride of_both;  // what backward kernels have too
+  of_both.tile_m = fixed.tile_m;
+  of_both.tile_n = fixed.tile_n;
+  of_both.splits = fixed.splits;
+  for (const bool deterministic : {false, true}) {
+    expect(api::compile_command(problem, of_both, "", api::Operation::backward, deterministic),
+           plan::kernels_of(plan::plan_backward(problem, of_both, deterministic)));
+  }
 }
 
 TEST(CliCommand, OfAMissBuildsWhatWasMissing) {
@@ -199,6 +212,10 @@ TEST(CliPack, HoldsTheKernelsOfItsGridAndIsReproducible) {
   EXPECT_TRUE(contains(plan.output, "forward_combine")) << plan.output;
   const Result full = run("pack unused --dry-run --arch sm_90a");
   EXPECT_GT(std::count(full.output.begin(), full.output.end(), '\n'), 100);
+  for (const char* kernel : {"backward_preprocess arch", "backward_reduce arch", "backward_convert arch",
+                             "_backward_dq arch", "write_dq=0", "write_dq=1"}) {
+    EXPECT_TRUE(contains(full.output, kernel)) << kernel;
+  }
   if (!compile::compiler_info().available) GTEST_SKIP() << "no NVRTC to go on with";
   const TemporaryDirectory directory;
   for (const char* name : {"a", "b"}) {

@@ -73,6 +73,9 @@ FA_DEVICE Chunk ld_shared_chunk(uint32_t address, const emulator::Site& site = e
 FA_DEVICE void st_shared_b32(uint32_t address, uint32_t value, const emulator::Site& site = emulator::Site::current()) {
   emulator::store_shared(address, &value, sizeof value, "st.shared.b32", site);
 }
+FA_DEVICE void st_shared_chunk(uint32_t address, Chunk value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::store_shared(address, &value, sizeof value, "st.shared.v4.b32", site);
+}
 FA_DEVICE void st_shared_b16(uint32_t address, uint16_t value, const emulator::Site& site = emulator::Site::current()) {
   emulator::store_shared(address, &value, sizeof value, "st.shared.b16", site);
 }

@@ -62,6 +62,10 @@ FA_DEVICE uint32_t shfl_xor(uint32_t value, int lane_mask, const emulator::Site&
   return emulator::shfl_bfly_b32(value, lane_mask, site);
 }
 
+FA_DEVICE int shfl_xor(int value, int lane_mask, const emulator::Site& site = emulator::Site::current()) {
+  return static_cast<int>(emulator::shfl_bfly_b32(static_cast<uint32_t>(value), lane_mask, site));
+}
+
 FA_DEVICE bool vote_any(bool predicate, const emulator::Site& site = emulator::Site::current()) {
   return emulator::vote_any(predicate, site);
 }

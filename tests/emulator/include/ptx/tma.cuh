@@ -38,6 +38,16 @@ FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c
   emulator::tma_store(&map, shared, 5, at, site);
 }
 
+FA_DEVICE void bulk_load(uint32_t shared, const void* global, int bytes, uint32_t barrier,
+                         const emulator::Site& site = emulator::Site::current()) {
+  emulator::bulk_load(shared, global, bytes, barrier, site);
+}
+
+FA_DEVICE void bulk_add_f32(float* global, uint32_t shared, int bytes,
+                            const emulator::Site& site = emulator::Site::current()) {
+  emulator::bulk_add_f32(global, shared, bytes, site);
+}
+
 FA_DEVICE void tma_commit() {
   emulator::tma_commit();
 }

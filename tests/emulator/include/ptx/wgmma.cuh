@@ -34,6 +34,12 @@ FA_DEVICE void wgmma_tie(float (&d)[kCount], const emulator::Site& site = emulat
   emulator::wgmma_tie(d, kCount, site);
 }
 
+template <int kCount>
+FA_DEVICE void wgmma_forget(float (&d)[kCount], const emulator::Site& site = emulator::Site::current()) {
+  emulator::wgmma_tie(d, kCount, site);
+  for (float& value : d) value = __builtin_nanf("");
+}
+
 template <class T>
 inline constexpr emulator::Half kWgmmaHalf = emulator::Half::f16;
 template <>

@@ -1,0 +1,194 @@
+#include "api/tuning.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "api/build.hpp"
+#include "plan/candidates.hpp"
+#include "render/source.hpp"
+#include "support/log.hpp"
+#include "support/text.hpp"
+
+namespace fa::api {
+namespace {
+
+// First calls of ever new kinds of problems must not add up to a program that only tunes.
+constexpr double kSecondsOfAProcess = 60;
+std::atomic<std::int64_t> g_milliseconds_spent{0};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+TunePolicy policy_of(const AttentionConfig& config) {
+  const std::string text = support::environment("FA_TUNE");
+  if (text.empty()) return config.tune;
+  if (text == "off") return TunePolicy::off;
+  if (text == "cached") return TunePolicy::cached;
+  if (text == "on") return TunePolicy::on;
+  support::throw_invalid("FA_TUNE", text, "off, cached or on");
+}
+
+/// Decisions of this process, by directory and record: what serves where nothing can be written.
+struct Memory {
+  std::mutex mutex;
+  std::map<std::pair<std::string, std::string>, std::string> kernels;
+};
+
+Memory& memory() {
+  static auto* const instance = new Memory;
+  return *instance;
+}
+
+}  // namespace
+
+TuneSources tune_sources(const AttentionConfig& config, Operation op) {
+  const TunePolicy policy = policy_of(config);
+  // What a packed batch holds, only the device knows; and no table has kernels with dropout, or with variants, whose
+  // captures a contest would have to invent.
+  if (config.varlen || config.dropout > 0 || !is_plain(config)) return {};
+  const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
+  if (policy == TunePolicy::off || (fixed && !plan::tunable_override(*fixed))) return {};
+  const bool compiles = config.compile == CompilePolicy::allow;
+  // A deterministic dq has a second kernel, which no table has. Where nothing may be compiled, a table's kernel may be
+  // absent; what runs must not depend on that.
+  if (config.deterministic) return {.tables = compiles && op == Operation::forward};
+  return {.tables = true, .records = true, .tunes = compiles && policy == TunePolicy::on};
+}
+
+Tuning::Tuning(const AttentionConfig& config, const driver::ContextRef& context, Operation op)
+    : config_(config), context_(context), op_(op), sources_(tune_sources(config, op)), records_({}) {
+  std::string ignored;  // the store has told it
+  directory_ = cache_directory(config.cache, &ignored).string();
+  records_ = cache::Records(directory_);
+}
+
+tune::RecordKey Tuning::key(const plan::Problem& problem, const plan::KernelSpec& planned) const {
+  return {render::templates_digest(), context_.info().name, context_.info().multiprocessors,
+          tune::bucket_text(problem, planned)};
+}
+
+std::optional<std::string> Tuning::recorded(const tune::RecordKey& key) const {
+  const std::string name = key.digest() + ".json";
+  {
+    const std::scoped_lock lock(memory().mutex);
+    const auto found = memory().kernels.find({directory_, name});
+    if (found != memory().kernels.end()) return found->second;
+  }
+  std::string problem;
+  const std::optional<std::string> text = records_.read(name, &problem);
+  if (!text) {
+    if (!problem.empty()) support::logf(LogLevel::debug, "a tuning record is not used: {}", problem);
+    return std::nullopt;
+  }
+  std::optional<tune::Record> record = tune::read_record(*text, &problem);
+  if (record && record->key != key) problem = "it is about another problem";
+  if (!problem.empty()) {
+    support::logf(LogLevel::debug, "the tuning record {} is removed: {}", name, problem);
+    records_.remove(name);
+    return std::nullopt;
+  }
+  return std::move(record->kernel);
+}
+
+std::optional<Tuning::Known> Tuning::known(const tune::RecordKey& key,
+                                           const std::function<std::vector<plan::KernelSpec>()>& candidates) const {
+  std::string kernel;
+  const char* by = kByRecord;
+  if (sources_.records) kernel = recorded(key).value_or("");
+  if (kernel.empty() && sources_.tables) {
+    by = kByTable;
+    for (const tune::Table& table : tune::shipped_tables(key.templates)) {
+      if (kernel.empty()) kernel = table.find(key);
+    }
+  }
+  if (kernel.empty()) return std::nullopt;
+  for (const plan::KernelSpec& spec : candidates()) {
+    if (canonical(spec) == kernel) return Known{spec, by};
+  }
+  support::logf(LogLevel::debug, "a {} names a kernel that this version does not plan: {}", by, kernel);
+  return std::nullopt;
+}
+
+bool Tuning::begin(std::uint64_t code, Stream stream) {
+  if (static_cast<double>(g_milliseconds_spent.load()) > 1000 * kSecondsOfAProcess) {
+    static std::atomic<bool> told{false};
+    if (!told.exchange(true)) {
+      support::logf(LogLevel::info,
+                    "this process has tuned for {:.0f} s: the planner's kernels serve from now on. "
+                    "`fa tune` fills the cache ahead of time.",
+                    kSecondsOfAProcess);
+    }
+    return false;
+  }
+  if (driver::is_capturing(stream)) {
+    support::log(LogLevel::info, "a stream is being captured: nothing is tuned, the best known kernel runs");
+    return false;
+  }
+  const std::scoped_lock lock(mutex_);
+  return busy_.insert(code).second;
+}
+
+void Tuning::end(std::uint64_t code) {
+  const std::scoped_lock lock(mutex_);
+  busy_.erase(code);
+}
+
+std::string Tuning::publish(const tune::RecordKey& key, const std::vector<plan::KernelSpec>& specs,
+                            const tune::Outcome& outcome, bool replace) const {
+  tune::Record record{key, canonical(specs[outcome.winner])};
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const tune::Result& result = outcome.results[i];
+    if (result.rounds > 0 || !result.refusal.empty()) {
+      record.times.push_back({canonical(specs[i]), result.ratio, result.milliseconds, result.refusal});
+    }
+  }
+  std::string kernel = record.kernel;
+  const std::string name = key.digest() + ".json";
+  if (replace) {
+    const std::scoped_lock lock(memory().mutex);
+    memory().kernels.erase({directory_, name});
+    records_.remove(name);
+  }
+  if (!directory_.empty()) {
+    std::string problem;
+    const std::optional<std::string> standing = records_.publish(name, tune::write_record(record), &problem);
+    const std::optional<tune::Record> first = standing ? tune::read_record(*standing, &problem) : std::nullopt;
+    if (first && first->key == key) {
+      kernel = first->kernel;
+    } else {
+      support::logf(LogLevel::debug, "the tuning record stays in memory: {}", problem);
+    }
+  }
+  const std::scoped_lock lock(memory().mutex);
+  return memory().kernels.try_emplace({directory_, name}, kernel).first->second;
+}
+
+TuneReport Tuning::decide(const tune::RecordKey& key, const plan::Problem& problem, const Contest& contest,
+                          Stream stream, const TuneOptions& options) const {
+  TuneReport report;
+  report.key = key;
+  report.specs = contest.specs;
+  const double begin = seconds_now();
+  const std::function<double()> now = seconds_now;
+  {
+    GpuSubject subject(contest, problem, op_ == Operation::backward, context_, stream);
+    report.outcome = tune::tune(subject, contest.specs.size(), options.budget, options.race, now);
+  }
+  report.kernel = options.publish ? publish(key, contest.specs, report.outcome, options.replace)
+                                  : canonical(contest.specs[report.outcome.winner]);
+  report.seconds = seconds_now() - begin;
+  if (options.publish) g_milliseconds_spent += static_cast<std::int64_t>(1000 * report.seconds);
+  support::logf(LogLevel::info, "tuned in {:.2f} s ({}): {}", report.seconds, report.outcome.reason, report.kernel);
+  return report;
+}
+
+void warn_of_tuning(const char* problem) {
+  static std::atomic<bool> told{false};
+  support::logf(told.exchange(true) ? LogLevel::debug : LogLevel::warning,
+                "tuning failed, and the planner's kernel runs: {}", problem);
+}
+
+}  // namespace fa::api

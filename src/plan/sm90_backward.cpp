@@ -1,0 +1,191 @@
+#include "plan/sm90_backward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include <fa/error.hpp>
+
+#include "plan/candidates.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr int kWarpgroupKeys = 64;
+constexpr int kMaxConsumers = 3;
+constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
+constexpr int kBarrierBytes = 128;
+// What ptxas gives accumulators and operands of a consumer thread without spilling, by consumer warpgroups: of 255, 240
+// and 160.
+constexpr int kFragmentRegisters[] = {224, 212, 128};
+constexpr int kMaxHeadDim = 128;
+constexpr std::size_t kMaxSpecs = 4;
+
+struct Tile {
+  int tile_m, tile_n, stages;
+};
+
+// In order of preference, measured on an H200 (docs/performance.md).
+constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
+constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
+
+std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
+  return std::max(problem.d_qk, problem.d_v) <= 64 ? std::span<const Tile>(kSmall) : kMedium;
+}
+
+int consumers(const KernelSpec& spec) {
+  return spec.tile_n / kWarpgroupKeys;
+}
+
+bool dq_by_rows(const KernelSpec& spec) {
+  return spec.tile_m == 64 * consumers(spec);
+}
+
+/// Columns of dQ that a warpgroup computes.
+int dq_columns(const KernelSpec& spec) {
+  return dq_by_rows(spec) ? spec.d_qk : kSlabColumns;
+}
+
+bool has_override(const KernelOverride& fixed) {
+  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0;
+}
+
+KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed,
+                     const BackwardChoice& choice, bool deterministic) {
+  const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
+  KernelSpec spec;
+  spec.family = Family::sm90;
+  spec.op = Op::backward;
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.causal = problem.causal;
+  spec.aligned = true;
+  spec.tile_m = either(fixed.tile_m, tile.tile_m);
+  spec.tile_n = either(fixed.tile_n, tile.tile_n);
+  spec.stages = either(fixed.stages, tile.stages);
+  spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
+  spec.write_dq = !deterministic;
+  spec.split = choice.splits > 1;
+  return spec;
+}
+
+/// Why an override of another family's fields cannot be followed; empty when there is none.
+std::string foreign_override(const KernelOverride& fixed) {
+  if (fixed.warps != 0) return fmt::format("warps = {}: sm90 kernels have 4 for each 64 keys, and 4 more", fixed.warps);
+  return {};
+}
+
+}  // namespace
+
+const char* sm90_backward_misfit(const Problem& problem) noexcept {
+  if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
+  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 128";
+  return nullptr;
+}
+
+const char* sm90_backward_obstacle(const Problem& problem) noexcept {
+  if (problem.varlen) return "the batch is packed";
+  if (problem.dropout) return "there is dropout";
+  if (problem.variants != nullptr) return "a score or mask function, a window, chunks or sinks";
+  if (!problem.aligned) return "rows of a tensor do not start at multiples of 16 bytes";
+  if (!problem.tensor_maps) return "a stride of q, k, v or dout is zero, negative or 2^40 bytes or more";
+  if (problem.s_kv == 0) return "there are no keys";
+  if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
+  return nullptr;
+}
+
+int sm90_backward_shared_bytes(const KernelSpec& spec) {
+  const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
+  const int rows = row_bytes(spec.d_qk) + row_bytes(spec.d_v);
+  const int statistics = 2 * static_cast<int>(sizeof(float));
+  const int ds = 2 * spec.tile_m * spec.tile_n * 2;  // of two steps
+  const int dq = consumers(spec) * 64 * dq_columns(spec) * static_cast<int>(sizeof(float));
+  return spec.tile_n * rows + spec.stages * spec.tile_m * (rows + statistics) + (spec.write_dq ? ds + dq : 0) +
+         kBarrierBytes;
+}
+
+int sm90_backward_registers(const KernelSpec& spec) {
+  const int sums = (spec.d_qk + spec.d_v) / 2;
+  const int scores = spec.tile_m / 2;   // S or dP
+  const int operand = spec.tile_m / 4;  // P or dS, rounded
+  // The product for dV takes P's operand while dQ leaves its registers, and at tile_m = 64 while that for dP runs.
+  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);
+  const int dq = spec.write_dq ? scores + operand + dq_columns(spec) / 2 : 0;
+  return sums + std::max(softmax, dq);
+}
+
+std::string sm90_backward_refusal(const KernelSpec& spec) {
+  if (spec.tile_n < kWarpgroupKeys || spec.tile_n > kMaxConsumers * kWarpgroupKeys ||
+      spec.tile_n % kWarpgroupKeys != 0) {
+    return fmt::format("tile_n = {}: accepted are 64, 128 and 192", spec.tile_n);
+  }
+  if (spec.tile_m != 64 && !dq_by_rows(spec)) {
+    return fmt::format("tile_m = {}: accepted are 64 and tile_n", spec.tile_m);
+  }
+  if (!dq_by_rows(spec) && spec.d_qk > consumers(spec) * kSlabColumns) {
+    return fmt::format("tile_n = {}: with tile_m = {} each 64 columns of dQ need 64 keys", spec.tile_n, spec.tile_m);
+  }
+  if (spec.stages < 2 || spec.stages > 4) return fmt::format("stages = {}: accepted are 2 to 4", spec.stages);
+  const int shared = sm90_backward_shared_bytes(spec);
+  const int shared_limit = limits(spec.arch).shared_per_block;
+  if (shared > shared_limit) {
+    return fmt::format("tile_m = {}, tile_n = {}, stages = {} need {} bytes of shared memory; {} offers {}",
+                       spec.tile_m, spec.tile_n, spec.stages, shared, to_string(spec.arch), shared_limit);
+  }
+  const int registers = sm90_backward_registers(spec);
+  const int offered = kFragmentRegisters[consumers(spec) - 1];
+  if (registers > offered) {
+    return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
+                       spec.tile_n, registers, offered);
+  }
+  return {};
+}
+
+Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
+  constexpr double kMultiplyAdds = 4096;  // of wgmma, a cycle
+  constexpr double kStepCycles = 800;     // what of a step the tensor cores wait for
+  constexpr double kTileCycles = 3000;    // its keys come, its sums leave
+  Candidates candidates;
+  for (const int tile_m : {64, 128, 192}) {
+    for (const int tile_n : {64, 128, 192}) {
+      for (const int stages : {2, 3}) {
+        const KernelSpec spec = with_tile(problem, {tile_m, tile_n, stages}, {}, choice, deterministic);
+        if (!sm90_backward_refusal(spec).empty()) continue;
+        const double area = double(tile_m) * tile_n;
+        const double step = area * (3 * spec.d_qk + 2 * spec.d_v) / kMultiplyAdds + kStepCycles;
+        const double steps = std::ceil(double(problem.s_q) / tile_m);
+        candidates.push_back({spec, (steps * step + kTileCycles) / (steps * area)});
+      }
+    }
+  }
+  return candidates;
+}
+
+std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,
+                                            const BackwardChoice& choice, bool deterministic) {
+  std::vector<KernelSpec> specs;
+  std::string refusal = foreign_override(fixed);
+  if (refusal.empty()) {
+    for (const Tile& tile : preferred_tiles(problem)) {
+      const KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
+      const std::string reason = sm90_backward_refusal(spec);
+      if (!reason.empty()) {
+        refusal = reason;
+      } else if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) {
+        specs.push_back(spec);
+      }
+    }
+  }
+  if (!specs.empty()) return specs;
+  const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
+  throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
+              fmt::format("kernel_backward: no sm90 backward kernel fits: {}", refusal),
+              {{"argument", "kernel_backward"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});
+}
+
+}  // namespace fa::plan

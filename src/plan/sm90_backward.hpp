@@ -1,0 +1,38 @@
+#ifndef FA_SRC_PLAN_SM90_BACKWARD_HPP_
+#define FA_SRC_PLAN_SM90_BACKWARD_HPP_
+
+#include <string>
+#include <vector>
+
+#include "plan/backward.hpp"
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// What the family needs of the architecture, the dtype and the head dims that the problem has not; nullptr when it has
+/// all.
+const char* sm90_backward_misfit(const Problem& problem) noexcept;
+
+/// Why the copy engine cannot serve this call, although the family serves others of the configuration; nullptr when it
+/// can.
+const char* sm90_backward_obstacle(const Problem& problem) noexcept;
+
+/// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_backward.cuh.
+int sm90_backward_shared_bytes(const KernelSpec& spec);
+
+/// Registers that a consumer thread spends on accumulators and operands where they are most.
+int sm90_backward_registers(const KernelSpec& spec);
+
+/// Why the kernel cannot be built, with the limit that it breaks; empty when it can.
+std::string sm90_backward_refusal(const KernelSpec& spec);
+
+/// Main kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles
+/// without spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
+/// unsupported.
+std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,
+                                            const BackwardChoice& choice, bool deterministic);
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_SM90_BACKWARD_HPP_

@@ -1,0 +1,42 @@
+#ifndef FA_SRC_PLAN_TENSOR_MAP_HPP_
+#define FA_SRC_PLAN_TENSOR_MAP_HPP_
+
+#include <array>
+#include <cstdint>
+
+#include <fa/tensor.hpp>
+
+namespace fa::plan {
+
+/// A tensor of 16-bit elements for the copy engine, innermost axis first, and the box that one copy moves: the
+/// arguments of cuTensorMapEncodeTiled that are not the same for every map.
+struct TensorMapSpec {
+  static constexpr int kMaxRank = 5;
+
+  void* base = nullptr;
+  DType dtype = DType::bf16;
+  int rank = 0;
+  std::array<std::uint64_t, kMaxRank> sizes{};
+  std::array<std::uint64_t, kMaxRank - 1> strides{};  ///< in bytes, of all axes but the first
+  std::array<std::uint32_t, kMaxRank> box{};
+};
+
+/// Columns of a box: the 128 bytes that the swizzle spans.
+inline constexpr std::uint32_t kMapColumns = 64;
+
+/// A map of no axes but the innermost one, in boxes of kMapColumns.
+TensorMapSpec start_map(const TensorView& view) noexcept;
+
+/// Appends an axis of `stride` elements.
+void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) noexcept;
+
+/// [d, s, h, b] of a view of rank 4, in boxes of `rows` rows of one head.
+TensorMapSpec head_map(const TensorView& view, int rows) noexcept;
+
+/// Whether a map can describe a view of rank 4 in steps of `heads_a_step` heads: axes longer than 1 have strides above
+/// 0 and below 2^40 bytes. That rows start at multiples of 16 bytes is Problem::aligned.
+bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_TENSOR_MAP_HPP_

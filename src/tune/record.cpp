@@ -1,0 +1,140 @@
+#include "tune/record.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "cache/digest.hpp"
+#include "support/log.hpp"
+
+namespace fa::tune {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Parses without exceptions of the parser's own; what `read` throws for a missing field becomes a reason.
+template <typename Result, typename Read>
+std::optional<Result> parse(std::string_view text, std::string* problem, const Read& read) {
+  try {
+    const Json json = Json::parse(text);
+    if (json.at("schema").get<int>() != kRecordSchema) {
+      *problem = "it has another schema";
+      return std::nullopt;
+    }
+    return read(json);
+  } catch (const nlohmann::json::exception& error) {
+    *problem = error.what();
+    return std::nullopt;
+  }
+}
+
+double rounded(double value) {
+  return std::round(value * 1e6) / 1e6;
+}
+
+}  // namespace
+
+std::string RecordKey::digest() const {
+  cache::FieldHasher hasher;
+  hasher.number(kRecordSchema).text(templates).text(gpu);
+  hasher.number(static_cast<std::uint64_t>(multiprocessors)).text(problem).text(method);
+  return hasher.hex();
+}
+
+std::string write_record(const Record& record) {
+  Json times = Json::array();
+  for (const RecordedTime& time : record.times) {
+    Json item{{"kernel", time.kernel}};
+    if (time.refusal.empty()) {
+      item["ratio"] = rounded(time.ratio);
+      item["ms"] = rounded(time.milliseconds);
+    } else {
+      item["refusal"] = time.refusal;
+    }
+    times.push_back(item);
+  }
+  const Json json{{"schema", kRecordSchema},     {"templates", record.key.templates},
+                  {"gpu", record.key.gpu},       {"multiprocessors", record.key.multiprocessors},
+                  {"method", record.key.method}, {"problem", record.key.problem},
+                  {"kernel", record.kernel},     {"times", times}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::optional<Record> read_record(std::string_view text, std::string* problem) {
+  return parse<Record>(text, problem, [](const Json& json) {
+    Record record;
+    record.key = {json.at("templates").get<std::string>(), json.at("gpu").get<std::string>(),
+                  json.at("multiprocessors").get<int>(), json.at("problem").get<std::string>(),
+                  json.at("method").get<std::string>()};
+    record.kernel = json.at("kernel").get<std::string>();
+    for (const Json& item : json.at("times")) {
+      record.times.push_back({item.at("kernel").get<std::string>(), item.value("ratio", 0.0), item.value("ms", 0.0),
+                              item.value("refusal", std::string())});
+    }
+    return record;
+  });
+}
+
+std::string_view Table::find(const RecordKey& key) const {
+  if (key.templates != templates || key.gpu != gpu || key.multiprocessors != multiprocessors || key.method != method) {
+    return {};
+  }
+  const auto row = std::ranges::lower_bound(rows, key.problem, {}, &Row::problem);
+  return row != rows.end() && row->problem == key.problem ? std::string_view(row->kernel) : std::string_view();
+}
+
+std::string write_table(Table table) {
+  std::ranges::sort(table.rows, {}, &Table::Row::problem);
+  Json rows = Json::array();
+  for (const Table::Row& row : table.rows) {
+    rows.push_back({{"problem", row.problem}, {"kernel", row.kernel}, {"ratio", rounded(row.ratio)}});
+  }
+  const Json json{{"schema", kRecordSchema}, {"templates", table.templates},
+                  {"gpu", table.gpu},        {"multiprocessors", table.multiprocessors},
+                  {"method", table.method},  {"rows", rows}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::optional<Table> read_table(std::string_view text, std::string* problem) {
+  return parse<Table>(text, problem, [](const Json& json) {
+    Table table;
+    table.templates = json.at("templates").get<std::string>();
+    table.gpu = json.at("gpu").get<std::string>();
+    table.multiprocessors = json.at("multiprocessors").get<int>();
+    table.method = json.at("method").get<std::string>();
+    for (const Json& item : json.at("rows")) {
+      table.rows.push_back(
+          {item.at("problem").get<std::string>(), item.at("kernel").get<std::string>(), item.value("ratio", 1.0)});
+    }
+    std::ranges::sort(table.rows, {}, &Table::Row::problem);
+    return table;
+  });
+}
+
+std::vector<Table> usable_tables(std::span<const EmbeddedTable> tables, const std::string& templates) {
+  std::vector<Table> usable;
+  for (const EmbeddedTable& embedded : tables) {
+    std::string problem;
+    std::optional<Table> table = read_table(embedded.text, &problem);
+    if (table && table->templates != templates) problem = "it was measured with other templates";
+    if (problem.empty()) {
+      usable.push_back(std::move(*table));
+    } else {
+      support::logf(LogLevel::debug, "the tuned table {} is not used: {}", embedded.name, problem);
+    }
+  }
+  return usable;
+}
+
+const std::vector<Table>& shipped_tables(const std::string& templates) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, std::vector<Table>>;  // in use while the process ends
+  const std::scoped_lock lock(mutex);
+  const auto found = known->find(templates);
+  return found != known->end() ? found->second
+                               : known->emplace(templates, usable_tables(embedded_tables(), templates)).first->second;
+}
+
+}  // namespace fa::tune

@@ -1,0 +1,119 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compile/compiler.hpp"
+#include "plan/backward.hpp"
+#include "plan/candidates.hpp"
+#include "plan/planner.hpp"
+#include "render/source.hpp"
+
+// The Hopper backward kernels that the planner picks compile with NVRTC without spilling and without a wgmma that ptxas
+// waits for; no GPU is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
+namespace fa {
+namespace {
+
+struct Case {
+  int d_qk, d_v;
+  DType dtype;
+  bool causal;
+  bool deterministic = false;
+};
+
+std::vector<Case> cases() {
+  if (std::getenv("FA_COMPILE_GRID") == nullptr) {
+    return {{64, 64, DType::bf16, true},    {64, 64, DType::f16, false, true},   {128, 128, DType::f16, true},
+            {128, 128, DType::bf16, false}, {128, 128, DType::bf16, true, true}, {8, 8, DType::f16, false},
+            {72, 72, DType::bf16, true},    {96, 40, DType::f16, false}};
+  }
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const bool causal : {false, true}) {
+      for (const bool deterministic : {false, true}) {
+        for (int d = 8; d <= 128; d += 8) all.push_back({d, d, dtype, causal, deterministic});
+        for (const auto& [d_qk, d_v] : {std::pair{128, 64}, {64, 128}, {8, 128}, {128, 8}, {72, 40}}) {
+          all.push_back({d_qk, d_v, dtype, causal, deterministic});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+plan::Problem problem_of(const Case& c) {
+  plan::Problem problem;
+  problem.arch = plan::parse_arch("sm_90a");
+  problem.dtype = c.dtype;
+  problem.d_qk = c.d_qk;
+  problem.d_v = c.d_v;
+  problem.causal = c.causal;
+  problem.b = 4;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = problem.s_kv = 2048;
+  return problem;
+}
+
+/// Bytes that a thread spills. The log is empty when ptxas keeps every wgmma running in the background.
+int expect_compiles(const plan::KernelSpec& spec) {
+  SCOPED_TRACE(canonical(spec));
+  const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+  EXPECT_EQ(cubin.log, "");
+  EXPECT_GT(cubin.facts.registers, 0);
+  EXPECT_LE(cubin.facts.registers * spec.threads(), plan::limits(spec.arch).registers_per_sm);
+  std::printf("%5.0f ms, %d bytes of local memory: %s\n", cubin.milliseconds, cubin.facts.local_bytes,
+              canonical(spec).c_str());
+  return cubin.facts.local_bytes;
+}
+
+/// The first choice, or what is taken in its place, compiles without spilling.
+void expect_clean(const plan::Alternatives& specs) {
+  for (const plan::KernelSpec& spec : specs) {
+    EXPECT_EQ(spec.family, Family::sm90);
+    if (expect_compiles(spec) == 0) return;
+  }
+  ADD_FAILURE() << "every kernel spills: " << canonical(specs.front());
+}
+
+class Sm90BackwardCompile : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Sm90BackwardCompile, IsClean) {
+  const Case& c = GetParam();
+  expect_clean(plan_backward(problem_of(c), {}, c.deterministic).main);
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, Sm90BackwardCompile, ::testing::ValuesIn(cases()), [](const auto& test) {
+  const Case& c = test.param;
+  return std::string(to_string(c.dtype)) + "_" + std::to_string(c.d_qk) + "x" + std::to_string(c.d_v) +
+         (c.causal ? "_causal" : "") + (c.deterministic ? "_deterministic" : "");
+});
+
+TEST(Sm90BackwardCompile, Variants) {
+  plan::Problem problem = problem_of({128, 128, DType::bf16, true});
+  problem.b = problem.h_kv = 1;
+  const plan::BackwardPlan split = plan_backward(problem, {}, false);
+  EXPECT_TRUE(split.main.front().split);
+  expect_clean(split.main);
+  expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {.tile_n = 64}, false).main);
+  expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {.tile_m = 64, .tile_n = 192}, false).main);
+}
+
+/// What a tuner may try.
+TEST(Sm90BackwardCompile, Candidates) {
+  const bool grid = std::getenv("FA_COMPILE_GRID") != nullptr;
+  for (int d = grid ? 8 : 128; d <= 128; d += 8) {
+    for (const bool deterministic : {false, true}) {
+      const plan::Problem problem = problem_of({d, d, DType::bf16, true});
+      for (const plan::Candidate& candidate :
+           plan::sm90_backward_candidates(problem, plan::choose_backward(problem, {}), deterministic)) {
+        EXPECT_EQ(expect_compiles(candidate.spec), 0) << canonical(candidate.spec);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa

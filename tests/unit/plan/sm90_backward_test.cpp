@@ -1,0 +1,404 @@
+#include "plan/sm90_backward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <fa/error.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plan/planner.hpp"
+#include "plan/sm90_forward.hpp"
+
+namespace fa::plan {
+namespace {
+
+Problem problem_of(int d_qk, int d_v, bool causal = true) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.d_qk = d_qk;
+  problem.d_v = d_v;
+  problem.causal = causal;
+  problem.b = 4;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = problem.s_kv = 4096;
+  return problem;
+}
+
+KernelSpec first_of(const Problem& problem, const KernelOverride& fixed = {}) {
+  return plan_backward(problem, fixed, false).main.front();
+}
+
+/// The register file holds what setmaxnreg asks for, and a consumer's share its fragments and the loop's own state.
+void expect_fits(const KernelSpec& spec) {
+  SCOPED_TRACE(canonical(spec));
+  EXPECT_EQ(sm90_backward_refusal(spec), "");
+  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.op, Op::backward);
+  EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
+  const int warpgroups = spec.tile_n / 64;
+  EXPECT_EQ(spec.threads(), (warpgroups + 1) * 128);
+  EXPECT_LE(sm90_backward_registers(spec) + 24, warpgroups == 3 ? 160 : warpgroups == 2 ? 240 : 255);
+}
+
+TEST(Sm90BackwardPlan, EveryHeadDimHasAKernelThatFits) {
+  for (int d_qk = 8; d_qk <= 128; d_qk += 8) {
+    for (int d_v = 8; d_v <= 128; d_v += 8) {
+      for (const bool causal : {false, true}) {
+        for (const bool deterministic : {false, true}) {
+          const BackwardPlan plan = plan_backward(problem_of(d_qk, d_v, causal), {}, deterministic);
+          ASSERT_FALSE(plan.main.empty());
+          for (const KernelSpec& spec : plan.main) {
+            expect_fits(spec);
+            EXPECT_EQ(spec.write_dq, !deterministic);
+            EXPECT_EQ(spec.causal, causal);
+            EXPECT_EQ(spec.d_qk, d_qk);
+            EXPECT_EQ(spec.d_v, d_v);
+            EXPECT_FALSE(spec.split);
+          }
+          EXPECT_EQ(plan.dq.empty(), !deterministic);
+          for (const KernelSpec& spec : plan.dq) EXPECT_EQ(spec.family, Family::sm80);
+          ASSERT_FALSE(HasFailure());
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90BackwardPlan, TakesTheMeasuredTiles) {
+  struct Row {
+    int d_qk, d_v, tile_m, tile_n, stages;
+  };
+  constexpr Row kRows[] = {
+      {64, 64, 128, 128, 2}, {8, 64, 128, 128, 2}, {128, 128, 64, 128, 2}, {72, 72, 64, 128, 2}, {64, 128, 64, 128, 2}};
+  for (const Row& row : kRows) {
+    const KernelSpec spec = first_of(problem_of(row.d_qk, row.d_v));
+    SCOPED_TRACE(canonical(spec));
+    EXPECT_EQ(spec.tile_m, row.tile_m);
+    EXPECT_EQ(spec.tile_n, row.tile_n);
+    EXPECT_EQ(spec.stages, row.stages);
+  }
+}
+
+// Tiles in shared memory are slabs of 64 columns, whatever the head dim; dS has two buffers, dQ one of floats.
+TEST(Sm90BackwardPlan, CountsSharedMemory) {
+  KernelSpec spec = first_of(problem_of(128, 128), {.tile_m = 64, .tile_n = 128, .stages = 2});
+  const int keys = 128 * (256 + 256);
+  const int queries = 64 * (256 + 256 + 2 * 4);
+  const int ds = 2 * 64 * 128 * 2;
+  const int dq = 2 * 64 * 64 * 4;
+  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
+  spec.d_qk = spec.d_v = 72;
+  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
+  spec.stages = 3;
+  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + ds + dq + 128);
+  spec.write_dq = false;
+  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + 128);
+  spec.d_v = 64;
+  EXPECT_EQ(shared_bytes(spec), keys - 128 * 128 + 3 * (queries - 64 * 128) + 128);
+  // Rows of dQ for each warpgroup: all columns of them, and no more than there are.
+  spec.write_dq = true;
+  spec.tile_n = 64;
+  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);
+}
+
+struct Refusal {
+  const char* limit;  ///< what the text must name
+  void (*spoil)(KernelSpec& spec);
+};
+
+constexpr Refusal kRefusals[] = {
+    {"tile_n = 0: accepted are 64, 128 and 192", [](KernelSpec& spec) { spec.tile_n = 0; }},
+    {"tile_n = 96", [](KernelSpec& spec) { spec.tile_n = 96; }},
+    {"tile_n = 256", [](KernelSpec& spec) { spec.tile_n = 256; }},
+    {"tile_m = 192: accepted are 64 and tile_n", [](KernelSpec& spec) { spec.tile_m = 192; }},
+    {"tile_m = 32", [](KernelSpec& spec) { spec.tile_m = 32; }},
+    {"tile_m = 0", [](KernelSpec& spec) { spec.tile_m = 0; }},
+    {"stages = 0: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
+    {"stages = 1: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 1; }},
+    {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
+    {"with tile_m = 64 each 64 columns of dQ need 64 keys", [](KernelSpec& spec) { spec.d_qk = 136; }},
+    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
+    {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128; }},
+    {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_n = 192; }},
+};
+
+TEST(Sm90BackwardRefusal, NamesTheLimit) {
+  KernelSpec good = first_of(problem_of(128, 128));
+  good.tile_m = 64;
+  good.tile_n = 128;
+  good.stages = 2;
+  good.write_dq = false;
+  EXPECT_EQ(sm90_backward_refusal(good), "");
+  for (const Refusal& refusal : kRefusals) {
+    KernelSpec spec = good;
+    refusal.spoil(spec);
+    EXPECT_NE(sm90_backward_refusal(spec).find(refusal.limit), std::string::npos)
+        << refusal.limit << " is not in: " << sm90_backward_refusal(spec);
+  }
+}
+
+TEST(Sm90BackwardSpec, TakesWhatTheOverrideFixes) {
+  const KernelSpec spec = first_of(problem_of(40, 40), {.tile_m = 64, .tile_n = 192, .stages = 3, .splits = 2});
+  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.tile_m, 64);
+  EXPECT_EQ(spec.tile_n, 192);
+  EXPECT_EQ(spec.threads(), 512);
+  EXPECT_EQ(spec.stages, 3);
+  EXPECT_TRUE(spec.split);
+}
+
+TEST(Sm90BackwardSpec, RefusesAnOverrideAsABadArgument) {
+  const KernelOverride cases[] = {{.tile_m = 192},
+                                  {.tile_m = -64},
+                                  {.tile_n = 256},
+                                  {.tile_n = 1 << 30},
+                                  {.stages = 5},
+                                  {.family = Family::sm90, .tile_m = 32},
+                                  {.family = Family::sm90, .tile_n = 96},
+                                  {.family = Family::sm90, .warps = 8}};
+  for (const KernelOverride& fixed : cases) {
+    try {
+      const BackwardPlan plan = plan_backward(problem_of(128, 128), fixed, false);
+      ADD_FAILURE() << "accepted: " << canonical(plan.main.front());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+      EXPECT_EQ(error.field("argument"), "kernel_backward");
+    }
+  }
+}
+
+// ---- which family
+
+struct Change {
+  const char* what;
+  void (*apply)(Problem& problem);
+};
+
+constexpr Change kMisfits[] = {
+    {"sm_90a", [](Problem& p) { p.arch = parse_arch("sm_90"); }},
+    {"sm_90a", [](Problem& p) { p.arch = parse_arch("sm_100a"); }},
+    {"dtype", [](Problem& p) { p.dtype = DType::f32; }},
+    {"head dims", [](Problem& p) { p.d_qk = 136; }},
+    {"head dims", [](Problem& p) { p.d_v = 136; }},
+};
+constexpr Change kObstacles[] = {
+    {"packed", [](Problem& p) { p.varlen = true; }},
+    {"dropout", [](Problem& p) { p.dropout = true; }},
+    {"16 bytes", [](Problem& p) { p.aligned = false; }},
+    {"stride", [](Problem& p) { p.tensor_maps = false; }},
+    {"no keys", [](Problem& p) { p.s_kv = 0; }},
+    {"no rows", [](Problem& p) { p.s_q = 0; }},
+    {"no rows", [](Problem& p) { p.b = 0; }},
+};
+
+TEST(Sm90BackwardFamily, IsTakenWhereItFits) {
+  const Problem good = problem_of(64, 128);
+  EXPECT_EQ(sm90_backward_misfit(good), nullptr);
+  EXPECT_EQ(sm90_backward_obstacle(good), nullptr);
+  EXPECT_EQ(choose_backward(good, {}).family, Family::sm90);
+  EXPECT_EQ(choose_backward(good, {.family = Family::sm80}).family, Family::sm80);
+  // Fields and tiles of the other family's kernels.
+  EXPECT_EQ(choose_backward(good, {.warps = 8}).family, Family::sm80);
+  EXPECT_EQ(choose_backward(good, {.tile_m = 32}).family, Family::sm80);
+  EXPECT_EQ(choose_backward(good, {.tile_n = 96}).family, Family::sm80);
+  EXPECT_EQ(choose_backward(good, {.family = Family::sm90, .tile_n = 96}).family, Family::sm90);
+}
+
+TEST(Sm90BackwardFamily, AMisfitIsRefusedWhereItIsAskedFor) {
+  for (const Change& change : kMisfits) {
+    Problem problem = problem_of(64, 64);
+    change.apply(problem);
+    ASSERT_NE(sm90_backward_misfit(problem), nullptr);
+    EXPECT_NE(std::string(sm90_backward_misfit(problem)).find(change.what), std::string::npos);
+    EXPECT_EQ(choose_backward(problem, {}).family, Family::sm80);
+    EXPECT_EQ(first_of(problem).family, Family::sm80);
+    try {
+      plan_backward(problem, {.family = Family::sm90}, false);
+      ADD_FAILURE() << "accepted: " << change.what;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_EQ(error.field("argument"), "kernel_backward.family");
+    }
+  }
+}
+
+TEST(Sm90BackwardFamily, AnObstacleIsThatOfACall) {
+  for (const Change& change : kObstacles) {
+    Problem problem = problem_of(64, 64);
+    change.apply(problem);
+    EXPECT_EQ(sm90_backward_misfit(problem), nullptr);
+    ASSERT_NE(sm90_backward_obstacle(problem), nullptr);
+    EXPECT_NE(std::string(sm90_backward_obstacle(problem)).find(change.what), std::string::npos);
+    EXPECT_EQ(choose_backward(problem, {}).family, Family::sm80);
+    EXPECT_EQ(first_of(problem, {.family = Family::sm90}).family, Family::sm80);
+  }
+}
+
+TEST(Sm90BackwardFamily, EveryChoiceHasASlot) {
+  std::set<int> slots;
+  for (const Family family : {Family::sm80, Family::sm90}) {
+    for (const bool aligned : {false, true}) {
+      for (const int splits : {1, 3}) slots.insert(BackwardChoice{family, aligned, splits}.slot());
+    }
+  }
+  EXPECT_EQ(slots.size(), 8U);
+  EXPECT_EQ(*slots.begin(), 0);
+  EXPECT_LT(*slots.rbegin(), BackwardChoice::kSlots);
+}
+
+// ---- splits, workspace and grids
+
+TEST(Sm90BackwardChoice, SplitsFillAPersistentGrid) {
+  Problem p = problem_of(64, 64);
+  EXPECT_EQ(choose_backward(p, {}).splits, 1);
+  p.b = 1;
+  p.h_q = 16;
+  p.h_kv = 1;
+  p.s_q = p.s_kv = 1024;
+  EXPECT_EQ(choose_backward(p, {}).splits, 16);  // 8 tiles of keys, 132 blocks
+  EXPECT_TRUE(first_of(p).split);
+  p.s_q = 128;
+  EXPECT_EQ(choose_backward(p, {}).splits, 4);  // 2,048 rows in all
+  p.s_kv = 67 * 128;
+  EXPECT_EQ(choose_backward(p, {}).splits, 1);  // more than half of the grid
+}
+
+TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
+  Problem p = problem_of(72, 40);
+  p.b = 2;
+  p.h_q = 6;
+  p.h_kv = 3;
+  p.s_q = 130;
+  p.s_kv = 100;
+  const BackwardWorkspace plain = backward_workspace(p, {.family = Family::sm90}, false);
+  EXPECT_EQ(plain.padded_rows, 256);
+  const std::size_t rows = 2 * 6 * 256;
+  EXPECT_EQ(plain.delta - plain.lse_log2, rows * 4);
+  EXPECT_EQ(plain.dq_accum - plain.delta, rows * 4);
+  EXPECT_EQ(plain.bytes - plain.dq_accum, rows * 72 * 4);
+  EXPECT_EQ(plain.bytes - backward_workspace(p, {.family = Family::sm90}, true).bytes, rows * 72 * 4);
+  const BackwardWorkspace split = backward_workspace(p, {.family = Family::sm90, .splits = 3}, false);
+  EXPECT_EQ(split.partial, plain.bytes);
+  EXPECT_GE(split.bytes - split.partial, std::size_t{3} * 2 * 3 * 100 * (72 + 40) * 4);
+  // No tile of a kernel is longer than the padding.
+  for (int d = 8; d <= 128; d += 8) {
+    for (const KernelSpec& spec : plan_backward(problem_of(d, d), {}, true).main) EXPECT_EQ(256 % spec.tile_m, 0);
+  }
+}
+
+TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
+  Problem p = problem_of(64, 64);
+  p.b = 2;
+  p.h_q = 12;
+  p.h_kv = 6;
+  p.s_q = 300;
+  p.s_kv = 500;
+  BackwardKernels kernels;
+  kernels.main.tile_m = 64;
+  kernels.main.tile_n = 128;
+  kernels.dq.tile_m = 128;
+  kernels.reduce_warps = 4;
+  alignas(256) std::byte workspace[256];
+  const auto launch = [&](int splits, bool deterministic, int multiprocessors) {
+    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, deterministic, kernels,
+                           multiprocessors, workspace);
+  };
+  const BackwardLaunch small = launch(1, false, 20);
+  EXPECT_EQ(small.grids.main, 20);
+  EXPECT_EQ(small.params.heads_in_flight, balanced_heads(4, 12, 20));
+  EXPECT_EQ(small.params.n_blocks, 4);
+  EXPECT_EQ(small.params.m_blocks, 5);
+  EXPECT_EQ(small.params.padded_rows, 384);
+  EXPECT_EQ(small.params.splits, 1);
+  EXPECT_EQ(small.grids.preprocess, 2 * 12 * 24);
+  EXPECT_EQ(small.grids.convert, small.grids.preprocess);
+  EXPECT_EQ(small.grids.dq, 0);
+  EXPECT_EQ(launch(1, false, 132).grids.main, 4 * 6 * 2) << "no more blocks than tiles";
+
+  const BackwardLaunch split = launch(3, true, 132);
+  EXPECT_EQ(split.grids.main, 132);
+  EXPECT_EQ(split.params.heads_in_flight, balanced_heads(12, 12, 132));
+  EXPECT_EQ(split.grids.reduce, 2 * 6 * 500 / 4);
+  EXPECT_EQ(split.grids.dq, 2 * 12 * 3);
+  EXPECT_EQ(split.grids.convert, 0);
+  EXPECT_EQ(split.params.dq_accum, nullptr);
+}
+
+// ---- tensor maps
+
+/// q and dout of one shape, k and v of another, rows of all heads next to each other.
+BackwardTensors some_tensors() {
+  const auto view = [](std::int64_t s, std::int64_t h, std::int64_t d) {
+    TensorView result;
+    result.dtype = DType::bf16;
+    result.rank = 4;
+    result.shape = {2, h, s, d};
+    result.strides = {s * h * d, d, h * d, 1};
+    return result;
+  };
+  BackwardTensors tensors;
+  tensors.q = view(300, 8, 128);
+  tensors.k = view(500, 2, 128);
+  tensors.v = view(500, 2, 72);
+  tensors.dout = view(300, 8, 72);
+  return tensors;
+}
+
+TEST(Sm90BackwardMaps, DescribeTheTensors) {
+  const BackwardTensors tensors = some_tensors();
+  KernelSpec spec;
+  spec.tile_m = 64;
+  spec.tile_n = 128;
+  const Sm90BackwardMaps maps = sm90_backward_maps(tensors, spec);
+  using Sizes = std::array<std::uint64_t, 5>;
+  using Strides = std::array<std::uint64_t, 4>;
+  using Box = std::array<std::uint32_t, 5>;
+  for (const TensorMapSpec* map : {&maps.q, &maps.k, &maps.v, &maps.dout}) {
+    EXPECT_EQ(map->rank, 4);
+    EXPECT_EQ(map->dtype, DType::bf16);
+  }
+  EXPECT_EQ(maps.q.sizes, (Sizes{128, 300, 8, 2, 0}));
+  EXPECT_EQ(maps.q.strides, (Strides{2048, 256, 614400, 0}));
+  EXPECT_EQ(maps.q.box, (Box{64, 64, 1, 1, 0}));
+  EXPECT_EQ(maps.k.sizes, (Sizes{128, 500, 2, 2, 0}));
+  EXPECT_EQ(maps.k.strides, (Strides{512, 256, 256000, 0}));
+  EXPECT_EQ(maps.k.box, (Box{64, 128, 1, 1, 0}));
+  EXPECT_EQ(maps.v.sizes, (Sizes{72, 500, 2, 2, 0}));
+  EXPECT_EQ(maps.v.strides, (Strides{288, 144, 144000, 0}));
+  EXPECT_EQ(maps.v.box, (Box{64, 128, 1, 1, 0}));
+  EXPECT_EQ(maps.dout.sizes, (Sizes{72, 300, 8, 2, 0}));
+  EXPECT_EQ(maps.dout.strides, (Strides{1152, 144, 345600, 0}));
+  EXPECT_EQ(maps.dout.box, (Box{64, 64, 1, 1, 0}));
+}
+
+TEST(Sm90BackwardMaps, AreRefusedStridesThatTheyCannotHold) {
+  EXPECT_TRUE(sm90_backward_describable(some_tensors()));
+  const std::int64_t limit = std::int64_t{1} << 39;  // elements of two bytes
+  for (TensorView BackwardTensors::*tensor :
+       {&BackwardTensors::q, &BackwardTensors::k, &BackwardTensors::v, &BackwardTensors::dout}) {
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      BackwardTensors tensors = some_tensors();
+      TensorView& view = tensors.*tensor;
+      for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{-1024}, limit}) {
+        view.strides[axis] = stride;
+        EXPECT_FALSE(sm90_backward_describable(tensors)) << stride << " of axis " << axis;
+      }
+      view.strides[axis] = limit - 8;
+      EXPECT_TRUE(sm90_backward_describable(tensors));
+      view.strides[axis] = 0;
+      view.shape[axis] = 1;  // not walked along
+      EXPECT_TRUE(sm90_backward_describable(tensors));
+    }
+  }
+  // Those that the copy engine does not touch may lie as they like.
+  BackwardTensors tensors = some_tensors();
+  tensors.o = tensors.dq = tensors.q;
+  tensors.o.strides[0] = tensors.dq.strides[1] = -8;
+  EXPECT_TRUE(sm90_backward_describable(tensors));
+}
+
+}  // namespace
+}  // namespace fa::plan

@@ -1,0 +1,181 @@
+// What the families offer a tuner, on every architecture.
+
+#include "plan/candidates.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "plan/sm80_backward.hpp"
+#include "plan/sm80_forward.hpp"
+#include "plan/sm90_backward.hpp"
+#include "plan/sm90_forward.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr std::size_t kAll = 100'000;
+
+Problem problem(const char* arch, DType dtype, int d_qk, int d_v, std::int64_t s_q, std::int64_t h_kv) {
+  Problem result;
+  result.arch = parse_arch(arch);
+  result.dtype = dtype;
+  result.d_qk = d_qk;
+  result.d_v = d_v;
+  result.b = 2;
+  result.h_q = 16;
+  result.h_kv = h_kv;
+  result.s_q = s_q;
+  result.s_kv = 4096;
+  return result;
+}
+
+std::string refusal(const KernelSpec& spec) {
+  const bool hopper = spec.family == Family::sm90;
+  if (spec.op == Op::backward) return hopper ? sm90_backward_refusal(spec) : sm80_backward_refusal(spec);
+  return hopper ? sm90_forward_refusal(spec) : sm80_forward_refusal(spec);
+}
+
+/// Everything about a spec that the problem fixes, and no tuner may change.
+KernelSpec without_tile(KernelSpec spec) {
+  spec.family = Family::automatic;
+  spec.tile_m = spec.tile_n = spec.warps = spec.stages = 0;
+  spec.q_in_registers = false;
+  spec.loop_bodies = spec.substeps = spec.min_blocks = 1;
+  spec.warps_n = spec.dq_warps_m = spec.q_buffers = 0;
+  spec.delayed_dq = spec.take_turns = false;
+  spec.softmax_chunks = 1;
+  spec.conditional_rescale = true;
+  return spec;
+}
+
+class Candidates : public ::testing::TestWithParam<const char*> {};
+
+void expect_valid(const std::vector<KernelSpec>& specs, const KernelSpec& first) {
+  ASSERT_FALSE(specs.empty());
+  EXPECT_EQ(specs.front(), first);
+  std::set<std::string> texts;
+  for (const KernelSpec& spec : specs) {
+    EXPECT_EQ(refusal(spec), "") << canonical(spec);
+    EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
+    EXPECT_TRUE(texts.insert(canonical(spec)).second) << "twice: " << canonical(spec);
+    EXPECT_EQ(without_tile(spec), without_tile(first)) << canonical(spec);
+  }
+}
+
+TEST_P(Candidates, AreValidDistinctAndServeTheSameCalls) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (const auto& [d_qk, d_v] : {std::pair{64, 64}, {128, 128}, {256, 256}, {192, 128}, {40, 72}}) {
+      for (const std::int64_t s_q : {1, 40, 4096}) {
+        for (const std::int64_t h_kv : {16, 4}) {
+          Problem p = problem(GetParam(), dtype, d_qk, d_v, s_q, h_kv);
+          p.causal = s_q > 1;
+          const KernelSpec forward = plan_forward(p, {}).kernel;
+          const std::vector<KernelSpec> specs = forward_candidates(p, {}, forward, kAll);
+          SCOPED_TRACE(canonical(forward));
+          expect_valid(specs, forward);
+          const auto cuts_groups = [&](const KernelSpec& spec) {
+            return spec.family == Family::sm90 && spec.pack_gqa && spec.tile_m % (p.h_q / p.h_kv) != 0;
+          };
+          EXPECT_TRUE(std::ranges::none_of(specs, cuts_groups));
+          for (const bool deterministic : {false, true}) {
+            const KernelSpec backward = plan_backward(p, {}, deterministic).main.front();
+            expect_valid(backward_candidates(p, {}, backward, kAll), backward);
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Candidates,
+                         ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(CandidateOrder, OffersAChoiceAndKeepsToTheNumber) {
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    for (const int d : {64, 128, 256}) {
+      const Problem p = problem(arch, DType::bf16, d, d, 4096, 16);
+      const KernelSpec forward = plan_forward(p, {}).kernel;
+      const std::vector<KernelSpec> few = forward_candidates(p, {}, forward, 10);
+      EXPECT_EQ(few.size(), 10U);
+      const std::vector<KernelSpec> more = forward_candidates(p, {}, forward, 20);
+      EXPECT_TRUE(std::equal(few.begin(), few.end(), more.begin())) << "a longer list goes on where a short one ends";
+      std::set<std::pair<int, int>> tiles;
+      for (const KernelSpec& spec : few) tiles.emplace(spec.tile_m, spec.tile_n);
+      EXPECT_GE(tiles.size(), 4U);
+      const KernelSpec backward = plan_backward(p, {}, false).main.front();
+      const std::size_t all = backward_candidates(p, {}, backward, kAll).size();
+      EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), backward.family == Family::sm80 ? 10 : all);
+      EXPECT_EQ(backward_candidates(p, {}, backward, 2).size(), 2U);
+    }
+  }
+}
+
+TEST(CandidateOrder, TheModelRanksThePlannersKernelsHigh) {
+  for (const int d : {64, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      Problem p = problem("sm_90a", DType::bf16, d, d, 4096, 16);
+      p.causal = causal;
+      const KernelSpec planned = plan_forward(p, {}).kernel;
+      fa::plan::Candidates candidates = sm90_forward_candidates(p, choose(p, {}));
+      const auto own = std::ranges::find(candidates, planned, &Candidate::spec);
+      ASSERT_NE(own, candidates.end()) << canonical(planned);
+      const double best = std::ranges::min(candidates, {}, &Candidate::cost).cost;
+      EXPECT_LT(own->cost, 1.15 * best) << canonical(planned);
+    }
+  }
+}
+
+TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
+  for (const int d : {64, 96, 128}) {
+    for (const bool deterministic : {false, true}) {
+      Problem p = problem("sm_90a", DType::bf16, d, d, 4096, 16);
+      p.causal = true;
+      const KernelSpec planned = plan_backward(p, {}, deterministic).main.front();
+      SCOPED_TRACE(canonical(planned));
+      ASSERT_EQ(planned.family, Family::sm90);
+      const fa::plan::Candidates candidates = sm90_backward_candidates(p, choose_backward(p, {}), deterministic);
+      const auto own = std::ranges::find(candidates, planned, &Candidate::spec);
+      ASSERT_NE(own, candidates.end());
+      const double best = std::ranges::min(candidates, {}, &Candidate::cost).cost;
+      EXPECT_LT(own->cost, 1.15 * best);
+      std::set<std::pair<int, int>> tiles;
+      std::set<int> stages;
+      for (const Candidate& candidate : candidates) {
+        EXPECT_EQ(candidate.spec.family, Family::sm90);
+        EXPECT_GT(candidate.cost, 0);
+        tiles.emplace(candidate.spec.tile_m, candidate.spec.tile_n);
+        stages.insert(candidate.spec.stages);
+      }
+      EXPECT_GE(tiles.size(), d == 64 ? 3U : d == 96 ? 2U : 1U);  // large heads leave registers for one tile
+      EXPECT_EQ(stages, (std::set{2, 3}));
+    }
+  }
+}
+
+TEST(CandidateOrder, AFixedFamilyStays) {
+  const Problem p = problem("sm_90a", DType::bf16, 128, 128, 4096, 16);
+  const KernelOverride fixed{.family = Family::sm80};
+  for (const KernelSpec& spec : forward_candidates(p, fixed, plan_forward(p, fixed).kernel, kAll)) {
+    EXPECT_EQ(spec.family, Family::sm80);
+  }
+  for (const KernelSpec& spec : backward_candidates(p, fixed, plan_backward(p, fixed, false).main.front(), kAll)) {
+    EXPECT_EQ(spec.family, Family::sm80);
+  }
+  EXPECT_TRUE(tunable_override(fixed));
+  EXPECT_FALSE(tunable_override({.tile_n = 64}));
+  EXPECT_FALSE(tunable_override({.take_turns = false}));
+}
+
+TEST(CandidateOrder, FewQueryRowsMayRunOnEitherFamily) {
+  const Problem p = problem("sm_90a", DType::bf16, 128, 128, 1, 16);
+  std::set<Family> families;
+  for (const KernelSpec& spec : forward_candidates(p, {}, plan_forward(p, {}).kernel, kAll))
+    families.insert(spec.family);
+  EXPECT_EQ(families.size(), 2U);
+}
+
+}  // namespace
+}  // namespace fa::plan
