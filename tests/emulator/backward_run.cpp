@@ -1,7 +1,6 @@
 #include "emulator/backward_run.hpp"
 
 #include <array>
-#include <cstring>
 #include <optional>
 #include <ostream>
 #include <utility>
@@ -60,12 +59,6 @@ void copy_values(const HostTensor& from, HostTensor& to) {
     const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
     for (std::int64_t i = 0; i < d; ++i) to.set(b, h, s, i, from.at(b, h, s, i));
   });
-}
-
-std::vector<float> floats_of(const TensorView& view) {
-  std::vector<float> values(view.defined() ? static_cast<std::size_t>(view.elements()) : 0);
-  if (!values.empty()) std::memcpy(values.data(), view.data, values.size() * sizeof(float));
-  return values;
 }
 
 void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const void* params, Memory& memory,

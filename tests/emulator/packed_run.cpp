@@ -9,6 +9,7 @@
 
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/variant_run.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "reference/packed.hpp"
@@ -57,6 +58,7 @@ Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
     problem.total_q = a.s_q;
     problem.total_kv = a.s_kv;
   }
+  if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
 
@@ -182,12 +184,13 @@ class Call {
 };
 
 template <class Args>
-void set_common(const PackedCase& c, Args& args) {
+void set_common(const PackedCase& c, std::vector<fa::expression::CapturedView>& views, Args& args) {
   args.scale = static_cast<double>(c.attention.softmax_scale());
   args.causal = c.attention.causal;
   args.causal_align = c.attention.causal_align;
   args.dropout = c.mask();
   args.f64 = true;
+  if (c.variant != nullptr) args.variant = fa::test::variant_args(*c.variant, views);
 }
 
 void copy_values(const HostTensor& from, HostTensor& to) {
@@ -229,6 +232,8 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   tensors.v = call.input("v", inputs.v, true);
   tensors.o = call.output("o", outputs.o, false);
   tensors.lse = call.output("lse", outputs.lse, false, -std::numeric_limits<float>::infinity());
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, false).tensors();
   const Problem problem = problem_of(spec, c);
   fa::plan::ForwardLaunch launch = fa::plan::forward_launch(
       problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, spec, 1, call.variants());
@@ -249,7 +254,8 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   return outputs;
 }
 
-AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data) {
+AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data,
+                              VariantResults* extra) {
   const KernelSpec& main = specs.main;
   const bool deterministic = !main.write_dq;
   AttentionGradients gradients = fa::test::make_gradients(c.attention);
@@ -265,6 +271,8 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   tensors.dq = call.output("dq", gradients.dq, false);
   tensors.dk = call.output("dk", gradients.dk, true);
   tensors.dv = call.output("dv", gradients.dv, true);
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, true).tensors();
   const Problem problem = problem_of(main, c);
   const fa::plan::BackwardChoice choice{.splits = c.splits};
   const std::size_t bytes = fa::plan::backward_workspace(problem, choice, deterministic).bytes;
@@ -280,7 +288,14 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
   call.run(specs.dq, launch.grids.dq, &launch.dq_params);
   call.run(backward_helper_spec(main, Op::backward_convert), launch.grids.convert, &launch.params);
+  if (launch.grids.sink != 0) call.run(backward_sink_spec(main), launch.grids.sink, &launch.params);
   call.fetch_outputs();
+  if (variant && extra != nullptr) {
+    for (const fa::expression::CapturedView& captured : variant->views) {
+      extra->captures.push_back(floats_of(captured.gradient));
+    }
+    extra->dsink = floats_of(variant->dsink);
+  }
   return gradients;
 }
 
@@ -294,7 +309,8 @@ AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs)
   args.v = inputs.v.view();
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
-  set_common(c, args);
+  std::vector<fa::expression::CapturedView> views;
+  set_common(c, views, args);
   if (c.sequences) {
     fa::reference::forward(args, c.sequences->view(), true);
   } else {
@@ -303,7 +319,7 @@ AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs)
   return outputs;
 }
 
-AttentionGradients expected_of(const PackedCase& c, const BackwardData& data) {
+AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa::test::VariantGradients* extra) {
   AttentionCase f64 = c.attention;
   f64.dtype = DType::f64;
   const AttentionOutputs forward = expected_of(c, data.inputs);
@@ -319,7 +335,15 @@ AttentionGradients expected_of(const PackedCase& c, const BackwardData& data) {
   args.dq = gradients.dq.view();
   args.dk = gradients.dk.view();
   args.dv = gradients.dv.view();
-  set_common(c, args);
+  std::vector<fa::expression::CapturedView> views;
+  set_common(c, views, args);
+  if (extra != nullptr) {
+    fa::test::add_gradients(*c.variant, views, extra->captures);
+    extra->dsink.resize(static_cast<std::size_t>(c.variant->sink.elements()));
+    if (!extra->dsink.empty()) {
+      args.variant.dsink = TensorView(extra->dsink.data(), DType::f64, {c.attention.h_q});
+    }
+  }
   if (c.sequences) {
     fa::reference::backward(args, c.sequences->view(), true);
   } else {

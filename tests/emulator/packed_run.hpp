@@ -11,6 +11,7 @@
 #include "plan/kernel_spec.hpp"
 #include "reference/dropout.hpp"
 #include "support/attention_case.hpp"
+#include "support/variant_case.hpp"
 
 /// Packed batches and dropout on the emulator: the kernels of packed_specs(), launched as the library launches them.
 namespace emulator {
@@ -37,6 +38,8 @@ struct PackedCase {
   bool trust = true;  ///< rows of no sequence can be neither read nor, without `clear`, written; else all can
   bool dlse = false;
   int splits = 1;
+  /// What is computed besides, if anything; its b counts the sequences.
+  const fa::test::VariantCase* variant = nullptr;
 
   fa::reference::DropoutMask mask() const { return {double{dropout}, seed, offset}; }
 };
@@ -45,11 +48,14 @@ void PrintTo(const PackedCase& c, std::ostream* out);
 /// What the kernels make of `inputs`; without `clear` rows of no sequence keep the NaNs of make_outputs.
 fa::test::AttentionOutputs run_packed(const fa::plan::KernelSpec& spec, const PackedCase& c,
                                       const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data);
+fa::test::AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data,
+                                        VariantResults* extra = nullptr);
 
 /// The same in float64 on the host.
 fa::test::AttentionOutputs expected_of(const PackedCase& c, const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients expected_of(const PackedCase& c, const BackwardData& data);
+/// `extra`: gradients of captures and sinks.
+fa::test::AttentionGradients expected_of(const PackedCase& c, const BackwardData& data,
+                                         fa::test::VariantGradients* extra = nullptr);
 
 /// Inputs, the rounded O and LSE of float64, and gradients of these.
 BackwardData make_data(const PackedCase& c);

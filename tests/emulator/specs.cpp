@@ -182,6 +182,7 @@ KernelSpec backward_sink_spec(const KernelSpec& main) {
   spec.op = Op::backward_sink;
   spec.arch = main.arch;
   spec.dtype = main.dtype;
+  spec.varlen = main.varlen;
   spec.warps = 8;
   return spec;
 }
@@ -229,7 +230,9 @@ std::vector<KernelSpec> all_variant_specs() {
   const auto add = [&](const KernelSpec& spec) {
     if (seen.insert(canonical(spec)).second) unique.push_back(spec);
   };
-  for (const VariantKernels& kernels : variant_kernels()) {
+  std::vector<VariantKernels> all = variant_kernels();
+  all.insert(all.end(), packed_variant_kernels().begin(), packed_variant_kernels().end());
+  for (const VariantKernels& kernels : all) {
     const VariantSpecs variant = variant_specs(kernels);
     add(variant.forward);
     if (variant.forward.split) add(variant.combine);
@@ -239,6 +242,7 @@ std::vector<KernelSpec> all_variant_specs() {
     add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
     if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
   }
+  for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(kArch, dtype));
   return unique;
 }
 

@@ -1,5 +1,7 @@
 #include "emulator/variant_run.hpp"
 
+#include <cstring>
+
 #include "api/problem.hpp"
 
 namespace emulator {
@@ -29,13 +31,21 @@ PlacedVariant::PlacedVariant(Memory& memory, const fa::test::VariantCase& c, boo
   dsink.data = memory.add_output("dsink", c.sink.bytes.size());
 }
 
+std::vector<float> floats_of(const fa::TensorView& view) {
+  std::vector<float> values(view.defined() ? static_cast<std::size_t>(view.elements()) : 0);
+  if (!values.empty()) std::memcpy(values.data(), view.data, values.size() * sizeof(float));
+  return values;
+}
+
 void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
   const fa::AttentionShape shape{.b = problem.b,
                                  .h_q = problem.h_q,
                                  .h_kv = problem.h_kv,
                                  .s_q = problem.s_q,
                                  .s_kv = problem.s_kv,
-                                 .aligned = problem.aligned};
+                                 .aligned = problem.aligned,
+                                 .total_q = problem.total_q,
+                                 .total_kv = problem.total_kv};
   problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
 }
 

@@ -20,6 +20,9 @@ struct PlacedVariant {
   fa::TensorView sink, dsink;
 };
 
+/// The elements of a gradient in the emulator's memory; none if it is undefined.
+std::vector<float> floats_of(const fa::TensorView& view);
+
 /// What the case adds to a problem.
 void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c);
 

@@ -42,17 +42,38 @@ const std::vector<VariantKernels>& variant_kernels() {
   return list;
 }
 
+const std::vector<VariantKernels>& packed_variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2, false, true, true},
+      {"bias", attention(DType::f16, 8, 16, false), true, 1, 1, false, true, true},
+      {"softcap_bias", attention(DType::f32, 16, 8, true), false, 2, 1, false, false, true},
+      {"window_sink", attention(DType::f32, 8, 8, true), true, 1, 2, true, true, true},
+      {"prefix", attention(DType::bf16, 16, 16, false), false, 1, 2, false, true, false},
+      {"ahead", attention(DType::f16, 16, 8, false, -0.4f), false, 1, 1, true, true, true},
+  };
+  return list;
+}
+
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
   // Gradients of captures have no place in a deterministic backward.
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(!kernels.deterministic);
   const auto found = std::ranges::find(choices, kernels.choice, &fa::test::VariantChoice::name);
   if (found == choices.end()) throw std::out_of_range("no such choice: " + kernels.choice);
-  return fa::test::VariantCase(attention, *found);
+  fa::test::VariantCase c(attention, *found);
+  c.config.varlen = kernels.varlen;
+  if (kernels.dropout) c.config.dropout = 0.5f;  // which one it is, no kernel depends on
+  return c;
 }
 
 VariantSpecs variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
-  const fa::AttentionShape shape{.b = 1, .h_q = 2, .h_kv = 1, .s_q = kAnyLength, .s_kv = kAnyLength};
+  const fa::AttentionShape shape{.b = 1,
+                                 .h_q = 2,
+                                 .h_kv = 1,
+                                 .s_q = kAnyLength,
+                                 .s_kv = kAnyLength,
+                                 .total_q = kAnyLength,
+                                 .total_kv = kAnyLength};
   const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, kArch, &c.functions.variants);
   fa::KernelOverride forward;
   forward.tile_m = 32;

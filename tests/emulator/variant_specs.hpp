@@ -17,8 +17,13 @@ struct VariantKernels {
   int splits = 1;  ///< of keys in forward, of queries in backward
   int loop_bodies = 1;
   bool deterministic = false;
+  bool varlen = false;  ///< of packed batches
+  bool dropout = false;
 };
 const std::vector<VariantKernels>& variant_kernels();
+
+/// Those with packed batches, dropout or both besides.
+const std::vector<VariantKernels>& packed_variant_kernels();
 
 /// The configuration of an entry for a case, which its kernels serve whatever the lengths are.
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const fa::test::AttentionCase& attention);

@@ -88,19 +88,6 @@ reference::ForwardArgs forward_args(const VariantCase& c, const AttentionInputs&
   return args;
 }
 
-reference::VariantArgs variant_args(const VariantCase& c, std::vector<expression::CapturedView>& views) {
-  views.clear();
-  for (const NamedTensor& tensor : c.captures) views.push_back({tensor.view(), 0, {}});
-  reference::VariantArgs args;
-  args.program = &c.functions.program;
-  args.captures = views;
-  if (c.config.sink) args.sink = c.sink.view();
-  args.window_left = c.config.window_left;
-  args.window_right = c.config.window_right;
-  args.chunk = c.config.chunk;
-  return args;
-}
-
 }  // namespace
 
 TensorView NamedTensor::view() const {
@@ -174,6 +161,31 @@ void PrintTo(const VariantCase& c, std::ostream* out) {
        << " chunk " << c.config.chunk;
 }
 
+reference::VariantArgs variant_args(const VariantCase& c, std::vector<expression::CapturedView>& views) {
+  views.clear();
+  for (const NamedTensor& tensor : c.captures) views.push_back({tensor.view(), 0, {}});
+  reference::VariantArgs args;
+  args.program = &c.functions.program;
+  args.captures = views;
+  if (c.config.sink) args.sink = c.sink.view();
+  args.window_left = c.config.window_left;
+  args.window_right = c.config.window_right;
+  args.chunk = c.config.chunk;
+  return args;
+}
+
+void add_gradients(const VariantCase& c, std::vector<expression::CapturedView>& views,
+                   std::vector<std::vector<double>>& captures) {
+  for (std::size_t i = 0; i < c.captures.size(); ++i) {
+    const NamedTensor& tensor = c.captures[i];
+    captures.emplace_back(static_cast<std::size_t>(tensor.requires_grad ? tensor.elements() : 0));
+    if (!tensor.requires_grad) continue;
+    const TensorView like = tensor.view();
+    views[i].gradient = TensorView(static_cast<void*>(captures[i].data()), DType::f64, tensor.shape,
+                                   std::span(like.strides).first(tensor.shape.size()));
+  }
+}
+
 AttentionOutputs reference_f64(const VariantCase& c, const AttentionInputs& inputs) {
   const AttentionCase& a = c.attention;
   AttentionOutputs outputs{HostTensor(DType::f64, a.b, a.h_q, a.s_q, a.d_v, a.layout),
@@ -214,14 +226,7 @@ VariantGradients reference_gradients_f64(const VariantCase& c, const AttentionIn
   args.dv = gradients.usual.dv.view();
   std::vector<expression::CapturedView> views;
   args.variant = variant_args(c, views);
-  for (std::size_t i = 0; i < c.captures.size(); ++i) {
-    const NamedTensor& tensor = c.captures[i];
-    gradients.captures.emplace_back(static_cast<std::size_t>(tensor.requires_grad ? tensor.elements() : 0));
-    if (!tensor.requires_grad) continue;
-    const TensorView like_capture = tensor.view();
-    views[i].gradient = TensorView(static_cast<void*>(gradients.captures[i].data()), DType::f64, tensor.shape,
-                                   std::span(like_capture.strides).first(tensor.shape.size()));
-  }
+  add_gradients(c, views, gradients.captures);
   if (c.config.sink) args.variant.dsink = TensorView(gradients.dsink.data(), DType::f64, {a.h_q});
   reference::backward(args);
   return gradients;

@@ -48,6 +48,13 @@ struct VariantCase {
 };
 void PrintTo(const VariantCase& c, std::ostream* out);
 
+/// What the reference needs of a case, which `views` keeps the captures of.
+reference::VariantArgs variant_args(const VariantCase& c, std::vector<expression::CapturedView>& views);
+
+/// Gives `views` places for the gradients that captures require, in `captures`.
+void add_gradients(const VariantCase& c, std::vector<expression::CapturedView>& views,
+                   std::vector<std::vector<double>>& captures);
+
 /// O and LSE in float64.
 AttentionOutputs reference_f64(const VariantCase& c, const AttentionInputs& inputs);
 
