@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "api/build.hpp"
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
@@ -75,6 +77,10 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   } else {
     ready.convert = load({planned.convert}, nullptr);
   }
+  if (plan::needs_tile_lists(functions_.variants)) {
+    ready.mask = load({plan::mask_tiles_spec(ready.specs.main)}, nullptr);
+    if (config_.deterministic) ready.dq_mask = load({plan::mask_tiles_spec(ready.specs.dq)}, nullptr);
+  }
   if (config_.sink) ready.sink = load({planned.sink}, nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
   ready.info.compile_ms += around.compile_ms;
@@ -92,7 +98,11 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
-  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
+  const std::size_t usual =
+      plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
+  if (!plan::needs_tile_lists(functions_.variants)) return usual;
+  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  return usual + std::max(plan::mask_tiles_bytes(wanted, planned.main), plan::mask_tiles_bytes(wanted, planned.dq));
 }
 
 namespace {
@@ -121,7 +131,10 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
   const Ready& ready = get(wanted, choice);
   const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
                                       call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
-  Scratch scratch(workspace, plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes, stream);
+  const std::size_t usual = plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes;
+  std::size_t lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
+  if (config_.deterministic) lists = std::max(lists, plan::mask_tiles_bytes(wanted, ready.specs.dq));
+  Scratch scratch(workspace, usual + lists, stream);
   plan::BackwardLaunch launch =
       plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data());
   const plan::BackwardGrids& grids = launch.grids;
@@ -135,9 +148,21 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
+  // The lists of one kernel take the place of those of the other, which has run by then.
+  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec,
+                              kernel::BackwardVariantParams& params) {
+    if (kernel.loaded == nullptr) return;
+    void* memory = static_cast<std::byte*>(scratch.data()) + usual;
+    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, memory, &params.variant);
+    if (mask.grid == 0) return;
+    driver::launch(kernel.loaded->function(), static_cast<unsigned>(mask.grid), kernel.threads, 0, stream,
+                   &mask.params);
+  };
   queue(ready.preprocess, grids.preprocess, launch.params);
+  list_tiles(ready.mask, ready.specs.main, launch.params);
   queue(ready.main, grids.main, launch.params);
   queue(ready.reduce, grids.reduce, launch.params);
+  list_tiles(ready.dq_mask, ready.specs.dq, launch.dq_params);
   queue(ready.dq, grids.dq, launch.dq_params);
   queue(ready.convert, grids.convert, launch.params);
   queue(ready.sink, grids.sink, launch.params);

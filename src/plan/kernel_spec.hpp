@@ -19,6 +19,8 @@ enum class Op : std::uint8_t {
   backward_convert,     ///< dQ from its accumulator
   backward_reduce,      ///< of a split backward's partial dK and dV
   backward_sink,        ///< the gradient of the sinks
+  mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
+  mask_keys,            ///< lists of row tiles, for tiles of keys
 };
 
 /// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the

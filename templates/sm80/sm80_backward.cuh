@@ -163,7 +163,7 @@ struct Backward {
   FA_DEVICE void load_queries(const Place& place, int stage) const {
     const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
     const int head = query_head(place);
-    const int row = place.m_block * kTileM;
+    const int row = query_tile(place) * kTileM;
     const T* q = static_cast<const T*>(params.q) + tile.batch * params.stride_q_b + head * params.stride_q_h +
                  row * params.stride_q_s;
     const T* dout = static_cast<const T*>(params.dout) + tile.batch * params.stride_dout_b +
@@ -198,8 +198,20 @@ struct Backward {
     }
   }
 
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_kv, tile.block, params.n_blocks);
+  }
+
+  /// The query tile of a place: of the tile list, where there is one.
+  FA_DEVICE int query_tile(const Place& place) const {
+    if constexpr (Variant::kMask) return ptx::ld_global_nc(tile_list() + place.m_block);
+    return place.m_block;
+  }
+
   FA_DEVICE QuerySteps query_steps_of_tile() const {
-    if constexpr (kTwoSided) {
+    if constexpr (Variant::kMask) {
+      return list_steps(tile_list(), params.group, params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
       const int last_key = minimum(first_key + kTileN, params.s_kv) - 1;
       return variant_steps<Config::kCausal, Variant, kTileM>(params, first_key, last_key, tile.split);
     } else {
@@ -251,7 +263,7 @@ struct Backward {
   }
 
   FA_DEVICE int stop(const QuerySteps& steps) const {
-    if constexpr (kTwoSided) return steps.stop;
+    if constexpr (kTwoSided || Variant::kMask) return steps.stop;
     return params.m_blocks;
   }
 
@@ -343,15 +355,20 @@ struct Backward {
           }
         });
     if constexpr (kTogether) {
+      const int first_row = query_tile(place) * kTileM + query;
       const Scores scores{params,
                           tile.batch,
                           query_head(place),
-                          place.m_block * kTileM + query,
+                          first_row,
                           first_key,
                           lse_shared(stage) + statistics,
                           delta_shared(stage) + statistics,
                           kQueryGroups == kWarpsM || warp_m < kQueryGroups};
-      scores.differentiate(p, ds);
+      if constexpr (Variant::kMask) {
+        scores.differentiate(p, ds, place.m_block < ptx::ld_global_nc(tile_list() - 1));
+      } else {
+        scores.differentiate(p, ds, scores.plain());
+      }
       Gemm::pack(p_operand, p);
       Gemm::pack(ds_operand, ds);
       return;
@@ -426,7 +443,7 @@ struct Backward {
         });
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
-      const int row_group = (place.m_block * kTileM + row) / kRowGroup + m;
+      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup + m;
       if (row_group * kRowGroup >= params.padded_rows) break;
       float* target = params.dq_accum + fragment_offset(params, tile.batch, query_head(place), row_group,
                                                         slice.first_tile(), kHeadDimQk / 8);

@@ -109,13 +109,13 @@ struct Forward {
   }
 
   FA_DEVICE void load_k(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, params.s_kv - first,
                    thread);
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, params.s_kv - first,
                    thread);
   }
@@ -140,11 +140,23 @@ struct Forward {
   }
 
   FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
-    if constexpr (kTwoSided) {
+    if constexpr (Variant::kMask) {
+      return list_range(tile_list(), params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
       return variant_range<Config::kCausal, Variant, kTileN>(params, first_row, last_row, tile.split);
     } else {
       return kv_range<Config::kCausal, kTileN>(params, first_row, last_row, tile.split);
     }
+  }
+
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block, params.m_blocks);
+  }
+
+  /// The KV tile at a place of the range: of the tile list, where there is one.
+  FA_DEVICE int kv_tile(int place) const {
+    if constexpr (Variant::kMask) return ptx::ld_global_nc(tile_list() + place);
+    return place;
   }
 
   FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax) {
@@ -236,14 +248,14 @@ struct Forward {
     }
 
     if constexpr (Variant::kScore) {
-      apply_score(s, n_block);
+      apply_score(s, kv_tile(n_block));
     } else if constexpr (!Config::kPositiveScale) {
       scale_scores(s);
     }
-    if constexpr (Variant::kMask) apply_mask(s, n_block);
     if (kMaybeMasked &&
         (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
-      mask(s, n_block);
+      if constexpr (Variant::kMask) apply_mask(s, kv_tile(n_block));
+      mask(s, kv_tile(n_block));
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
     Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);

@@ -9,6 +9,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
 #include "emulator/variant_specs.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -230,6 +231,10 @@ std::vector<KernelSpec> all_variant_specs() {
     if (variant.backward.split) add(backward_helper_spec(variant.backward, Op::backward_reduce));
     add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
     if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
+    if (!fa::plan::needs_tile_lists(variant.forward.variants)) continue;
+    add(fa::plan::mask_tiles_spec(variant.forward));
+    add(fa::plan::mask_tiles_spec(variant.backward));
+    if (kernels.deterministic) add(fa::plan::mask_tiles_spec(variant.dq));
   }
   return unique;
 }
