@@ -24,6 +24,7 @@
 #include "driver/driver.hpp"
 #include "plan/candidates.hpp"
 #include "plan/forward_launch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
 #include "reference/backward.hpp"
@@ -44,6 +45,8 @@ struct Ready {
   plan::KernelSpec spec;
   std::shared_ptr<const driver::LoadedKernel> kernel;
   std::shared_ptr<const driver::LoadedKernel> combine;  ///< when the keys are split
+  std::shared_ptr<const driver::LoadedKernel> mask;     ///< with a mask function
+  unsigned mask_threads = 0;
   unsigned shared_bytes = 0;
   unsigned combine_threads = 0;
   KernelInfo info;
@@ -161,7 +164,12 @@ class Attention::Impl {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
-    return plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+    const std::size_t partial =
+        plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+    if (!plan::needs_tile_lists(problem_of_shape) || shape.h_kv == 0) return partial;
+    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
+    return aligned(partial) + std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
+                                       plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
   }
 
  private:
@@ -224,6 +232,14 @@ class Attention::Impl {
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
+    if (plan::needs_tile_lists(wanted)) {
+      const plan::KernelSpec mask_spec = plan::mask_tiles_spec(chosen.spec);
+      KernelInfo mask_info;
+      ready.mask = api::load_kernel({mask_spec, api::get_kernel(mask_spec, *store_, supply)}, *context_, &mask_info);
+      ready.mask_threads = static_cast<unsigned>(mask_spec.threads());
+      ready.info.compile_ms += mask_info.compile_ms;
+      ready.info.load_ms += mask_info.load_ms;
+    }
     if (choice.splits > 1) {
       KernelInfo combine_info;
       const api::ChosenKernel combine{combine_spec, api::get_kernel(combine_spec, *store_, from)};
@@ -276,11 +292,28 @@ class Attention::Impl {
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
+    const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
+    std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
+    if (lists != 0) partial = aligned(partial);  // as workspace_size() has it
+    if (partial + lists == 0) return launch_attention(tensors, ready, planned, stream);
+    api::Scratch scratch(workspace, partial + lists, stream);
+    if (lists != 0) {
+      void* memory = static_cast<std::byte*>(scratch.data()) + partial;
+      plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, ready.spec, memory, &planned.params.variant);
+      driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
+                     &mask.params);
+    }
     if (choice.splits == 1) {
       launch_attention(tensors, ready, planned, stream);
     } else {
-      launch_split(tensors, wanted, ready, planned, stream, workspace);
+      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch.data()));
     }
+    scratch.release();
+  }
+
+  static std::size_t aligned(std::size_t bytes) {
+    constexpr std::size_t kAlignment = 256;
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   static void launch_attention(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
@@ -300,18 +333,16 @@ class Attention::Impl {
     queue(&params);
   }
 
-  void launch_split(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const Ready& ready,
-                    plan::ForwardLaunch& planned, Stream stream, Workspace workspace) const {
+  void launch_split(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
+                    Stream stream, float* partial) const {
     kernel::ForwardVariantParams& arguments = planned.params;
-    api::Scratch scratch(workspace, plan::forward_workspace_bytes(wanted, arguments.splits), stream);
     const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
-    arguments.partial_o = static_cast<float*>(scratch.data());
+    arguments.partial_o = partial;
     arguments.partial_lse = arguments.partial_o + rows * arguments.splits * d_v();
     launch_attention(tensors, ready, planned, stream);
     const std::int64_t warps = ready.combine_threads / 32;
     driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
                    stream, &arguments);
-    scratch.release();
   }
 
   // ---- the host device ----

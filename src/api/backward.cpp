@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <sm90/sm90_backward_params.cuh>
@@ -10,6 +11,7 @@
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"
 #include "support/log.hpp"
@@ -129,6 +131,10 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   } else {
     ready.convert = load({planned.convert}, nullptr);
   }
+  if (plan::needs_tile_lists(wanted)) {
+    ready.mask = load({plan::mask_tiles_spec(ready.specs.main)}, nullptr);
+    if (config_.deterministic) ready.dq_mask = load({plan::mask_tiles_spec(ready.specs.dq)}, nullptr);
+  }
   if (config_.sink) ready.sink = load({planned.sink}, nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
   ready.info.compile_ms += around.compile_ms;
@@ -151,7 +157,11 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
-  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
+  const std::size_t usual =
+      plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
+  if (!plan::needs_tile_lists(wanted)) return usual;
+  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  return usual + std::max(plan::mask_tiles_bytes(wanted, planned.main), plan::mask_tiles_bytes(wanted, planned.dq));
 }
 
 /// Lets candidates compete with the main kernel of `known` on scratch memory; the kernels around it are the same.
@@ -231,7 +241,10 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
 void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
                             const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, Stream stream,
                             const Workspace& workspace) const {
-  Scratch scratch(workspace, plan::backward_workspace(wanted, choice, config_.deterministic).bytes, stream);
+  const std::size_t usual = plan::backward_workspace(wanted, choice, config_.deterministic).bytes;
+  std::size_t lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
+  if (config_.deterministic) lists = std::max(lists, plan::mask_tiles_bytes(wanted, ready.specs.dq));
+  Scratch scratch(workspace, usual + lists, stream);
   plan::BackwardLaunch planned =
       plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic, ready.specs,
                             context_.info().multiprocessors, scratch.data(), packed);
@@ -246,7 +259,18 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
+  // The lists of one kernel take the place of those of the other, which has run by then.
+  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec,
+                              kernel::BackwardVariantParams& params) {
+    if (kernel.loaded == nullptr) return;
+    void* memory = static_cast<std::byte*>(scratch.data()) + usual;
+    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, memory, &params.variant);
+    if (mask.grid == 0) return;
+    driver::launch(kernel.loaded->function(), static_cast<unsigned>(mask.grid), kernel.threads, 0, stream,
+                   &mask.params);
+  };
   queue(ready.preprocess, grids.preprocess, planned.params);
+  list_tiles(ready.mask, ready.specs.main, planned.params);
   if (choice.family == Family::sm90) {
     kernel::Sm90BackwardParams params = sm90_params(planned.params, tensors, ready.specs.main);
     queue(ready.main, grids.main, params);
@@ -254,6 +278,7 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     queue(ready.main, grids.main, planned.params);
   }
   queue(ready.reduce, grids.reduce, planned.params);
+  list_tiles(ready.dq_mask, ready.specs.dq, planned.dq_params);
   queue(ready.dq, grids.dq, planned.dq_params);
   queue(ready.convert, grids.convert, planned.params);
   queue(ready.sink, grids.sink, planned.params);

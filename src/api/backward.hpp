@@ -45,10 +45,11 @@ class DeviceBackward {
     plan::BackwardKernels specs;
     Kernel preprocess;
     Kernel main;
-    Kernel reduce;   ///< when split
-    Kernel dq;       ///< when deterministic
-    Kernel convert;  ///< unless deterministic
-    Kernel sink;     ///< with sinks
+    Kernel reduce;         ///< when split
+    Kernel dq;             ///< when deterministic
+    Kernel convert;        ///< unless deterministic
+    Kernel sink;           ///< with sinks
+    Kernel mask, dq_mask;  ///< with a mask function, before the main kernel and the pass for dQ
     KernelInfo info;
     bool open = false;  ///< tuning may find a better main kernel
   };

@@ -210,6 +210,11 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.score = expression::without_spaces("score", config.score.expression);
   variants.mask = expression::without_spaces("mask", config.mask.expression);
   variants.captures = functions.program.captures;
+  if (functions.program.mask) {
+    const auto root = static_cast<std::size_t>(*functions.program.mask);
+    variants.mask_on_batch = functions.program.dependent(expression::Input::b)[root];
+    variants.mask_on_head = functions.program.dependent(expression::Input::h)[root];
+  }
   return functions;
 }
 

@@ -359,6 +359,10 @@ class Emitter {
     const std::size_t gradients = part_ == Part::gradients ? program_.gradients.size() : 0;
     line("  [[maybe_unused]] static constexpr bool kScore = {};\n", program_.score.has_value());
     line("  [[maybe_unused]] static constexpr bool kMask = {};\n", program_.mask.has_value());
+    for (const auto& [name, input] : {std::pair("kMaskOnBatch", Input::b), std::pair("kMaskOnHead", Input::h)}) {
+      const bool depends = program_.mask && program_.dependent(input)[static_cast<std::size_t>(*program_.mask)];
+      line("  [[maybe_unused]] static constexpr bool {} = {};\n", name, depends);
+    }
     line("  [[maybe_unused]] static constexpr float kFactor = {};  // of what score returns\n",
          literal(program_.score ? without_factor(program_).second : 1));
     line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);

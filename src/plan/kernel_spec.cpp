@@ -61,6 +61,10 @@ std::string kernel_name(const KernelSpec& spec) {
       return "fa_clear_padding";
     case Op::backward_sink:
       return "fa_backward_sink";
+    case Op::mask_rows:
+      return "fa_mask_rows";
+    case Op::mask_keys:
+      return "fa_mask_keys";
   }
   return {};
 }
@@ -103,6 +107,10 @@ std::string canonical_plain(const KernelSpec& spec) {
       return fmt::format("{} warps={}{}", target, spec.warps, spec.varlen ? " varlen=1" : "");
     case Op::clear_padding:
       return fmt::format("{} warps={}", target, spec.warps);
+    case Op::mask_rows:
+    case Op::mask_keys:
+      return fmt::format("{} causal={:d} tile_m={} tile_n={} pack_gqa={:d} warps={}", target, spec.causal, spec.tile_m,
+                         spec.tile_n, spec.pack_gqa, spec.warps);
   }
   if (spec.family == Family::sm90) return canonical_sm90_forward(spec);
   return fmt::format(

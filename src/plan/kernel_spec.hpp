@@ -21,6 +21,8 @@ enum class Op : std::uint8_t {
   backward_reduce,      ///< of a split backward's partial dK and dV
   backward_sink,        ///< the gradient of the sinks
   clear_padding,        ///< zeroes (or another value) in the rows of a packed tensor that belong to no sequence
+  mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
+  mask_keys,            ///< lists of row tiles, for tiles of keys
 };
 
 /// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the

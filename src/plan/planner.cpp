@@ -139,6 +139,8 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::backward_convert:
     case Op::backward_reduce:
     case Op::clear_padding:
+    case Op::mask_rows:
+    case Op::mask_keys:
       break;
     case Op::backward_sink:
       return spec.warps * static_cast<int>(sizeof(float));

@@ -19,6 +19,8 @@ struct Variants {
   std::string score;         ///< the functions, without spaces
   std::string mask;
   std::vector<expression::Capture> captures;
+  bool mask_on_batch = false;  ///< what the text of the mask says: it depends on b, on h
+  bool mask_on_head = false;
 
   bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
 

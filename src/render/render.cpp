@@ -27,6 +27,7 @@ using kernel::BackwardVariantParams;
 using kernel::CaptureParams;
 using kernel::ForwardParams;
 using kernel::ForwardVariantParams;
+using kernel::MaskTilesParams;
 using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90ForwardParams;
@@ -119,6 +120,7 @@ std::string variant_layout(const char* type, std::size_t size) {
   asserts.field("sink", offsetof(VariantParams, sink));
   asserts.field("diagonal", offsetof(VariantParams, diagonal));
   asserts.field("chunk", offsetof(VariantParams, chunk));
+  asserts.field("tile_lists", offsetof(VariantParams, tile_lists));
   return whole.text() + capture.text() + asserts.text();
 }
 
@@ -323,6 +325,20 @@ std::string clear_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.warps);
 }
 
+std::string mask_tiles_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  static constexpr int kTileM = {};  // query rows of a tile\n"
+      "  static constexpr int kTileN = {};  // keys of a tile\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kByKey = {};\n"
+      "  static constexpr bool kPackGqa = {};\n"
+      "}};\n",
+      spec.tile_m, spec.tile_n, spec.warps, boolean(spec.causal), boolean(spec.op == plan::Op::mask_keys),
+      boolean(spec.pack_gqa));
+}
+
 /// What the unit of an operation is made of.
 struct Parts {
   const char* header;
@@ -365,6 +381,9 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::clear_padding:
       return {"common/clear_padding.cuh", "PaddingParams",   "kernel::clear_padding", nullptr,
               padding_layout(),           clear_config(spec)};
+    case plan::Op::mask_rows:
+    case plan::Op::mask_keys:
+      return {"common/mask_tiles.cuh", "MaskTilesParams", "kernel::mask_tiles", nullptr, "", mask_tiles_config(spec)};
     case plan::Op::backward_sink:
       return {
           "common/backward_sink.cuh",
@@ -386,9 +405,20 @@ Parts parts_of(const plan::KernelSpec& spec) {
 
 /// Puts the Variant of `spec` before its Config, and into it.
 Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
-  const bool forward = spec.op == plan::Op::forward || spec.op == plan::Op::combine;
-  parts.params = forward ? "ForwardVariantParams" : "BackwardVariantParams";
-  parts.layout += variant_layout(parts.params, forward ? sizeof(ForwardVariantParams) : sizeof(BackwardVariantParams));
+  switch (spec.op) {
+    case plan::Op::mask_rows:
+    case plan::Op::mask_keys:
+      parts.layout += variant_layout(parts.params, sizeof(MaskTilesParams));
+      break;
+    case plan::Op::forward:
+    case plan::Op::combine:
+      parts.params = "ForwardVariantParams";
+      parts.layout += variant_layout(parts.params, sizeof(ForwardVariantParams));
+      break;
+    default:
+      parts.params = "BackwardVariantParams";
+      parts.layout += variant_layout(parts.params, sizeof(BackwardVariantParams));
+  }
   constexpr std::string_view kStart = "struct Config {\n";
   parts.config.insert(kStart.size(), "  using Variant = KernelVariant;\n");
   parts.config.insert(0, variant(spec));

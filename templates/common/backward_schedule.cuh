@@ -157,6 +157,17 @@ FA_DEVICE QuerySteps variant_steps(const Params& params, const Lengths& lengths,
   return steps;
 }
 
+/// The steps through a tile list, once for each query head of the group.
+FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int split) {
+  QuerySteps steps;
+  steps.first = 0;
+  steps.stop = ptx::ld_global_nc(list - 2);
+  const int64_t total = static_cast<int64_t>(steps.stop) * group;
+  steps.begin = static_cast<int>(total * split / splits);
+  steps.end = static_cast<int>(total * (split + 1) / splits);
+  return steps;
+}
+
 /// Index of a fragment register in the accumulator of dQ: fragments of 16 rows and 8 columns follow each other as they
 /// lie in the registers of a warp, so that each addition of a warp fills whole cache lines. With kVector the four
 /// registers of a lane are neighbours.

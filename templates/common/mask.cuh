@@ -62,6 +62,17 @@ FA_DEVICE KvRange variant_range(const Params& params, const Lengths& lengths, in
   return range;
 }
 
+/// Places of a tile list, shared by `splits` blocks.
+FA_DEVICE KvRange list_range(const int32_t* list, int splits, int split) {
+  const int count = ptx::ld_global_nc(list - 2);
+  KvRange range;
+  range.plain_begin = 0;
+  range.plain_end = ptx::ld_global_nc(list - 1);
+  range.begin = static_cast<int>(static_cast<int64_t>(count) * split / splits);
+  range.end = static_cast<int>(static_cast<int64_t>(count) * (split + 1) / splits);
+  return range;
+}
+
 }  // namespace fa::kernel
 
 #endif  // FA_TEMPLATES_COMMON_MASK_CUH_

@@ -18,6 +18,8 @@ struct NoVariant {
   static constexpr bool kSink = false;
   static constexpr bool kScore = false;  // score, differentiate
   static constexpr bool kMask = false;   // keep
+  static constexpr bool kMaskOnBatch = false;
+  static constexpr bool kMaskOnHead = false;
   static constexpr int kGradients = 0;   // places of captured tensors whose gradient is wanted
   static constexpr float kFactor = 1.f;  // of what score returns
 };
@@ -171,6 +173,10 @@ FA_DEVICE int diagonal_of(const Params& params, const BackwardParams&) {
   return params.variant.diagonal;
 }
 template <class Params>
+FA_DEVICE int diagonal_of(const Params& params, const MaskTilesParams&) {
+  return params.variant.diagonal;
+}
+template <class Params>
 FA_DEVICE int diagonal_of(const Params&, const Sequence& sequence) {
   return sequence.diagonal;
 }
@@ -219,6 +225,24 @@ FA_DEVICE int rows_end(const Params& params, const Lengths& lengths, int key) {
     end = minimum(end, (key / params.variant.chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
   }
   return end;
+}
+
+// ---- tile lists of mask functions ----
+
+/// The entries of a list; the two numbers before them are how many there are, and how many of full tiles.
+template <class T>
+FA_DEVICE T* tile_list(T* lists, int list, int others) {
+  return lists + static_cast<int64_t>(list) * (others + 2) + 2;
+}
+
+/// The list of an attention kernel's tile `block`, one of `blocks`, of head `head` of `heads`.
+template <class Variant>
+FA_DEVICE const int32_t* tile_list_of(const VariantParams& variant, int batch, int head, int heads, int block,
+                                      int blocks) {
+  const int list_head = Variant::kMaskOnHead ? head : 0;
+  const int list_heads = Variant::kMaskOnHead ? heads : 1;
+  const int list_batch = Variant::kMaskOnBatch ? batch : 0;
+  return tile_list(variant.tile_lists, (list_batch * list_heads + list_head) * blocks + block, variant.tile_others);
 }
 
 // ---- sinks ----

@@ -70,13 +70,17 @@ struct VariantScores {
   const int query = first_row + 2 * (thread % 4);  // of element 0
   const int key = first_key + thread / kWarpSize % kWarpsN * kWarpKeys + thread % kWarpSize / 4;
 
-  /// S becomes P, and dP becomes dS. The fragment covers 8 * kNTiles queries.
-  FA_DEVICE void differentiate(Scores& p, Scores& ds) const {
+  /// Whether masks in closed form keep all of the fragment, which covers 8 * kNTiles queries and a tile of keys.
+  FA_DEVICE bool plain() const {
     const int last_row = first_row + 8 * kNTiles - 1;
     const int last_key = first_key + kTileN - 1;
-    const bool plain = last_key < keys_end<Config::kCausal, Variant>(params, lengths, first_row) &&
-                       first_key >= keys_begin<Variant>(params, lengths, last_row) && last_row < lengths.s_q;
-    if (plain) {
+    return last_key < keys_end<Config::kCausal, Variant>(params, lengths, first_row) &&
+           first_key >= keys_begin<Variant>(params, lengths, last_row) && last_row < lengths.s_q;
+  }
+
+  /// S becomes P, and dP becomes dS; without a mask, if `full`.
+  FA_DEVICE void differentiate(Scores& p, Scores& ds, bool full) const {
+    if (full) {
       differentiate_tile<false>(p, ds);
     } else {
       differentiate_tile<true>(p, ds);
@@ -110,7 +114,7 @@ struct VariantScores {
           const Place at = place(m, n, e);
           bool keep = true;
           if constexpr (kMasked) keep = in_bounds(at);
-          if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+          if constexpr (kMasked && Variant::kMask) keep = keep && Variant::keep(params.variant, at);
           float slope = 1.f;
           float slopes[kGradients == 0 ? 1 : kGradients];
           float weight;

@@ -28,7 +28,27 @@ struct VariantParams {
   int32_t diagonal;     // row i stands at key i + diagonal; varlen: not read, each sequence has its own
   int32_t window_left;  // keys kept before that one
   int32_t chunk;        // keys of a chunk
+  int32_t tile_others;  // of a tile list
   float scale;          // of raw scores, natural units
+  int32_t unused;
+  // With a mask function, but of packed batches: for each tile of rows (the backward's main kernel: of keys) the number
+  // of tiles that are not empty, that of the full ones, then those, the full ones first. [batches, heads, blocks, 2 +
+  // tile_others], batches and heads 1 where the mask does not depend on them.
+  const int32_t* tile_lists;
+};
+
+/// Launch parameters of the kernel that writes them.
+struct MaskTilesParams {
+  VariantParams variant;
+  int32_t* lists;
+  int32_t* classes;  // [batches, heads, blocks, others], scratch
+  int32_t s_q, s_kv;
+  int32_t group;         // query heads of a KV head
+  int32_t causal_shift;  // as in the attention kernels
+  int32_t heads;         // of lists
+  int32_t blocks;        // lists of a head
+  int32_t others;        // tiles that a list is about
+  int32_t unused;
 };
 
 struct ForwardVariantParams : ForwardParams {

@@ -81,6 +81,7 @@ struct Backward {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
   using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 
@@ -186,7 +187,7 @@ struct Backward {
   FA_DEVICE void load_queries(const Place& place, int stage) const {
     const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
     const int head = query_head(place);
-    const int row = place.m_block * kTileM;
+    const int row = query_tile(place) * kTileM;
     const T* q = static_cast<const T*>(params.q) + rows_at(params.stride_q_b, params.stride_q_s) +
                  head * params.stride_q_h + row * params.stride_q_s;
     const T* dout = static_cast<const T*>(params.dout) + rows_at(params.stride_dout_b, params.stride_dout_s) +
@@ -224,8 +225,20 @@ struct Backward {
     }
   }
 
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_kv, tile.block, params.n_blocks);
+  }
+
+  /// The query tile of a place: of the tile list, where there is one.
+  FA_DEVICE int query_tile(const Place& place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place.m_block);
+    return place.m_block;
+  }
+
   FA_DEVICE QuerySteps query_steps_of_tile() const {
-    if constexpr (kTwoSided) {
+    if constexpr (kLists) {
+      return list_steps(tile_list(), params.group, params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
       const int last_key = minimum(first_key + kTileN, lengths.s_kv) - 1;
       return variant_steps<Config::kCausal, Variant, kTileM>(params, lengths, first_key, last_key, tile.split);
     } else {
@@ -277,7 +290,7 @@ struct Backward {
   }
 
   FA_DEVICE int stop(const QuerySteps& steps) const {
-    if constexpr (kTwoSided) return steps.stop;
+    if constexpr (kTwoSided || kLists) return steps.stop;
     return lengths.m_blocks;
   }
 
@@ -369,16 +382,23 @@ struct Backward {
           }
         });
     if constexpr (kTogether) {
+      const int first_row = query_tile(place) * kTileM + query;
       const Scores scores{params,
                           lengths,
                           tile.batch,
                           query_head(place),
-                          place.m_block * kTileM + query,
+                          first_row,
                           first_key,
                           lse_shared(stage) + statistics,
                           delta_shared(stage) + statistics,
                           kQueryGroups == kWarpsM || warp_m < kQueryGroups};
-      scores.differentiate(p, ds);
+      if constexpr (kLists) {
+        scores.differentiate(p, ds, place.m_block < ptx::ld_global_nc(tile_list() - 1));
+      } else if constexpr (Variant::kMask) {
+        scores.differentiate(p, ds, false);
+      } else {
+        scores.differentiate(p, ds, scores.plain());
+      }
       Gemm::pack(p_operand, p);
       Gemm::pack(ds_operand, ds);
       return;
@@ -490,7 +510,7 @@ struct Backward {
         });
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
-      const int row_group = (place.m_block * kTileM + row) / kRowGroup + m;
+      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup + m;
       if (row_group * kRowGroup >= lengths.padded_rows) break;
       float* target = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
                                                                  row_group, slice.first_tile(), kHeadDimQk / 8);

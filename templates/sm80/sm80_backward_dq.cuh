@@ -46,6 +46,7 @@ struct BackwardDq {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -117,8 +118,18 @@ struct BackwardDq {
                     thread);
   }
 
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_q, tile.block, params.m_blocks);
+  }
+
+  /// The key tile at a place of the walk: of the tile list, where there is one.
+  FA_DEVICE int key_tile(int place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place);
+    return place;
+  }
+
   FA_DEVICE void load_keys(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = key_tile(n_block) * kTileN;
     KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
     VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
@@ -140,8 +151,13 @@ struct BackwardDq {
     const int last_row = (first_row + kTileM < lengths.s_q ? first_row + kTileM : lengths.s_q) - 1;
     const int limit = key_limit(last_row);
     int first_block = 0;
-    if constexpr (kTwoSided) first_block = keys_begin<Variant>(params, lengths, first_row) / kTileN;
-    if (limit > first_block * kTileN) walk(first_block, ceil_div(limit, kTileN), dq);
+    if constexpr (kLists) {
+      const int count = ptx::ld_global_nc(tile_list() - 2);
+      if (count > 0) walk(0, count, dq);
+    } else {
+      if constexpr (kTwoSided) first_block = keys_begin<Variant>(params, lengths, first_row) / kTileN;
+      if (limit > first_block * kTileN) walk(first_block, ceil_div(limit, kTileN), dq);
+    }
     store(dq);
   }
 
@@ -198,13 +214,15 @@ struct BackwardDq {
     Gemm::template scores<VTile, kHeadDimV>(dp, v_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
       Gemm::template load_a<DoTile, kHeadDimV>(a, do_shared, warp_row + 16 * m, k, lane);
     });
-    const int first_key = n_block * kTileN;
+    const int first_key = key_tile(n_block) * kTileN;
     if constexpr (kDropout) {
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
       Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
     }
     if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
-      differentiate_variant(first_key, lse, delta, p, dp, ds);
+      bool full = false;
+      if constexpr (kLists) full = n_block < ptx::ld_global_nc(tile_list() - 1);
+      differentiate_variant(first_key, full, lse, delta, p, dp, ds);
       return;
     }
     const bool masked = first_key + kTileN > key_limit(first_row);
@@ -235,9 +253,9 @@ struct BackwardDq {
     return dp - delta;
   }
 
-  FA_DEVICE void differentiate_variant(int first_key, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
-                                       const Fragment<kMTiles, kNTiles>& s, const Fragment<kMTiles, kNTiles>& dp,
-                                       Fragment<kMTiles, kNTiles>& ds) const {
+  FA_DEVICE void differentiate_variant(int first_key, bool full, const float (&lse)[kMTiles][2],
+                                       const float (&delta)[kMTiles][2], const Fragment<kMTiles, kNTiles>& s,
+                                       const Fragment<kMTiles, kNTiles>& dp, Fragment<kMTiles, kNTiles>& ds) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -253,8 +271,11 @@ struct BackwardDq {
           FA_UNROLL
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
             at.kv_step = 8 * n + e % 2;
-            bool keep = at.kv_step >= begin && at.kv_step < end;
-            if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+            bool keep = full;
+            if (!full) {
+              keep = at.kv_step >= begin && at.kv_step < end;
+              if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+            }
             float slope = 1.f;
             float weight;
             if constexpr (Variant::kScore) {

@@ -48,6 +48,7 @@ struct Forward {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -134,13 +135,13 @@ struct Forward {
   }
 
   FA_DEVICE void load_k(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                    thread);
   }
@@ -168,11 +169,23 @@ struct Forward {
   }
 
   FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
-    if constexpr (kTwoSided) {
+    if constexpr (kLists) {
+      return list_range(tile_list(), params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
       return variant_range<Config::kCausal, Variant, kTileN>(params, lengths, first_row, last_row, tile.split);
     } else {
       return kv_range<Config::kCausal, kTileN>(lengths, first_row, last_row, tile.split);
     }
+  }
+
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block, params.m_blocks);
+  }
+
+  /// The KV tile at a place of the range: of the tile list, where there is one.
+  FA_DEVICE int kv_tile(int place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place);
+    return place;
   }
 
   FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax) {
@@ -264,17 +277,18 @@ struct Forward {
     }
 
     if constexpr (Variant::kScore) {
-      apply_score(s, n_block);
+      apply_score(s, kv_tile(n_block));
     } else if constexpr (!Config::kPositiveScale) {
       scale_scores(s);
     }
-    if constexpr (Variant::kMask) apply_mask(s, n_block);
+    if constexpr (Variant::kMask && !kLists) apply_mask(s, n_block);
     if (kMaybeMasked &&
         (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
-      mask(s, n_block);
+      if constexpr (kLists) apply_mask(s, kv_tile(n_block));
+      mask(s, kv_tile(n_block));
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
-    if constexpr (kDropout) drop(s, n_block * kTileN);
+    if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN);
     Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }

@@ -165,12 +165,14 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
       memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
-  const BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()),
-                                                choice, deterministic, taken, c.blocks, workspace);
+  BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
+                                          deterministic, taken, c.blocks, workspace);
   run_kernel(kernels.preprocess, launch.grids.preprocess, 0, &launch.params, memory, seed);
+  if (variant) run_mask_tiles(memory, problem, c.specs.main, launch.params.variant, seed);
   run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
   run_kernel(kernels.reduce, launch.grids.reduce, 0, &launch.params, memory, seed);
   if (deterministic) {
+    if (variant) run_mask_tiles(memory, problem, c.specs.dq, launch.dq_params.variant, seed);
     run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), &launch.dq_params, memory, seed);
   }
   run_kernel(kernels.convert, launch.grids.convert, 0, &launch.params, memory, seed);

@@ -34,8 +34,7 @@ int ceil_div(std::int64_t a, std::int64_t b) {
   return static_cast<int>((a + b - 1) / b);
 }
 
-/// The launch parameters that follow from the shapes, as the host computes them.
-ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* placed) {
+fa::plan::Problem problem_of(const ForwardCase& c) {
   const AttentionCase& a = c.attention;
   fa::plan::Problem problem;
   problem.dtype = a.dtype;
@@ -47,14 +46,19 @@ ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* pla
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
+  problem.arch = c.spec.arch;
+  if (c.variant != nullptr) add_variant(problem, *c.variant);
+  return problem;
+}
+
+/// The launch parameters that follow from the shapes, as the host computes them.
+ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* placed) {
   fa::plan::ForwardTensors tensors;
-  if (c.variant != nullptr) {
-    problem.arch = c.spec.arch;
-    add_variant(problem, *c.variant);
-    tensors.variant = placed->tensors();
-  }
+  if (placed != nullptr) tensors.variant = placed->tensors();
   ForwardVariantParams params =
-      fa::plan::forward_launch(problem, tensors, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
+      fa::plan::forward_launch(problem_of(c), tensors, static_cast<double>(c.attention.softmax_scale()), c.splits,
+                               c.spec, 1)
+          .params;
   params.heads_in_flight = c.heads_in_flight;
   return params;
 }
@@ -140,6 +144,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
     params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", partials * sizeof(float)));
   }
 
+  if (variant) run_mask_tiles(memory, problem_of(c), c.spec, params.variant, seed);
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);

@@ -245,6 +245,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
     launch.params.partial_lse =
         reinterpret_cast<float*>(call.memory().add_output("partial_lse", partials * sizeof(float)));
   }
+  if (variant) run_mask_tiles(call.memory(), problem, spec, launch.params.variant, 1);
   call.run(spec, launch.grid, &launch.params);
   if (spec.split) {
     const KernelSpec combine = combine_spec(spec);
@@ -280,12 +281,14 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   // With wrong lengths not all that is read was written.
   if (!c.trust) call.memory().set_flags(workspace, bytes, Memory::kReadable | Memory::kWritable);
   const fa::plan::BackwardKernels taken{main, specs.dq, backward_helper_spec(main, Op::backward_reduce).warps};
-  const fa::plan::BackwardLaunch launch =
+  fa::plan::BackwardLaunch launch =
       fa::plan::backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
                                 deterministic, taken, 1, workspace, call.variants());
   call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
+  if (variant) run_mask_tiles(call.memory(), problem, main, launch.params.variant, 1);
   call.run(main, launch.grids.main, &launch.params);
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
+  if (variant && deterministic) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
   call.run(specs.dq, launch.grids.dq, &launch.dq_params);
   call.run(backward_helper_spec(main, Op::backward_convert), launch.grids.convert, &launch.params);
   if (launch.grids.sink != 0) call.run(backward_sink_spec(main), launch.grids.sink, &launch.params);

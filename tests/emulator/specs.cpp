@@ -10,6 +10,7 @@
 #include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
 #include "emulator/variant_specs.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -241,6 +242,10 @@ std::vector<KernelSpec> all_variant_specs() {
     if (variant.backward.split) add(backward_helper_spec(variant.backward, Op::backward_reduce));
     add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
     if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
+    if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
+    add(fa::plan::mask_tiles_spec(variant.forward));
+    add(fa::plan::mask_tiles_spec(variant.backward));
+    if (kernels.deterministic) add(fa::plan::mask_tiles_spec(variant.dq));
   }
   for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(kArch, dtype));
   return unique;

@@ -3,6 +3,9 @@
 #include <cstring>
 
 #include "api/problem.hpp"
+#include "emulator/emulator.hpp"
+#include "emulator/registry.hpp"
+#include "plan/mask_tiles.hpp"
 
 namespace emulator {
 
@@ -47,6 +50,21 @@ void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
                                  .total_q = problem.total_q,
                                  .total_kv = problem.total_kv};
   problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
+}
+
+void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
+                    fa::kernel::VariantParams& params, std::uint64_t seed) {
+  const std::size_t bytes = fa::plan::mask_tiles_bytes(problem, attention);
+  if (bytes == 0) return;
+  const RegisteredKernel& kernel = registered_kernel(canonical(fa::plan::mask_tiles_spec(attention)));
+  const fa::plan::MaskTilesLaunch mask =
+      fa::plan::mask_tiles_launch(problem, attention, memory.add_output("tile lists", bytes), &params);
+  LaunchOptions options;
+  options.grid = static_cast<int>(mask.grid);
+  options.threads = kernel.threads;
+  options.shared_bytes = 0;
+  options.seed = seed;
+  launch(kernel.entry, &mask.params, memory, options);
 }
 
 }  // namespace emulator

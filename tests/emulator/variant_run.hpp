@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "emulator/memory.hpp"
+#include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 #include "plan/variant_launch.hpp"
 #include "support/variant_case.hpp"
@@ -25,6 +26,11 @@ std::vector<float> floats_of(const fa::TensorView& view);
 
 /// What the case adds to a problem.
 void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c);
+
+/// Writes the tile lists of `attention` into memory of their own, where its mask is a function, and tells `params` of
+/// them.
+void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
+                    fa::kernel::VariantParams& params, std::uint64_t seed);
 
 }  // namespace emulator
 

@@ -85,6 +85,8 @@ const std::vector<Operation>& operations() {
       {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps", "variants"}},
       {Op::backward_sink, {"arch", "dtype", "varlen", "warps", "variants"}},
       {Op::clear_padding, {"arch", "dtype", "warps", "variants"}},
+      {Op::mask_rows, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
+      {Op::mask_keys, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
   };
   return list;
 }
@@ -116,8 +118,10 @@ TEST(KernelSpec, MutationsCoverEveryField) {
 
 // Likewise for what variants are made of.
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
-  const auto& [left_window, chunked, sink, score, mask, captures] = Variants();
-  EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty());
+  // The last two follow from the text of the mask.
+  const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head] = Variants();
+  EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
+               mask_on_batch || mask_on_head);
   Variants some;
   some.score = "score+a[h]";
   some.mask = "b[kv]>0";
