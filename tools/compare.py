@@ -177,7 +177,7 @@ class Row:
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s_q, s_kv=s_kv, d_qk=d_qk, d_v=d_v)
         self.op, self.family, self.causal, self.dtype = op, family, causal, dtype
         self.variant = "deterministic" if deterministic else f"dropout={dropout:g}" if dropout else ""
-        self.library, self.dropout = library, dropout
+        self.fa, self.dropout = library, dropout
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
@@ -264,7 +264,7 @@ class Row:
         if not self.dropout:
             return None
         state = fa_ctypes.dropout_state(RNG.seed, RNG.offset + b * self.size["h_q"] + h)
-        mask = self.library.dropout_mask(state, self.dropout, 1, 1, s_q, s_kv)
+        mask = self.fa.dropout_mask(state, self.dropout, 1, 1, s_q, s_kv)
         factor = 65536 / (65536 - round(self.dropout * 65536))
         return torch.frombuffer(mask, dtype=torch.uint8).view(s_q, s_kv).cuda().double() * factor
 
@@ -283,7 +283,7 @@ class PackedRow(Row):
         self.cumulative, self.longest = self.starts.int().cuda(), 2 * s
         self.total = int(self.starts[-1])
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s, s_kv=s, d_qk=d, d_v=d)
-        self.op, self.family, self.causal, self.dtype, self.library, self.dropout = op, family, causal, dtype, library, dropout
+        self.op, self.family, self.causal, self.dtype, self.fa, self.dropout = op, family, causal, dtype, library, dropout
         self.variant = "varlen" + (f"+dropout={dropout:g}" if dropout else "")
         self.q, self.k, self.v = (t[0].transpose(0, 1) for t in make_inputs(1, h, h, self.total, self.total, d, d, dtype))
         self.o = torch.full((self.total, h, d), float("nan"), device="cuda", dtype=dtype)
