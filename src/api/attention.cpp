@@ -8,6 +8,7 @@
 #include <cmath>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <sm90/sm90_forward_params.cuh>
@@ -98,14 +99,14 @@ class Attention::Impl {
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice);
-    launch(tensors, wanted, choice, ready, stream, workspace);
+    launch(tensors, wanted, choice, ready, inputs.tiles, stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
     if (!context_) return backward_on_host(call, variant);
-    backward_->run(call, variant, stream, workspace);
+    backward_->run(call, variant, inputs.tiles, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
@@ -127,16 +128,29 @@ class Attention::Impl {
     return context_ ? backward_->workspace_size(shape) : 0;
   }
 
+  std::size_t mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(wanted);
+    if (!context_ || !plan::needs_tile_lists(functions_.variants)) return 0;
+    if (shape.b == 0 || shape.h_q == 0 || shape.s_q == 0) return 0;
+    const plan::Problem problem_of_shape = problem(shape);
+    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
+    return std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
+                    plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+  }
+
+  std::size_t backward_mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(wanted);
+    return context_ ? backward_->mask_tiles_size(shape) : 0;
+  }
+
   std::size_t workspace_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
     const std::size_t partial =
         plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
-    if (!plan::needs_tile_lists(functions_.variants) || shape.h_kv == 0) return partial;
-    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
-    return aligned(partial) + std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
-                                       plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+    const std::size_t lists = mask_tiles_size(wanted);
+    return lists == 0 ? partial : aligned(partial) + lists;
   }
 
  private:
@@ -202,7 +216,7 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, Stream stream, Workspace workspace) const {
+              const Ready& ready, const MaskTiles& tiles, Stream stream, Workspace workspace) const {
     plan::ForwardLaunch planned =
         plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec, context_->info().multiprocessors);
     if (planned.tiles > kMaxTiles) {
@@ -210,20 +224,25 @@ class Attention::Impl {
     }
     const std::size_t partial = aligned(plan::forward_workspace_bytes(wanted, choice.splits));
     const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
+    const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
+    api::check_tiles(tiles, lists);
     if (partial + lists == 0) return launch_attention(tensors, ready, planned, stream);
-    api::Scratch scratch(workspace, partial + lists, stream);
+    std::optional<api::Scratch> scratch;
+    if (partial + own_lists != 0) scratch.emplace(workspace, partial + own_lists, stream);
     if (lists != 0) {
-      void* memory = static_cast<std::byte*>(scratch.data()) + partial;
+      void* memory = own_lists == 0 ? tiles.data : static_cast<std::byte*>(scratch->data()) + partial;
       plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, ready.spec, memory, &planned.params.variant);
-      driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
-                     &mask.params);
+      if (own_lists != 0 || !tiles.filled) {
+        driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
+                       &mask.params);
+      }
     }
     if (choice.splits == 1) {
       launch_attention(tensors, ready, planned, stream);
     } else {
-      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch.data()));
+      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch->data()));
     }
-    scratch.release();
+    if (scratch) scratch->release();
   }
 
   static std::size_t aligned(std::size_t bytes) {
@@ -353,6 +372,14 @@ void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& ou
 
 void Attention::prepare(const AttentionShape& shape) const {
   impl_->prepare(shape);
+}
+
+std::size_t Attention::mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->mask_tiles_size(shape);
+}
+
+std::size_t Attention::backward_mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->backward_mask_tiles_size(shape);
 }
 
 std::size_t Attention::workspace_size(const AttentionShape& shape) const {

@@ -100,9 +100,14 @@ std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
   const std::size_t usual =
       plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()).splits, config_.deterministic).bytes;
-  if (!plan::needs_tile_lists(functions_.variants)) return usual;
+  return usual + mask_tiles_size(shape);
+}
+
+std::size_t DeviceBackward::mask_tiles_size(const AttentionShape& shape) const {
+  if (!plan::needs_tile_lists(functions_.variants)) return 0;
+  const plan::Problem wanted = problem(shape);
   const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
-  return usual + std::max(plan::mask_tiles_bytes(wanted, planned.main), plan::mask_tiles_bytes(wanted, planned.dq));
+  return plan::mask_tiles_bytes(wanted, planned.main) + plan::mask_tiles_bytes(wanted, planned.dq);
 }
 
 namespace {
@@ -121,7 +126,7 @@ void clear_gradients(const VariantCall& variant, Stream stream) {
 
 }  // namespace
 
-void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, Stream stream,
+void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
                          const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
   clear_gradients(variant, stream);
@@ -132,9 +137,12 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
   const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
                                       call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
   const std::size_t usual = plan::backward_workspace(wanted, choice.splits, config_.deterministic).bytes;
-  std::size_t lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
-  if (config_.deterministic) lists = std::max(lists, plan::mask_tiles_bytes(wanted, ready.specs.dq));
-  Scratch scratch(workspace, usual + lists, stream);
+  const std::size_t main_lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
+  const std::size_t lists = main_lists + (config_.deterministic ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0);
+  check_tiles(tiles, lists);
+  Scratch scratch(workspace, usual + (tiles.data == nullptr ? lists : 0), stream);
+  std::byte* const lists_at =
+      tiles.data == nullptr ? static_cast<std::byte*>(scratch.data()) + usual : static_cast<std::byte*>(tiles.data);
   plan::BackwardLaunch launch =
       plan::backward_launch(wanted, tensors, scale_, choice.splits, config_.deterministic, ready.specs, scratch.data());
   const plan::BackwardGrids& grids = launch.grids;
@@ -148,21 +156,19 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
-  // The lists of one kernel take the place of those of the other, which has run by then.
-  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec,
+  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec, std::size_t offset,
                               kernel::BackwardVariantParams& params) {
     if (kernel.loaded == nullptr) return;
-    void* memory = static_cast<std::byte*>(scratch.data()) + usual;
-    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, memory, &params.variant);
-    if (mask.grid == 0) return;
+    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, lists_at + offset, &params.variant);
+    if (mask.grid == 0 || tiles.filled) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(mask.grid), kernel.threads, 0, stream,
                    &mask.params);
   };
   queue(ready.preprocess, grids.preprocess, launch.params);
-  list_tiles(ready.mask, ready.specs.main, launch.params);
+  list_tiles(ready.mask, ready.specs.main, 0, launch.params);
   queue(ready.main, grids.main, launch.params);
   queue(ready.reduce, grids.reduce, launch.params);
-  list_tiles(ready.dq_mask, ready.specs.dq, launch.dq_params);
+  list_tiles(ready.dq_mask, ready.specs.dq, main_lists, launch.dq_params);
   queue(ready.dq, grids.dq, launch.dq_params);
   queue(ready.convert, grids.convert, launch.params);
   queue(ready.sink, grids.sink, launch.params);

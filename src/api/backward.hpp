@@ -26,9 +26,11 @@ class DeviceBackward {
   DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
                  const driver::ContextRef& context, std::shared_ptr<cache::Store> store);
 
-  void run(const BackwardCall& call, const VariantCall& variant, Stream stream, const Workspace& workspace);
+  void run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
+           const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
 
  private:
   struct Kernel {
