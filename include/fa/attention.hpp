@@ -86,18 +86,18 @@ struct CompileEvent {
 enum class Family : std::uint8_t {
   automatic,
   sm80,  ///< mma.sync + cp.async: Ampere and everything after it
-  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements. Calls that the copy engine cannot serve (unaligned
-         ///< rows, zero or negative strides, no keys) run on sm80
+  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements, backward with head dims up to 128. Calls that the
+         ///< copy engine cannot serve (unaligned rows, zero or negative strides, no keys) run on sm80
 };
 
 /// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that
 /// does not fit the GPU is refused with the limit that it breaks.
 struct KernelOverride {
   Family family = Family::automatic;
-  int tile_m = 0;  ///< query rows of a thread block
-  int tile_n = 0;  ///< keys of one step of the main loop
+  int tile_m = 0;  ///< query rows of a thread block; of backward: of one step of the main loop
+  int tile_n = 0;  ///< keys of one step of the main loop; of backward: of a thread block
   int warps = 0;   ///< warps of a thread block
-  int stages = 0;  ///< K and V tiles in flight
+  int stages = 0;  ///< K and V tiles in flight; of backward: Q and dO tiles
   std::optional<bool> q_in_registers = std::nullopt;
   int loop_bodies = 0;                            ///< 1: masked and plain tiles share a loop body, 2: one body each
   std::optional<bool> pack_gqa = std::nullopt;    ///< query heads of a KV head share a tile
