@@ -235,7 +235,7 @@ class Attention::Impl {
     if (plan::needs_tile_lists(wanted)) {
       const plan::KernelSpec mask_spec = plan::mask_tiles_spec(chosen.spec);
       KernelInfo mask_info;
-      ready.mask = api::load_kernel({mask_spec, api::get_kernel(mask_spec, *store_, supply)}, *context_, &mask_info);
+      ready.mask = api::load_kernel({mask_spec, api::get_kernel(mask_spec, *store_, from)}, *context_, &mask_info);
       ready.mask_threads = static_cast<unsigned>(mask_spec.threads());
       ready.info.compile_ms += mask_info.compile_ms;
       ready.info.load_ms += mask_info.load_ms;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/variants.hpp"
 #include "plan/candidates.hpp"
 #include "render/source.hpp"
 #include "support/log.hpp"
