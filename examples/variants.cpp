@@ -69,6 +69,9 @@ void run() {
   show("chunks", [](auto& config) { config.chunk = 5; });
   show("documents", [](auto& config) { config.mask = f::documents(), config.causal = true; }, {{"doc", docs}});
   show("prefix-LM", [](auto& config) { config.mask = f::prefix_lm(); }, {{"prefix", prefixes}});
+  std::vector<std::int32_t> blocks{1, 0, 0, 1};
+  show("block sparse", [](auto& config) { config.mask = f::block_sparse(4, 4); },
+       {{"blocks", TensorView(blocks.data(), DType::i32, {2, 2})}});
   show("own mask", [](auto& config) { config.mask = {"q >= kv && (q - kv) % 3 == 0", {}}; });
   show(
       "sink", [](auto& config) { config.sink = true; }, {}, sinks);

@@ -191,6 +191,16 @@ struct DropoutState {
   const std::uint64_t* device = nullptr;
 };
 
+/// Memory for what is known of a mask function's tiles, of at least `mask_tiles_size(shape)` bytes (of backward:
+/// `backward_mask_tiles_size(shape)`), 256-byte aligned. Which tiles of scores a mask keeps something of is found out
+/// by a kernel before attention; calls of the same shape whose captures hold the same values may share its result: the
+/// first is given memory, the others the same with `filled`. Without it every call finds out anew, in its workspace.
+struct MaskTiles {
+  void* data = nullptr;
+  std::size_t size = 0;
+  bool filled = false;
+};
+
 struct ForwardInputs {
   TensorView q;            ///< [b, h_q, s_q, d_qk]
   TensorView k;            ///< [b, h_kv, s_kv, d_qk]
@@ -199,6 +209,7 @@ struct ForwardInputs {
   TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen
   DropoutState dropout = {};       ///< with AttentionConfig::dropout
+  MaskTiles tiles = {};            ///< with a mask function; the host needs none
 };
 
 struct ForwardOutputs {
@@ -222,6 +233,7 @@ struct BackwardInputs {
   TensorView sink = {};            ///< likewise
   PackedSequences sequences = {};  ///< those of forward
   DropoutState dropout = {};       ///< that of forward
+  MaskTiles tiles = {};            ///< of backward: not those of forward
 };
 
 /// Every element is written (but for the padding of packed batches), and none is read: rows and keys that nothing
@@ -318,6 +330,10 @@ class FA_API Attention {
 
   /// Which kernel serves `shape`; prepares it first.
   KernelInfo kernel_info(const AttentionShape& shape) const;
+
+  /// Bytes that MaskTiles of `forward` and of `backward` take for `shape`; 0 without a mask function.
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
+  std::size_t backward_mask_tiles_size(const AttentionShape& shape) const;
 
   /// The same three for `backward`: what it needs for `shape` is made ready; its bytes of scratch; its main kernel,
   /// with the times of every kernel of the call.

@@ -266,6 +266,16 @@ typedef struct fa_dropout_state {
                              the two values above; may be NULL */
 } fa_dropout_state;
 
+/* Memory for what is known of a mask function's tiles, of at least fa_mask_tiles_size (fa_backward_mask_tiles_size)
+ * bytes, 256-byte aligned. Calls of the same shape whose captures hold the same values may share it: the first is given
+ * memory, the others the same with `filled`. */
+typedef struct fa_mask_tiles {
+  uint32_t struct_size;
+  int32_t filled; /* nonzero: by an earlier call */
+  void* data;
+  size_t size;
+} fa_mask_tiles;
+
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
   uint32_t reserved;               /* 0 */
@@ -276,7 +286,8 @@ typedef struct fa_forward_inputs {
   const fa_dropout_state* dropout; /* with fa_config.dropout; NULL: seed 0, offset 0 */
   const fa_captured* captures;     /* what the functions name */
   uint64_t capture_count;
-  const fa_tensor* sink; /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
+  const fa_tensor* sink;      /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
+  const fa_mask_tiles* tiles; /* may be NULL */
 } fa_forward_inputs;
 
 typedef struct fa_forward_outputs {
@@ -302,7 +313,8 @@ typedef struct fa_backward_inputs {
   const fa_dropout_state* dropout; /* that of fa_forward */
   const fa_captured* captures;     /* as in forward */
   uint64_t capture_count;
-  const fa_tensor* sink; /* likewise */
+  const fa_tensor* sink;      /* likewise */
+  const fa_mask_tiles* tiles; /* of backward: not those of forward; may be NULL */
 } fa_backward_inputs;
 
 /* Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
@@ -412,6 +424,10 @@ FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* s
  * call. */
 FA_C_API int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape);
 FA_C_API int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+
+/* Bytes that fa_mask_tiles of fa_forward and of fa_backward take for `shape`; 0 without a mask function. */
+FA_C_API int fa_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+FA_C_API int fa_backward_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
 FA_C_API int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
 
 /* Zero on the host device. The caller sets counters->struct_size; no byte beyond it is written. */

@@ -101,6 +101,10 @@ FA_API MaskFunction prefix_lm();
 /// documents with AttentionConfig::causal.
 FA_API MaskFunction documents(bool batched = false);
 
+/// blocks[q / rows, kv / keys] != 0: captures blocks [ceil(s_q / rows), ceil(s_kv / keys)], i32, a map of what is kept;
+/// with `by_head` [h_q, ...]. Blocks that are a multiple of a kernel's tiles cost no mask code.
+FA_API MaskFunction block_sparse(int rows, int keys, bool by_head = false);
+
 /// `second` of what `first` makes of the score. Captures of one name are one capture.
 FA_API ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second);
 

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -111,14 +114,15 @@ class Attention::Impl {
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
-    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), stream, workspace);
+    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), inputs.tiles,
+           stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
     if (!context_) return backward_on_host(call, variant);
-    backward_->run(call, variant, stream, workspace);
+    backward_->run(call, variant, inputs.tiles, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
@@ -160,16 +164,29 @@ class Attention::Impl {
     return context_ ? backward_->workspace_size(shape) : 0;
   }
 
+  std::size_t mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(config_, wanted);
+    if (!context_ || shape.b == 0 || shape.h_q == 0 || shape.s_q == 0 || shape.h_kv == 0) return 0;
+    const plan::Problem problem_of_shape = problem(shape);
+    if (!plan::needs_tile_lists(problem_of_shape)) return 0;
+    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
+    return std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
+                    plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+  }
+
+  std::size_t backward_mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(config_, wanted);
+    return context_ ? backward_->mask_tiles_size(shape) : 0;
+  }
+
   std::size_t workspace_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
     const std::size_t partial =
         plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
-    if (!plan::needs_tile_lists(problem_of_shape) || shape.h_kv == 0) return partial;
-    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
-    return aligned(partial) + std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
-                                       plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+    const std::size_t lists = mask_tiles_size(wanted);
+    return lists == 0 ? partial : aligned(partial) + lists;
   }
 
  private:
@@ -275,7 +292,7 @@ class Attention::Impl {
       made[i].shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     };
     contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
-      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, on, workspace);
+      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, {}, on, workspace);
     };
     contest.workspace = plan::forward_workspace_bytes(measured, measured_choice.splits);
     return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
@@ -286,7 +303,8 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, const plan::PackedArgs& packed, Stream stream, Workspace workspace) const {
+              const Ready& ready, const plan::PackedArgs& packed, const MaskTiles& tiles, Stream stream,
+              Workspace workspace) const {
     plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
                                                        context_->info().multiprocessors, packed);
     if (planned.tiles > kMaxTiles) {
@@ -294,21 +312,26 @@ class Attention::Impl {
     }
     const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
     std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
+    const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
+    api::check_tiles(tiles, lists);
     if (lists != 0) partial = aligned(partial);  // as workspace_size() has it
     if (partial + lists == 0) return launch_attention(tensors, ready, planned, stream);
-    api::Scratch scratch(workspace, partial + lists, stream);
+    std::optional<api::Scratch> scratch;
+    if (partial + own_lists != 0) scratch.emplace(workspace, partial + own_lists, stream);
     if (lists != 0) {
-      void* memory = static_cast<std::byte*>(scratch.data()) + partial;
+      void* memory = own_lists == 0 ? tiles.data : static_cast<std::byte*>(scratch->data()) + partial;
       plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, ready.spec, memory, &planned.params.variant);
-      driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
-                     &mask.params);
+      if (own_lists != 0 || !tiles.filled) {
+        driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
+                       &mask.params);
+      }
     }
     if (choice.splits == 1) {
       launch_attention(tensors, ready, planned, stream);
     } else {
-      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch.data()));
+      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch->data()));
     }
-    scratch.release();
+    if (scratch) scratch->release();
   }
 
   static std::size_t aligned(std::size_t bytes) {
@@ -457,6 +480,14 @@ void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& ou
 
 void Attention::prepare(const AttentionShape& shape) const {
   impl_->prepare(shape);
+}
+
+std::size_t Attention::mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->mask_tiles_size(shape);
+}
+
+std::size_t Attention::backward_mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->backward_mask_tiles_size(shape);
 }
 
 std::size_t Attention::workspace_size(const AttentionShape& shape) const {

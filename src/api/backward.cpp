@@ -159,9 +159,14 @@ std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
   const std::size_t usual =
       plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
-  if (!plan::needs_tile_lists(wanted)) return usual;
+  return usual + mask_tiles_size(shape);
+}
+
+std::size_t DeviceBackward::mask_tiles_size(const AttentionShape& shape) const {
+  const plan::Problem wanted = problem(shape);
+  if (!plan::needs_tile_lists(wanted)) return 0;
   const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
-  return usual + std::max(plan::mask_tiles_bytes(wanted, planned.main), plan::mask_tiles_bytes(wanted, planned.dq));
+  return plan::mask_tiles_bytes(wanted, planned.main) + plan::mask_tiles_bytes(wanted, planned.dq);
 }
 
 /// Lets candidates compete with the main kernel of `known` on scratch memory; the kernels around it are the same.
@@ -183,7 +188,7 @@ TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::Backw
     made[i].specs.main = chosen.spec;
   };
   contest.launch = [&](std::size_t i, const TuneTensors& t, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, on,
+    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, {}, on,
            workspace);
   };
   contest.workspace = plan::backward_workspace(measured, measured_choice, config_.deterministic).bytes;
@@ -220,7 +225,7 @@ void clear_gradients(const VariantCall& variant, bool empty, Stream stream) {
 
 }  // namespace
 
-void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, Stream stream,
+void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
                          const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
   packed_.check(call.sequences, call.shape, stream);
@@ -235,16 +240,19 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, S
   wanted.tensor_maps = plan::sm90_backward_describable(tensors);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed_args(config_, call.sequences, call.dropout),
-         stream, workspace);
+         tiles, stream, workspace);
 }
 
 void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-                            const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, Stream stream,
-                            const Workspace& workspace) const {
+                            const plan::BackwardTensors& tensors, const plan::PackedArgs& packed,
+                            const MaskTiles& tiles, Stream stream, const Workspace& workspace) const {
   const std::size_t usual = plan::backward_workspace(wanted, choice, config_.deterministic).bytes;
-  std::size_t lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
-  if (config_.deterministic) lists = std::max(lists, plan::mask_tiles_bytes(wanted, ready.specs.dq));
-  Scratch scratch(workspace, usual + lists, stream);
+  const std::size_t main_lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
+  const std::size_t lists = main_lists + (config_.deterministic ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0);
+  check_tiles(tiles, lists);
+  Scratch scratch(workspace, usual + (tiles.data == nullptr ? lists : 0), stream);
+  std::byte* const lists_at =
+      tiles.data == nullptr ? static_cast<std::byte*>(scratch.data()) + usual : static_cast<std::byte*>(tiles.data);
   plan::BackwardLaunch planned =
       plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic, ready.specs,
                             context_.info().multiprocessors, scratch.data(), packed);
@@ -259,18 +267,16 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
-  // The lists of one kernel take the place of those of the other, which has run by then.
-  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec,
+  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec, std::size_t offset,
                               kernel::BackwardVariantParams& params) {
     if (kernel.loaded == nullptr) return;
-    void* memory = static_cast<std::byte*>(scratch.data()) + usual;
-    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, memory, &params.variant);
-    if (mask.grid == 0) return;
+    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, lists_at + offset, &params.variant);
+    if (mask.grid == 0 || tiles.filled) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(mask.grid), kernel.threads, 0, stream,
                    &mask.params);
   };
   queue(ready.preprocess, grids.preprocess, planned.params);
-  list_tiles(ready.mask, ready.specs.main, planned.params);
+  list_tiles(ready.mask, ready.specs.main, 0, planned.params);
   if (choice.family == Family::sm90) {
     kernel::Sm90BackwardParams params = sm90_params(planned.params, tensors, ready.specs.main);
     queue(ready.main, grids.main, params);
@@ -278,7 +284,7 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     queue(ready.main, grids.main, planned.params);
   }
   queue(ready.reduce, grids.reduce, planned.params);
-  list_tiles(ready.dq_mask, ready.specs.dq, planned.dq_params);
+  list_tiles(ready.dq_mask, ready.specs.dq, main_lists, planned.dq_params);
   queue(ready.dq, grids.dq, planned.dq_params);
   queue(ready.convert, grids.convert, planned.params);
   queue(ready.sink, grids.sink, planned.params);

@@ -26,9 +26,11 @@ class DeviceBackward {
   DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
                  const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
-  void run(const BackwardCall& call, const VariantCall& variant, Stream stream, const Workspace& workspace);
+  void run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
+           const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
 
   /// A decision for `shape`, whatever is known already.
   TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
@@ -63,8 +65,8 @@ class DeviceBackward {
   TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, Stream stream,
-              const Workspace& workspace) const;
+              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, const MaskTiles& tiles,
+              Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const Functions& functions_;

@@ -366,12 +366,20 @@ Captures to_captures(const fa_captured* captures, std::uint64_t count) {
   return out;
 }
 
+MaskTiles to_tiles(const fa_mask_tiles* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_mask_tiles in = read_struct(source, "tiles");
+  return {in.data, in.size, in.filled != 0};
+}
+
 ForwardInputs to_inputs(const fa_forward_inputs* source) {
   const fa_forward_inputs in = read_struct(source, "inputs");
   return {to_view(in.q, "q"),       to_view(in.k, "k"),
           to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout)};
+          to_dropout(in.dropout),   to_tiles(in.tiles)};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
@@ -386,7 +394,7 @@ BackwardInputs to_inputs(const fa_backward_inputs* source) {
           to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
           to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout)};
+          to_dropout(in.dropout),   to_tiles(in.tiles)};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {
@@ -565,6 +573,22 @@ int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* sh
     fa::require(attention, "attention");
     fa::require(size, "size");
     *size = attention->attention.backward_workspace_size(fa::to_shape(shape));
+  });
+}
+
+int fa_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.mask_tiles_size(fa::to_shape(shape));
+  });
+}
+
+int fa_backward_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.backward_mask_tiles_size(fa::to_shape(shape));
   });
 }
 

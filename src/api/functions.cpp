@@ -72,6 +72,11 @@ MaskFunction documents(bool batched) {
   return {batched ? "doc[b, q] == doc[b, kv]" : "doc[q] == doc[kv]", {{"doc", DType::i32}}};
 }
 
+MaskFunction block_sparse(int rows, int keys, bool by_head) {
+  if (rows < 1 || keys < 1) support::throw_invalid("rows, keys", std::min(rows, keys), "1 and more");
+  return {fmt::format("blocks[{}q / {}, kv / {}] != 0", by_head ? "h, " : "", rows, keys), {{"blocks", DType::i32}}};
+}
+
 ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second) {
   if (first.expression.empty()) return second;
   if (second.expression.empty()) return first;

@@ -274,4 +274,18 @@ VariantCall check_variants(const AttentionConfig& config, const Functions& funct
   return call;
 }
 
+void check_tiles(const MaskTiles& tiles, std::size_t needed) {
+  if (tiles.data == nullptr) {
+    if (tiles.filled) throw_invalid("tiles", "filled, and a null pointer", "the memory that an earlier call was given");
+    return;
+  }
+  if (needed == 0) throw_invalid("tiles", "given", "nothing, unless there is a mask function");
+  if (reinterpret_cast<std::uintptr_t>(tiles.data) % 256 != 0)
+    throw_invalid("tiles", tiles.data, "a multiple of 256 bytes");
+  if (tiles.size >= needed) return;
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("tiles = {} bytes: accepted are {} or more for this shape", tiles.size, needed),
+              {{"argument", "tiles"}, {"value", std::to_string(tiles.size)}, {"accepted", std::to_string(needed)}});
+}
+
 }  // namespace fa::api

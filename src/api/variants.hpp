@@ -47,6 +47,10 @@ VariantCall check_variants(const AttentionConfig& config, const Functions& funct
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
                            const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
+/// Holds the memory that a call gives for tile lists, if any, to what they take. Throws fa::Error: invalid_argument,
+/// out_of_memory.
+void check_tiles(const MaskTiles& tiles, std::size_t needed);
+
 }  // namespace fa::api
 
 #endif  // FA_SRC_API_VARIANTS_HPP_

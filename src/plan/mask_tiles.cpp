@@ -18,11 +18,12 @@ struct Lists {
   std::int64_t batches, heads, blocks, others;
 
   std::int64_t count() const { return batches * heads * blocks; }
-  std::size_t list_bytes() const {
-    const auto bytes = static_cast<std::size_t>(count() * (others + kHeader)) * sizeof(std::int32_t);
+  static std::size_t bytes_of(std::int64_t numbers) {
+    const auto bytes = static_cast<std::size_t>(numbers) * sizeof(std::int32_t);
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  std::size_t bytes() const { return list_bytes() + static_cast<std::size_t>(count() * others) * sizeof(std::int32_t); }
+  std::size_t list_bytes() const { return bytes_of(count() * (others + kHeader)); }
+  std::size_t bytes() const { return list_bytes() + bytes_of(count() * others); }
 };
 
 Lists lists_of(const Problem& problem, const KernelSpec& attention) noexcept {

@@ -19,8 +19,8 @@ bool needs_tile_lists(const Problem& problem) noexcept;
 /// The kernel that lists the tiles of a mask function for `attention`: a forward, backward or backward_dq kernel.
 KernelSpec mask_tiles_spec(const KernelSpec& attention);
 
-/// Bytes of the lists, and of the scratch of the kernel that writes them; 0 where none are needed. The second form is
-/// for whichever of the kernels is taken.
+/// Bytes of the lists and of the scratch of the kernel that writes them, a multiple of 256; 0 where none are needed.
+/// The second form is for whichever of the kernels is taken.
 std::size_t mask_tiles_bytes(const Problem& problem, const KernelSpec& attention) noexcept;
 std::size_t mask_tiles_bytes(const Problem& problem, std::span<const KernelSpec> attention) noexcept;
 

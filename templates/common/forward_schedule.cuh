@@ -77,13 +77,13 @@ struct RowMap {
   FA_DEVICE int kv_head() const { return kPackGqa ? head : head / group; }
 };
 
-/// KV tiles of a query tile, walked from `end - 1` down to `begin`; those from `plain_begin` to before `plain_end` need
-/// no mask.
+/// KV tiles of a query tile, walked from `end - 1` down to `begin`; those before `plain_end` need no mask, unless masks
+/// of variants hide keys before `plain_begin`.
 struct KvRange {
   int begin;
-  int plain_begin;
   int plain_end;
   int end;
+  int plain_begin = 0;
 };
 
 /// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at
@@ -100,7 +100,6 @@ FA_DEVICE KvRange kv_range(const Params& params, int first_row, int last_row, in
   }
   KvRange range;
   range.begin = 0;
-  range.plain_begin = 0;
   range.end = visible_to_any > 0 ? ceil_div(visible_to_any, kTileN) : 0;
   range.plain_end = visible_to_all > 0 ? visible_to_all / kTileN : 0;
   if (params.splits > 1) {

@@ -35,6 +35,8 @@ const std::vector<VariantKernels>& variant_kernels() {
       {"table", attention(DType::f32, 8, 8, true), false, 1, 2},
       {"learned", attention(DType::bf16, 8, 16, false), false, 2},
       {"strided", attention(DType::f16, 16, 16, false, -0.4f), false, 1, 1, true},
+      {"by_head", attention(DType::f16, 16, 16, true), true, 2, 2},
+      {"documents", attention(DType::bf16, 16, 16, false), false, 1, 2},
       {"two_sided", attention(DType::bf16, 16, 16, false), false, 1, 2},
       {"window_sink", attention(DType::f32, 16, 8, true), true, 2, 1, true},
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "emulator/backward_run.hpp"
@@ -142,6 +143,43 @@ TEST_P(Variants, BackwardMatchesTheReference) {
     expect_near("gradient of " + variant.captures[i].name, extra.captures[i], expected.captures[i], dp, dtype);
   }
   if (variant.config.sink) expect_near("dsink", extra.dsink, expected.dsink, dp, dtype);
+}
+
+/// Documents that start at multiples of the tiles: what lies in another document is never read, be it NaN.
+TEST(TileLists, EmptyTilesAreNeverLoaded) {
+  const auto found = std::ranges::find(variant_kernels(), "documents", &VariantKernels::choice);
+  ASSERT_NE(found, variant_kernels().end());
+  Launch launch = kAllLaunches[0];
+  launch.s_q = launch.s_kv = 96;
+  VariantCase variant = make_case(*found, launch);
+  for (std::int32_t i = 0; i < 96; ++i) {
+    const std::int32_t document = i / 32;
+    std::memcpy(variant.captures[0].bytes.data() + static_cast<std::size_t>(i) * sizeof document, &document,
+                sizeof document);
+  }
+  const ForwardCase forward = forward_case(*found, launch, variant);
+  fa::test::AttentionInputs inputs = make_inputs(forward);
+  const AttentionOutputs clean = run_forward(forward, inputs, kernels_of(forward), 1);
+  const BackwardCase backward = backward_case(*found, launch, variant);
+  BackwardData data = make_backward_data(backward);
+  const fa::test::AttentionGradients clean_gradients = run_backward(backward, data, kernels_of(backward), 1);
+  for (std::int64_t s = 64; s < 96; ++s) {
+    for (std::int64_t d = 0; d < 16; ++d) {
+      for (HostTensor* tensor : {&inputs.v, &inputs.k, &data.inputs.v, &data.inputs.k}) {
+        tensor->set(0, 0, s, d, NAN);
+      }
+    }
+  }
+  const AttentionOutputs poisoned = run_forward(forward, inputs, kernels_of(forward), 1);
+  const fa::test::AttentionGradients gradients = run_backward(backward, data, kernels_of(backward), 1);
+  for (std::int64_t s = 0; s < 96; ++s) {
+    EXPECT_EQ(std::isnan(poisoned.o.at(0, 1, s, 3)), s >= 64) << s;
+    EXPECT_EQ(std::isnan(gradients.dq.at(0, 1, s, 3)), s >= 64) << s;
+    EXPECT_EQ(std::isnan(gradients.dk.at(0, 0, s, 3)), s >= 64) << s;
+    if (s >= 64) continue;
+    EXPECT_EQ(poisoned.o.at(0, 1, s, 3), clean.o.at(0, 1, s, 3)) << s;
+    EXPECT_EQ(gradients.dk.at(0, 0, s, 3), clean_gradients.dk.at(0, 0, s, 3)) << s;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Variants,

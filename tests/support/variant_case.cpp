@@ -122,6 +122,7 @@ std::vector<VariantChoice> variant_choices(bool with_gradients) {
       {"documents", with_mask(f::documents())},
       {"prefix", with_mask(f::prefix_lm())},
       {"strided", with_mask(strided)},
+      {"by_head", with_mask({"(q + h) % 3 != kv % 3 && kv / 20 != b + h"})},
       {"window", with_window(20, -1, 0, false)},
       {"two_sided", with_window(7, 11, 0, false)},
       {"ahead", with_window(-1, 5, 0, true)},

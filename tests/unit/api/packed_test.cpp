@@ -62,14 +62,19 @@ class Packed : public testing::Test {
             .max_s_kv = max_s_kv_};
   }
   ForwardInputs inputs() {
-    return {view(q_, {kTotalQ, kHeadsQ, kDimQk}), view(k_, {kTotalKv, kHeadsKv, kDimQk}),
-            view(v_, {kTotalKv, kHeadsKv, kDimV}), sequences(), state_};
+    return {view(q_, {kTotalQ, kHeadsQ, kDimQk}),
+            view(k_, {kTotalKv, kHeadsKv, kDimQk}),
+            view(v_, {kTotalKv, kHeadsKv, kDimV}),
+            {},
+            {},
+            sequences(),
+            state_};
   }
   ForwardOutputs outputs() { return {view(o_, {kTotalQ, kHeadsQ, kDimV}), view(lse_, {kHeadsQ, kTotalQ})}; }
   BackwardInputs backward_inputs() {
     const ForwardInputs in = inputs();
-    return {in.q, in.k,        in.v,  outputs().o, outputs().lse, view(dout_, {kTotalQ, kHeadsQ, kDimV}),
-            {},   sequences(), state_};
+    return {in.q, in.k, in.v, outputs().o, outputs().lse, view(dout_, {kTotalQ, kHeadsQ, kDimV}),
+            {},   {},   {},   sequences(), state_};
   }
   BackwardOutputs backward_outputs() {
     return {view(dq_, {kTotalQ, kHeadsQ, kDimQk}), view(dk_, {kTotalKv, kHeadsKv, kDimQk}),
@@ -133,8 +138,8 @@ TEST_F(Packed, EachSequenceIsADenseCall) {
                          dout = dense_rows(dout_, kHeadsQ, kDimV, row, rows);
         const TensorView o_view = dense_rows(o, kHeadsQ, kDimV, 0, rows), lse_view = view(lse, {1, kHeadsQ, rows});
         const Attention attention = host(dense);
-        attention.forward({q, k, v, {}, state}, {o_view, lse_view});
-        attention.backward({q, k, v, o_view, lse_view, dout, {}, {}, state},
+        attention.forward({q, k, v, {}, {}, {}, state}, {o_view, lse_view});
+        attention.backward({q, k, v, o_view, lse_view, dout, {}, {}, {}, {}, state},
                            {dense_rows(dq, kHeadsQ, kDimQk, 0, rows), dense_rows(dk, kHeadsKv, kDimQk, 0, keys),
                             dense_rows(dv, kHeadsKv, kDimV, 0, keys)});
         const auto same = [](const std::vector<double>& part, const std::vector<double>& whole, std::int64_t at) {
@@ -318,6 +323,8 @@ TEST(Dropout, GradientsAreThoseOfForward) {
                          view(k, {1, kHeadsKv, kKeys, kDimQk}),
                          view(v, {1, kHeadsKv, kKeys, kDimV}),
                          {},
+                         {},
+                         {},
                          {.seed = 1, .offset = 2}};
   const ForwardOutputs out{view(o, {1, kHeadsQ, kRows, kDimV}), view(lse, {1, kHeadsQ, kRows})};
   const auto loss = [&] {
@@ -333,6 +340,8 @@ TEST(Dropout, GradientsAreThoseOfForward) {
                       out.lse,
                       view(dout, {1, kHeadsQ, kRows, kDimV}),
                       view(dlse, {1, kHeadsQ, kRows}),
+                      {},
+                      {},
                       {},
                       in.dropout},
                      {view(dq, {1, kHeadsQ, kRows, kDimQk}), view(dk, {1, kHeadsKv, kKeys, kDimQk}),
