@@ -177,7 +177,7 @@ struct Forward {
     const kernel::Chunk rest = ptx::ld_shared_chunk(job_shared(buffer) + 16);
     const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
     return {{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
-            {word(rest, 0), 0, 0, word(rest, 1)},
+            {word(rest, 0), 0, word(rest, 1)},
             word(rest, 2),
             word(rest, 3)};
   }
