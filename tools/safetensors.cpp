@@ -56,7 +56,7 @@ constexpr std::array kTypes{StoredType{"F16", 16, DType::f16},
                             StoredType{"F4", 4},
                             StoredType{"I16", 16},
                             StoredType{"U16", 16},
-                            StoredType{"I32", 32},
+                            StoredType{"I32", 32, DType::i32},
                             StoredType{"U32", 32},
                             StoredType{"I64", 64},
                             StoredType{"U64", 64},
@@ -434,7 +434,7 @@ Tensor SafetensorsFile::read(const std::string& name) const {
     blame.refuse("tensor", "missing", names.empty() ? "nothing: the file is empty" : names);
   }
   const std::optional<DType> dtype = find_type(stored->dtype)->dtype;
-  if (!dtype) blame.refuse("dtype", stored->dtype, "F16, BF16, F32 or F64");
+  if (!dtype) blame.refuse("dtype", stored->dtype, "F16, BF16, F32, F64 or I32");
   Tensor tensor{*dtype, stored->shape, std::vector<std::byte>(stored->end - stored->begin)};
   std::ifstream file = open_for_reading(blame);
   file.seekg(static_cast<std::streamoff>(data_begin_ + stored->begin));

@@ -45,7 +45,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const;
 
-  /// Loads one tensor of dtype F16, BF16, F32 or F64.
+  /// Loads one tensor of dtype F16, BF16, F32, F64 or I32.
   Tensor read(const std::string& name) const;
 
  private:

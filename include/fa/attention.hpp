@@ -12,6 +12,7 @@
 #include <fa/device.hpp>
 #include <fa/error.hpp>
 #include <fa/export.hpp>
+#include <fa/functions.hpp>
 #include <fa/log.hpp>
 #include <fa/tensor.hpp>
 
@@ -112,9 +113,18 @@ struct AttentionConfig {
   DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients. The log-sum-exp is f32 (f64 for f64)
   std::optional<float> scale = std::nullopt;  ///< any finite float, 0 and negatives included; default 1/sqrt(head_dim)
   bool causal = false;
-  CausalAlign causal_align = CausalAlign::bottom_right;
+  CausalAlign causal_align = CausalAlign::bottom_right;  ///< of windows and chunks too
+  ScoreFunction score = {};                              ///< what becomes of scaled scores, before every mask
+  MaskFunction mask = {};                                ///< which scores are kept, of those that the other masks keep
+  /// Row i stands at key i' = i + s_kv - s_q (top_left: i) and keeps the keys from i' - window_left to i' +
+  /// window_right, both included; -1: unbounded. With `causal` window_right is 0 or -1.
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  std::int64_t chunk = 0;  ///< keeps the keys of i' 's chunk: those from floor(i' / chunk) * chunk on, `chunk` of them
+  bool sink = false;  ///< a logit of each query head, ForwardInputs::sink, takes part in the sum of each of its rows
   /// Never swap the kernel of a problem between runs, and make dq bitwise repeatable too, which costs time and scratch
-  /// memory (`backward_workspace_size`). o, lse, dk and dv of one kernel are bitwise repeatable without it.
+  /// memory (`backward_workspace_size`). o, lse, dk, dv and dsink of one kernel are bitwise repeatable without it.
+  /// Gradients of captures are not, and are refused on a GPU with it.
   bool deterministic = false;
   CachePolicy cache = {};
   CompilePolicy compile = CompilePolicy::allow;         ///< never: nothing is tuned either
@@ -181,17 +191,32 @@ struct DropoutState {
   const std::uint64_t* device = nullptr;
 };
 
+/// Memory for what is known of a mask function's tiles, of at least `mask_tiles_size(shape)` bytes (of backward:
+/// `backward_mask_tiles_size(shape)`), 256-byte aligned. Which tiles of scores a mask keeps something of is found out
+/// by a kernel before attention; calls of the same shape whose captures hold the same values may share its result: the
+/// first is given memory, the others the same with `filled`. Without it every call finds out anew, in its workspace.
+struct MaskTiles {
+  void* data = nullptr;
+  std::size_t size = 0;
+  bool filled = false;
+};
+
 struct ForwardInputs {
-  TensorView q;                    ///< [b, h_q, s_q, d_qk]
-  TensorView k;                    ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;                    ///< [b, h_kv, s_kv, d_v]
+  TensorView q;            ///< [b, h_q, s_q, d_qk]
+  TensorView k;            ///< [b, h_kv, s_kv, d_qk]
+  TensorView v;            ///< [b, h_kv, s_kv, d_v]
+  Captures captures = {};  ///< what the configuration's functions name
+  TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen
   DropoutState dropout = {};       ///< with AttentionConfig::dropout
+  MaskTiles tiles = {};            ///< with a mask function; the host needs none
 };
 
 struct ForwardOutputs {
-  TensorView o;         ///< [b, h_q, s_q, d_v]; must not overlap itself, lse or an input
-  TensorView lse = {};  ///< [b, h_q, s_q], natural log, -inf for a row without keys; optional
+  TensorView o;  ///< [b, h_q, s_q, d_v]; must not overlap itself, lse or an input
+  /// [b, h_q, s_q], natural log, the sink included; for a row without keys -inf (the sink, where there is one);
+  /// optional
+  TensorView lse = {};
 };
 
 /// What forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
@@ -204,8 +229,11 @@ struct BackwardInputs {
   TensorView lse;                  ///< [b, h_q, s_q], of forward: natural log; -inf, or +inf, for a row without keys
   TensorView dout;                 ///< [b, h_q, s_q, d_v], gradient of o
   TensorView dlse = {};            ///< [b, h_q, s_q], gradient of lse, of its dtype; optional: 0
+  Captures captures = {};          ///< as in forward
+  TensorView sink = {};            ///< likewise
   PackedSequences sequences = {};  ///< those of forward
   DropoutState dropout = {};       ///< that of forward
+  MaskTiles tiles = {};            ///< of backward: not those of forward
 };
 
 /// Every element is written (but for the padding of packed batches), and none is read: rows and keys that nothing
@@ -215,6 +243,10 @@ struct BackwardOutputs {
   TensorView dq;  ///< [b, h_q, s_q, d_qk]
   TensorView dk;  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
   TensorView dv;  ///< [b, h_kv, s_kv, d_v], likewise
+  /// Gradients of captures that require them, by name: f32 (f64 for f64), of the capture's shape, without gaps between
+  /// elements. Those that are not given are not computed.
+  Captures captures = {};
+  TensorView dsink = {};  ///< [h_q], of the sink's dtype; optional
 };
 
 /// Scratch memory of one call, at least `workspace_size(shape)` bytes (of backward: `backward_workspace_size(shape)`)
@@ -298,6 +330,10 @@ class FA_API Attention {
 
   /// Which kernel serves `shape`; prepares it first.
   KernelInfo kernel_info(const AttentionShape& shape) const;
+
+  /// Bytes that MaskTiles of `forward` and of `backward` take for `shape`; 0 without a mask function.
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
+  std::size_t backward_mask_tiles_size(const AttentionShape& shape) const;
 
   /// The same three for `backward`: what it needs for `shape` is made ready; its bytes of scratch; its main kernel,
   /// with the times of every kernel of the call.

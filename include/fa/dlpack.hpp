@@ -45,7 +45,7 @@ namespace detail {
 
 /// Numbers that DLPack documents.
 enum class DLDeviceType : int { cpu = 1, cuda = 2, cuda_host = 3, cuda_managed = 13 };
-enum class DLTypeCode : int { floating = 2, bfloat = 4 };
+enum class DLTypeCode : int { integer = 0, floating = 2, bfloat = 4 };
 inline constexpr std::uint64_t kDLReadOnly = 1;
 inline constexpr std::uint32_t kDLMajorVersion = 1;
 
@@ -70,9 +70,12 @@ inline DType dlpack_dtype(int code, int bits, int lanes) {
       return DType::f64;
     }
   }
+  if (lanes == 1 && code == static_cast<int>(DLTypeCode::integer) && bits == 32) {
+    return DType::i32;
+  }
   refuse_dlpack(ErrorCode::invalid_argument, "dtype",
                 "code " + std::to_string(code) + ", bits " + std::to_string(bits) + ", lanes " + std::to_string(lanes),
-                "kDLFloat with 16, 32 or 64 bits or kDLBfloat with 16 bits, one lane");
+                "kDLFloat with 16, 32 or 64 bits, kDLBfloat with 16 bits or kDLInt with 32 bits, one lane");
 }
 
 /// A view whose strides are row-major where `strides` is null.

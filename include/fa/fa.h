@@ -22,7 +22,8 @@
  * Structs. Each begins with `struct_size`, which the caller sets to the sizeof it was compiled with. A field left at
  * zero has its default. A smaller size than the library's (an older program) leaves the missing fields at their
  * defaults; a larger one (a newer program) is accepted while everything the library does not know is zero, and refused
- * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, never grows.
+ * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture and fa_captured, passed in arrays,
+ * never grow.
  *
  * Errors. Every function that can fail returns FA_OK or one of the codes below, and never throws. What went wrong is
  * then told by fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was
@@ -67,8 +68,8 @@ enum fa_status {
   FA_INTERNAL = 10         /* a broken invariant of the library: please report it */
 };
 
-/* Element types. FA_F64 is accepted by the host device only. */
-enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3 };
+/* Element types. FA_F64 is accepted by the host device only, FA_I32 for captured tensors only. */
+enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4 };
 
 /* Where an attention runs. */
 enum fa_device_kind {
@@ -144,6 +145,29 @@ typedef struct fa_kernel_override {
   int32_t take_turns;     /* enum fa_choice: sm90: warpgroups feed the tensor cores one after the other */
 } fa_kernel_override;
 
+/* A tensor or number that a function names, as a configuration declares it. */
+typedef struct fa_capture {
+  const char* name;
+  int32_t dtype;         /* enum fa_dtype */
+  int32_t requires_grad; /* nonzero: fa_backward computes its gradient, in fp32 */
+} fa_capture;
+
+/* A score or mask function (docs/variants.md): "score + slope[h] * float(kv - q)", "doc[q] == doc[kv] && q >= kv". What
+ * does not parse is refused with FA_INVALID_ARGUMENT; fields: column, accepted. */
+typedef struct fa_function {
+  uint32_t struct_size;
+  uint32_t capture_count;
+  const char* expression; /* UTF-8 */
+  const fa_capture* captures;
+} fa_function;
+
+/* What a call gives for a declared capture, by name. */
+typedef struct fa_captured {
+  const char* name;
+  const struct fa_tensor* tensor; /* axes of length 1 are broadcast; NULL: `number` */
+  double number;                  /* of a scalar */
+} fa_captured;
+
 /* Everything that is fixed over the life of an attention. */
 typedef struct fa_config {
   uint32_t struct_size;
@@ -182,6 +206,16 @@ typedef struct fa_config {
                               ones; it cannot be captured. The host device always checks */
   float dropout;           /* probability, in [0, 1), with which an element of P is dropped; rounded to a multiple of
                               2^-16. The others are divided by 1 - dropout; lse is that of the whole P */
+  int32_t sink;            /* nonzero: a logit of each query head takes part in the sum of each of its rows */
+  const fa_function* score; /* what becomes of scaled scores; NULL: nothing */
+  const fa_function* mask;  /* which scores are kept; NULL: all */
+  /* Row i stands at key i' = i + s_kv - s_q (top left: i) and keeps the keys from i' - window_left to i' +
+   * window_right, both included, where has_window_* is nonzero. With `causal` window_right is 0. */
+  int32_t has_window_left;
+  int32_t has_window_right;
+  int64_t window_left;
+  int64_t window_right;
+  int64_t chunk; /* nonzero: keeps the keys of i' 's chunk, floor(i' / chunk) */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -232,6 +266,16 @@ typedef struct fa_dropout_state {
                              the two values above; may be NULL */
 } fa_dropout_state;
 
+/* Memory for what is known of a mask function's tiles, of at least fa_mask_tiles_size (fa_backward_mask_tiles_size)
+ * bytes, 256-byte aligned. Calls of the same shape whose captures hold the same values may share it: the first is given
+ * memory, the others the same with `filled`. */
+typedef struct fa_mask_tiles {
+  uint32_t struct_size;
+  int32_t filled; /* nonzero: by an earlier call */
+  void* data;
+  size_t size;
+} fa_mask_tiles;
+
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
   uint32_t reserved;               /* 0 */
@@ -240,6 +284,10 @@ typedef struct fa_forward_inputs {
   const fa_tensor* v;              /* [b, h_kv, s_kv, d_v] */
   const fa_sequences* sequences;   /* with fa_config.varlen, else NULL */
   const fa_dropout_state* dropout; /* with fa_config.dropout; NULL: seed 0, offset 0 */
+  const fa_captured* captures;     /* what the functions name */
+  uint64_t capture_count;
+  const fa_tensor* sink;      /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
+  const fa_mask_tiles* tiles; /* may be NULL */
 } fa_forward_inputs;
 
 typedef struct fa_forward_outputs {
@@ -263,6 +311,10 @@ typedef struct fa_backward_inputs {
   const fa_tensor* dlse;         /* [b, h_q, s_q], gradient of lse, of its dtype; may be NULL: 0 */
   const fa_sequences* sequences; /* those of fa_forward */
   const fa_dropout_state* dropout; /* that of fa_forward */
+  const fa_captured* captures;     /* as in forward */
+  uint64_t capture_count;
+  const fa_tensor* sink;      /* likewise */
+  const fa_mask_tiles* tiles; /* of backward: not those of forward; may be NULL */
 } fa_backward_inputs;
 
 /* Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
@@ -273,6 +325,11 @@ typedef struct fa_backward_outputs {
   const fa_tensor* dq; /* [b, h_q, s_q, d_qk] */
   const fa_tensor* dk; /* [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded */
   const fa_tensor* dv; /* [b, h_kv, s_kv, d_v], likewise */
+  /* Gradients of captures that require them: f32 (f64 for f64), of the capture's shape, without gaps between elements.
+   */
+  const fa_captured* captures;
+  uint64_t capture_count;
+  const fa_tensor* dsink; /* [h_q], of the sink's dtype; may be NULL */
 } fa_backward_outputs;
 
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
@@ -367,6 +424,10 @@ FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* s
  * call. */
 FA_C_API int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape);
 FA_C_API int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+
+/* Bytes that fa_mask_tiles of fa_forward and of fa_backward take for `shape`; 0 without a mask function. */
+FA_C_API int fa_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+FA_C_API int fa_backward_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
 FA_C_API int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
 
 /* Zero on the host device. The caller sets counters->struct_size; no byte beyond it is written. */

@@ -11,15 +11,15 @@
 
 namespace fa {
 
-/// Element types. f64 is accepted by the host device only.
-enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };
+/// Element types. f64 is accepted by the host device only, i32 for captured tensors only.
+enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4 };
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 || dtype == DType::i32 ? 4 : 2;
 }
 
-/// "f16", "bf16", "f32" or "f64".
+/// "f16", "bf16", "f32", "f64" or "i32".
 FA_API const char* to_string(DType dtype) noexcept;
 
 /// A tensor that somebody else owns: pointer, dtype, shape and strides in elements.

@@ -42,10 +42,12 @@ inline DType dtype_of(const at::Tensor& tensor) {
       return DType::f32;
     case at::kDouble:
       return DType::f64;
+    case at::kInt:
+      return DType::i32;
     default:
       throw Error(ErrorCode::invalid_argument,
                   std::string("dtype = ") + c10::toString(tensor.scalar_type()) +
-                      ": accepted are Half, BFloat16, Float and Double",
+                      ": accepted are Half, BFloat16, Float, Double and Int",
                   {{"argument", "dtype"}, {"value", c10::toString(tensor.scalar_type())}});
   }
 }

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,10 +22,12 @@
 #include "api/scratch.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/candidates.hpp"
 #include "plan/forward_launch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
 #include "reference/backward.hpp"
@@ -43,6 +48,8 @@ struct Ready {
   plan::KernelSpec spec;
   std::shared_ptr<const driver::LoadedKernel> kernel;
   std::shared_ptr<const driver::LoadedKernel> combine;  ///< when the keys are split
+  std::shared_ptr<const driver::LoadedKernel> mask;     ///< with a mask function
+  unsigned mask_threads = 0;
   unsigned shared_bytes = 0;
   unsigned combine_threads = 0;
   KernelInfo info;
@@ -59,6 +66,7 @@ class Attention::Impl {
  public:
   Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
     api::validate(config_, device.kind() == Device::Kind::host);
+    functions_ = api::read_functions(config_, device.kind() == Device::Kind::host);
     scale_ = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
     if (device.kind() == Device::Kind::host) return;
     context_.emplace(driver::ContextRef::acquire(device));
@@ -72,7 +80,7 @@ class Attention::Impl {
     store_ = api::open_store(config_.cache, driver::api().version);
     tuning_.emplace(config_, *context_, api::Operation::forward);
     packed_.emplace(config_, *context_, store_);
-    backward_.emplace(config_, scale_, *context_, store_, *packed_);
+    backward_.emplace(config_, functions_, scale_, *context_, store_, *packed_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -93,26 +101,28 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
-    if (!context_) return forward_on_host(call);
+    if (!context_) return forward_on_host(call, variant);
     const driver::ContextScope scope(context_->context());
     packed_->check(call.sequences, call.shape, stream);
     packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
     packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
     if (call.empty) return;
-    const plan::ForwardTensors tensors = tensors_of(call);
+    const plan::ForwardTensors tensors = tensors_of(call, variant);
     plan::Problem wanted = problem(call.shape);
     wanted.tensor_maps = plan::sm90_forward_describable(tensors);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
-    launch(tensors, wanted, choice, ready, api::variant_args(config_, call.sequences, call.dropout), stream, workspace);
+    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), inputs.tiles,
+           stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    if (call.empty && !config_.zero_padding) return;
-    if (!context_) return backward_on_host(call);
-    backward_->run(call, stream, workspace);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    if (!context_) return backward_on_host(call, variant);
+    backward_->run(call, variant, inputs.tiles, stream, workspace);
   }
 
   KernelInfo prepare(const AttentionShape& wanted) {
@@ -137,6 +147,9 @@ class Attention::Impl {
     if (!context_) support::throw_unsupported("device", "host", "a GPU: the host device has one kernel");
     if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");
     if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
+    if (!api::is_plain(config_)) {
+      support::throw_unsupported("config", "functions, windows, chunks or sinks", "none: these are not tuned");
+    }
     const driver::ContextScope scope(context_->context());
     if (op == api::Operation::backward) return backward_->tune(shape, options);
     const plan::Problem problem_of_shape = problem(shape);
@@ -151,11 +164,29 @@ class Attention::Impl {
     return context_ ? backward_->workspace_size(shape) : 0;
   }
 
+  std::size_t mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(config_, wanted);
+    if (!context_ || shape.b == 0 || shape.h_q == 0 || shape.s_q == 0 || shape.h_kv == 0) return 0;
+    const plan::Problem problem_of_shape = problem(shape);
+    if (!plan::needs_tile_lists(problem_of_shape)) return 0;
+    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
+    return std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
+                    plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+  }
+
+  std::size_t backward_mask_tiles_size(const AttentionShape& wanted) const {
+    const AttentionShape shape = api::checked(config_, wanted);
+    return context_ ? backward_->mask_tiles_size(shape) : 0;
+  }
+
   std::size_t workspace_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
-    return plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+    const std::size_t partial =
+        plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+    const std::size_t lists = mask_tiles_size(wanted);
+    return lists == 0 ? partial : aligned(partial) + lists;
   }
 
  private:
@@ -167,7 +198,7 @@ class Attention::Impl {
   int d_v() const noexcept { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
 
   plan::Problem problem(const AttentionShape& shape) const noexcept {
-    return api::make_problem(config_, shape, context_->info().arch);
+    return api::make_problem(config_, shape, context_->info().arch, &functions_.variants);
   }
 
   /// The ready kernels of a call: a look-up without locks once they exist.
@@ -218,6 +249,14 @@ class Attention::Impl {
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
+    if (plan::needs_tile_lists(wanted)) {
+      const plan::KernelSpec mask_spec = plan::mask_tiles_spec(chosen.spec);
+      KernelInfo mask_info;
+      ready.mask = api::load_kernel({mask_spec, api::get_kernel(mask_spec, *store_, from)}, *context_, &mask_info);
+      ready.mask_threads = static_cast<unsigned>(mask_spec.threads());
+      ready.info.compile_ms += mask_info.compile_ms;
+      ready.info.load_ms += mask_info.load_ms;
+    }
     if (choice.splits > 1) {
       KernelInfo combine_info;
       const api::ChosenKernel combine{combine_spec, api::get_kernel(combine_spec, *store_, from)};
@@ -253,28 +292,51 @@ class Attention::Impl {
       made[i].shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     };
     contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
-      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, on, workspace);
+      launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, {}, on, workspace);
     };
     contest.workspace = plan::forward_workspace_bytes(measured, measured_choice.splits);
     return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
   }
 
-  static plan::ForwardTensors tensors_of(const api::ForwardCall& call) noexcept {
-    return {call.q, call.k, call.v, call.o, call.lse};
+  static plan::ForwardTensors tensors_of(const api::ForwardCall& call, const api::VariantCall& variant) noexcept {
+    return {call.q, call.k, call.v, call.o, call.lse, variant.tensors()};
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, const plan::VariantArgs& variants, Stream stream, Workspace workspace) const {
+              const Ready& ready, const plan::PackedArgs& packed, const MaskTiles& tiles, Stream stream,
+              Workspace workspace) const {
     plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
-                                                       context_->info().multiprocessors, variants);
+                                                       context_->info().multiprocessors, packed);
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
+    }
+    const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
+    std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
+    const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
+    api::check_tiles(tiles, lists);
+    if (lists != 0) partial = aligned(partial);  // as workspace_size() has it
+    if (partial + lists == 0) return launch_attention(tensors, ready, planned, stream);
+    std::optional<api::Scratch> scratch;
+    if (partial + own_lists != 0) scratch.emplace(workspace, partial + own_lists, stream);
+    if (lists != 0) {
+      void* memory = own_lists == 0 ? tiles.data : static_cast<std::byte*>(scratch->data()) + partial;
+      plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, ready.spec, memory, &planned.params.variant);
+      if (own_lists != 0 || !tiles.filled) {
+        driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
+                       &mask.params);
+      }
     }
     if (choice.splits == 1) {
       launch_attention(tensors, ready, planned, stream);
     } else {
-      launch_split(tensors, wanted, ready, planned, stream, workspace);
+      launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch->data()));
     }
+    if (scratch) scratch->release();
+  }
+
+  static std::size_t aligned(std::size_t bytes) {
+    constexpr std::size_t kAlignment = 256;
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   static void launch_attention(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
@@ -294,18 +356,16 @@ class Attention::Impl {
     queue(&params);
   }
 
-  void launch_split(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const Ready& ready,
-                    plan::ForwardLaunch& planned, Stream stream, Workspace workspace) const {
-    kernel::ForwardParams& arguments = planned.params;
-    api::Scratch scratch(workspace, plan::forward_workspace_bytes(wanted, arguments.splits), stream);
+  void launch_split(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
+                    Stream stream, float* partial) const {
+    kernel::ForwardVariantParams& arguments = planned.params;
     const std::int64_t rows = std::int64_t{arguments.b} * arguments.h_q * arguments.s_q;
-    arguments.partial_o = static_cast<float*>(scratch.data());
+    arguments.partial_o = partial;
     arguments.partial_lse = arguments.partial_o + rows * arguments.splits * d_v();
     launch_attention(tensors, ready, planned, stream);
     const std::int64_t warps = ready.combine_threads / 32;
     driver::launch(ready.combine->function(), static_cast<unsigned>(ceil_div(rows, warps)), ready.combine_threads, 0,
                    stream, &arguments);
-    scratch.release();
   }
 
   // ---- the host device ----
@@ -327,8 +387,21 @@ class Attention::Impl {
 
   bool host_f64() const noexcept { return config_.host_f64 || config_.dtype == DType::f64; }
 
-  void backward_on_host(const api::BackwardCall& call) const {
+  reference::VariantArgs variant_args(const api::VariantCall& variant) const {
+    reference::VariantArgs args;
+    if (functions_.any()) args.program = &functions_.program;
+    args.captures = variant.views();
+    args.sink = variant.sink;
+    args.dsink = variant.dsink;
+    args.window_left = config_.window_left;
+    args.window_right = config_.window_right;
+    args.chunk = config_.chunk;
+    return args;
+  }
+
+  void backward_on_host(const api::BackwardCall& call, const api::VariantCall& variant) const {
     reference::BackwardArgs args;
+    args.variant = variant_args(variant);
     args.q = call.q;
     args.k = call.k;
     args.v = call.v;
@@ -352,8 +425,9 @@ class Attention::Impl {
     }
   }
 
-  void forward_on_host(const api::ForwardCall& call) const {
+  void forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant) const {
     reference::ForwardArgs args;
+    args.variant = variant_args(variant);
     args.q = call.q;
     args.k = call.k;
     args.v = call.v;
@@ -373,6 +447,7 @@ class Attention::Impl {
   }
 
   AttentionConfig config_;
+  api::Functions functions_;
   Device device_;
   double scale_ = 1;
   std::optional<driver::ContextRef> context_;  ///< empty on the host device
@@ -405,6 +480,14 @@ void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& ou
 
 void Attention::prepare(const AttentionShape& shape) const {
   impl_->prepare(shape);
+}
+
+std::size_t Attention::mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->mask_tiles_size(shape);
+}
+
+std::size_t Attention::backward_mask_tiles_size(const AttentionShape& shape) const {
+  return impl_->backward_mask_tiles_size(shape);
 }
 
 std::size_t Attention::workspace_size(const AttentionShape& shape) const {

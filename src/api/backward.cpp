@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <sm90/sm90_backward_params.cuh>
@@ -10,6 +11,7 @@
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"
 #include "support/log.hpp"
@@ -35,9 +37,11 @@ kernel::Sm90BackwardParams sm90_params(const kernel::BackwardParams& base, const
 
 }  // namespace
 
-DeviceBackward::DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                               std::shared_ptr<cache::Store> store, DevicePacked& packed)
+DeviceBackward::DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
+                               const driver::ContextRef& context, std::shared_ptr<cache::Store> store,
+                               DevicePacked& packed)
     : config_(config),
+      functions_(functions),
       scale_(scale),
       context_(context),
       store_(std::move(store)),
@@ -54,7 +58,7 @@ const KernelOverride& DeviceBackward::fixed() const noexcept {
 }
 
 plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcept {
-  return make_problem(config_, shape, context_.info().arch);
+  return make_problem(config_, shape, context_.info().arch, &functions_.variants);
 }
 
 /// The ready kernels of a call: a look-up without locks once they exist.
@@ -127,6 +131,11 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   } else {
     ready.convert = load({planned.convert}, nullptr);
   }
+  if (plan::needs_tile_lists(wanted)) {
+    ready.mask = load({plan::mask_tiles_spec(ready.specs.main)}, nullptr);
+    if (config_.deterministic) ready.dq_mask = load({plan::mask_tiles_spec(ready.specs.dq)}, nullptr);
+  }
+  if (config_.sink) ready.sink = load({planned.sink}, nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
@@ -148,7 +157,16 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
   const plan::Problem wanted = problem(shape);
-  return plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
+  const std::size_t usual =
+      plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
+  return usual + mask_tiles_size(shape);
+}
+
+std::size_t DeviceBackward::mask_tiles_size(const AttentionShape& shape) const {
+  const plan::Problem wanted = problem(shape);
+  if (!plan::needs_tile_lists(wanted)) return 0;
+  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  return plan::mask_tiles_bytes(wanted, planned.main) + plan::mask_tiles_bytes(wanted, planned.dq);
 }
 
 /// Lets candidates compete with the main kernel of `known` on scratch memory; the kernels around it are the same.
@@ -170,7 +188,7 @@ TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::Backw
     made[i].specs.main = chosen.spec;
   };
   contest.launch = [&](std::size_t i, const TuneTensors& t, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, on,
+    launch(measured, measured_choice, made[i], {t.q, t.k, t.v, t.o, t.dout, t.lse, {}, t.dq, t.dk, t.dv}, {}, {}, on,
            workspace);
   };
   contest.workspace = plan::backward_workspace(measured, measured_choice, config_.deterministic).bytes;
@@ -184,31 +202,62 @@ TuneReport DeviceBackward::tune(const AttentionShape& shape, const TuneOptions& 
   return decide(wanted, choice, ready, nullptr, options);
 }
 
-void DeviceBackward::run(const BackwardCall& call, Stream stream, const Workspace& workspace) {
+namespace {
+
+void clear(const TensorView& view, std::int64_t first, std::int64_t elements, Stream stream) {
+  driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(static_cast<float*>(view.data) + first), 0,
+                                              static_cast<std::size_t>(elements) * sizeof(float), stream),
+                "cuMemsetD8Async");
+}
+
+/// Gradients of captures are added to from zero. That of the sinks has a kernel, unless the call has no work for any.
+void clear_gradients(const VariantCall& variant, bool empty, Stream stream) {
+  for (const expression::CapturedView& captured : variant.views()) {
+    const TensorView& view = captured.gradient;
+    const std::int64_t elements = view.defined() ? view.elements() : 0;
+    if (elements == 0) continue;
+    clear(view, 0, elements, stream);
+  }
+  if (!empty || !variant.dsink.defined()) return;
+  for (std::int64_t h = 0; h < variant.dsink.shape[0]; ++h)
+    clear(variant.dsink, h * variant.dsink.strides[0], 1, stream);
+}
+
+}  // namespace
+
+void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
+                         const Workspace& workspace) {
   const driver::ContextScope scope(context_.context());
   packed_.check(call.sequences, call.shape, stream);
   packed_.clear(call.dq, call.sequences, call.shape, false, 0, stream);
   packed_.clear(call.dk, call.sequences, call.shape, true, 0, stream);
   packed_.clear(call.dv, call.sequences, call.shape, true, 0, stream);
+  clear_gradients(variant, call.empty, stream);
   if (call.empty) return;
   plan::Problem wanted = problem(call.shape);
-  const plan::BackwardTensors tensors{call.q,   call.k,    call.v,  call.o,  call.dout,
-                                      call.lse, call.dlse, call.dq, call.dk, call.dv};
+  const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
+                                      call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
   wanted.tensor_maps = plan::sm90_backward_describable(tensors);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
-  launch(wanted, choice, get(wanted, choice, stream), tensors, variant_args(config_, call.sequences, call.dropout),
-         stream, workspace);
+  launch(wanted, choice, get(wanted, choice, stream), tensors, packed_args(config_, call.sequences, call.dropout),
+         tiles, stream, workspace);
 }
 
 void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-                            const plan::BackwardTensors& tensors, const plan::VariantArgs& variants, Stream stream,
-                            const Workspace& workspace) const {
-  Scratch scratch(workspace, plan::backward_workspace(wanted, choice, config_.deterministic).bytes, stream);
+                            const plan::BackwardTensors& tensors, const plan::PackedArgs& packed,
+                            const MaskTiles& tiles, Stream stream, const Workspace& workspace) const {
+  const std::size_t usual = plan::backward_workspace(wanted, choice, config_.deterministic).bytes;
+  const std::size_t main_lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
+  const std::size_t lists = main_lists + (config_.deterministic ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0);
+  check_tiles(tiles, lists);
+  Scratch scratch(workspace, usual + (tiles.data == nullptr ? lists : 0), stream);
+  std::byte* const lists_at =
+      tiles.data == nullptr ? static_cast<std::byte*>(scratch.data()) + usual : static_cast<std::byte*>(tiles.data);
   plan::BackwardLaunch planned =
       plan::backward_launch(wanted, tensors, scale_, choice, config_.deterministic, ready.specs,
-                            context_.info().multiprocessors, scratch.data(), variants);
+                            context_.info().multiprocessors, scratch.data(), packed);
   const plan::BackwardGrids& grids = planned.grids;
-  for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq}) {
+  for (const std::int64_t grid : {grids.preprocess, grids.main, grids.reduce, grids.dq, grids.sink}) {
     if (grid > kMaxGrid) {
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
@@ -218,7 +267,16 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
                    &params);
   };
+  const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec, std::size_t offset,
+                              kernel::BackwardVariantParams& params) {
+    if (kernel.loaded == nullptr) return;
+    plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, spec, lists_at + offset, &params.variant);
+    if (mask.grid == 0 || tiles.filled) return;
+    driver::launch(kernel.loaded->function(), static_cast<unsigned>(mask.grid), kernel.threads, 0, stream,
+                   &mask.params);
+  };
   queue(ready.preprocess, grids.preprocess, planned.params);
+  list_tiles(ready.mask, ready.specs.main, 0, planned.params);
   if (choice.family == Family::sm90) {
     kernel::Sm90BackwardParams params = sm90_params(planned.params, tensors, ready.specs.main);
     queue(ready.main, grids.main, params);
@@ -226,8 +284,10 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
     queue(ready.main, grids.main, planned.params);
   }
   queue(ready.reduce, grids.reduce, planned.params);
+  list_tiles(ready.dq_mask, ready.specs.dq, main_lists, planned.dq_params);
   queue(ready.dq, grids.dq, planned.dq_params);
   queue(ready.convert, grids.convert, planned.params);
+  queue(ready.sink, grids.sink, planned.params);
   scratch.release();
 }
 

@@ -11,6 +11,7 @@
 #include "api/ready_table.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/backward.hpp"
@@ -20,14 +21,16 @@ namespace fa::api {
 /// The backward of one Attention on a GPU: its kernels, and their launches. Threads may share it.
 class DeviceBackward {
  public:
-  /// `config`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel override
-  /// that can never fit.
-  DeviceBackward(const AttentionConfig& config, double scale, const driver::ContextRef& context,
-                 std::shared_ptr<cache::Store> store, DevicePacked& packed);
+  /// `config`, `functions`, `context`, `store` and `packed` outlive it. Throws fa::Error(invalid_argument) for a kernel
+  /// override that can never fit.
+  DeviceBackward(const AttentionConfig& config, const Functions& functions, double scale,
+                 const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
-  void run(const BackwardCall& call, Stream stream, const Workspace& workspace);
+  void run(const BackwardCall& call, const VariantCall& variant, const MaskTiles& tiles, Stream stream,
+           const Workspace& workspace);
   KernelInfo prepare(const AttentionShape& shape);
   std::size_t workspace_size(const AttentionShape& shape) const;
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
 
   /// A decision for `shape`, whatever is known already.
   TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
@@ -44,9 +47,11 @@ class DeviceBackward {
     plan::BackwardKernels specs;
     Kernel preprocess;
     Kernel main;
-    Kernel reduce;   ///< when split
-    Kernel dq;       ///< when deterministic
-    Kernel convert;  ///< unless deterministic
+    Kernel reduce;         ///< when split
+    Kernel dq;             ///< when deterministic
+    Kernel convert;        ///< unless deterministic
+    Kernel sink;           ///< with sinks
+    Kernel mask, dq_mask;  ///< with a mask function, before the main kernel and the pass for dQ
     KernelInfo info;
     bool open = false;  ///< tuning may find a better main kernel
   };
@@ -60,10 +65,11 @@ class DeviceBackward {
   TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-              const plan::BackwardTensors& tensors, const plan::VariantArgs& variants, Stream stream,
-              const Workspace& workspace) const;
+              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, const MaskTiles& tiles,
+              Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
+  const Functions& functions_;
   double scale_;
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;

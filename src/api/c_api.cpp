@@ -27,6 +27,7 @@ constexpr std::uint32_t kLargestStruct = 4096;
 static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
 static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(FA_F64 == static_cast<int>(DType::f64));
+static_assert(FA_I32 == static_cast<int>(DType::i32));
 static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
@@ -215,6 +216,41 @@ void set_cache(const fa_config& in, AttentionConfig* out) {
   out->on_compile = to_hook(in.on_compile, in.on_compile_user);
 }
 
+/// The expression and captures of a function, in a ScoreFunction or MaskFunction.
+template <typename Function>
+Function to_function(const fa_function* source, const std::string& argument) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_function in = read_struct(source, argument);
+  require(in.expression, argument + ".expression");
+  if (in.capture_count > Captures::kMax) {
+    refuse(argument + ".capture_count", std::to_string(in.capture_count), "0 to " + std::to_string(Captures::kMax));
+  }
+  if (in.capture_count != 0) {
+    require(in.captures, argument + ".captures");
+  }
+  Function out;
+  out.expression = in.expression;
+  for (std::uint32_t i = 0; i < in.capture_count; ++i) {
+    const std::string name = argument + ".captures[" + std::to_string(i) + "]";
+    require(in.captures[i].name, name + ".name");
+    out.captures.push_back({in.captures[i].name, to_enum(in.captures[i].dtype, DType::i32, name + ".dtype"),
+                            in.captures[i].requires_grad != 0});
+  }
+  return out;
+}
+
+/// What fa_config grew for functions, windows, chunks and sinks.
+void set_variants(const fa_config& in, AttentionConfig* out) {
+  out->score = to_function<ScoreFunction>(in.score, "config.score");
+  out->mask = to_function<MaskFunction>(in.mask, "config.mask");
+  out->window_left = in.has_window_left != 0 ? in.window_left : -1;
+  out->window_right = in.has_window_right != 0 ? in.window_right : -1;
+  out->chunk = in.chunk;
+  out->sink = in.sink != 0;
+}
+
 TunePolicy to_tune_policy(std::int32_t value) {
   switch (to_enum(value, FA_TUNE_ON, "config.tune")) {
     case FA_TUNE_OFF:
@@ -243,6 +279,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
   out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
+  set_variants(in, &out);
   set_cache(in, &out);
   out.varlen = in.varlen != 0;
   out.zero_padding = in.zero_padding != 0;
@@ -283,7 +320,7 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   check_flags(in.flags, argument);
   TensorView view;
   view.data = in.data;
-  view.dtype = to_enum(in.dtype, DType::f64, argument + ".dtype");
+  view.dtype = to_enum(in.dtype, DType::i32, argument + ".dtype");
   view.rank = in.rank;
   view.read_only = (in.flags & FA_TENSOR_READ_ONLY) != 0;
   std::copy_n(in.shape, in.rank, view.shape.begin());
@@ -311,10 +348,38 @@ DropoutState to_dropout(const fa_dropout_state* source) {
   return {in.seed, in.offset, in.device};
 }
 
+Captures to_captures(const fa_captured* captures, std::uint64_t count) {
+  if (count > Captures::kMax) {
+    refuse("capture_count", std::to_string(count), "0 to " + std::to_string(Captures::kMax));
+  }
+  if (count != 0) {
+    require(captures, "captures");
+  }
+  Captures out;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::string argument = "captures[" + std::to_string(i) + "]";
+    require(captures[i].name, argument + ".name");
+    Captured captured(captures[i].name, captures[i].number);
+    captured.tensor = to_view(captures[i].tensor, argument);
+    out.add(captured);
+  }
+  return out;
+}
+
+MaskTiles to_tiles(const fa_mask_tiles* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_mask_tiles in = read_struct(source, "tiles");
+  return {in.data, in.size, in.filled != 0};
+}
+
 ForwardInputs to_inputs(const fa_forward_inputs* source) {
   const fa_forward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"), to_view(in.k, "k"), to_view(in.v, "v"), to_sequences(in.sequences),
-          to_dropout(in.dropout)};
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),
+          to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout),   to_tiles(in.tiles)};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
@@ -324,14 +389,18 @@ ForwardOutputs to_outputs(const fa_forward_outputs* source) {
 
 BackwardInputs to_inputs(const fa_backward_inputs* source) {
   const fa_backward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"),       to_view(in.k, "k"),         to_view(in.v, "v"),
-          to_view(in.o, "o"),       to_view(in.lse, "lse"),     to_view(in.dout, "dout"),
-          to_view(in.dlse, "dlse"), to_sequences(in.sequences), to_dropout(in.dropout)};
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),
+          to_view(in.v, "v"),       to_view(in.o, "o"),
+          to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
+          to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout),   to_tiles(in.tiles)};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {
   const fa_backward_outputs in = read_struct(source, "outputs");
-  return {to_view(in.dq, "dq"), to_view(in.dk, "dk"), to_view(in.dv, "dv")};
+  return {to_view(in.dq, "dq"), to_view(in.dk, "dk"), to_view(in.dv, "dv"), to_captures(in.captures, in.capture_count),
+          to_view(in.dsink, "dsink")};
 }
 
 AttentionShape to_shape(const fa_shape* source) {
@@ -504,6 +573,22 @@ int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* sh
     fa::require(attention, "attention");
     fa::require(size, "size");
     *size = attention->attention.backward_workspace_size(fa::to_shape(shape));
+  });
+}
+
+int fa_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.mask_tiles_size(fa::to_shape(shape));
+  });
+}
+
+int fa_backward_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(size, "size");
+    *size = attention->attention.backward_mask_tiles_size(fa::to_shape(shape));
   });
 }
 

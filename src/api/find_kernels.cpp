@@ -6,6 +6,7 @@
 #include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "plan/arch.hpp"
 #include "plan/backward.hpp"
 #include "plan/planner.hpp"
@@ -33,7 +34,9 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
 std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                      const std::string& arch) {
   api::validate(config, false);
-  const plan::Problem problem = api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem =
+      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const plan::ForwardPlan planned = plan::plan_forward(problem, config.kernel.value_or(KernelOverride{}));
   return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
@@ -42,7 +45,9 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                               const std::string& arch) {
   api::validate(config, false);
-  const plan::Problem problem = api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch));
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem =
+      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
   const plan::BackwardPlan planned =
       plan::plan_backward(problem, config.kernel_backward.value_or(KernelOverride{}), config.deterministic);

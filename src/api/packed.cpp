@@ -29,9 +29,9 @@ std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan:
   return specs;
 }
 
-plan::VariantArgs variant_args(const AttentionConfig& config, const PackedSequences& sequences,
-                               const DropoutState& dropout) noexcept {
-  plan::VariantArgs args;
+plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequences& sequences,
+                             const DropoutState& dropout) noexcept {
+  plan::PackedArgs args;
   if (config.varlen) {
     args.sequences.cu_q = sequences.cu_seqlens_q;
     args.sequences.cu_kv = sequences.cu_seqlens_kv;

@@ -24,8 +24,8 @@ namespace fa::api {
 std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan::Arch arch);
 
 /// What the kernels of a call are launched with besides its tensors.
-plan::VariantArgs variant_args(const AttentionConfig& config, const PackedSequences& sequences,
-                               const DropoutState& dropout) noexcept;
+plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequences& sequences,
+                             const DropoutState& dropout) noexcept;
 
 /// What packed batches need around the attention kernels, on a GPU. Threads may share it.
 class DevicePacked {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <string_view>
 
@@ -25,15 +26,33 @@ std::string quoted(std::string_view text) {
   return result + "'";
 }
 
+void add_variants(const plan::Problem& problem, std::string* command) {
+  const plan::Variants& variants = *problem.variants;
+  if (!variants.score.empty()) *command += " --score " + quoted(variants.score);
+  if (!variants.mask.empty()) *command += " --mask " + quoted(variants.mask);
+  for (const expression::Capture& capture : variants.captures) {
+    *command +=
+        fmt::format(" --capture {}:{}{}", capture.name, to_string(capture.dtype), capture.requires_grad ? ":grad" : "");
+  }
+  if (variants.left_window) *command += fmt::format(" --window-left {}", problem.window_left);
+  if (variants.chunked) *command += fmt::format(" --chunk {}", problem.chunk);
+  if (variants.sink) *command += " --sink";
+}
+
 }  // namespace
 
-plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept {
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
+                           const plan::Variants* variants) noexcept {
   plan::Problem problem;
   problem.arch = arch;
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
   problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-  problem.causal = config.causal;
+  problem.causal = config.causal || config.window_right >= 0;
+  problem.window_right = config.causal ? 0 : std::max<std::int64_t>(config.window_right, 0);
+  problem.window_left = std::max<std::int64_t>(config.window_left, 0);
+  problem.chunk = config.chunk;
+  if (variants != nullptr && variants->any()) problem.variants = variants;
   problem.causal_align = config.causal_align;
   problem.positive_scale = config.scale.value_or(1.0f) > 0;
   problem.aligned = shape.aligned;
@@ -64,10 +83,12 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
   if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
+  // A mask behind the diagonal is a window with its end there, which compiles the same kernel.
   add(" --causal {}", problem.causal ? "yes" : "no");
   if (problem.causal && problem.causal_align == CausalAlign::top_left) add(" --causal-align top-left");
   add(" --batch {} --heads {} --heads-kv {} --seq {} --seq-kv {}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
       problem.s_kv);
+  if (problem.variants != nullptr) add_variants(problem, &command);
   if (!problem.positive_scale) add(" --scale -1");
   if (problem.varlen) add(" --varlen --total {} --total-kv {}", problem.total_q, problem.total_kv);
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on

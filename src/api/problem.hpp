@@ -10,8 +10,10 @@
 
 namespace fa::api {
 
-/// What `config` asks for `shape` (checked before) on a GPU of `arch`.
-plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch) noexcept;
+/// What `config` asks for `shape` (checked before) on a GPU of `arch`. `variants` are those of the configuration, if it
+/// has any, and outlive the problem.
+plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
+                           const plan::Variants* variants = nullptr) noexcept;
 
 /// What a program calls: the kernels of the two are planned apart.
 enum class Operation : std::uint8_t { forward, backward };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/variants.hpp"
 #include "plan/candidates.hpp"
 #include "render/source.hpp"
 #include "support/log.hpp"
@@ -46,8 +47,9 @@ Memory& memory() {
 
 TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   const TunePolicy policy = policy_of(config);
-  // What a packed batch holds, only the device knows; and no table has kernels with dropout.
-  if (config.varlen || config.dropout > 0) return {};
+  // What a packed batch holds, only the device knows; and no table has kernels with dropout, or with variants, whose
+  // captures a contest would have to invent.
+  if (config.varlen || config.dropout > 0 || !is_plain(config)) return {};
   const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
   if (policy == TunePolicy::off || (fixed && !plan::tunable_override(*fixed))) return {};
   const bool compiles = config.compile == CompilePolicy::allow;

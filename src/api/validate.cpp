@@ -407,6 +407,7 @@ AttentionShape checked(const AttentionConfig& config, const AttentionShape& shap
 }
 
 void check_lengths(const PackedSequences& sequences, const AttentionShape& shape) {
+  if (sequences.b == 0) return;  // the arrays may be null
   const auto check = [&](const char* cu_name, const std::int32_t* cu, const char* used_name, const std::int32_t* used,
                          std::int64_t total, std::int64_t longest) {
     for (std::int64_t i = 0; i <= sequences.b; ++i) {

@@ -21,6 +21,7 @@ constexpr std::size_t kSectionAlignment = 256;
 constexpr int kPreprocessWarps = 4;
 constexpr int kConvertWarps = 4;
 constexpr int kReduceWarps = 4;
+constexpr int kSinkWarps = 8;
 // Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
 // that the choice need not know the GPU.
 constexpr std::int64_t kEnoughBlocks = 192;
@@ -102,6 +103,7 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
   plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
+  plan.sink = helper(problem, Op::backward_sink, kSinkWarps);
   return plan;
 }
 
@@ -109,6 +111,7 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
   std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
   if (plan.main.front().split) kernels.push_back({plan.reduce});
   kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
+  if (plan.main.front().variants.sink) kernels.push_back({plan.sink});
   return kernels;
 }
 
@@ -137,10 +140,10 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
 
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace, const VariantArgs& variants) noexcept {
+                               int multiprocessors, void* workspace, const PackedArgs& packed) noexcept {
   const int splits = choice.splits;
   BackwardLaunch launch{};
-  kernel::BackwardParams& params = launch.params;
+  kernel::BackwardVariantParams& params = launch.params;
   params.q = tensors.q.data;
   params.k = tensors.k.data;
   params.v = tensors.v.data;
@@ -180,8 +183,7 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   params.s_q = static_cast<int>(problem.s_q);
   params.s_kv = static_cast<int>(problem.s_kv);
   params.group = static_cast<int>(group);
-  params.causal_shift =
-      problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
+  params.causal_shift = causal_shift(problem);
   params.padded_rows = static_cast<int>(layout.padded_rows);
   const std::int64_t entries = problem.varlen ? 1 : problem.b;  // the slots of a packed batch are those of all
   params.m_blocks = static_cast<int>(ceil_div(problem.s_q, kernels.main.tile_m));
@@ -195,10 +197,17 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   params.splits = splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
-  if (problem.varlen) params.sequences = sequence_params(problem, variants.sequences);
+  if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) {
-    params.dropout = variants.dropout;
+    params.dropout = packed.dropout;
     params.scale = static_cast<float>(scale / params.dropout.keep);
+  }
+
+  if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
+  if (tensors.variant.dsink.defined()) {
+    params.dsink = static_cast<float*>(tensors.variant.dsink.data);
+    params.stride_dsink = tensors.variant.dsink.strides[0];
+    launch.grids.sink = problem.h_q;
   }
 
   const std::int64_t row_groups = entries * problem.h_q * (layout.padded_rows / kernel::kRowGroup);

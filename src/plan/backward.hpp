@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <vector>
 
-#include <common/backward_params.cuh>
+#include <common/variant_params.cuh>
 
 #include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 #include "plan/tensor_map.hpp"
+#include "plan/variant_launch.hpp"
 
 namespace fa::plan {
 
@@ -36,6 +37,7 @@ struct BackwardPlan {
   Alternatives dq;     ///< empty unless deterministic
   KernelSpec convert;  ///< meaningful unless deterministic
   KernelSpec reduce;   ///< meaningful when the main kernel is split
+  KernelSpec sink;     ///< meaningful with sinks
 };
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
@@ -60,6 +62,7 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
 /// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
 struct BackwardTensors {
   TensorView q, k, v, o, dout, lse, dlse, dq, dk, dv;
+  VariantTensors variant = {};
 };
 
 /// The kernels of a plan that were taken.
@@ -76,17 +79,18 @@ struct BackwardGrids {
   std::int64_t reduce = 0;
   std::int64_t dq = 0;
   std::int64_t convert = 0;
+  std::int64_t sink = 0;
 };
 
 /// Everything that a launch needs besides the kernels. The pass for dQ takes params with its own tile counts.
 struct BackwardLaunch {
-  kernel::BackwardParams params;     ///< of all kernels but the pass for dQ
-  kernel::BackwardParams dq_params;  ///< of that
+  kernel::BackwardVariantParams params;     ///< of all kernels but the pass for dQ
+  kernel::BackwardVariantParams dq_params;  ///< of that
   BackwardGrids grids;
 };
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace, const VariantArgs& variants = {}) noexcept;
+                               int multiprocessors, void* workspace, const PackedArgs& packed = {}) noexcept;
 
 /// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).
 bool sm90_backward_describable(const BackwardTensors& tensors) noexcept;

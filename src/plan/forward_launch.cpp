@@ -84,9 +84,9 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
 }
 
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants) noexcept {
+                             const KernelSpec& spec, int multiprocessors, const PackedArgs& packed) noexcept {
   ForwardLaunch launch{};
-  kernel::ForwardParams& params = launch.params;
+  kernel::ForwardVariantParams& params = launch.params;
   params.q = tensors.q.data;
   params.k = tensors.k.data;
   params.v = tensors.v.data;
@@ -103,8 +103,7 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   params.s_q = static_cast<int>(problem.s_q);
   params.s_kv = static_cast<int>(problem.s_kv);
   params.group = static_cast<int>(problem.h_q / problem.h_kv);
-  params.causal_shift =
-      problem.causal_align == CausalAlign::bottom_right ? static_cast<int>(problem.s_kv - problem.s_q) : 0;
+  params.causal_shift = causal_shift(problem);
   params.heads = static_cast<int>(spec.pack_gqa ? problem.h_kv : problem.h_q);
   const std::int64_t rows = (problem.varlen ? problem.total_q : problem.s_q) * (spec.pack_gqa ? params.group : 1);
   params.m_blocks =
@@ -113,12 +112,14 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
 
+  if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
+
   const bool persistent = spec.family == Family::sm90;
   params.heads_in_flight =
       persistent ? balanced_heads(std::int64_t{params.m_blocks} * splits, problem.b * params.heads, multiprocessors)
                  : heads_in_l2(problem, params, spec.pack_gqa);
-  if (problem.varlen) params.sequences = sequence_params(problem, variants.sequences);
-  if (problem.dropout) params.dropout = variants.dropout;
+  if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
+  if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
   return launch;

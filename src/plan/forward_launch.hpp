@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
-#include <common/forward_params.cuh>
 #include <common/padding_params.cuh>
+#include <common/variant_params.cuh>
 #include <fa/tensor.hpp>
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 #include "plan/tensor_map.hpp"
+#include "plan/variant_launch.hpp"
 
 namespace fa::plan {
 
@@ -20,11 +21,12 @@ struct ForwardTensors {
   TensorView v;    ///< [b, h_kv, s_kv, d_v]
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q]
+  VariantTensors variant = {};
 };
 
-/// What a variant needs besides the tensors: of a packed batch where its sequences are, and with dropout its state.
+/// What a call needs besides its tensors: of a packed batch where its sequences are, and with dropout its state.
 /// Both as the kernels take them, but for what follows from the problem.
-struct VariantArgs {
+struct PackedArgs {
   kernel::SequenceParams sequences{};  ///< without totals and alignment
   kernel::DropoutParams dropout{};
 };
@@ -51,12 +53,12 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
 /// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer. The places of
 /// partial results stay null.
 struct ForwardLaunch {
-  kernel::ForwardParams params;
+  kernel::ForwardVariantParams params;
   std::int64_t tiles = 0;  ///< may exceed an int: to be checked before the launch
   std::int64_t grid = 0;
 };
 ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const VariantArgs& variants = {}) noexcept;
+                             const KernelSpec& spec, int multiprocessors, const PackedArgs& packed = {}) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes. That
 /// rows start at multiples of 16 bytes is Problem::aligned.

@@ -17,8 +17,8 @@ const char* family_name(Family family) {
   return "automatic";
 }
 
-/// The variants that a kernel has; plain kernels have texts without them.
-std::string variants(const KernelSpec& spec) {
+/// Packed batches and dropout; other kernels have texts without them.
+std::string switches(const KernelSpec& spec) {
   return std::string(spec.varlen ? " varlen=1" : "") + (spec.dropout ? " dropout=1" : "");
 }
 
@@ -59,11 +59,19 @@ std::string kernel_name(const KernelSpec& spec) {
       return "fa_backward_reduce";
     case Op::clear_padding:
       return "fa_clear_padding";
+    case Op::backward_sink:
+      return "fa_backward_sink";
+    case Op::mask_rows:
+      return "fa_mask_rows";
+    case Op::mask_keys:
+      return "fa_mask_keys";
   }
   return {};
 }
 
-std::string canonical(const KernelSpec& spec) {
+namespace {
+
+std::string canonical_plain(const KernelSpec& spec) {
   const std::string name = kernel_name(spec).substr(3);
   const std::string target = fmt::format("{} arch={} dtype={}", name, to_string(spec.arch), to_string(spec.dtype));
   switch (spec.op) {
@@ -80,13 +88,13 @@ std::string canonical(const KernelSpec& spec) {
                  target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
                  spec.warps_n, spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, spec.write_dq,
                  spec.delayed_dq, spec.split, spec.min_blocks) +
-             variants(spec);
+             switches(spec);
     case Op::backward_dq:
       return fmt::format(
                  "{} d_qk={} d_v={} causal={:d} aligned={:d} tile_m={} tile_n={} warps={} stages={} min_blocks={}",
                  target, spec.d_qk, spec.d_v, spec.causal, spec.aligned, spec.tile_m, spec.tile_n, spec.warps,
                  spec.stages, spec.min_blocks) +
-             variants(spec);
+             switches(spec);
     case Op::backward_preprocess:
       return fmt::format("{} d_qk={} d_v={} aligned={:d} warps={}{}", target, spec.d_qk, spec.d_v, spec.aligned,
                          spec.warps, spec.varlen ? " varlen=1" : "");
@@ -95,8 +103,14 @@ std::string canonical(const KernelSpec& spec) {
                          spec.varlen ? " varlen=1" : "");
     case Op::backward_reduce:
       return fmt::format("{} d_qk={} d_v={} warps={}", target, spec.d_qk, spec.d_v, spec.warps);
+    case Op::backward_sink:
+      return fmt::format("{} warps={}{}", target, spec.warps, spec.varlen ? " varlen=1" : "");
     case Op::clear_padding:
       return fmt::format("{} warps={}", target, spec.warps);
+    case Op::mask_rows:
+    case Op::mask_keys:
+      return fmt::format("{} causal={:d} tile_m={} tile_n={} pack_gqa={:d} warps={}", target, spec.causal, spec.tile_m,
+                         spec.tile_n, spec.pack_gqa, spec.warps);
   }
   if (spec.family == Family::sm90) return canonical_sm90_forward(spec);
   return fmt::format(
@@ -105,7 +119,13 @@ std::string canonical(const KernelSpec& spec) {
              target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n,
              spec.warps, spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa,
              spec.split, spec.min_blocks) +
-         variants(spec);
+         switches(spec);
+}
+
+}  // namespace
+
+std::string canonical(const KernelSpec& spec) {
+  return canonical_plain(spec) + canonical(spec.variants);
 }
 
 }  // namespace fa::plan

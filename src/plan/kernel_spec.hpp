@@ -7,6 +7,7 @@
 #include <fa/attention.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/variants.hpp"
 
 namespace fa::plan {
 
@@ -18,7 +19,10 @@ enum class Op : std::uint8_t {
   backward_preprocess,  ///< row statistics of the backward, and a zeroed accumulator
   backward_convert,     ///< dQ from its accumulator
   backward_reduce,      ///< of a split backward's partial dK and dV
+  backward_sink,        ///< the gradient of the sinks
   clear_padding,        ///< zeroes (or another value) in the rows of a packed tensor that belong to no sequence
+  mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
+  mask_keys,            ///< lists of row tiles, for tiles of keys
 };
 
 /// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
@@ -53,6 +57,7 @@ struct KernelSpec {
   bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P
+  Variants variants;                ///< what is computed besides plain attention
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

@@ -38,7 +38,11 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
   if (blocks == 0 || blocks * 2 > enough) return 1;
   const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
-  const std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
+  std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
+  if (problem.variants != nullptr && problem.variants->left_window) {
+    const std::int64_t behind = problem.causal ? problem.window_right : problem.s_kv;
+    keys = std::min(keys, problem.s_q + problem.window_left + behind);
+  }
   const std::int64_t splits = std::min({enough / blocks, keys / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
 }
@@ -101,6 +105,7 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   plan.combine.dtype = problem.dtype;
   plan.combine.d_v = problem.d_v;
   plan.combine.warps = kCombineWarps;
+  if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
   return plan;
 }
 
@@ -134,7 +139,11 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::backward_convert:
     case Op::backward_reduce:
     case Op::clear_padding:
+    case Op::mask_rows:
+    case Op::mask_keys:
       break;
+    case Op::backward_sink:
+      return spec.warps * static_cast<int>(sizeof(float));
   }
   return 0;
 }

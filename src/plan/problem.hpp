@@ -7,6 +7,7 @@
 #include <fa/attention.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/variants.hpp"
 
 namespace fa::plan {
 
@@ -17,7 +18,7 @@ struct Problem {
   DType dtype = DType::bf16;
   int d_qk = 0;
   int d_v = 0;
-  bool causal = false;
+  bool causal = false;  ///< or keys behind the diagonal are hidden from some distance on
   CausalAlign causal_align = CausalAlign::bottom_right;
   bool positive_scale = true;
   bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
@@ -29,8 +30,13 @@ struct Problem {
   std::int64_t h_kv = 1;
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
-  std::int64_t total_q = 0;   ///< varlen: rows of the packed q
-  std::int64_t total_kv = 0;  ///< varlen: rows of the packed k and v
+  std::int64_t total_q = 0;            ///< varlen: rows of the packed q
+  std::int64_t total_kv = 0;           ///< varlen: rows of the packed k and v
+  const Variants* variants = nullptr;  ///< null: plain attention
+  // Of the window and the chunks that `variants` and `causal` speak of: launch parameters.
+  std::int64_t window_left = 0;
+  std::int64_t window_right = 0;  ///< keys kept behind the diagonal
+  std::int64_t chunk = 0;
 
   /// What to plan for: of a packed batch without maximum lengths, twice the mean.
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }

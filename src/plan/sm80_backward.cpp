@@ -135,6 +135,7 @@ KernelSpec common_spec(const Problem& problem, Op op) {
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
   return spec;
 }
 

@@ -137,7 +137,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
-  spec.positive_scale = problem.positive_scale;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;

@@ -91,6 +91,7 @@ const char* sm90_backward_misfit(const Problem& problem) noexcept {
 const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (problem.varlen) return "the batch is packed";
   if (problem.dropout) return "there is dropout";
+  if (problem.variants != nullptr) return "a score or mask function, a window, chunks or sinks";
   if (!problem.aligned) return "rows of a tensor do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or dout is zero, negative or 2^40 bytes or more";
   if (problem.s_kv == 0) return "there are no keys";

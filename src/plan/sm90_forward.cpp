@@ -104,6 +104,7 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept {
   if (problem.dropout) return "there is dropout";
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
+  if (problem.variants != nullptr) return "a score or mask function, a window, chunks or sinks";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
   return nullptr;

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
+#include "reference/evaluator.hpp"
 #include "reference/geometry.hpp"
 #include "reference/parallel.hpp"
 #include "reference/rows.hpp"
@@ -62,6 +64,8 @@ struct Scratch {
   std::vector<Acc> dq;                                        // [kTile, q.width], not yet scaled
   std::vector<Acc> dk;                                        // [kTile, k.width], not yet scaled
   std::vector<Acc> dv;                                        // [kTile, v.width]
+
+  std::optional<Evaluator> functions;  // where the call has any
 };
 
 /// Two sweeps over the tiles of the scores: along the keys for dq, along the query rows for dk and dv. Each sum stays
@@ -74,6 +78,8 @@ class Backward {
 
   void run() {
     compute_statistics();
+    if (a_.variant.dsink.defined()) compute_dsink();
+    if (a_.variant.has_score() || a_.variant.has_mask()) list_functions();
     const double cost = static_cast<double>(kTile) * (2 * g_.d_qk + g_.d_v);
     const std::int64_t row_tiles = (g_.s_q + kTile - 1) / kTile;
     sweep(g_.b * g_.h_q, row_tiles, cost * static_cast<double>(g_.s_kv),
@@ -82,6 +88,7 @@ class Backward {
     sweep(
         g_.b * g_.h_kv, key_tiles, cost * static_cast<double>(g_.s_q * group()),
         [&](std::int64_t head, std::int64_t j0, Scratch<Acc>& s) { key_tile(head / g_.h_kv, head % g_.h_kv, j0, s); });
+    compute_captured_gradients();
   }
 
  private:
@@ -98,8 +105,98 @@ class Backward {
     const std::int64_t items = heads * tiles;
     if (items == 0) return;
     std::vector<Scratch<Acc>> scratch(thread_count(items, cost), Scratch<Acc>(g_));
+    for (Scratch<Acc>& s : scratch) add_functions(s);
     parallel_for(items, scratch,
                  [&](Scratch<Acc>& s, std::int64_t item) noexcept { work(item / tiles, item % tiles * kTile, s); });
+  }
+
+  expression::Lengths lengths() const { return {g_.b, g_.h_q, g_.s_q, g_.s_kv}; }
+
+  void list_functions() {
+    const expression::Program& program = *a_.variant.program;
+    if (program.score) roots_ = {*program.score, program.score_derivative};
+    if (program.mask) roots_.push_back(*program.mask);
+  }
+
+  void add_functions(Scratch<Acc>& s) const {
+    if (!roots_.empty()) s.functions.emplace(*a_.variant.program, roots_, a_.variant, lengths());
+  }
+
+  /// dsink = sum over rows of P of the sink times (0 - D): its value is 0.
+  void compute_dsink() const {
+    for (std::int64_t h = 0; h < g_.h_q; ++h) {
+      Acc sink = 0;
+      load(a_.variant.sink, h * a_.variant.sink.strides[0], 1, 1, &sink);
+      const std::int64_t place = h * a_.variant.dsink.strides[0];
+      double sum = 0;
+      if (a_.variant.accumulate) load(a_.variant.dsink, place, 1, 1, &sum);
+      for (std::int64_t b = 0; b < g_.b; ++b) {
+        for (std::int64_t i = 0; i < g_.s_q; ++i) {
+          const RowStatistics<Acc>& row = statistics(b, h, i);
+          sum -= static_cast<double>(std::exp(sink - row.lse) * row.delta);
+        }
+      }
+      store_element(a_.variant.dsink, place, sum);
+    }
+  }
+
+  /// One more sweep, in one order, by one thread: elements that are read at many places are sums over all of these.
+  void compute_captured_gradients() const {
+    if (a_.variant.program == nullptr) return;
+    const expression::Program& program = *a_.variant.program;
+    std::vector<std::vector<double>> sums(program.captures.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const TensorView& view = a_.variant.captures[i].gradient;
+      if (!view.defined()) continue;
+      sums[i].resize(static_cast<std::size_t>(view.elements()), 0.0);
+      if (a_.variant.accumulate) load(view, 0, 1, view.elements(), sums[i].data());
+    }
+    std::vector<expression::CapturedGradient> wanted;
+    for (const expression::CapturedGradient& gradient : program.gradients) {
+      if (!sums[static_cast<std::size_t>(program.graph[gradient.load].index)].empty()) wanted.push_back(gradient);
+    }
+    if (!wanted.empty()) sum_gradients(program, wanted, sums);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const TensorView& view = a_.variant.captures[i].gradient;
+      for (std::size_t n = 0; n < sums[i].size(); ++n) store_element(view, static_cast<std::int64_t>(n), sums[i][n]);
+    }
+  }
+
+  /// Sums by the offsets of gradients, which have no gaps between elements.
+  void sum_gradients(const expression::Program& program, const std::vector<expression::CapturedGradient>& wanted,
+                     std::vector<std::vector<double>>& sums) const {
+    std::vector<expression::NodeId> roots = roots_;
+    for (const expression::CapturedGradient& gradient : wanted) {
+      roots.push_back(gradient.load);
+      roots.push_back(gradient.derivative);
+    }
+    Evaluator functions(program, roots, a_.variant, lengths());
+    std::vector<Acc> q(g_.d_qk), k(g_.d_qk), v(g_.d_v), dout(g_.d_v);
+    std::vector<std::uint8_t> keep(g_.s_kv, 1);
+    for (std::int64_t row = 0; row < g_.b * g_.h_q * g_.s_q; ++row) {
+      Point point{row / g_.s_q / g_.h_q, row / g_.s_q % g_.h_q, row % g_.s_q, 0, 0};
+      load_row(a_.q, point.b, point.h, point.q, q);
+      load_row(a_.dout, point.b, point.h, point.q, dout);
+      if (a_.dropout.active()) a_.dropout.row(row / g_.s_q, point.q, 0, g_.s_kv, keep.data());
+      const std::int64_t end = g_.visible_keys(point.q);
+      for (point.kv = g_.first_key(point.q); point.kv < end; ++point.kv) {
+        load_row(a_.k, point.b, g_.kv_head(point.h), point.kv, k);
+        load_row(a_.v, point.b, g_.kv_head(point.h), point.kv, v);
+        Acc p = std::inner_product(q.begin(), q.end(), k.begin(), Acc(0));
+        Acc ds = std::inner_product(dout.begin(), dout.end(), v.begin(), Acc(0));
+        Acc slope = 1;
+        differentiate(point, keep[point.kv], functions, p, ds, slope);
+        for (const expression::CapturedGradient& gradient : wanted) {
+          const double term = functions[gradient.derivative].real * static_cast<double>(ds);
+          const auto capture = static_cast<std::size_t>(program.graph[gradient.load].index);
+          if (ds != Acc(0)) sums[capture][functions.gradient_offset(gradient.load)] += term;
+        }
+      }
+    }
+  }
+
+  static void load_row(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t s, std::vector<Acc>& to) {
+    load(t, row_offset(t, b, h, s), t.strides[3], static_cast<std::int64_t>(to.size()), to.data());
   }
 
   void compute_statistics() {
@@ -136,19 +233,21 @@ class Backward {
     s.dout.load(a_.dout, b, h, i0, rows);
     std::fill(s.dq.begin(), s.dq.end(), Acc(0));
     const std::int64_t keys = g_.visible_keys(i0 + rows - 1);  // later keys are masked in every row
-    for (std::int64_t j0 = 0; j0 < keys; j0 += kTile) {
+    for (std::int64_t j0 = g_.first_key(i0) / kTile * kTile; j0 < keys; j0 += kTile) {
       const std::int64_t count = std::min(kTile, keys - j0);
       s.k.load(a_.k, b, g_.kv_head(h), j0, count);
       s.v.load(a_.v, b, g_.kv_head(h), j0, count);
       if (a_.dropout.active()) fill_keep(b, h, i0, rows, j0, count, s);
       for (std::int64_t n = 0; n < rows; ++n) {
         const std::int64_t visible = std::min(count, g_.visible_keys(i0 + n) - j0);
-        if (visible <= 0) continue;
+        const std::int64_t first = std::max<std::int64_t>(g_.first_key(i0 + n) - j0, 0);
+        if (visible <= first) continue;
         multiply(s.q.row(n), s.k, s.p);
         multiply(s.dout.row(n), s.v, s.ds);
-        const RowStatistics<Acc>& row = statistics(b, h, i0 + n);
-        for (std::int64_t j = 0; j < visible; ++j) differentiate(row, s.keep[n][j], s.p[j], s.ds[j]);
-        add_weighted_rows(s.ds.data(), visible, s.k.rows.data(), s.k.width, &s.dq[n * s.q.width]);
+        for (std::int64_t j = first; j < visible; ++j) {
+          differentiate({b, h, i0 + n, j0 + j, 0}, s.keep[n][j], s, s.p[j], s.ds[j]);
+        }
+        add_weighted_rows(&s.ds[first], visible - first, s.k.row(first), s.k.width, &s.dq[n * s.q.width]);
       }
     }
     for (std::int64_t n = 0; n < rows; ++n) store(a_.dq, b, h, i0 + n, &s.dq[n * s.q.width], g_.d_qk, scale_);
@@ -162,8 +261,9 @@ class Backward {
     std::fill(s.dk.begin(), s.dk.end(), Acc(0));
     std::fill(s.dv.begin(), s.dv.end(), Acc(0));
     const std::int64_t first = g_.first_row(j0) / kTile * kTile;  // earlier rows see none of these keys
+    const std::int64_t last = g_.last_row(j0 + keys - 1);         // nor do later ones
     for (std::int64_t h = h_kv * group(); h < (h_kv + 1) * group(); ++h) {
-      for (std::int64_t i0 = first; i0 < g_.s_q; i0 += kTile) add_row_tile(b, h, i0, j0, keys, s);
+      for (std::int64_t i0 = first; i0 < last; i0 += kTile) add_row_tile(b, h, i0, j0, keys, s);
     }
     for (std::int64_t n = 0; n < keys; ++n) {
       store(a_.dk, b, h_kv, j0 + n, &s.dk[n * s.k.width], g_.d_qk, scale_);
@@ -180,13 +280,14 @@ class Backward {
     if (a_.dropout.active()) fill_keep(b, h, i0, rows, j0, keys, s);
     for (std::int64_t n = 0; n < keys; ++n) {
       const std::int64_t first = std::max<std::int64_t>(g_.first_row(j0 + n) - i0, 0);
-      if (first >= rows) continue;
+      const std::int64_t last = std::min(rows, g_.last_row(j0 + n) - i0);
+      if (first >= last) continue;
       multiply(s.k.row(n), s.q, s.p);
       multiply(s.v.row(n), s.dout, s.ds);
-      for (std::int64_t i = first; i < rows; ++i) {
-        differentiate(statistics(b, h, i0 + i), s.keep[i][n], s.p[i], s.ds[i]);
+      for (std::int64_t i = first; i < last; ++i) {
+        differentiate({b, h, i0 + i, j0 + n, 0}, s.keep[i][n], s, s.p[i], s.ds[i]);
       }
-      const std::int64_t seen = rows - first;
+      const std::int64_t seen = last - first;
       add_weighted_rows(&s.p[first], seen, s.dout.row(first), s.v.width, &s.dv[n * s.v.width]);
       add_weighted_rows(&s.ds[first], seen, s.q.row(first), s.k.width, &s.dk[n * s.k.width]);
     }
@@ -204,9 +305,22 @@ class Backward {
     for (std::int64_t n = 0; n < rows; ++n) a_.dropout.row(head, i0 + n, j0, keys, s.keep[n].data());
   }
 
-  /// Turns q . k into P, less what was dropped, and dout . v into dS, the gradient of the scaled score.
-  void differentiate(const RowStatistics<Acc>& row, std::uint8_t keep, Acc& p, Acc& ds) const {
+  /// Turns q . k into P, less what was dropped, and dout . v into dS, the gradient of the scaled score. `keep` is that
+  /// of dropout.
+  void differentiate(const Point& point, std::uint8_t keep, Scratch<Acc>& s, Acc& p, Acc& ds) const {
+    if (s.functions) {
+      Acc slope = 1;
+      differentiate(point, keep, *s.functions, p, ds, slope);
+      ds = ds == Acc(0) ? ds : ds * slope;
+      return;
+    }
+    const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
     p = std::exp(p * scale_ - row.lse);
+    weigh(row, keep, p, ds);
+  }
+
+  /// The same from the whole P.
+  void weigh(const RowStatistics<Acc>& row, std::uint8_t keep, Acc& p, Acc& ds) const {
     if (!a_.dropout.active()) {
       ds = p * (ds - row.delta);
       return;
@@ -214,6 +328,25 @@ class Backward {
     const Acc kept = keep != 0 ? static_cast<Acc>(a_.dropout.scale()) : Acc(0);
     ds = p * ((keep != 0 ? ds * kept : Acc(0)) - row.delta);
     p = keep != 0 ? p * kept : Acc(0);
+  }
+
+  /// The same with ds the gradient of what the score function returns, and `slope` that by the score.
+  void differentiate(Point point, std::uint8_t keep, Evaluator& functions, Acc& p, Acc& ds, Acc& slope) const {
+    const expression::Program& program = *a_.variant.program;
+    const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
+    point.score = static_cast<double>(p * scale_);
+    functions.run(point);
+    Acc score = static_cast<Acc>(point.score);
+    if (program.score) {
+      score = static_cast<Acc>(functions[*program.score].real);
+      slope = static_cast<Acc>(functions[program.score_derivative].real);
+    }
+    if (program.mask && functions[*program.mask].integer == 0) {
+      p = ds = Acc(0);
+      return;
+    }
+    p = std::exp(score - row.lse);
+    weigh(row, keep, p, ds);
   }
 
   static void store(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t n, const Acc* from,
@@ -226,12 +359,13 @@ class Backward {
   const Geometry& g_;
   const Acc scale_;
   std::vector<RowStatistics<Acc>> statistics_;  // [b, h_q, s_q]
+  std::vector<expression::NodeId> roots_;       // what every element needs of the functions
 };
 
 }  // namespace
 
 void backward(const BackwardArgs& args) {
-  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align);
+  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align, args.variant);
   const auto is_f64 = [](const TensorView& view) { return view.dtype == DType::f64; };
   if (args.f64 || is_f64(args.q) || is_f64(args.k) || is_f64(args.v) || is_f64(args.dout)) {
     Backward<double>(args, geometry).run();

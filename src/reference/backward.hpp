@@ -4,6 +4,7 @@
 #include <fa/attention.hpp>
 
 #include "reference/dropout.hpp"
+#include "reference/variant.hpp"
 
 namespace fa::reference {
 
@@ -24,11 +25,13 @@ struct BackwardArgs {
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   DropoutMask dropout = {};
+  VariantArgs variant = {};
   bool f64 = false;  ///< compute in double; implied by an f64 q, k, v or dout
 };
 
 /// FlashAttention-2 backward on the CPU, P recomputed from the log-sum-exp: the golden reference of every kernel, and
-/// what the host device runs. Writes every element of dq, dk and dv. Bitwise repeatable, whatever the number of
+/// what the host device runs. Writes every element of dq, dk and dv, and of the other gradients that are given. Bitwise
+/// repeatable, whatever the number of
 /// threads.
 void backward(const BackwardArgs& args);
 

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "reference/evaluator.hpp"
 #include "reference/geometry.hpp"
 #include "reference/parallel.hpp"
 #include "reference/rows.hpp"
@@ -42,6 +44,8 @@ struct Scratch {
   std::vector<Acc> o;              // [kTileM, width], not yet divided by the sum
   std::vector<Acc> max;            // [kTileM]
   std::vector<Acc> sum;            // [kTileM]
+
+  std::optional<Evaluator> functions;  // where the call has any
 };
 
 /// Query rows [i0, i0 + rows) of one head.
@@ -63,6 +67,7 @@ class Forward {
     const std::int64_t items = g_.b * g_.h_q * tiles;
     const double cost = static_cast<double>(kTileM) * g_.s_kv * (g_.d_qk + g_.d_v);
     std::vector<Scratch<Acc>> scratch(thread_count(items, cost), Scratch<Acc>(g_));
+    for (Scratch<Acc>& s : scratch) add_functions(s);
     parallel_for(items, scratch, [&](Scratch<Acc>& s, std::int64_t item) noexcept {
       const std::int64_t i0 = item % tiles * kTileM;
       const std::int64_t head = item / tiles;
@@ -73,18 +78,28 @@ class Forward {
  private:
   static constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
 
+  void add_functions(Scratch<Acc>& s) const {
+    if (!a_.variant.has_score() && !a_.variant.has_mask()) return;
+    const expression::Program& program = *a_.variant.program;
+    std::vector<expression::NodeId> roots;
+    if (program.score) roots.push_back(*program.score);
+    if (program.mask) roots.push_back(*program.mask);
+    s.functions.emplace(program, roots, a_.variant, expression::Lengths{g_.b, g_.h_q, g_.s_q, g_.s_kv});
+  }
+
   void query_tile(const QueryTile& tile, Scratch<Acc>& s) const {
     load_q(tile, s);
     std::fill(s.max.begin(), s.max.end(), -kInfinity);
     std::fill(s.sum.begin(), s.sum.end(), Acc(0));
     std::fill(s.o.begin(), s.o.end(), Acc(0));
     const std::int64_t keys = g_.visible_keys(tile.i0 + tile.rows - 1);  // later keys are masked in every row
-    for (std::int64_t j0 = 0; j0 < keys; j0 += kTileN) {
+    for (std::int64_t j0 = g_.first_key(tile.i0) / kTileN * kTileN; j0 < keys; j0 += kTileN) {
       const std::int64_t count = std::min(kTileN, keys - j0);
       load_kv(tile, j0, count, s);
       for (std::int64_t i = 0; i < tile.rows; ++i) {
         const std::int64_t visible = std::min(count, g_.visible_keys(tile.i0 + i) - j0);
-        if (visible > 0) step(tile, i, j0, visible, s);
+        const std::int64_t first = std::max<std::int64_t>(g_.first_key(tile.i0 + i) - j0, 0);
+        if (visible > first) step({tile.b, tile.h, tile.i0 + i, j0}, i, first, visible, s);
       }
     }
     for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
@@ -105,37 +120,47 @@ class Forward {
     }
   }
 
-  /// Adds the first `visible` keys of the tile to row i of the online softmax. The others are masked: whatever they
-  /// hold, it reaches no sum.
-  void step(const QueryTile& tile, std::int64_t i, std::int64_t j0, std::int64_t visible, Scratch<Acc>& s) const {
+  /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.
+  /// The others are masked: whatever they hold, it reaches no sum.
+  void step(Point point, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
     dot_products(&s.q[i * g_.d_qk], s);
-    for (std::int64_t j = 0; j < visible; ++j) {
-      s.scores[j] *= scale_;
-      // A score function acts here: after the scale, before the masks.
-    }
+    for (std::int64_t j = first; j < visible; ++j) s.scores[j] *= scale_;
+    if (s.functions) apply_functions(point, first, visible, s);
     const Acc old_max = s.max[i];
     Acc new_max = old_max;
-    for (std::int64_t j = 0; j < visible; ++j) new_max = s.scores[j] > new_max ? s.scores[j] : new_max;
+    for (std::int64_t j = first; j < visible; ++j) new_max = s.scores[j] > new_max ? s.scores[j] : new_max;
     // While every score is -inf (or NaN) any finite origin serves, and -inf - -inf must not make a NaN of its own.
     const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;
     Acc sum = 0;
-    for (std::int64_t j = 0; j < visible; ++j) {
+    for (std::int64_t j = first; j < visible; ++j) {
       s.scores[j] = std::exp(s.scores[j] - origin);
       sum += s.scores[j];
     }
     const Acc rescale = std::exp(old_max - origin);
     s.max[i] = new_max;
     s.sum[i] = s.sum[i] * rescale + sum;  // a NaN score lives on here: the maximum does not see it
-    if (a_.dropout.active()) drop(tile, i, j0, visible, s);
-    add_values(&s.o[i * s.width], rescale, visible, s);
+    if (a_.dropout.active()) drop(point, first, visible, s);
+    add_values(&s.o[i * s.width], rescale, first, visible, s);
+  }
+
+  /// The score function acts after the scale and before the masks.
+  void apply_functions(Point point, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
+    const expression::Program& program = *a_.variant.program;
+    const std::int64_t tile = point.kv;
+    for (std::int64_t j = first; j < visible; ++j) {
+      point.kv = tile + j;
+      point.score = static_cast<double>(s.scores[j]);
+      s.functions->run(point);
+      if (program.score) s.scores[j] = static_cast<Acc>((*s.functions)[*program.score].real);
+      if (program.mask && (*s.functions)[*program.mask].integer == 0) s.scores[j] = -kInfinity;
+    }
   }
 
   /// Dropout of P, after the row's sum has taken it whole.
-  void drop(const QueryTile& tile, std::int64_t i, std::int64_t j0, std::int64_t visible, Scratch<Acc>& s) const {
-    const std::int64_t head = tile.b * g_.h_q + tile.h;
-    a_.dropout.row(head, tile.i0 + i, j0, visible, s.keep.data());
+  void drop(const Point& point, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
+    a_.dropout.row(point.b * g_.h_q + point.h, point.q, point.kv, visible, s.keep.data());
     const auto kept = static_cast<Acc>(a_.dropout.scale());
-    for (std::int64_t j = 0; j < visible; ++j) s.scores[j] = s.keep[j] != 0 ? s.scores[j] * kept : Acc(0);
+    for (std::int64_t j = first; j < visible; ++j) s.scores[j] = s.keep[j] != 0 ? s.scores[j] * kept : Acc(0);
   }
 
   /// scores[j] = sum over d of q[d] * k[d, j], for the whole tile; columns that hold no visible key are never used.
@@ -145,13 +170,27 @@ class Forward {
   }
 
   /// o = o * rescale + sum over the visible keys of scores[j] * v[j].
-  void add_values(Acc* o, Acc rescale, std::int64_t visible, const Scratch<Acc>& s) const {
+  void add_values(Acc* o, Acc rescale, std::int64_t first, std::int64_t visible, const Scratch<Acc>& s) const {
     for (std::int64_t d = 0; d < s.width; ++d) o[d] *= rescale;
-    add_weighted_rows(s.scores.data(), visible, s.v.data(), s.width, o);
+    add_weighted_rows(&s.scores[first], visible - first, &s.v[first * s.width], s.width, o);
+  }
+
+  /// The sink is a key of value 0.
+  void add_sink(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
+    Acc sink = 0;
+    load(a_.variant.sink, (a_.variant.part.h + tile.h) * a_.variant.sink.strides[0], 1, 1, &sink);
+    const Acc old_max = s.max[i];
+    const Acc new_max = sink > old_max ? sink : old_max;
+    const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;
+    const Acc rescale = std::exp(old_max - origin);
+    s.max[i] = new_max;
+    s.sum[i] = s.sum[i] * rescale + std::exp(sink - origin);
+    for (std::int64_t d = 0; d < s.width; ++d) s.o[i * s.width + d] *= rescale;
   }
 
   /// Normalises row i and stores it. A row without keys has sum 0 and maximum -inf: O = 0, LSE = -inf.
-  void finish(const QueryTile& tile, std::int64_t i, const Scratch<Acc>& s) const {
+  void finish(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
+    if (a_.variant.sink.defined()) add_sink(tile, i, s);
     const Acc sum = s.sum[i];
     const bool empty = sum == Acc(0);
     const std::int64_t offset = row_offset(a_.o, tile.b, tile.h, tile.i0 + i);
@@ -170,7 +209,7 @@ class Forward {
 }  // namespace
 
 void forward(const ForwardArgs& args) {
-  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align);
+  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align, args.variant);
   if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return;
   const bool f64_input = args.q.dtype == DType::f64 || args.k.dtype == DType::f64 || args.v.dtype == DType::f64;
   if (args.f64 || f64_input) {

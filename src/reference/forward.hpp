@@ -4,6 +4,7 @@
 #include <fa/attention.hpp>
 
 #include "reference/dropout.hpp"
+#include "reference/variant.hpp"
 
 namespace fa::reference {
 
@@ -19,6 +20,7 @@ struct ForwardArgs {
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   DropoutMask dropout = {};
+  VariantArgs variant = {};
   bool f64 = false;  ///< compute in double; implied by an f64 q, k or v
 };
 

@@ -9,6 +9,7 @@
 #include <fa/attention.hpp>
 
 #include "reference/convert.hpp"
+#include "reference/variant.hpp"
 
 namespace fa::reference {
 
@@ -23,24 +24,62 @@ struct Geometry {
   std::int64_t d_v = 0;
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
+  std::int64_t window_left = -1;  ///< -1: unbounded
+  std::int64_t window_right = -1;
+  std::int64_t chunk = 0;  ///< 0: none
 
   /// Axes of q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v].
-  static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, bool causal, CausalAlign align) {
-    return {q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], causal, align};
+  static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, bool causal, CausalAlign align,
+                     const VariantArgs& variant = {}) {
+    return {q.shape[0], q.shape[1], k.shape[1], q.shape[2],          k.shape[2],           q.shape[3],
+            v.shape[3], causal,     align,      variant.window_left, variant.window_right, variant.chunk};
   }
 
   /// The KV head that query head `h` reads.
   std::int64_t kv_head(std::int64_t h) const { return h / (h_q / h_kv); }
 
-  /// Row i keeps the keys [0, visible_keys(i)). Never decreases with i.
+  /// Row i keeps the keys [first_key(i), visible_keys(i)), if there are any. Neither ever decreases with i.
+  std::int64_t first_key(std::int64_t i) const {
+    const std::int64_t diagonal = i + diagonal_shift();
+    std::int64_t first = 0;
+    if (window_left >= 0) first = std::max(first, diagonal - window_left);
+    if (chunk > 0) first = std::max(first, chunk_of(diagonal) * chunk);
+    return first;
+  }
   std::int64_t visible_keys(std::int64_t i) const {
-    return causal ? std::clamp<std::int64_t>(i + diagonal_shift() + 1, 0, s_kv) : s_kv;
+    const std::int64_t diagonal = i + diagonal_shift();
+    std::int64_t end = s_kv;
+    if (causal) end = std::min(end, diagonal + 1);
+    if (window_right >= 0 && window_right < s_q + s_kv) end = std::min(end, diagonal + window_right + 1);
+    if (chunk > 0) end = std::min(end, (chunk_of(diagonal) + 1) * chunk);
+    return std::max<std::int64_t>(end, 0);
   }
 
-  /// Key j is kept by the rows [first_row(j), s_q). Never decreases with j.
+  /// Key j is kept by the rows [first_row(j), last_row(j)). Neither ever decreases with j.
   std::int64_t first_row(std::int64_t j) const {
-    return causal ? std::clamp<std::int64_t>(j - diagonal_shift(), 0, s_q) : 0;
+    return first_of([&](std::int64_t i) { return visible_keys(i) > j; });
   }
+  std::int64_t last_row(std::int64_t j) const {
+    return window_left < 0 && chunk <= 0 ? s_q : first_of([&](std::int64_t i) { return first_key(i) > j; });
+  }
+
+  /// The first row for which `holds`, which it does for all after that; else s_q.
+  template <class Predicate>
+  std::int64_t first_of(const Predicate& holds) const {
+    std::int64_t low = 0;
+    for (std::int64_t count = s_q; count > 0;) {
+      const std::int64_t half = count / 2;
+      if (holds(low + half)) {
+        count = half;
+      } else {
+        low += half + 1;
+        count -= half + 1;
+      }
+    }
+    return low;
+  }
+
+  std::int64_t chunk_of(std::int64_t key) const { return key / chunk - (key % chunk < 0 ? 1 : 0); }
 
   /// The last key that row i keeps is i + diagonal_shift(), where that is a key.
   std::int64_t diagonal_shift() const { return causal_align == CausalAlign::bottom_right ? s_kv - s_q : 0; }
@@ -84,6 +123,8 @@ void load(const TensorView& t, std::int64_t offset, std::int64_t stride, std::in
       return load_strided<float>(from, stride, count, to, [](float x) { return x; });
     case DType::f64:
       return load_strided<double>(from, stride, count, to, [](double x) { return x; });
+    case DType::i32:
+      return load_strided<std::int32_t>(from, stride, count, to, [](std::int32_t x) { return x; });
   }
 }
 
@@ -100,6 +141,8 @@ inline void store_element(const TensorView& t, std::int64_t offset, double value
       return put(static_cast<float>(value));
     case DType::f64:
       return put(value);
+    case DType::i32:
+      return put(static_cast<std::int32_t>(value));
   }
 }
 

@@ -50,6 +50,52 @@ void clear_rows(const TensorView& view, const std::int32_t* cu, const std::int32
   }
 }
 
+/// Gradients that all sequences add to, in double until the last has.
+class VariantSums {
+ public:
+  explicit VariantSums(const VariantArgs& args)
+      : args_(args), captures_(args.captures.begin(), args.captures.end()), gradients_(captures_.size()) {
+    dsink_ = summed(args.dsink, &dsink_values_);
+    if (args.dsink.defined()) dsink_.strides[0] = 1;
+    for (std::size_t i = 0; i < captures_.size(); ++i) {
+      captures_[i].gradient = summed(args.captures[i].gradient, &gradients_[i]);
+    }
+  }
+
+  void add_to(VariantArgs* part) const {
+    part->captures = captures_;
+    part->dsink = dsink_;
+    part->accumulate = true;
+  }
+
+  void store() const {
+    for (std::size_t h = 0; h < dsink_values_.size(); ++h) {
+      store_element(args_.dsink, static_cast<std::int64_t>(h) * args_.dsink.strides[0], dsink_values_[h]);
+    }
+    for (std::size_t i = 0; i < captures_.size(); ++i) {  // which have no gaps between elements
+      for (std::size_t n = 0; n < gradients_[i].size(); ++n) {
+        store_element(args_.captures[i].gradient, static_cast<std::int64_t>(n), gradients_[i][n]);
+      }
+    }
+  }
+
+ private:
+  static TensorView summed(const TensorView& target, std::vector<double>* values) {
+    TensorView view = target;
+    if (!target.defined()) return view;
+    values->assign(static_cast<std::size_t>(target.elements()), 0.0);
+    view.data = values->data();
+    view.dtype = DType::f64;
+    return view;
+  }
+
+  const VariantArgs& args_;
+  std::vector<expression::CapturedView> captures_;
+  TensorView dsink_;
+  std::vector<double> dsink_values_;
+  std::vector<std::vector<double>> gradients_;  // of captures
+};
+
 }  // namespace
 
 void forward(const ForwardArgs& args, const PackedSequences& sequences, bool clear) {
@@ -63,6 +109,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
+    part.variant.part.b = i;
     forward(part);
   }
   if (!clear) return;
@@ -72,6 +119,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
 }
 
 void backward(const BackwardArgs& args, const PackedSequences& sequences, bool clear) {
+  VariantSums sums(args.variant);
   for (std::int64_t i = 0; i < sequences.b; ++i) {
     const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
     const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
@@ -85,8 +133,11 @@ void backward(const BackwardArgs& args, const PackedSequences& sequences, bool c
       part.*tensor = rows_of(args.*tensor, keys);
     }
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
+    part.variant.part.b = i;
+    sums.add_to(&part.variant);
     backward(part);
   }
+  sums.store();
   if (!clear) return;
   clear_rows(args.dq, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b, 0);
   clear_rows(args.dk, sequences.cu_seqlens_kv, sequences.seqused_kv, sequences.b, 0);

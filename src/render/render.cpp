@@ -9,10 +9,12 @@
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
 #include <common/padding_params.cuh>
+#include <common/variant_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
+#include "expression/emit.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -21,10 +23,15 @@ namespace fa::render {
 namespace {
 
 using kernel::BackwardParams;
+using kernel::BackwardVariantParams;
+using kernel::CaptureParams;
 using kernel::ForwardParams;
+using kernel::ForwardVariantParams;
+using kernel::MaskTilesParams;
 using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90ForwardParams;
+using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
   return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32";
@@ -103,6 +110,37 @@ std::string padding_layout() {
   return asserts.text();
 }
 
+/// Of what kernels with variants are launched with besides.
+std::string variant_layout(const char* type, std::size_t size) {
+  LayoutAsserts whole(type, size);
+  LayoutAsserts capture("CaptureParams", sizeof(CaptureParams));
+  capture.field("strides", offsetof(CaptureParams, strides));
+  capture.field("bits", offsetof(CaptureParams, bits));
+  LayoutAsserts asserts("VariantParams", sizeof(VariantParams));
+  asserts.field("sink", offsetof(VariantParams, sink));
+  asserts.field("diagonal", offsetof(VariantParams, diagonal));
+  asserts.field("chunk", offsetof(VariantParams, chunk));
+  asserts.field("tile_lists", offsetof(VariantParams, tile_lists));
+  return whole.text() + capture.text() + asserts.text();
+}
+
+/// The Variant of a Config, as templates/common/variant.cuh describes it.
+std::string variant(const plan::KernelSpec& spec) {
+  const plan::Variants& variants = spec.variants;
+  const auto part = spec.op == plan::Op::backward      ? expression::Part::gradients
+                    : spec.op == plan::Op::backward_dq ? expression::Part::slopes
+                                                       : expression::Part::values;
+  return fmt::format(
+      "struct KernelVariant {{\n"
+      "  [[maybe_unused]] static constexpr bool kLeftWindow = {};\n"
+      "  [[maybe_unused]] static constexpr bool kChunked = {};\n"
+      "  [[maybe_unused]] static constexpr bool kSink = {};\n"
+      "{}}};\n\n",
+      boolean(variants.left_window), boolean(variants.chunked), boolean(variants.sink),
+      expression::emit(expression::Program::parse(variants.score, variants.mask, variants.captures), part,
+                       spec.dtype != DType::f32));
+}
+
 std::string sm90_backward_layout() {
   LayoutAsserts asserts("Sm90BackwardParams", sizeof(Sm90BackwardParams));
   asserts.field("map_k", offsetof(Sm90BackwardParams, map_k));
@@ -116,8 +154,8 @@ std::string vector_reduce(const plan::KernelSpec& spec) {
   return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
 }
 
-/// Switches of the variants that a kernel has; a plain kernel has none of them.
-std::string variants(const plan::KernelSpec& spec) {
+/// Switches of packed batches and dropout; other kernels have none of them.
+std::string switches(const plan::KernelSpec& spec) {
   return std::string(spec.varlen ? "  static constexpr bool kVarlen = true;\n" : "") +
          (spec.dropout ? "  static constexpr bool kDropout = true;\n" : "");
 }
@@ -145,7 +183,7 @@ std::string forward_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
       spec.loop_bodies, boolean(spec.causal), boolean(spec.positive_scale), boolean(spec.aligned),
       boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split),
-      variants(spec));
+      switches(spec));
 }
 
 std::string sm90_forward_config(const plan::KernelSpec& spec) {
@@ -204,7 +242,7 @@ std::string backward_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
       spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal),
       boolean(spec.aligned), boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split),
-      spec.write_dq ? vector_reduce(spec) : "", variants(spec));
+      spec.write_dq ? vector_reduce(spec) : "", switches(spec));
 }
 
 std::string sm90_backward_config(const plan::KernelSpec& spec) {
@@ -239,7 +277,7 @@ std::string backward_dq_config(const plan::KernelSpec& spec) {
       "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
-      boolean(spec.causal), boolean(spec.aligned), variants(spec));
+      boolean(spec.causal), boolean(spec.aligned), switches(spec));
 }
 
 std::string preprocess_config(const plan::KernelSpec& spec) {
@@ -252,7 +290,7 @@ std::string preprocess_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
       "{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), variants(spec));
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), switches(spec));
 }
 
 std::string convert_config(const plan::KernelSpec& spec) {
@@ -264,7 +302,7 @@ std::string convert_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
       "{}{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), variants(spec));
+      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), switches(spec));
 }
 
 std::string reduce_config(const plan::KernelSpec& spec) {
@@ -285,6 +323,20 @@ std::string clear_config(const plan::KernelSpec& spec) {
       "  static constexpr int kWarps = {};\n"
       "}};\n",
       element_name(spec.dtype), spec.warps);
+}
+
+std::string mask_tiles_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  static constexpr int kTileM = {};  // query rows of a tile\n"
+      "  static constexpr int kTileN = {};  // keys of a tile\n"
+      "  static constexpr int kWarps = {};\n"
+      "  static constexpr bool kCausal = {};\n"
+      "  static constexpr bool kByKey = {};\n"
+      "  static constexpr bool kPackGqa = {};\n"
+      "}};\n",
+      spec.tile_m, spec.tile_n, spec.warps, boolean(spec.causal), boolean(spec.op == plan::Op::mask_keys),
+      boolean(spec.pack_gqa));
 }
 
 /// What the unit of an operation is made of.
@@ -329,6 +381,17 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::clear_padding:
       return {"common/clear_padding.cuh", "PaddingParams",   "kernel::clear_padding", nullptr,
               padding_layout(),           clear_config(spec)};
+    case plan::Op::mask_rows:
+    case plan::Op::mask_keys:
+      return {"common/mask_tiles.cuh", "MaskTilesParams", "kernel::mask_tiles", nullptr, "", mask_tiles_config(spec)};
+    case plan::Op::backward_sink:
+      return {
+          "common/backward_sink.cuh",
+          "BackwardVariantParams",
+          "kernel::backward_sink",
+          nullptr,
+          backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)),
+          fmt::format("struct Config {{\n  static constexpr int kWarps = {};\n{}}};\n", spec.warps, switches(spec))};
   }
   if (spec.family == Family::sm90) {
     const std::string threads =
@@ -340,8 +403,30 @@ Parts parts_of(const plan::KernelSpec& spec) {
           "sm80::Forward",         forward_layout(), forward_config(spec)};
 }
 
+/// Puts the Variant of `spec` before its Config, and into it.
+Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
+  switch (spec.op) {
+    case plan::Op::mask_rows:
+    case plan::Op::mask_keys:
+      parts.layout += variant_layout(parts.params, sizeof(MaskTilesParams));
+      break;
+    case plan::Op::forward:
+    case plan::Op::combine:
+      parts.params = "ForwardVariantParams";
+      parts.layout += variant_layout(parts.params, sizeof(ForwardVariantParams));
+      break;
+    default:
+      parts.params = "BackwardVariantParams";
+      parts.layout += variant_layout(parts.params, sizeof(BackwardVariantParams));
+  }
+  constexpr std::string_view kStart = "struct Config {\n";
+  parts.config.insert(kStart.size(), "  using Variant = KernelVariant;\n");
+  parts.config.insert(0, variant(spec));
+  return parts;
+}
+
 std::string render_unit(const plan::KernelSpec& spec) {
-  const Parts parts = parts_of(spec);
+  const Parts parts = spec.variants.any() ? with_variant(parts_of(spec), spec) : parts_of(spec);
   const std::string shared_assert = parts.shared_type == nullptr
                                         ? ""
                                         : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",

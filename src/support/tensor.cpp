@@ -50,6 +50,8 @@ const char* to_string(DType dtype) noexcept {
       return "f32";
     case DType::f64:
       return "f64";
+    case DType::i32:
+      return "i32";
   }
   return "unknown";
 }

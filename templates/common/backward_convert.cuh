@@ -5,7 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
-#include <common/variants.cuh>
+#include <common/switches.cuh>
 #include <ptx/language.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>

@@ -1,8 +1,8 @@
 #ifndef FA_TEMPLATES_COMMON_BACKWARD_PARAMS_CUH_
 #define FA_TEMPLATES_COMMON_BACKWARD_PARAMS_CUH_
 
+#include <common/packed_params.cuh>
 #include <common/types.cuh>
-#include <common/variant_params.cuh>
 
 namespace fa::kernel {
 
@@ -42,7 +42,7 @@ struct BackwardParams {
 
   int32_t b, h_q, h_kv, s_q, s_kv;
   int32_t group;            // h_q / h_kv
-  int32_t causal_shift;     // row i keeps key j <= i + causal_shift
+  int32_t causal_shift;     // row i keeps key j <= i + causal_shift; varlen: behind the diagonal of its sequence
   int32_t padded_rows;      // s_q rounded up to kRowGroup
   int32_t m_blocks;         // query tiles of a head
   int32_t n_blocks;         // key tiles of a head

@@ -5,7 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
-#include <common/variants.cuh>
+#include <common/switches.cuh>
 #include <ptx/language.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
@@ -19,7 +19,6 @@ namespace fa::kernel {
 template <class Config>
 FA_DEVICE void backward_preprocess(const BackwardParams& params) {
   using T = typename Config::Element;
-  constexpr float kLog2e = 1.44269504088896341f;
   constexpr int kThreads = Config::kWarps * kWarpSize;
   constexpr int kPieces = Config::kHeadDimV / kPieceElements<T>;
   // Threads side by side on a row.

@@ -4,6 +4,7 @@
 #include <common/backward_params.cuh>
 #include <common/constants.cuh>
 #include <common/sequences.cuh>
+#include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/thread.cuh>
 
@@ -122,12 +123,14 @@ struct QuerySteps {
   int first;
   int begin;  // of the steps, numbered head by head
   int end;
+  int stop;  // behind the last query tile: m_blocks, but for variants
 };
 
 template <bool kCausal, int kTileM, class Params>
 FA_DEVICE QuerySteps query_steps(const Params& params, int first_key, int split) {
   QuerySteps steps;
   steps.first = 0;
+  steps.stop = params.m_blocks;
   if constexpr (kCausal) {
     const int first_row = first_key - params.causal_shift;
     steps.first = first_row > 0 ? first_row / kTileM : 0;
@@ -136,6 +139,32 @@ FA_DEVICE QuerySteps query_steps(const Params& params, int first_key, int split)
   const int64_t total = static_cast<int64_t>(visible) * params.group;
   steps.begin = static_cast<int>(total * split / params.splits);
   steps.end = static_cast<int>(total * (split + 1) / params.splits);
+  return steps;
+}
+
+/// The same under a mask in closed form, for the keys from `first_key` to `last_key`.
+template <bool kCausal, class Variant, int kTileM, class Params, class Lengths>
+FA_DEVICE QuerySteps variant_steps(const Params& params, const Lengths& lengths, int first_key, int last_key,
+                                   int split) {
+  QuerySteps steps;
+  const int begin = rows_begin<kCausal, Variant>(params, lengths, first_key);
+  const int end = rows_end<Variant>(params, lengths, last_key);
+  steps.first = begin / kTileM;
+  steps.stop = end > begin ? ceil_div(end, kTileM) : steps.first;
+  const int64_t total = static_cast<int64_t>(steps.stop - steps.first) * lengths.group;
+  steps.begin = static_cast<int>(total * split / lengths.splits);
+  steps.end = static_cast<int>(total * (split + 1) / lengths.splits);
+  return steps;
+}
+
+/// The steps through a tile list, once for each query head of the group.
+FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int split) {
+  QuerySteps steps;
+  steps.first = 0;
+  steps.stop = ptx::ld_global_nc(list - 2);
+  const int64_t total = static_cast<int64_t>(steps.stop) * group;
+  steps.begin = static_cast<int>(total * split / splits);
+  steps.end = static_cast<int>(total * (split + 1) / splits);
   return steps;
 }
 

@@ -7,6 +7,7 @@ namespace fa::kernel {
 
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLn2 = 0.693147180559945309f;
+inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr int kWarpSize = 32;
 inline constexpr int kChunkBytes = 16;
 

@@ -2,7 +2,7 @@
 #define FA_TEMPLATES_COMMON_DROPOUT_CUH_
 
 #include <common/online_softmax.cuh>
-#include <common/variant_params.cuh>
+#include <common/packed_params.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>

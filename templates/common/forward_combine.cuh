@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
+#include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -11,24 +12,28 @@
 namespace fa::kernel {
 
 /// Merges the partial results of the splits of a query row: O = sum_i exp(lse_i - lse) O_i with
-/// lse = log sum_i exp(lse_i). One warp a row; rows are numbered [b, h_q, s_q].
+/// lse = log sum_i exp(lse_i), to which a sink adds its logit once. One warp a row; rows are numbered [b, h_q, s_q].
 ///
-/// Config: Element, kHeadDimV, kWarps.
+/// Config: Element, kHeadDimV, kWarps, Variant (optional).
 template <class Config>
-FA_DEVICE void forward_combine(const ForwardParams& params) {
+FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   using T = typename Config::Element;
   const int64_t rows = static_cast<int64_t>(params.b) * params.h_q * params.s_q;
   const int64_t row = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
   const int lane = ptx::thread_index() % kWarpSize;
   if (row >= rows) return;
 
-  constexpr float kLog2e = 1.44269504088896341f;
   float largest = -kInfinity;
   bool has_nan = false;
   for (int i = 0; i < params.splits; ++i) {
     const float lse = ptx::ld_global(params.partial_lse + i * rows + row);
     largest = ptx::max(largest, lse);
     has_nan = has_nan || lse != lse;
+  }
+  [[maybe_unused]] float sink = -kInfinity;
+  if constexpr (VariantOf<Config>::kSink) {
+    sink = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
+    largest = ptx::max(largest, sink);
   }
   const float base = largest == -kInfinity ? 0.f : largest;
   float sum = has_nan ? kInfinity - kInfinity : 0.f;  // max drops a NaN, so it is carried here
@@ -45,6 +50,7 @@ FA_DEVICE void forward_combine(const ForwardParams& params) {
     }
   }
 
+  if constexpr (VariantOf<Config>::kSink) sum += ptx::ex2((sink - base) * kLog2e);
   const int position = static_cast<int>(row % params.s_q);
   const int head = static_cast<int>(row / params.s_q % params.h_q);
   const int batch = static_cast<int>(row / params.s_q / params.h_q);

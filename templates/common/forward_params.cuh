@@ -1,8 +1,8 @@
 #ifndef FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
 #define FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_
 
+#include <common/packed_params.cuh>
 #include <common/types.cuh>
-#include <common/variant_params.cuh>
 
 namespace fa::kernel {
 
@@ -25,7 +25,7 @@ struct ForwardParams {
 
   int32_t b, h_q, h_kv, s_q, s_kv;
   int32_t group;            // h_q / h_kv
-  int32_t causal_shift;     // row i keeps key j <= i + causal_shift
+  int32_t causal_shift;     // row i keeps key j <= i + causal_shift; varlen: behind the diagonal of its sequence
   int32_t m_blocks;         // query tiles of one (packed) head
   int32_t heads;            // heads of the grid: h_q, or h_kv when query heads are packed
   int32_t heads_in_flight;  // heads whose K and V share the L2 cache while their tiles run

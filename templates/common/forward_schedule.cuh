@@ -77,11 +77,13 @@ struct RowMap {
   FA_DEVICE int kv_head() const { return kPackGqa ? head : head / group; }
 };
 
-/// KV tiles of a query tile, walked from `end - 1` down to `begin`; those before `plain_end` need no mask.
+/// KV tiles of a query tile, walked from `end - 1` down to `begin`; those before `plain_end` need no mask, unless masks
+/// of variants hide keys before `plain_begin`.
 struct KvRange {
   int begin;
   int plain_end;
   int end;
+  int plain_begin = 0;
 };
 
 /// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at

@@ -1,7 +1,10 @@
 #ifndef FA_TEMPLATES_COMMON_MASK_CUH_
 #define FA_TEMPLATES_COMMON_MASK_CUH_
 
+#include <common/constants.cuh>
+#include <common/forward_schedule.cuh>
 #include <common/online_softmax.cuh>
+#include <common/variant.cuh>
 
 namespace fa::kernel {
 
@@ -19,6 +22,55 @@ FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&limit)[kMT
       }
     }
   }
+}
+
+/// The same for keys before `begin[m][r]` and from `end[m][r]` on, counted alike.
+template <int kMTiles, int kNTiles>
+FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&begin)[kMTiles][2],
+                           const int (&end)[kMTiles][2]) {
+  FA_UNROLL
+  for (int m = 0; m < kMTiles; ++m) {
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int key = 8 * n + e % 2;
+        if (key < begin[m][e / 2] || key >= end[m][e / 2]) s[m][n][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+/// KV tiles of the rows from `first_row` to `last_row` (query positions) under a mask in closed form, shared by
+/// `splits` blocks.
+template <bool kCausal, class Variant, int kTileN, class Params, class Lengths>
+FA_DEVICE KvRange variant_range(const Params& params, const Lengths& lengths, int first_row, int last_row, int split) {
+  KvRange range;
+  const int begin = keys_begin<Variant>(params, lengths, first_row);
+  const int end = keys_end<kCausal, Variant>(params, lengths, last_row);
+  const int plain_end = keys_end<kCausal, Variant>(params, lengths, first_row);
+  range.begin = end > begin ? begin / kTileN : 0;
+  range.end = end > begin ? ceil_div(end, kTileN) : 0;
+  range.plain_begin = ceil_div(keys_begin<Variant>(params, lengths, last_row), kTileN);
+  range.plain_end = plain_end > 0 ? plain_end / kTileN : 0;
+  if (lengths.splits > 1) {
+    const int64_t tiles = range.end - range.begin;
+    const int first = range.begin;
+    range.begin = first + static_cast<int>(tiles * split / lengths.splits);
+    range.end = first + static_cast<int>(tiles * (split + 1) / lengths.splits);
+  }
+  return range;
+}
+
+/// Places of a tile list, shared by `splits` blocks.
+FA_DEVICE KvRange list_range(const int32_t* list, int splits, int split) {
+  const int count = ptx::ld_global_nc(list - 2);
+  KvRange range;
+  range.plain_begin = 0;
+  range.plain_end = ptx::ld_global_nc(list - 1);
+  range.begin = static_cast<int>(static_cast<int64_t>(count) * split / splits);
+  range.end = static_cast<int>(static_cast<int64_t>(count) * (split + 1) / splits);
+  return range;
 }
 
 }  // namespace fa::kernel

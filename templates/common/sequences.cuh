@@ -2,7 +2,7 @@
 #define FA_TEMPLATES_COMMON_SEQUENCES_CUH_
 
 #include <common/constants.cuh>
-#include <common/variant_params.cuh>
+#include <common/packed_params.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -67,6 +67,7 @@ struct Sequence {
   int s_q;
   int s_kv;
   int causal_shift;
+  int diagonal;   // row i stands at key i + diagonal
   int first_row;  // in the packed q
   int first_key;  // in the packed k and v
   int group;
@@ -84,7 +85,8 @@ FA_DEVICE Sequence sequence_of(const Params& params, int batch) {
   Sequence sequence;
   sequence.s_q = rows.count;
   sequence.s_kv = keys.count;
-  sequence.causal_shift = from.bottom_right != 0 ? keys.count - rows.count : 0;
+  sequence.diagonal = from.bottom_right != 0 ? keys.count - rows.count : 0;
+  sequence.causal_shift = sequence.diagonal + params.causal_shift;
   sequence.first_row = rows.first;
   sequence.first_key = keys.first;
   sequence.group = params.group;

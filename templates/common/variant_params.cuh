@@ -1,32 +1,64 @@
 #ifndef FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
 #define FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_
 
+#include <common/backward_params.cuh>
+#include <common/forward_params.cuh>
 #include <common/types.cuh>
 
 namespace fa::kernel {
 
-/// The sequences of a packed batch: sequence i has the rows [cu_q[i], cu_q[i + 1]) of q and the keys
-/// [cu_kv[i], cu_kv[i + 1]) of k and v. Read when the kernel runs, and clamped to the tensors.
-struct SequenceParams {
-  const int32_t* cu_q;     // [b + 1]
-  const int32_t* cu_kv;    // [b + 1]
-  const int32_t* used_q;   // [b], how many of a sequence's rows count; null: all
-  const int32_t* used_kv;  // [b]
-  int32_t total_q;         // rows of the packed q
-  int32_t total_kv;        // rows of the packed k and v
-  int32_t bottom_right;    // the causal diagonal ends in the last row and key of a sequence
-  int32_t reserved;
+inline constexpr int kMaxCaptures = 8;
+inline constexpr int kMaxCaptureRank = 4;
+
+/// A captured tensor of a score or mask function. Strides are in elements, 0 on axes of length 1.
+struct CaptureParams {
+  const void* data;  // null: a number given by value
+  float* gradient;   // fp32, added to; may be null
+  int64_t strides[kMaxCaptureRank];
+  int64_t gradient_strides[kMaxCaptureRank];
+  uint32_t bits;  // of the number, an f32 or an i32
+  int32_t unused;
 };
 
-/// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.
-struct DropoutParams {
-  const uint64_t* state;  // {seed, offset} on the device; null: the two values below
-  uint64_t seed;
-  uint64_t offset;
-  uint32_t threshold;  // a draw of 16 bits below it drops an element
-  float keep;          // 1 - p
-  float inverse_keep;  // 1 / keep
-  uint32_t reserved;
+/// What kernels with a score or mask function, a bounded mask or sinks are launched with besides.
+struct VariantParams {
+  CaptureParams captures[kMaxCaptures];
+  const float* sink;    // [h_q], natural units
+  int64_t stride_sink;  // in elements
+  int32_t diagonal;     // row i stands at key i + diagonal; varlen: not read, each sequence has its own
+  int32_t window_left;  // keys kept before that one
+  int32_t chunk;        // keys of a chunk
+  int32_t tile_others;  // of a tile list
+  float scale;          // of raw scores, natural units
+  int32_t unused;
+  // With a mask function, but of packed batches: for each tile of rows (the backward's main kernel: of keys) the number
+  // of tiles that are not empty, that of the full ones, then those, the full ones first. [batches, heads, blocks, 2 +
+  // tile_others], batches and heads 1 where the mask does not depend on them.
+  const int32_t* tile_lists;
+};
+
+/// Launch parameters of the kernel that writes them.
+struct MaskTilesParams {
+  VariantParams variant;
+  int32_t* lists;
+  int32_t* classes;  // [batches, heads, blocks, others], scratch
+  int32_t s_q, s_kv;
+  int32_t group;         // query heads of a KV head
+  int32_t causal_shift;  // as in the attention kernels
+  int32_t heads;         // of lists
+  int32_t blocks;        // lists of a head
+  int32_t others;        // tiles that a list is about
+  int32_t unused;
+};
+
+struct ForwardVariantParams : ForwardParams {
+  VariantParams variant;
+};
+
+struct BackwardVariantParams : BackwardParams {
+  VariantParams variant;
+  float* dsink;  // [h_q], written by the kernel for it
+  int64_t stride_dsink;
 };
 
 }  // namespace fa::kernel

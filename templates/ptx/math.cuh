@@ -30,6 +30,48 @@ FA_DEVICE float rcp(float x) {
   return y;
 }
 
+/// tanh.approx.f32: within 2^-11 of the result, relatively.
+FA_DEVICE float tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// sqrt.approx.ftz.f32 and rsqrt.approx.ftz.f32.
+FA_DEVICE float sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FA_DEVICE float rsqrt(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// sin.approx.ftz.f32 and cos.approx.ftz.f32: within 2^-20 for angles from -pi to pi.
+FA_DEVICE float sin(float x) {
+  float y;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FA_DEVICE float cos(float x) {
+  float y;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// abs.f32, cvt.rmi.f32.f32, cvt.rpi.f32.f32
+FA_DEVICE float abs(float x) {
+  return fabsf(x);
+}
+FA_DEVICE float floor(float x) {
+  return floorf(x);
+}
+FA_DEVICE float ceil(float x) {
+  return ceilf(x);
+}
+
 /// fma.rn.f32
 FA_DEVICE float fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
@@ -38,6 +80,11 @@ FA_DEVICE float fma(float a, float b, float c) {
 /// max.f32: drops a NaN operand.
 FA_DEVICE float max(float a, float b) {
   return fmaxf(a, b);
+}
+
+/// min.f32: likewise.
+FA_DEVICE float min(float a, float b) {
+  return fminf(a, b);
 }
 
 /// max.s32 of three: one instruction on sm_90.

@@ -25,6 +25,25 @@ FA_DEVICE void st_global(T* address, T value) {
   *address = value;
 }
 
+/// ld.global.nc: of memory that nothing writes while the kernel runs, so that the compiler may move and merge loads.
+FA_DEVICE float ld_global_nc(const float* address) {
+  float value;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+FA_DEVICE int32_t ld_global_nc(const int32_t* address) {
+  int32_t value;
+  asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+template <class T>
+FA_DEVICE T ld_global_nc(const T* address) {
+  static_assert(sizeof(T) == 2, "a 16-bit storage type");
+  T value;
+  asm("ld.global.nc.b16 %0, [%1];" : "=h"(value.bits) : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+
 /// st.global.v4.b32: 16 bytes, 16-byte aligned.
 FA_DEVICE void st_global_chunk(void* address, Chunk value) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "r"(value.word[0]),

@@ -8,8 +8,10 @@
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/switches.cuh>
 #include <common/tile_store.cuh>
-#include <common/variants.cuh>
+#include <common/variant.cuh>
+#include <common/variant_backward.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -46,10 +48,12 @@ struct ColumnSlice {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
 /// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
-/// kVectorReduce; optionally kVarlen, kDropout.
+/// kVectorReduce; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = BackwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -76,6 +80,10 @@ struct Backward {
   static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
+  using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
@@ -118,7 +126,7 @@ struct Backward {
     int m_block;
   };
 
-  const BackwardParams& params;
+  const Params& params;
   const BackwardTile tile;
   const BatchEntry<kVarlen, BackwardParams> lengths;
   const int thread = ptx::thread_index();
@@ -136,10 +144,10 @@ struct Backward {
   const uint32_t v_shared = shared + KTile::kBytes;
   const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
 
-  FA_DEVICE explicit Backward(const BackwardParams& p)
+  FA_DEVICE explicit Backward(const Params& p)
       : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
 
-  static FA_DEVICE BackwardTile this_tile(const BackwardParams& p) {
+  static FA_DEVICE BackwardTile this_tile(const Params& p) {
     if constexpr (kVarlen) {
       return backward_tile_of_batch<kTileN, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
     } else {
@@ -179,7 +187,7 @@ struct Backward {
   FA_DEVICE void load_queries(const Place& place, int stage) const {
     const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
     const int head = query_head(place);
-    const int row = place.m_block * kTileM;
+    const int row = query_tile(place) * kTileM;
     const T* q = static_cast<const T*>(params.q) + rows_at(params.stride_q_b, params.stride_q_s) +
                  head * params.stride_q_h + row * params.stride_q_s;
     const T* dout = static_cast<const T*>(params.dout) + rows_at(params.stride_dout_b, params.stride_dout_s) +
@@ -204,7 +212,7 @@ struct Backward {
     if constexpr (kVarlen) {
       if (first_key < 0 || first_key >= lengths.s_kv) return;  // a slot without a tile
     }
-    const QuerySteps steps = query_steps<Config::kCausal, kTileM>(lengths, first_key, tile.split);
+    const QuerySteps steps = query_steps_of_tile();
     DkFragment dk = {};
     DvFragment dv = {};
     if (steps.begin < steps.end) walk(steps, dk, dv);
@@ -217,9 +225,30 @@ struct Backward {
     }
   }
 
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_kv, tile.block, params.n_blocks);
+  }
+
+  /// The query tile of a place: of the tile list, where there is one.
+  FA_DEVICE int query_tile(const Place& place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place.m_block);
+    return place.m_block;
+  }
+
+  FA_DEVICE QuerySteps query_steps_of_tile() const {
+    if constexpr (kLists) {
+      return list_steps(tile_list(), params.group, params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
+      const int last_key = minimum(first_key + kTileN, lengths.s_kv) - 1;
+      return variant_steps<Config::kCausal, Variant, kTileM>(params, lengths, first_key, last_key, tile.split);
+    } else {
+      return query_steps<Config::kCausal, kTileM>(lengths, first_key, tile.split);
+    }
+  }
+
   FA_DEVICE void walk(const QuerySteps& steps, DkFragment& dk, DvFragment& dv) const {
     load_kv();
-    const int tiles = lengths.m_blocks - steps.first;  // of each query head
+    const int tiles = stop(steps) - steps.first;  // of each query head
     Place place{steps.begin / tiles, steps.first + steps.begin % tiles};
     load_queries(place, 0);
     ptx::cp_async_commit();
@@ -237,17 +266,17 @@ struct Backward {
     bool has_previous = false;
     for (int left = steps.end - steps.begin; left > 0; --left) {
       Place next = place;
-      if (++next.m_block == lengths.m_blocks) {
+      if (++next.m_block == stop(steps)) {
         next.m_block = steps.first;
         ++next.head;
       }
       begin_step(next, left > 1, stage);
       if constexpr (kDelayedDq) {
-        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+        if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps), stage ^ 1);
       }
       one_step(place, next, left > 1, stage, k_fragment, v_fragment, dk, dv, [&] {
         if constexpr (kDelayedDq) {
-          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps.first), stage ^ 1);
+          if (has_previous && warp >= Config::kWarps / 2) add_dq(before(place, steps), stage ^ 1);
         }
       });
       place = next;
@@ -256,12 +285,17 @@ struct Backward {
     }
     if constexpr (kDelayedDq) {
       if constexpr (!kExchange) ptx::sync_threads();  // all of the last dS is in shared memory
-      add_dq(before(place, steps.first), stage ^ 1);
+      add_dq(before(place, steps), stage ^ 1);
     }
   }
 
-  FA_DEVICE Place before(const Place& place, int first) const {
-    if (place.m_block == first) return {place.head - 1, lengths.m_blocks - 1};
+  FA_DEVICE int stop(const QuerySteps& steps) const {
+    if constexpr (kTwoSided || kLists) return steps.stop;
+    return lengths.m_blocks;
+  }
+
+  FA_DEVICE Place before(const Place& place, const QuerySteps& steps) const {
+    if (place.m_block == steps.first) return {place.head - 1, stop(steps) - 1};
     return {place.head, place.m_block - 1};
   }
 
@@ -325,14 +359,16 @@ struct Backward {
           }
         });
     const uint32_t statistics = static_cast<uint32_t>(4 * (query + 2 * (lane % 4)));
-    FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
-      float lse[2];
-      ptx::ld_shared_f32x2(lse, lse_shared(stage) + statistics + 32 * n);
+    if constexpr (!kTogether) {
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
+      for (int n = 0; n < kNTiles; ++n) {
+        float lse[2];
+        ptx::ld_shared_f32x2(lse, lse_shared(stage) + statistics + 32 * n);
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) p[m][n][e] = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[e % 2]));
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) p[m][n][e] = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -lse[e % 2]));
+        }
       }
     }
     Fragment<kMTiles, kNTiles> ds = {};
@@ -345,6 +381,28 @@ struct Backward {
             Gemm::template load_a<VTile, kHeadDimV>(a, v_shared, warp_key + 16 * m, k, lane);
           }
         });
+    if constexpr (kTogether) {
+      const int first_row = query_tile(place) * kTileM + query;
+      const Scores scores{params,
+                          lengths,
+                          tile.batch,
+                          query_head(place),
+                          first_row,
+                          first_key,
+                          lse_shared(stage) + statistics,
+                          delta_shared(stage) + statistics,
+                          kQueryGroups == kWarpsM || warp_m < kQueryGroups};
+      if constexpr (kLists) {
+        scores.differentiate(p, ds, place.m_block < ptx::ld_global_nc(tile_list() - 1));
+      } else if constexpr (Variant::kMask) {
+        scores.differentiate(p, ds, false);
+      } else {
+        scores.differentiate(p, ds, scores.plain());
+      }
+      Gemm::pack(p_operand, p);
+      Gemm::pack(ds_operand, ds);
+      return;
+    }
     if (first_key + kTileN > lengths.s_kv ||
         (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + lengths.causal_shift)) {
       mask(p, place.m_block * kTileM + query);
@@ -452,7 +510,7 @@ struct Backward {
         });
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
-      const int row_group = (place.m_block * kTileM + row) / kRowGroup + m;
+      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup + m;
       if (row_group * kRowGroup >= lengths.padded_rows) break;
       float* target = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
                                                                  row_group, slice.first_tile(), kHeadDimQk / 8);
@@ -540,7 +598,7 @@ struct Backward {
 };
 
 template <class Config>
-FA_DEVICE void backward(const kernel::BackwardParams& params) {
+FA_DEVICE void backward(const kernel::BackwardParamsOf<Config>& params) {
   Backward<Config>(params).run();
 }
 

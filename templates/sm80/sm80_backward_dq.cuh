@@ -8,8 +8,9 @@
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/switches.cuh>
 #include <common/tile_store.cuh>
-#include <common/variants.cuh>
+#include <common/variant.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -24,10 +25,12 @@ namespace fa::sm80 {
 /// walks the key tiles. S = Q K^T and dP = dO V^T are computed once more, and dS goes from registers into dQ += dS K.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kStages, kCausal, kAligned; optionally kVarlen, kDropout.
+/// kStages, kCausal, kAligned; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct BackwardDq {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = BackwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -42,6 +45,8 @@ struct BackwardDq {
   static constexpr int kDqTiles = kHeadDimQk / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -60,7 +65,7 @@ struct BackwardDq {
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
-  const BackwardParams& params;
+  const Params& params;
   const BackwardTile tile;
   const BatchEntry<kVarlen, BackwardParams> lengths;
   const int thread = ptx::thread_index();
@@ -80,10 +85,10 @@ struct BackwardDq {
   const uint32_t q_shared = shared;
   const uint32_t do_shared = shared + QTile::kBytes;
 
-  FA_DEVICE explicit BackwardDq(const BackwardParams& p)
+  FA_DEVICE explicit BackwardDq(const Params& p)
       : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
 
-  static FA_DEVICE BackwardTile this_tile(const BackwardParams& p) {
+  static FA_DEVICE BackwardTile this_tile(const Params& p) {
     if constexpr (kVarlen) {
       return backward_tile_of_batch<kTileM, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
     } else {
@@ -113,8 +118,18 @@ struct BackwardDq {
                     thread);
   }
 
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_q, tile.block, params.m_blocks);
+  }
+
+  /// The key tile at a place of the walk: of the tile list, where there is one.
+  FA_DEVICE int key_tile(int place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place);
+    return place;
+  }
+
   FA_DEVICE void load_keys(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = key_tile(n_block) * kTileN;
     KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
     VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
@@ -123,6 +138,7 @@ struct BackwardDq {
 
   /// Keys that row `row` sees, as a limit.
   FA_DEVICE int key_limit(int row) const {
+    if constexpr (kTwoSided) return keys_end<Config::kCausal, Variant>(params, lengths, row);
     const int limit = Config::kCausal ? row + lengths.causal_shift + 1 : lengths.s_kv;
     return limit < lengths.s_kv ? limit : lengths.s_kv;
   }
@@ -134,19 +150,26 @@ struct BackwardDq {
     Fragment<kMTiles, kDqTiles> dq = {};
     const int last_row = (first_row + kTileM < lengths.s_q ? first_row + kTileM : lengths.s_q) - 1;
     const int limit = key_limit(last_row);
-    if (limit > 0) walk(ceil_div(limit, kTileN), dq);
+    int first_block = 0;
+    if constexpr (kLists) {
+      const int count = ptx::ld_global_nc(tile_list() - 2);
+      if (count > 0) walk(0, count, dq);
+    } else {
+      if constexpr (kTwoSided) first_block = keys_begin<Variant>(params, lengths, first_row) / kTileN;
+      if (limit > first_block * kTileN) walk(first_block, ceil_div(limit, kTileN), dq);
+    }
     store(dq);
   }
 
-  FA_DEVICE void walk(int n_blocks, Fragment<kMTiles, kDqTiles>& dq) const {
+  FA_DEVICE void walk(int first_block, int n_blocks, Fragment<kMTiles, kDqTiles>& dq) const {
     load_rows();
-    load_keys(0, 0);
+    load_keys(first_block, 0);
     ptx::cp_async_commit();
     float lse[kMTiles][2];
     float delta[kMTiles][2];
     load_statistics(lse, delta);
     int stage = 0;
-    for (int n_block = 0; n_block < n_blocks; ++n_block) {
+    for (int n_block = first_block; n_block < n_blocks; ++n_block) {
       ptx::cp_async_wait<0>();
       ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
       if constexpr (kStages == 2) {
@@ -191,10 +214,16 @@ struct BackwardDq {
     Gemm::template scores<VTile, kHeadDimV>(dp, v_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
       Gemm::template load_a<DoTile, kHeadDimV>(a, do_shared, warp_row + 16 * m, k, lane);
     });
-    const int first_key = n_block * kTileN;
+    const int first_key = key_tile(n_block) * kTileN;
     if constexpr (kDropout) {
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
       Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
+    }
+    if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
+      bool full = false;
+      if constexpr (kLists) full = n_block < ptx::ld_global_nc(tile_list() - 1);
+      differentiate_variant(first_key, full, lse, delta, p, dp, ds);
+      return;
     }
     const bool masked = first_key + kTileN > key_limit(first_row);
     FA_UNROLL
@@ -224,6 +253,44 @@ struct BackwardDq {
     return dp - delta;
   }
 
+  FA_DEVICE void differentiate_variant(int first_key, bool full, const float (&lse)[kMTiles][2],
+                                       const float (&delta)[kMTiles][2], const Fragment<kMTiles, kNTiles>& s,
+                                       const Fragment<kMTiles, kNTiles>& dp, Fragment<kMTiles, kNTiles>& ds) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + warp_row + 16 * m + 8 * r + lane / 4;
+        const int thread_key = first_key + 2 * (lane % 4);
+        const int begin = keys_begin<Variant>(params, lengths, row) - thread_key;
+        const int end = keys_end<Config::kCausal, Variant>(params, lengths, row) - thread_key;
+        Place at{tile.batch,  tile.head,    inside(row, lengths.s_q), thread_key, 0, 0,
+                 lengths.s_q, lengths.s_kv, params.variant.scale};
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            bool keep = full;
+            if (!full) {
+              keep = at.kv_step >= begin && at.kv_step < end;
+              if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+            }
+            float slope = 1.f;
+            float weight;
+            if constexpr (Variant::kScore) {
+              const float score = Variant::slope(params.variant, at, s[m][n][e], slope);
+              weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -lse[m][r]));
+            } else {
+              weight = ptx::ex2(ptx::fma(s[m][n][e], params.scale_log2, -lse[m][r]));
+            }
+            ds[m][n][e] = keep ? weight * less_delta(dp[m][n][e], delta[m][r]) * slope : 0.f;
+          }
+        }
+      }
+    }
+  }
+
   /// scale * dQ through shared memory, where Q was, so that rows leave in 16-byte pieces.
   FA_DEVICE void store(const Fragment<kMTiles, kDqTiles>& dq) const {
     ptx::sync_threads();  // all have left Q
@@ -247,7 +314,7 @@ struct BackwardDq {
 };
 
 template <class Config>
-FA_DEVICE void backward_dq(const kernel::BackwardParams& params) {
+FA_DEVICE void backward_dq(const kernel::BackwardParamsOf<Config>& params) {
   BackwardDq<Config>(params).run();
 }
 

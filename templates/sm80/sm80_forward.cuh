@@ -9,7 +9,8 @@
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
-#include <common/variants.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -25,10 +26,12 @@ namespace fa::sm80 {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kVarlen, kDropout.
+/// kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
+  using Variant = VariantOf<Config>;
+  using Params = ForwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
 
   static constexpr int kTileM = Config::kTileM;
@@ -44,6 +47,8 @@ struct Forward {
   static constexpr int kOTiles = kHeadDimV / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -67,7 +72,7 @@ struct Forward {
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
-  const ForwardParams& params;
+  const Params& params;
   const ForwardTile tile;
   const BatchEntry<kVarlen, ForwardParams> lengths;
   const RowMap<Config::kPackGqa> rows;
@@ -88,10 +93,10 @@ struct Forward {
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp * kWarpQBytes;  // this warp's rows of Q, later of O
 
-  FA_DEVICE explicit Forward(const ForwardParams& p)
+  FA_DEVICE explicit Forward(const Params& p)
       : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen>(p, tile.batch)), rows{p.group, tile.head} {}
 
-  static FA_DEVICE ForwardTile this_tile(const ForwardParams& p) {
+  static FA_DEVICE ForwardTile this_tile(const Params& p) {
     if constexpr (kVarlen) {
       return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, ptx::block_index());
     } else {
@@ -130,13 +135,13 @@ struct Forward {
   }
 
   FA_DEVICE void load_k(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                    thread);
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
-    const int first = n_block * kTileN;
+    const int first = kv_tile(n_block) * kTileN;
     VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                    thread);
   }
@@ -149,8 +154,7 @@ struct Forward {
       if (tile.m_block < 0 || block_row >= row_count) return;  // a slot without a tile
     }
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
-    const KvRange range =
-        kv_range<Config::kCausal, kTileN>(lengths, rows.position(block_row), rows.position(last_row), tile.split);
+    const KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) attend(range, o, softmax);
@@ -162,6 +166,26 @@ struct Forward {
     } else {
       epilogue.store(o, softmax);
     }
+  }
+
+  FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
+    if constexpr (kLists) {
+      return list_range(tile_list(), params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
+      return variant_range<Config::kCausal, Variant, kTileN>(params, lengths, first_row, last_row, tile.split);
+    } else {
+      return kv_range<Config::kCausal, kTileN>(lengths, first_row, last_row, tile.split);
+    }
+  }
+
+  FA_DEVICE const int32_t* tile_list() const {
+    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block, params.m_blocks);
+  }
+
+  /// The KV tile at a place of the range: of the tile list, where there is one.
+  FA_DEVICE int kv_tile(int place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place);
+    return place;
   }
 
   FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax) {
@@ -181,7 +205,14 @@ struct Forward {
       for (; n_block >= range.plain_end && n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
       }
-      for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+      if constexpr (kTwoSided) {
+        for (; n_block >= range.plain_begin && n_block >= range.begin; --n_block) {
+          step<false>(range, n_block, stage, q, o, softmax);
+        }
+        for (; n_block >= range.begin; --n_block) step<true>(range, n_block, stage, q, o, softmax);
+      } else {
+        for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+      }
     } else {
       for (; n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
@@ -245,42 +276,105 @@ struct Forward {
       ptx::cp_async_commit();  // an empty group, so that every step's first wait leaves one group, as after prefetch
     }
 
-    if constexpr (!Config::kPositiveScale) scale_scores(s);
-    if (kMaybeMasked && (Config::kLoopBodies == 2 || n_block >= range.plain_end)) {
-      mask(s, n_block);
+    if constexpr (Variant::kScore) {
+      apply_score(s, kv_tile(n_block));
+    } else if constexpr (!Config::kPositiveScale) {
+      scale_scores(s);
+    }
+    if constexpr (Variant::kMask && !kLists) apply_mask(s, n_block);
+    if (kMaybeMasked &&
+        (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
+      if constexpr (kLists) apply_mask(s, kv_tile(n_block));
+      mask(s, kv_tile(n_block));
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
-    if constexpr (kDropout) drop(s, n_block * kTileN);
+    if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN);
     Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
     int limits[kMTiles][2];  // first hidden key of each row, from this thread's first column of the tile
+    [[maybe_unused]] int begins[kMTiles][2];
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        limits[m][r] =
-            key_limit<Config::kCausal>(lengths, rows.position(fragment_row(m, r))) - n_block * kTileN - 2 * (lane % 4);
+        const int position = rows.position(fragment_row(m, r));
+        const int first = n_block * kTileN + 2 * (lane % 4);
+        if constexpr (kTwoSided) {
+          begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;
+          limits[m][r] = keys_end<Config::kCausal, Variant>(params, lengths, position) - first;
+        } else {
+          limits[m][r] = key_limit<Config::kCausal>(lengths, position) - n_block * kTileN - 2 * (lane % 4);
+        }
       }
     }
-    mask_scores(s, limits);
+    if constexpr (kTwoSided) {
+      mask_scores(s, begins, limits);
+    } else {
+      mask_scores(s, limits);
+    }
+  }
+
+  /// Where this thread's element 0 of a fragment row and KV tile stands.
+  FA_DEVICE Place place(int m, int r, int n_block) const {
+    const int row = fragment_row(m, r);
+    const int position = inside(rows.position(row), lengths.s_q);
+    const int key = n_block * kTileN + 2 * (lane % 4);
+    return {tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv, params.variant.scale};
+  }
+
+  /// Raw scores become those of the score function, over Variant::kFactor.
+  FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        Place at = place(m, r, n_block);
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            s[m][n][e] = Variant::score(params.variant, at, s[m][n][e]);
+          }
+        }
+      }
+    }
+  }
+
+  FA_DEVICE void apply_mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        Place at = place(m, r, n_block);
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            at.kv_step = 8 * n + e % 2;
+            if (!Variant::keep(params.variant, at)) s[m][n][e] = -kInfinity;
+          }
+        }
+      }
+    }
   }
 
   /// Dropout of P, after the row sums have taken it whole.
   FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int key) const {
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
     if constexpr (Config::kPackGqa) {
-      struct Place {
+      struct Row {
         int position;
         int head;
       };
-      const auto place = [&](int m, int r) {
+      const auto place_of = [&](int m, int r) {
         const int row = fragment_row(m, r);
-        return Place{rows.position(row), rows.query_head(row)};
+        return Row{rows.position(row), rows.query_head(row)};
       };
-      Dropout(params.dropout, heads_before).drop_rows(p, place, key, lane);
+      Dropout(params.dropout, heads_before).drop_rows(p, place_of, key, lane);
     } else {
       Dropout(params.dropout, heads_before + tile.head).drop(p, warp_row, key, lane);
     }
@@ -304,8 +398,14 @@ struct Forward {
     }
   }
 
-  FA_DEVICE float softmax_scale_log2() const { return Config::kPositiveScale ? params.scale_log2 : 1.f; }
-  FA_DEVICE float softmax_scale() const { return Config::kPositiveScale ? params.scale : kLn2; }
+  FA_DEVICE float softmax_scale_log2() const {
+    if constexpr (Variant::kScore) return Variant::kFactor * kLog2e;
+    return Config::kPositiveScale ? params.scale_log2 : 1.f;
+  }
+  FA_DEVICE float softmax_scale() const {
+    if constexpr (Variant::kScore) return Variant::kFactor;
+    return Config::kPositiveScale ? params.scale : kLn2;
+  }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
@@ -314,7 +414,13 @@ struct Forward {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float inverse = normaliser(softmax, m, r);
+        float inverse = normaliser(softmax, m, r);
+        [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink
+        if constexpr (Variant::kSink) {
+          const float keys = softmax.lse(m, r, softmax_scale());
+          whole = log_add(keys, sink_of(params.variant, rows.query_head(fragment_row(m, r))));
+          inverse *= weight_of(keys, whole);
+        }
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
           stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
@@ -324,7 +430,7 @@ struct Forward {
         if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
           float* lse = params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
                        rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
-          ptx::st_global(lse, softmax.lse(m, r, softmax_scale()));
+          ptx::st_global(lse, Variant::kSink ? whole : softmax.lse(m, r, softmax_scale()));
         }
       }
     }
@@ -391,7 +497,7 @@ struct Forward {
 };
 
 template <class Config>
-FA_DEVICE void forward(const kernel::ForwardParams& params) {
+FA_DEVICE void forward(const kernel::ForwardParamsOf<Config>& params) {
   Forward<Config>(params).run();
 }
 

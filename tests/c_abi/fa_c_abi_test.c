@@ -466,6 +466,62 @@ static void test_log(void) {
   CHECK(fa_set_log_callback(NULL, NULL) == FA_OK);
 }
 
+/* A bias of the keys, a window and sinks: the gradients sum up as they must. */
+static void test_functions(void) {
+  static float bias[S_KV], dbias[S_KV], sink[H_Q] = {0.5f, -1.0f, 0.0f, 2.0f}, dsink[H_Q];
+  static float dout[B * H_Q * S_Q * D], dq[B * H_Q * S_Q * D], dk[B * H_KV * S_KV * D], dv[B * H_KV * S_KV * D];
+  static float ones[B * H_Q * S_Q];
+  const fa_capture capture = {"bias", FA_F32, 1};
+  fa_function score = {.struct_size = sizeof score, .capture_count = 1, .captures = &capture};
+  score.expression = "score + bias[kv";
+  fa_config config = default_config();
+  config.score = &score;
+  config.has_window_left = 1;
+  config.window_left = 2;
+  config.sink = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("column"), "16") == 0);
+  CHECK(strcmp(fa_last_error_field("accepted"), "']'") == 0);
+  score.expression = "score + bias[kv]";
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(o, B, H_Q, S_Q, D), tl = tensor4(lse, B, H_Q, S_Q, 0), tg = tensor4(dout, B, H_Q, S_Q, D);
+  fa_tensor tdq = tensor4(dq, B, H_Q, S_Q, D), tdk = tensor4(dk, B, H_KV, S_KV, D), tdv = tensor4(dv, B, H_KV, S_KV, D);
+  fa_tensor tb = tensor4(bias, S_KV, 0, 0, 0), tdb = tensor4(dbias, S_KV, 0, 0, 0), ts = tensor4(sink, H_Q, 0, 0, 0);
+  fa_tensor tds = tensor4(dsink, H_Q, 0, 0, 0), tdl = tensor4(ones, B, H_Q, S_Q, 0);
+  tl.rank = tdl.rank = 3;
+  tb.rank = tdb.rank = ts.rank = tds.rank = 1;
+  const fa_captured given = {"bias", &tb, 0}, gradient = {"bias", &tdb, 0};
+  fa_forward_inputs forward = {.struct_size = sizeof forward, .q = &tq, .k = &tk, .v = &tv, .sink = &ts};
+  fa_forward_outputs results = {.struct_size = sizeof results, .o = &to, .lse = &tl};
+  CHECK(fa_forward(attention, &forward, &results, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "captures[bias]") == 0);
+  forward.captures = &given;
+  forward.capture_count = 1;
+  CHECK(fa_forward(attention, &forward, &results, NULL, NULL) == FA_OK);
+
+  /* The log-sum-exp grows as much as all scores and sinks do together. */
+  for (int n = 0; n < B * H_Q * S_Q; ++n) ones[n] = 1;
+  fa_backward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv, .o = &to, .lse = &tl};
+  inputs.dout = &tg;
+  inputs.dlse = &tdl;
+  inputs.captures = &given;
+  inputs.capture_count = 1;
+  inputs.sink = &ts;
+  fa_backward_outputs outputs = {.struct_size = sizeof outputs, .dq = &tdq, .dk = &tdk, .dv = &tdv, .dsink = &tds};
+  outputs.captures = &gradient;
+  outputs.capture_count = 1;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  double sum = 0;
+  for (int j = 0; j < S_KV; ++j) sum += dbias[j];
+  CHECK(sum > 1 && sum < B * H_Q * S_Q - 1);
+  for (int h = 0; h < H_Q; ++h) sum += dsink[h];
+  CHECK(fabs(sum - B * H_Q * S_Q) < 1e-4);
+  fa_destroy(attention);
+}
+
 int main(void) {
   CHECK(fa_last_error_code() == FA_OK);
   CHECK(strcmp(fa_last_error_message(), "") == 0);
@@ -477,6 +533,7 @@ int main(void) {
   test_forward(1, 0.0f);
   test_forward(1, -0.5f);
   test_backward();
+  test_functions();
   test_strides();
   test_overrides();
   test_errors();

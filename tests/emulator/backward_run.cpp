@@ -1,6 +1,7 @@
 #include "emulator/backward_run.hpp"
 
 #include <array>
+#include <optional>
 #include <ostream>
 #include <utility>
 
@@ -8,6 +9,7 @@
 
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/variant_run.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -46,6 +48,7 @@ fa::plan::Problem problem_of(const BackwardCase& c) {
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
+  if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
 
@@ -109,7 +112,8 @@ BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs
   if (c.placement == Placement::broadcast) {
     for (HostTensor* tensor : {&data.inputs.k, &data.inputs.v, &data.dout}) make_broadcast(*tensor);
   }
-  const AttentionOutputs exact = fa::test::reference_f64(c.attention, data.inputs);
+  const AttentionOutputs exact = c.variant != nullptr ? fa::test::reference_f64(*c.variant, data.inputs)
+                                                      : fa::test::reference_f64(c.attention, data.inputs);
   copy_values(exact.o, data.outputs.o);
   copy_values(exact.lse, data.outputs.lse);
   return data;
@@ -119,12 +123,12 @@ BackwardKernelNames kernels_of(const BackwardCase& c) {
   const KernelSpec& main = c.specs.main;
   using fa::plan::Op;
   return {canonical(backward_helper_spec(main, Op::backward_preprocess)), canonical(main),
-          canonical(backward_helper_spec(main, Op::backward_reduce)), canonical(c.specs.dq),
-          canonical(backward_helper_spec(main, Op::backward_convert))};
+          canonical(backward_helper_spec(main, Op::backward_reduce)),     canonical(c.specs.dq),
+          canonical(backward_helper_spec(main, Op::backward_convert)),    canonical(backward_sink_spec(main))};
 }
 
 AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data, const BackwardKernelNames& kernels,
-                                std::uint64_t seed) {
+                                std::uint64_t seed, VariantResults* extra) {
   const bool aligned = c.specs.main.aligned;
   const bool broadcast = c.placement == Placement::broadcast;
   const Placement other = broadcast ? Placement::bhsd : c.placement;
@@ -148,6 +152,12 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   tensors.dk = view_of(dk, gradients.dk);
   tensors.dv = view_of(dv, gradients.dv);
 
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) {
+    variant.emplace(memory, *c.variant, true);
+    tensors.variant = variant->tensors();
+  }
+
   const fa::plan::Problem problem = problem_of(c);
   const bool deterministic = c.deterministic();
   const fa::plan::BackwardChoice choice{c.specs.main.family, aligned, c.splits};
@@ -155,15 +165,27 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
       memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
-  const BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()),
-                                                choice, deterministic, taken, c.blocks, workspace);
+  BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
+                                          deterministic, taken, c.blocks, workspace);
   run_kernel(kernels.preprocess, launch.grids.preprocess, 0, &launch.params, memory, seed);
+  if (variant) run_mask_tiles(memory, problem, c.specs.main, launch.params.variant, seed);
   run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
   run_kernel(kernels.reduce, launch.grids.reduce, 0, &launch.params, memory, seed);
   if (deterministic) {
+    if (variant) run_mask_tiles(memory, problem, c.specs.dq, launch.dq_params.variant, seed);
     run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), &launch.dq_params, memory, seed);
   }
   run_kernel(kernels.convert, launch.grids.convert, 0, &launch.params, memory, seed);
+  if (variant && variant->dsink.defined()) {
+    fa::plan::KernelSpec sink = backward_sink_spec(c.specs.main);
+    run_kernel(kernels.sink, launch.grids.sink, fa::plan::shared_bytes(sink), &launch.params, memory, seed);
+  }
+  if (variant && extra != nullptr) {
+    for (const fa::expression::CapturedView& captured : variant->views) {
+      extra->captures.push_back(floats_of(captured.gradient));
+    }
+    extra->dsink = floats_of(variant->dsink);
+  }
   fetch(memory, dq, gradients.dq);
   fetch(memory, dk, gradients.dk);
   fetch(memory, dv, gradients.dv);

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <iosfwd>
 #include <string>
+#include <vector>
 
 #include "emulator/emulator.hpp"
 #include "emulator/placement.hpp"
 #include "plan/backward.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
+#include "support/variant_case.hpp"
 
 namespace emulator {
 
@@ -26,7 +28,8 @@ struct BackwardCase {
   Placement placement = Placement::bhsd;
   bool dlse = false;
   int splits = 1;
-  int blocks = 1;  ///< of the persistent grid of an sm90 kernel, at most
+  int blocks = 1;                                  ///< of the persistent grid of an sm90 kernel, at most
+  const fa::test::VariantCase* variant = nullptr;  ///< what the kernels compute besides, if anything
 
   bool deterministic() const { return !specs.main.write_dq; }
 };
@@ -44,14 +47,21 @@ BackwardData make_backward_data(const BackwardCase& c, fa::test::AttentionInputs
 
 /// Registered names of the kernels of a call.
 struct BackwardKernelNames {
-  std::string preprocess, main, reduce, dq, convert;
+  std::string preprocess, main, reduce, dq, convert, sink;
 };
 BackwardKernelNames kernels_of(const BackwardCase& c);
+
+/// Gradients of captures, in order, and of sinks.
+struct VariantResults {
+  std::vector<std::vector<float>> captures;  ///< empty where none is required
+  std::vector<float> dsink;
+};
 
 /// Runs the case. Throws the first Fault, and global_uninitialised for an element of a gradient that was never
 /// written.
 fa::test::AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
-                                          const BackwardKernelNames& kernels, std::uint64_t seed);
+                                          const BackwardKernelNames& kernels, std::uint64_t seed,
+                                          VariantResults* extra = nullptr);
 
 }  // namespace emulator
 

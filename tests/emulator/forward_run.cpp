@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "emulator/placement.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/variant_run.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
@@ -21,6 +23,7 @@ namespace {
 using fa::DType;
 using fa::TensorView;
 using fa::kernel::ForwardParams;
+using fa::kernel::ForwardVariantParams;
 using fa::kernel::Sm90ForwardParams;
 using fa::test::AttentionCase;
 using fa::test::AttentionInputs;
@@ -31,8 +34,7 @@ int ceil_div(std::int64_t a, std::int64_t b) {
   return static_cast<int>((a + b - 1) / b);
 }
 
-/// The launch parameters that follow from the shapes, as the host computes them.
-ForwardParams shape_params(const ForwardCase& c) {
+fa::plan::Problem problem_of(const ForwardCase& c) {
   const AttentionCase& a = c.attention;
   fa::plan::Problem problem;
   problem.dtype = a.dtype;
@@ -44,8 +46,19 @@ ForwardParams shape_params(const ForwardCase& c) {
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
-  ForwardParams params =
-      fa::plan::forward_launch(problem, {}, static_cast<double>(a.softmax_scale()), c.splits, c.spec, 1).params;
+  problem.arch = c.spec.arch;
+  if (c.variant != nullptr) add_variant(problem, *c.variant);
+  return problem;
+}
+
+/// The launch parameters that follow from the shapes, as the host computes them.
+ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* placed) {
+  fa::plan::ForwardTensors tensors;
+  if (placed != nullptr) tensors.variant = placed->tensors();
+  ForwardVariantParams params =
+      fa::plan::forward_launch(problem_of(c), tensors, static_cast<double>(c.attention.softmax_scale()), c.splits,
+                               c.spec, 1)
+          .params;
   params.heads_in_flight = c.heads_in_flight;
   return params;
 }
@@ -93,7 +106,9 @@ AttentionInputs make_inputs(const ForwardCase& c) {
 }
 
 ForwardKernels kernels_of(const ForwardCase& c) {
-  return {canonical(c.spec), canonical(combine_spec(c.spec))};
+  fa::plan::KernelSpec combine = combine_spec(c.spec);
+  combine.variants.sink = c.spec.variants.sink;
+  return {canonical(c.spec), canonical(combine)};
 }
 
 AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs, const ForwardKernels& kernels,
@@ -102,7 +117,9 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   const Placement q_placement = c.placement == Placement::broadcast ? Placement::bhsd : c.placement;
   AttentionOutputs outputs = fa::test::make_outputs(c.attention);
   Memory memory;
-  ForwardParams params = shape_params(c);
+  std::optional<PlacedVariant> variant;
+  if (c.variant != nullptr) variant.emplace(memory, *c.variant, false);
+  ForwardVariantParams params = shape_params(c, variant ? &*variant : nullptr);
 
   const Placed q = place_input(memory, "q", inputs.q, q_placement, aligned);
   const Placed k = place_input(memory, "k", inputs.k, c.placement, aligned);
@@ -127,6 +144,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
     params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", partials * sizeof(float)));
   }
 
+  if (variant) run_mask_tiles(memory, problem_of(c), c.spec, params.variant, seed);
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);

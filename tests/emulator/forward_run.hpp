@@ -9,6 +9,7 @@
 #include "emulator/placement.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
+#include "support/variant_case.hpp"
 
 namespace emulator {
 
@@ -20,7 +21,8 @@ struct ForwardCase {
   bool lse = true;
   int splits = 1;
   int heads_in_flight = 1;
-  int blocks = 0;  ///< of the persistent grid of an sm90 kernel
+  int blocks = 0;                                  ///< of the persistent grid of an sm90 kernel
+  const fa::test::VariantCase* variant = nullptr;  ///< what the kernel computes besides, if anything
 };
 void PrintTo(const ForwardCase& c, std::ostream* out);
 

@@ -585,6 +585,12 @@ float lg2(float x) {
   return std::log2(x);
 }
 
+float tanh(float x) {
+  const float exact = std::tanh(x);
+  constexpr std::uint32_t kDropped = 0xfffu;  // as inexact as the instruction
+  return std::isnan(exact) ? exact : std::bit_cast<float>(std::bit_cast<std::uint32_t>(exact) & ~kDropped);
+}
+
 std::uint16_t convert_f16(float x) {
   return std::isnan(x) ? std::uint16_t{0x7fff} : fa::reference::encode_f16(x);
 }

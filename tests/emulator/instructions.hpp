@@ -106,6 +106,7 @@ inline void check_register(float x, const char* name, const Site& site) {
 float ex2(float x);
 float rcp(float x);
 float lg2(float x);
+float tanh(float x);
 std::uint16_t convert_f16(float x);
 std::uint16_t convert_bf16(float x);
 float convert_from_f16(std::uint16_t bits);

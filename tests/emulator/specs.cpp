@@ -7,8 +7,10 @@
 
 #include "emulator/backward_specs.hpp"
 #include "emulator/mutations.hpp"
+#include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
 #include "emulator/variant_specs.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
 
@@ -176,6 +178,16 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   return spec;
 }
 
+KernelSpec backward_sink_spec(const KernelSpec& main) {
+  KernelSpec spec;
+  spec.op = Op::backward_sink;
+  spec.arch = main.arch;
+  spec.dtype = main.dtype;
+  spec.varlen = main.varlen;
+  spec.warps = 8;
+  return spec;
+}
+
 const std::vector<KernelSpec>& sm90_specs() {
   static const std::vector<KernelSpec> specs = find_sm90_specs();
   return specs;
@@ -188,7 +200,7 @@ std::vector<KernelSpec> all_specs() {
   for (const Mutation& mutation : mutations()) {
     if (!is_backward(mutation)) specs.push_back(mutation.spec);
   }
-  specs.insert(specs.end(), variant_forward_specs().begin(), variant_forward_specs().end());
+  specs.insert(specs.end(), packed_forward_specs().begin(), packed_forward_specs().end());
   std::set<std::string> seen;
   std::vector<KernelSpec> unique;
   const auto add = [&](const KernelSpec& spec) {
@@ -199,7 +211,7 @@ std::vector<KernelSpec> all_specs() {
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
   }
   std::vector<BackwardSpecs> backwards = all_backward_specs();
-  backwards.insert(backwards.end(), variant_backward_specs().begin(), variant_backward_specs().end());
+  backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
   for (const BackwardSpecs& backward : backwards) {
     const bool deterministic = !backward.main.write_dq;
     add(backward.main);
@@ -210,6 +222,32 @@ std::vector<KernelSpec> all_specs() {
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
   }
+  return unique;
+}
+
+std::vector<KernelSpec> all_variant_specs() {
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
+    if (seen.insert(canonical(spec)).second) unique.push_back(spec);
+  };
+  std::vector<VariantKernels> all = variant_kernels();
+  all.insert(all.end(), packed_variant_kernels().begin(), packed_variant_kernels().end());
+  for (const VariantKernels& kernels : all) {
+    const VariantSpecs variant = variant_specs(kernels);
+    add(variant.forward);
+    if (variant.forward.split) add(variant.combine);
+    add(variant.backward);
+    add(backward_helper_spec(variant.backward, Op::backward_preprocess));
+    if (variant.backward.split) add(backward_helper_spec(variant.backward, Op::backward_reduce));
+    add(kernels.deterministic ? variant.dq : backward_helper_spec(variant.backward, Op::backward_convert));
+    if (variant.backward.variants.sink) add(backward_sink_spec(variant.backward));
+    if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
+    add(fa::plan::mask_tiles_spec(variant.forward));
+    add(fa::plan::mask_tiles_spec(variant.backward));
+    if (kernels.deterministic) add(fa::plan::mask_tiles_spec(variant.dq));
+  }
+  for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(kArch, dtype));
   return unique;
 }
 

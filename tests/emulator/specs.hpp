@@ -25,8 +25,14 @@ fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 /// A small kernel that goes with a backward kernel.
 fa::plan::KernelSpec backward_helper_spec(const fa::plan::KernelSpec& main, fa::plan::Op op);
 
+/// The kernel for the gradient of sinks that goes with a backward kernel.
+fa::plan::KernelSpec backward_sink_spec(const fa::plan::KernelSpec& main);
+
 /// All of the above and the backward's, each once.
 std::vector<fa::plan::KernelSpec> all_specs();
+
+/// Those with functions, windows, chunks or sinks, and what goes with them: a program of their own.
+std::vector<fa::plan::KernelSpec> all_variant_specs();
 
 }  // namespace emulator
 

@@ -1,340 +1,70 @@
 #include "emulator/variant_run.hpp"
 
-#include <algorithm>
-#include <limits>
-#include <ostream>
-#include <span>
-#include <stdexcept>
-#include <utility>
+#include <cstring>
 
+#include "api/problem.hpp"
+#include "emulator/emulator.hpp"
 #include "emulator/registry.hpp"
-#include "emulator/specs.hpp"
-#include "plan/forward_launch.hpp"
-#include "plan/planner.hpp"
-#include "reference/packed.hpp"
+#include "plan/mask_tiles.hpp"
 
 namespace emulator {
-namespace {
 
-using fa::DType;
-using fa::TensorView;
-using fa::plan::KernelSpec;
-using fa::plan::Op;
-using fa::plan::Problem;
-using fa::test::AttentionCase;
-using fa::test::AttentionGradients;
-using fa::test::AttentionInputs;
-using fa::test::AttentionOutputs;
-using fa::test::HostTensor;
-
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides[0] = t.stride_b;
-  view.strides[1] = t.stride_h;
-  view.strides[2] = t.stride_s;
-  return view;
-}
-
-Problem problem_of(const KernelSpec& spec, const VariantCase& c) {
-  const AttentionCase& a = c.attention;
-  Problem problem;
-  problem.arch = spec.arch;
-  problem.dtype = a.dtype;
-  problem.d_qk = static_cast<int>(a.d_qk);
-  problem.d_v = static_cast<int>(a.d_v);
-  problem.causal = a.causal;
-  problem.causal_align = a.causal_align;
-  problem.aligned = spec.aligned;
-  problem.varlen = spec.varlen;
-  problem.dropout = spec.dropout;
-  problem.b = c.sequences ? c.sequences->count() : a.b;
-  problem.h_q = a.h_q;
-  problem.h_kv = a.h_kv;
-  problem.s_q = c.max_s_q != 0 ? c.max_s_q : a.s_q;
-  problem.s_kv = c.max_s_kv != 0 ? c.max_s_kv : a.s_kv;
-  if (c.sequences) {
-    problem.total_q = a.s_q;
-    problem.total_kv = a.s_kv;
-  }
-  return problem;
-}
-
-const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
-  if (values.empty()) return nullptr;
-  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
-}
-
-/// What belongs to a sequence, by row.
-std::vector<bool> rows_of_sequences(const std::vector<std::int32_t>& cu, const std::vector<std::int32_t>& used,
-                                    std::int64_t total) {
-  std::vector<bool> taken(static_cast<std::size_t>(total), false);
-  for (std::size_t i = 0; i + 1 < cu.size(); ++i) {
-    const std::int32_t count = used.empty() ? cu[i + 1] - cu[i] : used[i];
-    for (std::int32_t row = cu[i]; row < cu[i] + count; ++row) taken[static_cast<std::size_t>(row)] = true;
-  }
-  return taken;
-}
-
-/// The memory of a call and its variants.
-class Call {
- public:
-  Call(const KernelSpec& spec, const VariantCase& c) : spec_(spec), c_(c) {
-    if (c.sequences) {
-      const Sequences& s = *c.sequences;
-      variants_.sequences.cu_q = place_array(memory_, "cu_seqlens_q", s.cu_q);
-      variants_.sequences.cu_kv = place_array(memory_, "cu_seqlens_kv", s.cu_kv);
-      variants_.sequences.used_q = place_array(memory_, "seqused_q", s.used_q);
-      variants_.sequences.used_kv = place_array(memory_, "seqused_kv", s.used_kv);
-      if (c.trust) {
-        rows_ = rows_of_sequences(s.cu_q, s.used_q, c.attention.s_q);
-        keys_ = rows_of_sequences(s.cu_kv, s.used_kv, c.attention.s_kv);
-      }
-    }
-    if (c.dropout == 0) return;
-    variants_.dropout = fa::plan::dropout_params(double{c.dropout});
-    if (c.state_in_memory) {
-      const std::vector<std::uint64_t> state{c.seed, c.offset};
-      variants_.dropout.state =
-          reinterpret_cast<const std::uint64_t*>(memory_.add_input("dropout state", std::as_bytes(std::span(state))));
-    } else {
-      variants_.dropout.seed = c.seed;
-      variants_.dropout.offset = c.offset;
-    }
-  }
-
-  Memory& memory() { return memory_; }
-  const fa::plan::VariantArgs& variants() const { return variants_; }
-
-  TensorView input(const char* name, const HostTensor& tensor, bool keys) {
-    const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    forbid_padding(t, keys);
-    return view_of(t, tensor);
-  }
-
-  TensorView output(const char* name, HostTensor& tensor, bool keys, float padding = 0) {
-    const Placed t = place_output(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    if (!c_.clear) forbid_padding(t, keys);
-    outputs_.push_back({t, &tensor, keys});
-    const TensorView view = view_of(t, tensor);
-    if (c_.clear) clear(view, keys, padding);
-    return view;
-  }
-
-  void run(const KernelSpec& spec, std::int64_t grid, const void* params) {
-    if (grid == 0) return;
-    const RegisteredKernel& kernel = registered_kernel(canonical(spec));
-    LaunchOptions options;
-    options.grid = static_cast<int>(grid);
-    options.threads = kernel.threads;
-    options.shared_bytes = fa::plan::shared_bytes(spec);
-    options.seed = 1;
-    launch(kernel.entry, params, memory_, options);
-  }
-
-  /// Copies what has to be there to the host.
-  void fetch_outputs() {
-    for (const Output& output : outputs_) {
-      const TensorView view = output.tensor->view();
-      const Placed& t = output.placed;
-      for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
-        const std::vector<bool>& taken = output.keys ? keys_ : rows_;
-        if (c_.sequences && !c_.clear && (!c_.trust || !taken[static_cast<std::size_t>(s)])) return;
-        const std::byte* row = t.row(b, h, s);
-        if (!memory_.written(row, t.row_bytes)) throw std::runtime_error("not written: " + memory_.describe(row));
-        const std::int64_t to = b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
-        std::copy_n(row, t.row_bytes, static_cast<std::byte*>(view.data) + to * static_cast<std::int64_t>(t.element));
-      });
-    }
-  }
-
- private:
-  struct Output {
-    Placed placed;
-    HostTensor* tensor;
-    bool keys;
+PlacedVariant::PlacedVariant(Memory& memory, const fa::test::VariantCase& c, bool gradients) {
+  const auto cleared = [&memory](const std::string& name, std::int64_t floats) {
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(floats) * sizeof(float));
+    std::byte* base = memory.add_input(name, zeros);
+    memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
+    return base;
   };
-
-  void forbid_padding(const Placed& t, bool keys) {
-    if (!c_.sequences || !c_.trust) return;
-    for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
-      if (!(keys ? keys_ : rows_)[static_cast<std::size_t>(s)]) memory_.set_flags(t.row(b, h, s), t.row_bytes, 0);
-    });
+  for (const fa::test::NamedTensor& tensor : c.captures) {
+    fa::expression::CapturedView captured{tensor.view(), 0, {}};
+    captured.view.data = memory.add_input(tensor.name, tensor.bytes);
+    if (gradients && tensor.requires_grad) {
+      captured.gradient = captured.view;
+      captured.gradient.dtype = fa::DType::f32;
+      captured.gradient.data = cleared("gradient of " + tensor.name, tensor.elements());
+    }
+    views.push_back(captured);
   }
-
-  void clear(const TensorView& view, bool keys, float value) {
-    if (view.elements() == 0) return;
-    const KernelSpec spec = fa::plan::clear_padding_spec(spec_.arch, view.dtype);
-    const Problem problem = problem_of(spec_, c_);
-    fa::plan::PaddingLaunch launch =
-        fa::plan::padding_launch(view, problem.b, keys ? variants_.sequences.cu_kv : variants_.sequences.cu_q,
-                                 keys ? variants_.sequences.used_kv : variants_.sequences.used_q,
-                                 keys ? problem.s_kv : problem.s_q, value, spec.warps);
-    run(spec, launch.grid, &launch.params);
-  }
-
-  KernelSpec spec_;
-  const VariantCase& c_;
-  Memory memory_;
-  fa::plan::VariantArgs variants_;
-  std::vector<bool> rows_, keys_;
-  std::vector<Output> outputs_;
-};
-
-template <class Args>
-void set_common(const VariantCase& c, Args& args) {
-  args.scale = static_cast<double>(c.attention.softmax_scale());
-  args.causal = c.attention.causal;
-  args.causal_align = c.attention.causal_align;
-  args.dropout = c.mask();
-  args.f64 = true;
+  if (!c.config.sink) return;
+  sink = c.sink.view();
+  sink.data = memory.add_input("sink", c.sink.bytes);
+  if (!gradients) return;
+  dsink = sink;
+  dsink.data = memory.add_output("dsink", c.sink.bytes.size());
 }
 
-void copy_values(const HostTensor& from, HostTensor& to) {
-  const TensorView view = from.view();
-  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
-    const std::int64_t d = view.rank == 4 ? view.shape[3] : 1;
-    for (std::int64_t i = 0; i < d; ++i) to.set(b, h, s, i, from.at(b, h, s, i));
-  });
+std::vector<float> floats_of(const fa::TensorView& view) {
+  std::vector<float> values(view.defined() ? static_cast<std::size_t>(view.elements()) : 0);
+  if (!values.empty()) std::memcpy(values.data(), view.data, values.size() * sizeof(float));
+  return values;
 }
 
-}  // namespace
-
-fa::PackedSequences Sequences::view() const {
-  fa::PackedSequences view;
-  view.b = count();
-  view.cu_seqlens_q = cu_q.data();
-  view.cu_seqlens_kv = cu_kv.data();
-  view.seqused_q = used_q.empty() ? nullptr : used_q.data();
-  view.seqused_kv = used_kv.empty() ? nullptr : used_kv.data();
-  return view;
+void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
+  const fa::AttentionShape shape{.b = problem.b,
+                                 .h_q = problem.h_q,
+                                 .h_kv = problem.h_kv,
+                                 .s_q = problem.s_q,
+                                 .s_kv = problem.s_kv,
+                                 .aligned = problem.aligned,
+                                 .total_q = problem.total_q,
+                                 .total_kv = problem.total_kv};
+  problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
 }
 
-void PrintTo(const VariantCase& c, std::ostream* out) {
-  fa::test::PrintTo(c.attention, out);
-  *out << " dropout " << c.dropout << ", " << c.splits << " splits" << (c.clear ? ", cleared" : "");
-  if (!c.sequences) return;
-  for (const auto& cu : {c.sequences->cu_q, c.sequences->cu_kv}) {
-    *out << ", cu";
-    for (const std::int32_t at : cu) *out << ' ' << at;
-  }
-}
-
-AttentionOutputs run_variant(const KernelSpec& spec, const VariantCase& c, const AttentionInputs& inputs) {
-  AttentionOutputs outputs = fa::test::make_outputs(c.attention);
-  Call call(spec, c);
-  fa::plan::ForwardTensors tensors;
-  tensors.q = call.input("q", inputs.q, false);
-  tensors.k = call.input("k", inputs.k, true);
-  tensors.v = call.input("v", inputs.v, true);
-  tensors.o = call.output("o", outputs.o, false);
-  tensors.lse = call.output("lse", outputs.lse, false, -std::numeric_limits<float>::infinity());
-  const Problem problem = problem_of(spec, c);
-  fa::plan::ForwardLaunch launch = fa::plan::forward_launch(
-      problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, spec, 1, call.variants());
-  const std::int64_t rows = c.attention.b * c.attention.h_q * c.attention.s_q;
-  if (spec.split) {
-    const auto partials = static_cast<std::size_t>(rows * c.splits);
-    launch.params.partial_o = reinterpret_cast<float*>(
-        call.memory().add_output("partial_o", partials * static_cast<std::size_t>(c.attention.d_v) * sizeof(float)));
-    launch.params.partial_lse =
-        reinterpret_cast<float*>(call.memory().add_output("partial_lse", partials * sizeof(float)));
-  }
-  call.run(spec, launch.grid, &launch.params);
-  if (spec.split) {
-    const KernelSpec combine = combine_spec(spec);
-    call.run(combine, (rows + combine.warps - 1) / combine.warps, &launch.params);
-  }
-  call.fetch_outputs();
-  return outputs;
-}
-
-AttentionGradients run_variant(const BackwardSpecs& specs, const VariantCase& c, const BackwardData& data) {
-  const KernelSpec& main = specs.main;
-  const bool deterministic = !main.write_dq;
-  AttentionGradients gradients = fa::test::make_gradients(c.attention);
-  Call call(main, c);
-  fa::plan::BackwardTensors tensors;
-  tensors.q = call.input("q", data.inputs.q, false);
-  tensors.k = call.input("k", data.inputs.k, true);
-  tensors.v = call.input("v", data.inputs.v, true);
-  tensors.o = call.input("o", data.outputs.o, false);
-  tensors.dout = call.input("dout", data.dout, false);
-  tensors.lse = call.input("lse", data.outputs.lse, false);
-  if (c.dlse) tensors.dlse = call.input("dlse", data.dlse, false);
-  tensors.dq = call.output("dq", gradients.dq, false);
-  tensors.dk = call.output("dk", gradients.dk, true);
-  tensors.dv = call.output("dv", gradients.dv, true);
-  const Problem problem = problem_of(main, c);
-  const fa::plan::BackwardChoice choice{.splits = c.splits};
-  const std::size_t bytes = fa::plan::backward_workspace(problem, choice, deterministic).bytes;
-  std::byte* workspace = call.memory().add_output("workspace", bytes);
-  // With wrong lengths not all that is read was written.
-  if (!c.trust) call.memory().set_flags(workspace, bytes, Memory::kReadable | Memory::kWritable);
-  const fa::plan::BackwardKernels taken{main, specs.dq, backward_helper_spec(main, Op::backward_reduce).warps};
-  const fa::plan::BackwardLaunch launch =
-      fa::plan::backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
-                                deterministic, taken, 1, workspace, call.variants());
-  call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
-  call.run(main, launch.grids.main, &launch.params);
-  call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
-  call.run(specs.dq, launch.grids.dq, &launch.dq_params);
-  call.run(backward_helper_spec(main, Op::backward_convert), launch.grids.convert, &launch.params);
-  call.fetch_outputs();
-  return gradients;
-}
-
-AttentionOutputs expected_of(const VariantCase& c, const AttentionInputs& inputs) {
-  AttentionCase f64 = c.attention;
-  f64.dtype = DType::f64;
-  AttentionOutputs outputs = fa::test::make_outputs(f64);
-  fa::reference::ForwardArgs args;
-  args.q = inputs.q.view();
-  args.k = inputs.k.view();
-  args.v = inputs.v.view();
-  args.o = outputs.o.view();
-  args.lse = outputs.lse.view();
-  set_common(c, args);
-  if (c.sequences) {
-    fa::reference::forward(args, c.sequences->view(), true);
-  } else {
-    fa::reference::forward(args);
-  }
-  return outputs;
-}
-
-AttentionGradients expected_of(const VariantCase& c, const BackwardData& data) {
-  AttentionCase f64 = c.attention;
-  f64.dtype = DType::f64;
-  const AttentionOutputs forward = expected_of(c, data.inputs);
-  AttentionGradients gradients = fa::test::make_gradients(f64);
-  fa::reference::BackwardArgs args;
-  args.q = data.inputs.q.view();
-  args.k = data.inputs.k.view();
-  args.v = data.inputs.v.view();
-  args.o = forward.o.view();
-  args.lse = forward.lse.view();
-  args.dout = data.dout.view();
-  if (c.dlse) args.dlse = data.dlse.view();
-  args.dq = gradients.dq.view();
-  args.dk = gradients.dk.view();
-  args.dv = gradients.dv.view();
-  set_common(c, args);
-  if (c.sequences) {
-    fa::reference::backward(args, c.sequences->view(), true);
-  } else {
-    fa::reference::backward(args);
-  }
-  return gradients;
-}
-
-BackwardData make_data(const VariantCase& c) {
-  BackwardData data{fa::test::make_inputs(c.attention), fa::test::make_outputs(c.attention),
-                    fa::test::make_dout(c.attention), fa::test::make_dlse(c.attention)};
-  const AttentionOutputs exact = expected_of(c, data.inputs);
-  copy_values(exact.o, data.outputs.o);
-  copy_values(exact.lse, data.outputs.lse);
-  return data;
+void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
+                    fa::kernel::VariantParams& params, std::uint64_t seed) {
+  const std::size_t bytes = fa::plan::mask_tiles_bytes(problem, attention);
+  if (bytes == 0) return;
+  const RegisteredKernel& kernel = registered_kernel(canonical(fa::plan::mask_tiles_spec(attention)));
+  const fa::plan::MaskTilesLaunch mask =
+      fa::plan::mask_tiles_launch(problem, attention, memory.add_output("tile lists", bytes), &params);
+  LaunchOptions options;
+  options.grid = static_cast<int>(mask.grid);
+  options.threads = kernel.threads;
+  options.shared_bytes = 0;
+  options.seed = seed;
+  launch(kernel.entry, &mask.params, memory, options);
 }
 
 }  // namespace emulator

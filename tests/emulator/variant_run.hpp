@@ -1,58 +1,36 @@
 #ifndef FA_TESTS_EMULATOR_VARIANT_RUN_HPP_
 #define FA_TESTS_EMULATOR_VARIANT_RUN_HPP_
 
-#include <cstdint>
-#include <iosfwd>
-#include <optional>
 #include <vector>
 
-#include "emulator/backward_run.hpp"
-#include "emulator/forward_run.hpp"
+#include "emulator/memory.hpp"
 #include "plan/kernel_spec.hpp"
-#include "reference/dropout.hpp"
-#include "support/attention_case.hpp"
+#include "plan/problem.hpp"
+#include "plan/variant_launch.hpp"
+#include "support/variant_case.hpp"
 
-/// Packed batches and dropout on the emulator: the kernels of variant_specs(), launched as the library launches them.
 namespace emulator {
 
-/// Cumulative lengths, as a call has them.
-struct Sequences {
-  std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv;  ///< used ones may be empty
+/// The tensors that a case's functions name, and its sinks, in the emulator's memory; with gradients of them, zero.
+struct PlacedVariant {
+  PlacedVariant(Memory& memory, const fa::test::VariantCase& c, bool gradients);
 
-  std::int64_t count() const { return static_cast<std::int64_t>(cu_q.size()) - 1; }
-  fa::PackedSequences view() const;
+  fa::plan::VariantTensors tensors() const { return {views, sink, dsink}; }
+
+  std::vector<fa::expression::CapturedView> views;
+  fa::TensorView sink, dsink;
 };
 
-struct VariantCase {
-  /// Of a packed batch b is 1, and s_q and s_kv are the rows of the packed tensors.
-  fa::test::AttentionCase attention;
-  std::optional<Sequences> sequences;
-  std::int64_t max_s_q = 0;  ///< 0: as many as there are rows
-  std::int64_t max_s_kv = 0;
-  float dropout = 0;
-  std::uint64_t seed = 0x123456789abcdef0;
-  std::uint64_t offset = 0xfffffffffffffff0;  ///< wraps
-  bool state_in_memory = false;               ///< of seed and offset
-  bool clear = false;                         ///< with a kernel for the rows of no sequence
-  bool trust = true;  ///< rows of no sequence can be neither read nor, without `clear`, written; else all can
-  bool dlse = false;
-  int splits = 1;
+/// The elements of a gradient in the emulator's memory; none if it is undefined.
+std::vector<float> floats_of(const fa::TensorView& view);
 
-  fa::reference::DropoutMask mask() const { return {double{dropout}, seed, offset}; }
-};
-void PrintTo(const VariantCase& c, std::ostream* out);
+/// What the case adds to a problem.
+void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c);
 
-/// What the kernels make of `inputs`; without `clear` rows of no sequence keep the NaNs of make_outputs.
-fa::test::AttentionOutputs run_variant(const fa::plan::KernelSpec& spec, const VariantCase& c,
-                                       const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients run_variant(const BackwardSpecs& specs, const VariantCase& c, const BackwardData& data);
-
-/// The same in float64 on the host.
-fa::test::AttentionOutputs expected_of(const VariantCase& c, const fa::test::AttentionInputs& inputs);
-fa::test::AttentionGradients expected_of(const VariantCase& c, const BackwardData& data);
-
-/// Inputs, the rounded O and LSE of float64, and gradients of these.
-BackwardData make_data(const VariantCase& c);
+/// Writes the tile lists of `attention` into memory of their own, where its mask is a function, and tells `params` of
+/// them.
+void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
+                    fa::kernel::VariantParams& params, std::uint64_t seed);
 
 }  // namespace emulator
 

@@ -1,234 +1,100 @@
 #include "emulator/variant_specs.hpp"
 
+#include <algorithm>
+#include <stdexcept>
+
+#include "api/problem.hpp"
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
+
 namespace emulator {
 namespace {
 
 using fa::DType;
-using fa::plan::Arch;
-using fa::plan::KernelSpec;
-using fa::plan::Op;
+using fa::test::AttentionCase;
 
-struct ForwardShape {
-  DType dtype;
-  int d_qk, d_v, tile_m, warps, tile_n, stages;
-  bool varlen, dropout, causal, pack_gqa = false, split = false, aligned = true, q_in_registers = false;
-  int loop_bodies = 1;
-};
-
-constexpr ForwardShape kForward[] = {
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 40,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 32,
-     .stages = 1,
-     .varlen = true,
-     .dropout = false,
-     .causal = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 64,
-     .warps = 2,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false},
-    {.dtype = DType::f32,
-     .d_qk = 24,
-     .d_v = 64,
-     .tile_m = 16,
-     .warps = 1,
-     .tile_n = 16,
-     .stages = 1,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .loop_bodies = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .warps = 1,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .pack_gqa = true,
-     .q_in_registers = true},
-    {.dtype = DType::f16,
-     .d_qk = 8,
-     .d_v = 64,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 32,
-     .stages = 1,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .split = true},
-    {.dtype = DType::bf16,
-     .d_qk = 72,
-     .d_v = 40,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 16,
-     .stages = 3,
-     .varlen = true,
-     .dropout = true,
-     .causal = false,
-     .aligned = false},
-};
-
-struct BackwardShape {
-  DType dtype;
-  int d_qk, d_v, tile_m, tile_n, warps, warps_n, dq_warps_m, stages;
-  bool varlen, dropout, causal, deterministic = false, split = false, aligned = true, delayed_dq = false;
-  int substeps = 1;
-  bool vector_reduce = true;
-};
-
-constexpr BackwardShape kBackward[] = {
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 40,
-     .tile_m = 32,
-     .tile_n = 32,
-     .warps = 4,
-     .warps_n = 2,
-     .dq_warps_m = 2,
-     .stages = 1,
-     .varlen = true,
-     .dropout = false,
-     .causal = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .tile_n = 32,
-     .warps = 2,
-     .warps_n = 2,
-     .dq_warps_m = 1,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .split = true,
-     .vector_reduce = false},
-    {.dtype = DType::f32,
-     .d_qk = 24,
-     .d_v = 64,
-     .tile_m = 16,
-     .tile_n = 32,
-     .warps = 4,
-     .warps_n = 1,
-     .dq_warps_m = 1,
-     .stages = 1,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .deterministic = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 40,
-     .tile_m = 32,
-     .tile_n = 64,
-     .warps = 4,
-     .warps_n = 4,
-     .dq_warps_m = 1,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .aligned = false,
-     .delayed_dq = true},
-    {.dtype = DType::f16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .tile_n = 64,
-     .warps = 2,
-     .warps_n = 2,
-     .dq_warps_m = 1,
-     .stages = 1,
-     .varlen = false,
-     .dropout = true,
-     .causal = true,
-     .deterministic = true,
-     .substeps = 2},
-};
-
-KernelSpec to_spec(const ForwardShape& shape) {
-  KernelSpec spec;
-  spec.arch = {8, 0, '\0'};
-  spec.dtype = shape.dtype;
-  spec.d_qk = shape.d_qk;
-  spec.d_v = shape.d_v;
-  spec.tile_m = shape.tile_m;
-  spec.warps = shape.warps;
-  spec.tile_n = shape.tile_n;
-  spec.stages = shape.stages;
-  spec.varlen = shape.varlen;
-  spec.dropout = shape.dropout;
-  spec.causal = shape.causal;
-  spec.pack_gqa = shape.pack_gqa;
-  spec.split = shape.split;
-  spec.aligned = shape.aligned;
-  spec.q_in_registers = shape.q_in_registers;
-  spec.loop_bodies = shape.loop_bodies;
-  return spec;
+AttentionCase attention(DType dtype, std::int64_t d_qk, std::int64_t d_v, bool causal, float scale = 0) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.d_qk = d_qk;
+  c.d_v = d_v;
+  c.causal = causal;
+  if (scale != 0) c.scale = scale;
+  return c;
 }
 
-BackwardSpecs to_specs(const BackwardShape& shape) {
-  KernelSpec spec;
-  spec.op = Op::backward;
-  spec.arch = shape.vector_reduce ? Arch{9, 0, 'a'} : Arch{8, 0, '\0'};
-  spec.dtype = shape.dtype;
-  spec.d_qk = shape.d_qk;
-  spec.d_v = shape.d_v;
-  spec.causal = shape.causal;
-  spec.aligned = shape.aligned;
-  spec.varlen = shape.varlen;
-  spec.dropout = shape.dropout;
-  BackwardSpecs specs{spec, spec};
-  specs.main.tile_m = shape.tile_m;
-  specs.main.tile_n = shape.tile_n;
-  specs.main.warps = shape.warps;
-  specs.main.warps_n = shape.warps_n;
-  specs.main.dq_warps_m = shape.dq_warps_m;
-  specs.main.stages = shape.stages;
-  specs.main.substeps = shape.substeps;
-  specs.main.delayed_dq = shape.delayed_dq;
-  specs.main.write_dq = !shape.deterministic;
-  specs.main.split = shape.split;
-  specs.dq.op = Op::backward_dq;
-  specs.dq.tile_m = 32;
-  specs.dq.tile_n = 16;
-  specs.dq.warps = 1;
-  specs.dq.stages = 2;
-  return specs;
-}
+constexpr fa::plan::Arch kArch{8, 0, '\0'};
+constexpr std::int64_t kAnyLength = 100;
 
 }  // namespace
 
-const std::vector<KernelSpec>& variant_forward_specs() {
-  static const std::vector<KernelSpec> specs = [] {
-    std::vector<KernelSpec> result;
-    for (const ForwardShape& shape : kForward) result.push_back(to_spec(shape));
-    return result;
-  }();
-  return specs;
+const std::vector<VariantKernels>& variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"softcap_bias", attention(DType::bf16, 24, 24, true)},
+      {"alibi", attention(DType::f16, 16, 8, false), true, 3},
+      {"table", attention(DType::f32, 8, 8, true), false, 1, 2},
+      {"learned", attention(DType::bf16, 8, 16, false), false, 2},
+      {"strided", attention(DType::f16, 16, 16, false, -0.4f), false, 1, 1, true},
+      {"by_head", attention(DType::f16, 16, 16, true), true, 2, 2},
+      {"documents", attention(DType::bf16, 16, 16, false), false, 1, 2},
+      {"two_sided", attention(DType::bf16, 16, 16, false), false, 1, 2},
+      {"window_sink", attention(DType::f32, 16, 8, true), true, 2, 1, true},
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
+  };
+  return list;
 }
 
-const std::vector<BackwardSpecs>& variant_backward_specs() {
-  static const std::vector<BackwardSpecs> specs = [] {
-    std::vector<BackwardSpecs> result;
-    for (const BackwardShape& shape : kBackward) result.push_back(to_specs(shape));
-    return result;
-  }();
+const std::vector<VariantKernels>& packed_variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2, false, true, true},
+      {"bias", attention(DType::f16, 8, 16, false), true, 1, 1, false, true, true},
+      {"softcap_bias", attention(DType::f32, 16, 8, true), false, 2, 1, false, false, true},
+      {"window_sink", attention(DType::f32, 8, 8, true), true, 1, 2, true, true, true},
+      {"prefix", attention(DType::bf16, 16, 16, false), false, 1, 2, false, true, false},
+      {"ahead", attention(DType::f16, 16, 8, false, -0.4f), false, 1, 1, true, true, true},
+  };
+  return list;
+}
+
+fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
+  // Gradients of captures have no place in a deterministic backward.
+  const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(!kernels.deterministic);
+  const auto found = std::ranges::find(choices, kernels.choice, &fa::test::VariantChoice::name);
+  if (found == choices.end()) throw std::out_of_range("no such choice: " + kernels.choice);
+  fa::test::VariantCase c(attention, *found);
+  c.config.varlen = kernels.varlen;
+  if (kernels.dropout) c.config.dropout = 0.5f;  // which one it is, no kernel depends on
+  return c;
+}
+
+VariantSpecs variant_specs(const VariantKernels& kernels) {
+  const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
+  const fa::AttentionShape shape{.b = 1,
+                                 .h_q = 2,
+                                 .h_kv = 1,
+                                 .s_q = kAnyLength,
+                                 .s_kv = kAnyLength,
+                                 .total_q = kAnyLength,
+                                 .total_kv = kAnyLength};
+  const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, kArch, &c.functions.variants);
+  fa::KernelOverride forward;
+  forward.tile_m = 32;
+  forward.tile_n = 32;
+  forward.warps = 2;
+  forward.stages = kernels.loop_bodies;
+  forward.loop_bodies = kernels.loop_bodies;
+  forward.pack_gqa = kernels.pack_gqa;
+  forward.splits = kernels.splits;
+  fa::KernelOverride backward;
+  backward.tile_m = 32;
+  backward.tile_n = 32;
+  backward.warps = 4;
+  backward.stages = kernels.loop_bodies;
+  backward.splits = kernels.splits;
+  const fa::plan::ForwardPlan planned = plan_forward(problem, forward);
+  const fa::plan::BackwardPlan planned_backward = plan_backward(problem, backward, kernels.deterministic);
+  VariantSpecs specs{planned.kernel, planned.combine, planned_backward.main.front(), {}, planned_backward.sink};
+  if (kernels.deterministic) specs.dq = planned_backward.dq.front();
   return specs;
 }
 

@@ -1,16 +1,39 @@
 #ifndef FA_TESTS_EMULATOR_VARIANT_SPECS_HPP_
 #define FA_TESTS_EMULATOR_VARIANT_SPECS_HPP_
 
+#include <string>
 #include <vector>
 
-#include "emulator/backward_run.hpp"
 #include "plan/kernel_spec.hpp"
+#include "support/variant_case.hpp"
 
-/// Kernels of packed batches and with dropout, alone and together: each flag that meets one of them in the kernels.
 namespace emulator {
 
-const std::vector<fa::plan::KernelSpec>& variant_forward_specs();
-const std::vector<BackwardSpecs>& variant_backward_specs();
+/// Kernels with functions, windows, chunks or sinks: a choice of these, and a small kernel for it.
+struct VariantKernels {
+  std::string choice;  ///< of fa::test::variant_choices()
+  fa::test::AttentionCase attention;
+  bool pack_gqa = false;
+  int splits = 1;  ///< of keys in forward, of queries in backward
+  int loop_bodies = 1;
+  bool deterministic = false;
+  bool varlen = false;  ///< of packed batches
+  bool dropout = false;
+};
+const std::vector<VariantKernels>& variant_kernels();
+
+/// Those with packed batches, dropout or both besides.
+const std::vector<VariantKernels>& packed_variant_kernels();
+
+/// The configuration of an entry for a case, which its kernels serve whatever the lengths are.
+fa::test::VariantCase variant_case(const VariantKernels& kernels, const fa::test::AttentionCase& attention);
+
+/// Kernels of a forward and a backward call: the attention kernel, combine when split; the main kernel, the pass for dQ
+/// when deterministic, the kernel for sinks where there are any.
+struct VariantSpecs {
+  fa::plan::KernelSpec forward, combine, backward, dq, sink;
+};
+VariantSpecs variant_specs(const VariantKernels& kernels);
 
 }  // namespace emulator
 

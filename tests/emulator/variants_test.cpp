@@ -1,13 +1,16 @@
-// Packed batches and dropout: rendered kernels against float64, and their masks against the host's bit for bit.
+// Kernels with score and mask functions, windows, chunks and sinks against the float64 reference, and against
+// themselves under other schedules.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
-#include "emulator/variant_run.hpp"
+#include "emulator/backward_run.hpp"
+#include "emulator/forward_run.hpp"
 #include "emulator/variant_specs.hpp"
 
 namespace emulator {
@@ -15,276 +18,173 @@ namespace {
 
 using fa::CausalAlign;
 using fa::DType;
-using fa::plan::KernelSpec;
-using fa::test::AttentionGradients;
+using fa::test::AttentionCase;
 using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
+using fa::test::VariantCase;
+using fa::test::VariantGradients;
 
-Sequences pack(const std::vector<int>& rows, const std::vector<int>& keys) {
-  Sequences sequences;
-  for (const auto& [lengths, cu] : {std::pair{&rows, &sequences.cu_q}, std::pair{&keys, &sequences.cu_kv}}) {
-    cu->push_back(0);
-    for (const int length : *lengths) cu->push_back(cu->back() + length);
-  }
-  return sequences;
-}
+constexpr std::size_t kLaunches = 5;
 
-/// One row, none, more than a tile, no keys; more sequences than a warp has lanes; rows and keys that are not used, and
-/// some before and behind all sequences.
-std::vector<Sequences> batches() {
-  std::vector<Sequences> result{pack({5, 0, 33, 1, 20}, {9, 20, 40, 3, 0})};
-  std::vector<int> many(41, 1), many_keys(41, 2);
-  many[7] = 35;
-  many_keys[7] = 70;
-  many_keys[40] = 0;
-  result.push_back(pack(many, many_keys));
-  Sequences part = pack({40, 12, 8}, {35, 50, 8});
-  part.used_q = {33, 0, 8};
-  part.used_kv = {17, 50, 3};
-  for (std::int32_t& at : part.cu_q) at += 3;
-  for (std::int32_t& at : part.cu_kv) at += 5;
-  result.push_back(part);
-  return result;
-}
-
-/// The case of a kernel: of a packed batch with some rows behind the last sequence, else of two entries.
-VariantCase make_case(const KernelSpec& spec, std::size_t batch) {
-  VariantCase c;
-  c.attention.dtype = spec.dtype;
-  c.attention.d_qk = spec.d_qk;
-  c.attention.d_v = spec.d_v;
-  c.attention.causal = spec.causal;
-  c.attention.h_q = 4;
-  c.attention.h_kv = 2;
-  c.attention.seed = 7 + batch;
-  c.attention.causal_align = batch % 2 == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
-  c.dropout = spec.dropout ? std::array{0.1f, 0.5f, 0.9f}[batch] : 0;
-  c.state_in_memory = spec.dropout && batch == 1;
-  c.dlse = batch == 2;
-  c.splits = spec.split ? 3 : 1;
-  if (!spec.varlen) {
-    c.attention.b = 2;
-    c.attention.s_q = 33 + static_cast<std::int64_t>(batch);
-    c.attention.s_kv = 70;
-    return c;
-  }
-  c.sequences = batches()[batch];
-  c.attention.s_q = c.sequences->cu_q.back() + 2;
-  c.attention.s_kv = c.sequences->cu_kv.back() + 4;
-  c.clear = batch == 2;
-  if (batch == 0) {  // the lengths of the longest ones are known
-    c.max_s_q = 33;
-    c.max_s_kv = 40;
-  }
-  return c;
-}
-
-double tolerance(DType dtype) {
-  return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 2.5e-3 : 1e-5;
-}
-
-/// The greatest |x| of what is no NaN or infinity.
-double largest(const HostTensor& tensor) {
-  const fa::TensorView view = tensor.view();
-  double result = 0;
-  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
-    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
-      const double value = std::abs(tensor.at(b, h, s, d));
-      if (std::isfinite(value)) result = std::max(result, value);
-    }
-  });
-  return result;
-}
-
-/// Rows that the kernels leave alone are those that the reference cleared: NaN here, `padding` there.
-void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, bool cleared,
-                 double bound) {
-  const fa::TensorView view = expected.view();
-  double worst = 0;
-  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
-    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
-      const double wanted = expected.at(b, h, s, d);
-      const double got = actual.at(b, h, s, d);
-      if (!cleared && std::isnan(got) && (wanted == 0 || std::isinf(wanted))) continue;
-      if (got == wanted) continue;
-      const double error = std::abs(got - wanted);
-      worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
-    }
-  });
-  EXPECT_LE(worst, bound * std::max(largest(expected), terms)) << name;
-}
-
-class VariantForward : public testing::TestWithParam<std::size_t> {};
-
-TEST_P(VariantForward, MatchesTheReference) {
-  const KernelSpec& spec = variant_forward_specs()[GetParam()];
-  for (std::size_t batch = 0; batch < batches().size(); ++batch) {
-    const VariantCase c = make_case(spec, batch);
-    SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
-    const auto inputs = fa::test::make_inputs(c.attention);
-    AttentionOutputs actual;
-    ASSERT_NO_THROW(actual = run_variant(spec, c, inputs));
-    const AttentionOutputs expected = expected_of(c, inputs);
-    const bool cleared = !c.sequences || c.clear;
-    expect_near("o", actual.o, expected.o, 1, cleared, tolerance(spec.dtype));
-    expect_near("lse", actual.lse, expected.lse, 1, cleared, 1e-4);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, VariantForward, testing::Range<std::size_t>(0, variant_forward_specs().size()));
-
-class VariantBackward : public testing::TestWithParam<std::size_t> {};
-
-TEST_P(VariantBackward, MatchesTheReference) {
-  const BackwardSpecs& specs = variant_backward_specs()[GetParam()];
-  for (std::size_t batch = 0; batch < batches().size(); ++batch) {
-    const VariantCase c = make_case(specs.main, batch);
-    SCOPED_TRACE(canonical(specs.main) + ", " + testing::PrintToString(c));
-    const BackwardData data = make_data(c);
-    AttentionGradients actual;
-    ASSERT_NO_THROW(actual = run_variant(specs, c, data));
-    const AttentionGradients expected = expected_of(c, data);
-    const bool cleared = !c.sequences || c.clear;
-    const double dp = std::sqrt(static_cast<double>(c.attention.d_v)) / (1 - static_cast<double>(c.dropout));
-    const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
-    const double bound = tolerance(c.attention.dtype);
-    expect_near("dq", actual.dq, expected.dq, dp * scale, cleared, bound);
-    expect_near("dk", actual.dk, expected.dk, dp * scale, cleared, bound);
-    expect_near("dv", actual.dv, expected.dv, 1, cleared, bound);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, VariantBackward, testing::Range<std::size_t>(0, variant_backward_specs().size()));
-
-/// Lengths of every wrong kind: none may lead a kernel out of its tensors.
-TEST(Varlen, WrongLengthsStayInBounds) {
-  const std::vector<std::vector<std::int32_t>> wrong{
-      {0, 50, 20, 60},  {-7, 10, 30, 40}, {0, 1000000, 2000000000, 2147483647},
-      {40, 30, 20, 10}, {0, 0, 0, 0},     {-2147483647 - 1, 2147483647, -5, 64}};
-  const auto run = [&](const KernelSpec* forward, const BackwardSpecs* backward) {
-    for (const std::vector<std::int32_t>& cu : wrong) {
-      VariantCase c = make_case(forward != nullptr ? *forward : backward->main, 0);
-      c.attention.s_q = c.attention.s_kv = 60;
-      c.max_s_q = c.max_s_kv = 0;
-      const Sequences right = pack({20, 20, 20}, {20, 20, 20});
-      c.sequences = right;
-      const BackwardData data = make_data(c);
-      c.trust = false;
-      for (const bool rows : {true, false}) {
-        c.sequences = right;
-        (rows ? c.sequences->cu_q : c.sequences->cu_kv) = cu;
-        c.sequences->used_q = {-3, 1000000, 5};
-        SCOPED_TRACE(testing::PrintToString(c));
-        if (forward != nullptr) {
-          EXPECT_NO_THROW(run_variant(*forward, c, data.inputs));
-        } else {
-          EXPECT_NO_THROW(run_variant(*backward, c, data));
-        }
-      }
-    }
-  };
-  run(&variant_forward_specs()[0], nullptr);
-  run(&variant_forward_specs()[3], nullptr);
-  run(nullptr, &variant_backward_specs()[0]);
-  run(nullptr, &variant_backward_specs()[2]);
-}
-
-/// A case whose P is 1 / s_kv everywhere: what a kernel multiplies with a unit matrix is its mask.
-VariantCase uniform_case(const KernelSpec& spec) {
-  VariantCase c;
-  c.attention.dtype = spec.dtype;
-  c.attention.d_qk = spec.d_qk;
-  c.attention.d_v = spec.d_v;
-  c.attention.b = 2;
-  c.attention.h_q = 4;
-  c.attention.h_kv = 2;
-  c.attention.s_q = 57;
-  c.attention.s_kv = 61;
-  c.attention.scale = 1e-6f;
-  c.dropout = 0.4f;
-  c.splits = spec.split ? 3 : 1;
-  if (!spec.varlen) return c;
-  c.attention.b = 1;
-  c.sequences = pack({57, 40}, {61, 33});
-  c.attention.s_q = 97;
-  c.attention.s_kv = 94;
-  return c;
-}
-
-struct Entry {
-  std::int64_t batch, first_row, first_key, rows, keys;
+struct Launch {
+  std::int64_t b, h_q, h_kv, s_q, s_kv;
+  CausalAlign align;
+  Placement placement;
+  bool dlse;
 };
-std::vector<Entry> entries_of(const VariantCase& c) {
-  if (c.sequences) return {{0, 0, 0, 57, 61}, {1, 57, 61, 40, 33}};
-  return {{0, 0, 0, c.attention.s_q, c.attention.s_kv}, {1, 0, 0, c.attention.s_q, c.attention.s_kv}};
+constexpr Launch kAllLaunches[kLaunches] = {
+    {1, 2, 1, 70, 70, CausalAlign::bottom_right, Placement::bhsd, false},
+    {2, 4, 2, 33, 65, CausalAlign::bottom_right, Placement::bshd, true},
+    {1, 3, 1, 65, 34, CausalAlign::bottom_right, Placement::padded, true},
+    {1, 2, 2, 40, 100, CausalAlign::top_left, Placement::bhsd, false},
+    {2, 2, 1, 1, 50, CausalAlign::bottom_right, Placement::bhsd, true},
+};
+
+VariantCase make_case(const VariantKernels& kernels, const Launch& launch) {
+  AttentionCase c = kernels.attention;
+  c.b = launch.b;
+  c.h_q = launch.h_q;
+  c.h_kv = launch.h_kv;
+  c.s_q = launch.s_q;
+  c.s_kv = launch.s_kv;
+  c.causal_align = launch.align;
+  return variant_case(kernels, c);
 }
 
-/// Calls check(head, row, key, kept) for every element of the host's mask that a causal kernel keeps.
-template <class Check>
-void for_each_draw(const VariantCase& c, const Entry& entry, bool causal, const Check& check) {
-  std::vector<std::uint8_t> keep(static_cast<std::size_t>(entry.keys));
-  for (std::int64_t h = 0; h < c.attention.h_q; ++h) {
-    for (std::int64_t i = 0; i < entry.rows; ++i) {
-      c.mask().row(entry.batch * c.attention.h_q + h, i, 0, entry.keys, keep.data());
-      for (std::int64_t j = 0; j < entry.keys; ++j) {
-        if (!causal || j <= i + entry.keys - entry.rows) check(h, i, j, keep[static_cast<std::size_t>(j)] != 0);
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return fa::test::compare(tensor.view(), zero.view()).max_abs;
+}
+
+/// What an error may be of the largest element: rounding of P, dS and results, and of a fast tanh.
+double tolerance(DType dtype) {
+  return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 1e-5;
+}
+
+void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
+  const double error = fa::test::compare(actual.view(), expected.view()).max_abs;
+  EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
+}
+
+void expect_near(const std::string& name, const std::vector<float>& actual, const std::vector<double>& expected,
+                 double terms, DType dtype) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  double error = 0;
+  double size = terms;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    error = std::max(error, std::isnan(actual[i]) ? INFINITY : std::abs(static_cast<double>(actual[i]) - expected[i]));
+    size = std::max(size, std::abs(expected[i]));
+  }
+  EXPECT_LE(error, tolerance(dtype) * size) << name;
+}
+
+ForwardCase forward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
+  ForwardCase c;
+  c.spec = variant_specs(kernels).forward;
+  c.attention = variant.attention;
+  c.placement = launch.placement;
+  c.splits = kernels.splits;
+  c.variant = &variant;
+  return c;
+}
+
+BackwardCase backward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
+  const VariantSpecs specs = variant_specs(kernels);
+  BackwardCase c;
+  c.specs = {specs.backward, specs.dq};
+  c.attention = variant.attention;
+  c.placement = launch.placement;
+  c.dlse = launch.dlse;
+  c.splits = kernels.splits;
+  c.variant = &variant;
+  return c;
+}
+
+class Variants : public testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {
+ protected:
+  const VariantKernels& kernels() const { return variant_kernels()[std::get<0>(GetParam())]; }
+  const Launch& launch() const { return kAllLaunches[std::get<1>(GetParam())]; }
+};
+
+TEST_P(Variants, ForwardMatchesTheReference) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const ForwardCase c = forward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const fa::test::AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+  AttentionOutputs first;
+  ASSERT_NO_THROW(first = run_forward(c, inputs, kernels_of(c), 1));
+  expect_near("o", first.o, expected.o, 1, c.attention.dtype);
+  const double allowed = c.attention.dtype == DType::f32 ? 1e-4 : 4e-3;  // a fast tanh is in it
+  EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), allowed);
+  const AttentionOutputs again = run_forward(c, inputs, kernels_of(c), 2);
+  EXPECT_EQ(again.o.bytes(), first.o.bytes()) << "O depends on the schedule";
+  EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule";
+}
+
+TEST_P(Variants, BackwardMatchesTheReference) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const BackwardCase c = backward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const BackwardData data = make_backward_data(c);
+  const VariantGradients expected = fa::test::reference_gradients_f64(variant, data.inputs, data.dout.view(),
+                                                                      c.dlse ? data.dlse.view() : fa::TensorView{});
+  VariantResults extra;
+  fa::test::AttentionGradients actual;
+  ASSERT_NO_THROW(actual = run_backward(c, data, kernels_of(c), 1, &extra));
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));  // dout V^T and rowsum(dout o O)
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  const DType dtype = c.attention.dtype;
+  expect_near("dq", actual.dq, expected.usual.dq, dp * scale, dtype);
+  expect_near("dk", actual.dk, expected.usual.dk, dp * scale, dtype);
+  expect_near("dv", actual.dv, expected.usual.dv, 1, dtype);
+  for (std::size_t i = 0; i < expected.captures.size(); ++i) {
+    expect_near("gradient of " + variant.captures[i].name, extra.captures[i], expected.captures[i], dp, dtype);
+  }
+  if (variant.config.sink) expect_near("dsink", extra.dsink, expected.dsink, dp, dtype);
+}
+
+/// Documents that start at multiples of the tiles: what lies in another document is never read, be it NaN.
+TEST(TileLists, EmptyTilesAreNeverLoaded) {
+  const auto found = std::ranges::find(variant_kernels(), "documents", &VariantKernels::choice);
+  ASSERT_NE(found, variant_kernels().end());
+  Launch launch = kAllLaunches[0];
+  launch.s_q = launch.s_kv = 96;
+  VariantCase variant = make_case(*found, launch);
+  for (std::int32_t i = 0; i < 96; ++i) {
+    const std::int32_t document = i / 32;
+    std::memcpy(variant.captures[0].bytes.data() + static_cast<std::size_t>(i) * sizeof document, &document,
+                sizeof document);
+  }
+  const ForwardCase forward = forward_case(*found, launch, variant);
+  fa::test::AttentionInputs inputs = make_inputs(forward);
+  const AttentionOutputs clean = run_forward(forward, inputs, kernels_of(forward), 1);
+  const BackwardCase backward = backward_case(*found, launch, variant);
+  BackwardData data = make_backward_data(backward);
+  const fa::test::AttentionGradients clean_gradients = run_backward(backward, data, kernels_of(backward), 1);
+  for (std::int64_t s = 64; s < 96; ++s) {
+    for (std::int64_t d = 0; d < 16; ++d) {
+      for (HostTensor* tensor : {&inputs.v, &inputs.k, &data.inputs.v, &data.inputs.k}) {
+        tensor->set(0, 0, s, d, NAN);
       }
     }
   }
-}
-
-void set_unit(HostTensor& tensor, std::int64_t rows, std::int64_t first, std::int64_t batch) {
-  for (std::int64_t h = 0; h < tensor.view().shape[1]; ++h) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t d = 0; d < tensor.view().shape[3]; ++d) tensor.set(batch, h, first + i, d, d == i ? 1 : 0);
-    }
+  const AttentionOutputs poisoned = run_forward(forward, inputs, kernels_of(forward), 1);
+  const fa::test::AttentionGradients gradients = run_backward(backward, data, kernels_of(backward), 1);
+  for (std::int64_t s = 0; s < 96; ++s) {
+    EXPECT_EQ(std::isnan(poisoned.o.at(0, 1, s, 3)), s >= 64) << s;
+    EXPECT_EQ(std::isnan(gradients.dq.at(0, 1, s, 3)), s >= 64) << s;
+    EXPECT_EQ(std::isnan(gradients.dk.at(0, 0, s, 3)), s >= 64) << s;
+    if (s >= 64) continue;
+    EXPECT_EQ(poisoned.o.at(0, 1, s, 3), clean.o.at(0, 1, s, 3)) << s;
+    EXPECT_EQ(gradients.dk.at(0, 0, s, 3), clean_gradients.dk.at(0, 0, s, 3)) << s;
   }
 }
 
-TEST(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
-  int kernels = 0;
-  for (const KernelSpec& spec : variant_forward_specs()) {
-    if (!spec.dropout || spec.d_v < 61) continue;
-    ++kernels;
-    VariantCase c = uniform_case(spec);
-    c.attention.causal = spec.causal;
-    SCOPED_TRACE(canonical(spec));
-    auto inputs = fa::test::make_inputs(c.attention);
-    for (const Entry& e : entries_of(c)) set_unit(inputs.v, e.keys, e.first_key, c.sequences ? 0 : e.batch);
-    const AttentionOutputs outputs = run_variant(spec, c, inputs);
-    int wrong = 0;
-    for (const Entry& e : entries_of(c)) {
-      for_each_draw(c, e, spec.causal, [&](std::int64_t h, std::int64_t i, std::int64_t j, bool kept) {
-        wrong += (outputs.o.at(c.sequences ? 0 : e.batch, h, e.first_row + i, j) != 0) != kept;
-      });
-    }
-    EXPECT_EQ(wrong, 0);
-  }
-  EXPECT_GE(kernels, 4);
-}
-
-TEST(DropoutMask, BackwardKernelsDrawWhatTheHostDraws) {
-  int kernels = 0;
-  for (const BackwardSpecs& specs : variant_backward_specs()) {
-    if (!specs.main.dropout || specs.main.d_v < 57) continue;
-    ++kernels;
-    VariantCase c = uniform_case(specs.main);
-    c.attention.causal = specs.main.causal;
-    c.attention.h_kv = c.attention.h_q;  // dV of one query head
-    SCOPED_TRACE(canonical(specs.main));
-    BackwardData data = make_data(c);
-    for (const Entry& e : entries_of(c)) set_unit(data.dout, e.rows, e.first_row, c.sequences ? 0 : e.batch);
-    const AttentionGradients gradients = run_variant(specs, c, data);
-    int wrong = 0;
-    for (const Entry& e : entries_of(c)) {
-      for_each_draw(c, e, specs.main.causal, [&](std::int64_t h, std::int64_t i, std::int64_t j, bool kept) {
-        wrong += (gradients.dv.at(c.sequences ? 0 : e.batch, h, e.first_key + j, i) != 0) != kept;
-      });
-    }
-    EXPECT_EQ(wrong, 0);
-  }
-  EXPECT_GE(kernels, 3);
-}
+INSTANTIATE_TEST_SUITE_P(All, Variants,
+                         testing::Combine(testing::Range<std::size_t>(0, variant_kernels().size()),
+                                          testing::Range<std::size_t>(0, kLaunches)));
 
 }  // namespace
 }  // namespace emulator

@@ -228,6 +228,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "CUDA device number");
   add_grid_options(*command, &options->grid);
+  add_variant_options(*command, &options->grid.variant);
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "

@@ -38,8 +38,8 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
         for (const int seq : options.seqs) {
           grid.push_back({options.op, dtype, head_dim, options.head_dim_v != 0 ? options.head_dim_v : head_dim, causal,
                           options.causal_align, options.layout, shape_of(options, head_dim, seq), options.deterministic,
-                          options.tune, options.variants});
-          if (options.variants.varlen) pack(&grid.back());
+                          options.tune, options.packed, options.variant});
+          if (options.packed.varlen) pack(&grid.back());
         }
       }
     }
@@ -60,7 +60,7 @@ nlohmann::json to_json(const BenchProblem& problem) {
           {"d_qk", problem.d_qk},
           {"d_v", problem.d_v},
           {"causal", problem.causal},
-          {"variant", problem.variants.text()},
+          {"variant", problem.variant_text()},
           {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"}};
 }
 
@@ -83,7 +83,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options) {
   const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);
   add_causal_list_option(command, &options->causal);
-  add_variant_options(command, &options->variants);
+  add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
   command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);

@@ -9,6 +9,7 @@
 #include "bench_problem.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 
@@ -29,7 +30,8 @@ struct BenchGrid {
   int batch = 0;
   int heads = 0;
   int heads_kv = 0;
-  VariantOptions variants;
+  PackedOptions packed;
+  VariantOptions variant;
   TunePolicy tune = TunePolicy::cached;
 };
 

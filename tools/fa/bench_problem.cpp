@@ -24,12 +24,12 @@ constexpr DropoutState kDropout{.seed = 20240229, .offset = 4711};
 
 std::size_t q_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
-  return static_cast<std::size_t>(problem.variants.varlen ? shape.total_q : shape.b * shape.s_q);
+  return static_cast<std::size_t>(problem.packed.varlen ? shape.total_q : shape.b * shape.s_q);
 }
 
 std::size_t kv_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
-  return static_cast<std::size_t>(problem.variants.varlen ? shape.total_kv : shape.b * shape.s_kv);
+  return static_cast<std::size_t>(problem.packed.varlen ? shape.total_kv : shape.b * shape.s_kv);
 }
 
 std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim) {
@@ -93,8 +93,8 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
 
 /// Of the last batch entry: of its last `heads` heads, from a row and a key on.
 reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std::int64_t row, std::int64_t key) {
-  if (problem.variants.dropout == 0) return {};
-  const reference::DropoutMask whole(double{problem.variants.dropout}, kDropout.seed, kDropout.offset);
+  if (problem.packed.dropout == 0) return {};
+  const reference::DropoutMask whole(double{problem.packed.dropout}, kDropout.seed, kDropout.offset);
   return whole.part(problem.shape.b * problem.shape.h_q - heads, row, key);
 }
 
@@ -113,7 +113,8 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.causal_align = causal_align;
   config.deterministic = deterministic;
   config.tune = tune;
-  variants.apply(&config);
+  packed.apply(&config);
+  apply(variant, &config);
   (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);
   return config;
 }
@@ -122,12 +123,18 @@ std::string BenchProblem::text() const {
   return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}",
                      op == Operation::backward ? "backward " : "", to_string(dtype), shape.b, shape.h_q, shape.h_kv,
                      shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
-                     variants.text() == "plain" ? "" : " " + variants.text());
+                     variant_text() == "plain" ? "" : " " + variant_text());
+}
+
+std::string BenchProblem::variant_text() const {
+  const std::string functions = cli::text(variant);
+  if (functions.empty()) return packed.text();
+  return packed.text() == "plain" ? functions : packed.text() + "+" + functions;
 }
 
 double BenchProblem::flops() const {
   double pairs = static_cast<double>(shape.b) * static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv);
-  if (variants.varlen) {
+  if (packed.varlen) {
     pairs = 0;
     for (std::size_t i = 1; i < cumulative.size(); ++i) {
       const double length = cumulative[i] - cumulative[i - 1];
@@ -160,6 +167,9 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
 
 BenchTensors::BenchTensors(const BenchProblem& problem)
     : problem_(problem),
+      functions_(api::read_functions(problem.config(), false)),
+      sink_(problem.variant.sink ? static_cast<std::size_t>(problem.shape.h_q) : 0, 0.5f),
+      device_sink_(sink_.size() * sizeof(float)),
       q_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
       k_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
       v_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
@@ -176,12 +186,75 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
     const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
     buffer->tile(block.data(), block.size());
   }
+  if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
+  add_captures();
   spoil_output();
+}
+
+/// Small numbers, and integers that grow along the last axis in 16 steps: documents.
+void BenchTensors::add_captures() {
+  const AttentionShape& shape = problem_.shape;
+  const auto shapes = expression::smallest_shapes(functions_.program,
+                                                  {shape.b, shape.h_q, shape.s_q, shape.s_kv, problem_.packed.varlen});
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const expression::Capture& capture = functions_.program.captures[i];
+    std::vector<std::int64_t> strides(shapes[i].size(), 1);
+    for (std::size_t axis = strides.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shapes[i][axis];
+    const std::int64_t elements = strides[0] * shapes[i][0];
+    std::vector<std::byte> memory(static_cast<std::size_t>(elements) * size_of(capture.dtype));
+    for (std::int64_t n = 0; n < elements; ++n) {
+      const std::int64_t last = shapes[i].back();
+      const double value = capture.dtype == DType::i32 ? static_cast<double>(n % last * 16 / last)
+                                                       : static_cast<double>(n * 37 % 101) / 101;
+      store_element(memory.data(), capture.dtype, static_cast<std::size_t>(n), value);
+    }
+    const std::size_t gradient = capture.requires_grad && problem_.op == Operation::backward
+                                     ? static_cast<std::size_t>(elements) * sizeof(float)
+                                     : 0;
+    Captured& added = captures_.emplace_back(Captured{{}, std::move(memory), DeviceBuffer(0), DeviceBuffer(gradient)});
+    added.device = DeviceBuffer(added.memory.size());
+    added.device.upload(added.memory.data(), added.memory.size());
+    added.host = TensorView(static_cast<void*>(added.memory.data()), capture.dtype, shapes[i], strides);
+  }
+}
+
+Captures BenchTensors::captures(bool gradients) const {
+  Captures result;
+  for (std::size_t i = 0; i < captures_.size(); ++i) {
+    TensorView view = captures_[i].host;
+    view.data = gradients ? captures_[i].gradient.data() : captures_[i].device.data();
+    if (gradients && captures_[i].gradient.size() == 0) continue;
+    if (gradients) view.dtype = DType::f32;
+    result.add({functions_.program.captures[i].name, view});
+  }
+  return result;
+}
+
+TensorView BenchTensors::device_sink() const {
+  if (sink_.empty()) return {};
+  return TensorView(device_sink_.data(), DType::f32, {problem_.shape.h_q});
+}
+
+reference::VariantArgs BenchTensors::variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
+                                                  std::int64_t row, std::int64_t key) const {
+  const AttentionShape& shape = problem_.shape;
+  for (const Captured& captured : captures_) views->push_back({captured.host, 0, {}});
+  reference::VariantArgs args;
+  args.program = &functions_.program;
+  args.captures = *views;
+  if (!sink_.empty()) args.sink = TensorView(sink_.data(), DType::f32, {shape.h_q});
+  args.window_left = problem_.variant.window_left;
+  args.window_right = problem_.variant.window_right;
+  args.chunk = problem_.variant.chunk;
+  std::int64_t s_q = shape.s_q, s_kv = shape.s_kv;
+  if (problem_.packed.varlen) s_q = s_kv = problem_.cumulative.back() - problem_.cumulative.end()[-2];
+  args.part = {shape.b - 1, shape.h_q - heads, row, key, {shape.b, shape.h_q, s_q, s_kv}};
+  return args;
 }
 
 TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const {
   void* memory = const_cast<void*>(data);
-  if (problem_.variants.varlen) return TensorView(memory, problem_.dtype, {rows, heads, head_dim});
+  if (problem_.packed.varlen) return TensorView(memory, problem_.dtype, {rows, heads, head_dim});
   if (problem_.layout == Layout::bhsd) {
     return TensorView(memory, problem_.dtype, {problem_.shape.b, heads, rows, head_dim});
   }
@@ -190,15 +263,20 @@ TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t
 
 ForwardInputs BenchTensors::inputs() const {
   const AttentionShape& shape = problem_.shape;
-  const bool packed = problem_.variants.varlen;
+  const bool packed = problem_.packed.varlen;
   const std::int64_t s_q = packed ? shape.total_q : shape.s_q, s_kv = packed ? shape.total_kv : shape.s_kv;
-  return {view(q_.data(), shape.h_q, s_q, problem_.d_qk), view(k_.data(), shape.h_kv, s_kv, problem_.d_qk),
-          view(v_.data(), shape.h_kv, s_kv, problem_.d_v), sequences(), dropout()};
+  return {view(q_.data(), shape.h_q, s_q, problem_.d_qk),
+          view(k_.data(), shape.h_kv, s_kv, problem_.d_qk),
+          view(v_.data(), shape.h_kv, s_kv, problem_.d_v),
+          captures(false),
+          device_sink(),
+          sequences(),
+          dropout()};
 }
 
 ForwardOutputs BenchTensors::outputs() const {
   const AttentionShape& shape = problem_.shape;
-  if (problem_.variants.varlen) {
+  if (problem_.packed.varlen) {
     return {view(o_.data(), shape.h_q, shape.total_q, problem_.d_v),
             TensorView(lse_.data(), DType::f32, {shape.h_q, shape.total_q})};
   }
@@ -209,23 +287,27 @@ ForwardOutputs BenchTensors::outputs() const {
 BackwardInputs BenchTensors::backward_inputs() const {
   const ForwardInputs in = inputs();
   const ForwardOutputs out = outputs();
-  return {.q = in.q,
-          .k = in.k,
-          .v = in.v,
-          .o = out.o,
-          .lse = out.lse,
-          .dout = like(out.o, dout_),
-          .sequences = in.sequences,
-          .dropout = in.dropout};
+  BackwardInputs result;
+  result.q = in.q;
+  result.k = in.k;
+  result.v = in.v;
+  result.o = out.o;
+  result.lse = out.lse;
+  result.dout = like(out.o, dout_);
+  result.captures = in.captures;
+  result.sink = in.sink;
+  result.sequences = in.sequences;
+  result.dropout = in.dropout;
+  return result;
 }
 
 BackwardOutputs BenchTensors::backward_outputs() const {
   const ForwardInputs in = inputs();
-  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_)};
+  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_), captures(true), {}};
 }
 
 PackedSequences BenchTensors::sequences() const {
-  if (!problem_.variants.varlen) return {};
+  if (!problem_.packed.varlen) return {};
   const auto* cumulative = static_cast<const std::int32_t*>(cumulative_.data());
   const std::int64_t longest = problem_.shape.s_q;
   return {.b = problem_.shape.b,
@@ -236,14 +318,14 @@ PackedSequences BenchTensors::sequences() const {
 }
 
 DropoutState BenchTensors::dropout() const {
-  return problem_.variants.dropout > 0 ? kDropout : DropoutState{};
+  return problem_.packed.dropout > 0 ? kDropout : DropoutState{};
 }
 
 /// The last batch entry, or sequence, as [1, h, s, d].
 TensorView BenchTensors::last_entry(const TensorView& tensor) const {
   TensorView view = tensor;
   std::int64_t offset = (view.shape[0] - 1) * view.strides[0];
-  if (problem_.variants.varlen) {
+  if (problem_.packed.varlen) {
     const bool statistic = view.rank == 2;  // [h, total], not [total, h, d]
     const std::size_t rows = statistic ? 1 : 0, heads = statistic ? 0 : 1;
     const std::int64_t first = problem_.cumulative[problem_.cumulative.size() - 2];
@@ -264,6 +346,10 @@ void BenchTensors::spoil_output() {
   for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) {
     buffer->tile(ones.data(), ones.size());
   }
+}
+
+double BenchTensors::variant_slack() const {
+  return functions_.variants.score.find("tanh") == std::string::npos ? 1 : 3;
 }
 
 double BenchTensors::check() const {
@@ -291,14 +377,16 @@ double BenchTensors::check_forward() const {
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
   args.causal = problem_.causal;
   args.f64 = true;
+  std::vector<expression::CapturedView> views;
+  args.variant = variant_args(&views, 1, first, 0);
   reference::forward(args);
   return greatest_difference(result, expected) /
-         (output_tolerance(problem_.dtype) * greatest_magnitude(args.v) * args.dropout.scale());
+         (variant_slack() * output_tolerance(problem_.dtype) * greatest_magnitude(args.v) * args.dropout.scale());
 }
 
 double BenchTensors::check_backward() const {
   // A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice what is allowed for o.
-  const double tolerance = 2 * output_tolerance(problem_.dtype);
+  const double tolerance = 2 * variant_slack() * output_tolerance(problem_.dtype);
   std::deque<std::vector<std::byte>> kept;
   const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
     device.data = kept.emplace_back(download(buffer)).data();
@@ -325,6 +413,8 @@ double BenchTensors::check_backward() const {
     args.dq = f64_like(args.q, &dq);
     args.dk = f64_like(args.k, &dk);
     args.dv = f64_like(args.v, &dv);
+    std::vector<expression::CapturedView> views;
+    args.variant = variant_args(&views, heads, row, key);
     reference::backward(args);
   };
   const auto error = [&](const TensorView& actual, const TensorView& wanted, const std::vector<double>& values) {

@@ -3,13 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
 
+#include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "reference/variant.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 
@@ -34,15 +38,19 @@ struct BenchProblem {
   AttentionShape shape;
   bool deterministic = false;
   TunePolicy tune = TunePolicy::cached;
-  VariantOptions variants = {};
+  PackedOptions packed = {};
+  VariantOptions variant = {};
   std::vector<std::int32_t> cumulative = {};  ///< varlen: where the sequences start, of q and of k and v
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
   std::string text() const;
+  /// "plain", "varlen+dropout=0.1", "softcap=30"
+  std::string variant_text() const;
 
   /// 2 b h_q s_q s_kv (d_qk + d_v), of a packed batch by the lengths that it has, half of it under a causal mask, 2.5
-  /// times it for backward: the convention of the FlashAttention papers.
+  /// times it for backward: the convention of the FlashAttention papers. Windows, chunks and mask functions do not
+  /// count.
   double flops() const;
 };
 
@@ -71,14 +79,34 @@ class BenchTensors {
   void spoil_output();
 
  private:
+  /// A tensor that functions name, filled on the host, and its gradient.
+  struct Captured {
+    TensorView host;  ///< in `memory`
+    std::vector<std::byte> memory;
+    DeviceBuffer device;
+    DeviceBuffer gradient;  ///< empty unless it is required
+  };
+
+  void add_captures();
+  Captures captures(bool gradients) const;
+  TensorView device_sink() const;
+  /// What the reference needs of the variants, for rows and keys from the given ones on of the last heads.
+  reference::VariantArgs variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
+                                      std::int64_t row, std::int64_t key) const;
   TensorView view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const;
   PackedSequences sequences() const;
   DropoutState dropout() const;
   TensorView last_entry(const TensorView& tensor) const;
+  /// What a fast tanh is allowed more than anything else.
+  double variant_slack() const;
   double check_forward() const;
   double check_backward() const;
 
   BenchProblem problem_;
+  api::Functions functions_;
+  std::deque<Captured> captures_;
+  std::vector<float> sink_;
+  DeviceBuffer device_sink_;
   DeviceBuffer q_;
   DeviceBuffer k_;
   DeviceBuffer v_;

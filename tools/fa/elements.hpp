@@ -2,6 +2,7 @@
 #define FA_TOOLS_FA_ELEMENTS_HPP_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include <fa/tensor.hpp>
@@ -25,6 +26,8 @@ inline double load_element(const void* data, DType dtype, std::size_t index) {
       return read(float{});
     case DType::f64:
       return read(double{});
+    case DType::i32:
+      return read(std::int32_t{});
   }
   return 0;
 }
@@ -43,6 +46,8 @@ inline void store_element(void* data, DType dtype, std::size_t index, double val
       return write(static_cast<float>(value));
     case DType::f64:
       return write(value);
+    case DType::i32:
+      return write(static_cast<std::int32_t>(value));
   }
 }
 

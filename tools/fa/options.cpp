@@ -161,13 +161,13 @@ std::vector<KernelOverride> parse_sweep(std::string_view text, const KernelOverr
   return candidates;
 }
 
-void VariantOptions::apply(AttentionConfig* config) const {
+void PackedOptions::apply(AttentionConfig* config) const {
   config->varlen = varlen;
   config->dropout = dropout;
   config->zero_padding = zero_padding;
 }
 
-std::string VariantOptions::text() const {
+std::string PackedOptions::text() const {
   std::string result = varlen ? "varlen" : "";
   if (dropout > 0) {
     result += fmt::format("{}dropout={:g}", result.empty() ? "" : "+", dropout);
@@ -175,14 +175,14 @@ std::string VariantOptions::text() const {
   return result.empty() ? "plain" : result;
 }
 
-void add_variant_options(CLI::App& command, VariantOptions* variants, bool varlen) {
-  const std::string group = "Variants";
-  command.add_option("--dropout", variants->dropout, "Probability with which an element of P is dropped")->group(group);
+void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen) {
+  const std::string group = "Packed batches and dropout";
+  command.add_option("--dropout", packed->dropout, "Probability with which an element of P is dropped")->group(group);
   if (!varlen) {
     return;
   }
-  command.add_flag("--varlen", variants->varlen, "Sequences of different lengths in packed tensors")->group(group);
-  command.add_flag("--zero-padding", variants->zero_padding, "Varlen: rows of no sequence become 0")->group(group);
+  command.add_flag("--varlen", packed->varlen, "Sequences of different lengths in packed tensors")->group(group);
+  command.add_flag("--zero-padding", packed->zero_padding, "Varlen: rows of no sequence become 0")->group(group);
 }
 
 void add_causal_align_option(CLI::App& command, CausalAlign* align) {

@@ -24,8 +24,8 @@ std::string describe(const KernelOverride& kernel);
 /// Every combination of "tile_m=64,128;warps=4,8" laid over `base`. Throws fa::Error(invalid_argument).
 std::vector<KernelOverride> parse_sweep(std::string_view text, const KernelOverride& base);
 
-/// What is asked for beyond plain attention.
-struct VariantOptions {
+/// Packed batches and dropout.
+struct PackedOptions {
   bool varlen = false;
   float dropout = 0;
   bool zero_padding = false;
@@ -36,7 +36,7 @@ struct VariantOptions {
 };
 
 /// Adds --dropout; and with `varlen` --varlen and --zero-padding.
-void add_variant_options(CLI::App& command, VariantOptions* variants, bool varlen = true);
+void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen = true);
 
 /// Adds --causal-align.
 void add_causal_align_option(CLI::App& command, CausalAlign* align);

@@ -4,6 +4,7 @@
 
 #include "api/packed.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "plan/backward.hpp"
@@ -20,16 +21,19 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.scale = options.scale;
   config.causal = point.causal;
   config.causal_align = options.causal_align;
-  options.variants.apply(&config);
+  options.packed.apply(&config);
+  apply(options.variant, &config);
+  config.deterministic = options.deterministic;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
   return config;
 }
 
-plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point) {
+/// `functions` are those of the configuration, and outlive the problem.
+plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point, const api::Functions& functions) {
   AttentionShape shape = options.shape;
   shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
-  return api::make_problem(config_of(options, point), shape, point.arch);
+  return api::make_problem(config_of(options, point), shape, point.arch, &functions.variants);
 }
 
 }  // namespace
@@ -48,8 +52,9 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
       ->group(group);
-  add_variant_options(command, &options->variants);
+  add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
+  add_variant_options(command, &options->variant);
   const std::map<std::string, api::Operation> operations{{"forward", api::Operation::forward},
                                                          {"backward", api::Operation::backward}};
   command.add_option("--op", options->op, "The call that is planned: forward or backward")
@@ -60,8 +65,10 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
 }
 
 std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
-  api::validate(config_of(options, point), false);
-  const plan::Problem problem = problem_of(options, point);
+  const AttentionConfig config = config_of(options, point);
+  api::validate(config, false);
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem = problem_of(options, point, functions);
   std::vector<plan::Alternatives> kernels =
       options.op == api::Operation::backward
           ? plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic))

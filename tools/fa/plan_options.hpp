@@ -13,6 +13,7 @@
 #include "options.hpp"
 #include "plan/arch.hpp"
 #include "plan/kernel_spec.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 
@@ -25,8 +26,9 @@ struct PlanOptions {
   CausalAlign causal_align = CausalAlign::bottom_right;
   api::Operation op = api::Operation::forward;
   bool deterministic = false;  ///< of backward
-  VariantOptions variants;
+  PackedOptions packed;
   KernelOverride kernel;
+  VariantOptions variant;
 };
 
 void add_plan_options(CLI::App& command, PlanOptions* options);

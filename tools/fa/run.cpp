@@ -12,6 +12,7 @@
 #include <fa/attention.hpp>
 
 #include "commands.hpp"
+#include "expression/parse.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
@@ -20,6 +21,7 @@
 #include "support/text.hpp"
 #include "terminal.hpp"
 #include "tools/safetensors.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 namespace {
@@ -38,6 +40,7 @@ struct RunOptions {
   std::vector<std::int32_t> lengths;
   std::vector<std::int32_t> lengths_kv;
   KernelOverride kernel;
+  VariantOptions variant;
   bool verify = false;
   bool json = false;
 };
@@ -72,18 +75,37 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
   return sums;
 }
 
-RunInputs read_inputs(const RunOptions& options) {
-  const tools::SafetensorsFile file = tools::SafetensorsFile::open(options.input);
+/// Tensors of the file that functions name are captures, declared by their dtype unless --capture does.
+void read_captures(const tools::SafetensorsFile& file, RunOptions* options, RunInputs* inputs) {
+  VariantOptions& variant = options->variant;
+  for (const tools::StoredTensor& stored : file.tensors()) {
+    const std::string& name = stored.name;
+    const bool built_in = (name == "slope" && variant.alibi) || (name == "bias" && !variant.bias.empty()) ||
+                          (name == "doc" && variant.documents);
+    const bool named = expression::is_free_name(name) && (expression::mentions("score", variant.score, name) ||
+                                                          expression::mentions("mask", variant.mask, name));
+    if (!built_in && !named) continue;
+    inputs->captures[name] = file.read(name);
+    const bool declared =
+        std::ranges::any_of(variant.captures, [&](const std::string& text) { return text.starts_with(name + ":"); });
+    if (named && !declared) variant.captures.push_back(name + ":" + to_string(inputs->captures[name].dtype));
+  }
+  if (variant.sink) inputs->sink = file.read("sink");
+}
+
+RunInputs read_inputs(RunOptions* options) {
+  const tools::SafetensorsFile file = tools::SafetensorsFile::open(options->input);
   RunInputs inputs{file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"),
                    read_optional(file, "dlse")};
-  const std::vector<std::int32_t>& lengths_kv = options.lengths_kv.empty() ? options.lengths : options.lengths_kv;
-  if (lengths_kv.size() != options.lengths.size()) {
+  read_captures(file, options, &inputs);
+  const std::vector<std::int32_t>& lengths_kv = options->lengths_kv.empty() ? options->lengths : options->lengths_kv;
+  if (lengths_kv.size() != options->lengths.size()) {
     support::throw_invalid("--lengths-kv", lengths_kv.size(),
-                           fmt::format("as many lengths as --lengths has, {}", options.lengths.size()));
+                           fmt::format("as many lengths as --lengths has, {}", options->lengths.size()));
   }
-  inputs.cumulative_q = cumulative(options.lengths);
+  inputs.cumulative_q = cumulative(options->lengths);
   inputs.cumulative_kv = cumulative(lengths_kv);
-  inputs.dropout = options.dropout_state;
+  inputs.dropout = options->dropout_state;
   if (inputs.packed() && inputs.q.shape.size() != 3) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[total, h, d]");
   }
@@ -113,6 +135,7 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   config.varlen = config.zero_padding = inputs.packed();  // what is written is whole
   config.dropout = options.dropout;
   config.kernel = if_given(options.kernel);
+  apply(options.variant, &config);
   return config;
 }
 
@@ -183,6 +206,8 @@ struct DeviceTensors {
     if (inputs->dout) dout.emplace(&*inputs->dout);
     if (inputs->dlse) dlse.emplace(&*inputs->dlse);
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
+    for (auto& [name, tensor] : inputs->captures) captures.try_emplace(name, &tensor);
+    if (inputs->sink) sink.emplace(&*inputs->sink);
   }
 
   void fetch_outputs() {
@@ -190,15 +215,23 @@ struct DeviceTensors {
     lse.fetch();
     if (!gradients) return;
     for (DeviceTensor* tensor : {&gradients->dq, &gradients->dk, &gradients->dv}) tensor->fetch();
+    for (auto& [name, tensor] : gradients->captures) tensor.fetch();
+    if (gradients->dsink) gradients->dsink->fetch();
   }
 
   struct Gradients {
-    explicit Gradients(RunGradients* host) : dq(&host->dq), dk(&host->dk), dv(&host->dv) {}
+    explicit Gradients(RunGradients* host) : dq(&host->dq), dk(&host->dk), dv(&host->dv) {
+      for (auto& [name, tensor] : host->captures) captures.try_emplace(name, &tensor);
+      if (host->dsink) dsink.emplace(&*host->dsink);
+    }
     DeviceTensor dq, dk, dv;
+    std::map<std::string, DeviceTensor> captures;
+    std::optional<DeviceTensor> dsink;
   };
 
   DeviceTensor q, k, v, o, lse;
-  std::optional<DeviceTensor> dout, dlse;
+  std::optional<DeviceTensor> dout, dlse, sink;
+  std::map<std::string, DeviceTensor> captures;
   std::optional<Gradients> gradients;
 };
 
@@ -226,8 +259,10 @@ RunReport run_on_gpu(const Gpu& gpu, const Attention& attention, RunInputs* inpu
   report.kernel = attention.kernel_info(shape);
   const DeviceBuffer workspace(attention.workspace_size(shape));
   report.milliseconds.forward = time_on_gpu(gpu, [&] {
-    attention.forward({tensors.q.view(), tensors.k.view(), tensors.v.view(), sequences, inputs->dropout},
-                      {tensors.o.view(), tensors.lse.view()}, gpu.stream(), {workspace.data(), workspace.size()});
+    attention.forward(
+        forward_inputs(
+            tensors, [](const DeviceTensor& tensor) { return tensor.view(); }, sequences, inputs->dropout),
+        {tensors.o.view(), tensors.lse.view()}, gpu.stream(), {workspace.data(), workspace.size()});
   });
   if (inputs->dout) {
     report.backward_kernel = attention.backward_kernel_info(shape);
@@ -337,15 +372,17 @@ std::map<std::string, Tensor> by_name(RunOutputs outputs) {
     tensors["dq"] = std::move(outputs.gradients->dq);
     tensors["dk"] = std::move(outputs.gradients->dk);
     tensors["dv"] = std::move(outputs.gradients->dv);
+    for (auto& [name, tensor] : outputs.gradients->captures) tensors["d" + name] = std::move(tensor);
+    if (outputs.gradients->dsink) tensors["dsink"] = std::move(*outputs.gradients->dsink);
   }
   return tensors;
 }
 
-int run(const RunOptions& options) {
-  RunInputs inputs = read_inputs(options);
+int run(RunOptions options) {
+  RunInputs inputs = read_inputs(&options);
   const AttentionConfig config = make_config(options, inputs);
   const Place place = find_place(options.device, config);
-  RunOutputs outputs = make_outputs(inputs);
+  RunOutputs outputs = make_outputs(config, inputs);
   RunReport report = run_attention(config, place, &inputs, &outputs);
   report.place = place;
   const Verdict verdict = options.verify ? verify(config, inputs, outputs) : Verdict();
@@ -396,6 +433,7 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask");
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
   command->add_flag("--json", options->json, "Print JSON");
+  add_variant_options(*command, &options->variant);
   add_kernel_options(*command, &options->kernel);
   command->callback([options, exit_code] { *exit_code = run(*options); });
 }

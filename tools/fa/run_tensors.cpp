@@ -29,7 +29,7 @@ PackedSequences RunInputs::sequences(const std::int32_t* cu_q, const std::int32_
   return result;
 }
 
-RunOutputs make_outputs(const RunInputs& inputs) {
+RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) {
   const DType dtype = inputs.q.dtype;
   std::vector<std::int64_t> rows = inputs.q.shape;
   rows.pop_back();
@@ -40,8 +40,17 @@ RunOutputs make_outputs(const RunInputs& inputs) {
   rows.push_back(inputs.v.shape.back());
   outputs.o = make_tensor(dtype, rows);
   if (inputs.dout) {
-    outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape), make_tensor(dtype, inputs.k.shape),
-                                     make_tensor(dtype, inputs.v.shape)};
+    outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape),
+                                     make_tensor(dtype, inputs.k.shape),
+                                     make_tensor(dtype, inputs.v.shape),
+                                     {},
+                                     std::nullopt};
+    const DType statistics = outputs.lse.dtype;
+    for (const Capture& capture : config.score.captures) {
+      if (!capture.requires_grad) continue;
+      outputs.gradients->captures[capture.name] = make_tensor(statistics, inputs.captures.at(capture.name).shape);
+    }
+    if (inputs.sink) outputs.gradients->dsink = make_tensor(statistics, inputs.sink->shape);
   }
   return outputs;
 }
@@ -73,7 +82,8 @@ RunTimes run_on_host(const Attention& attention, RunInputs* inputs, RunOutputs* 
     return std::chrono::duration<double, std::milli>(to - from).count();
   };
   const Clock::time_point start = Clock::now();
-  attention.forward({inputs->q.view(), inputs->k.view(), inputs->v.view(), inputs->sequences(), inputs->dropout},
+  attention.forward(forward_inputs(
+                        *inputs, [](Tensor& tensor) { return tensor.view(); }, inputs->sequences(), inputs->dropout),
                     {outputs->o.view(), outputs->lse.view()});
   const Clock::time_point middle = Clock::now();
   if (inputs->dout) {

@@ -2,7 +2,9 @@
 #define FA_TOOLS_FA_RUN_TENSORS_HPP_
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -19,6 +21,8 @@ struct RunInputs {
   tools::Tensor v;
   std::optional<tools::Tensor> dout = std::nullopt;
   std::optional<tools::Tensor> dlse = std::nullopt;
+  std::map<std::string, tools::Tensor> captures = {};  ///< what functions name
+  std::optional<tools::Tensor> sink = std::nullopt;
   std::vector<std::int32_t> cumulative_q = {};  ///< where the sequences of a packed batch start; else empty
   std::vector<std::int32_t> cumulative_kv = {};
   DropoutState dropout = {};
@@ -33,6 +37,8 @@ struct RunGradients {
   tools::Tensor dq;
   tools::Tensor dk;
   tools::Tensor dv;
+  std::map<std::string, tools::Tensor> captures = {};  ///< of those that require a gradient
+  std::optional<tools::Tensor> dsink = std::nullopt;
 };
 
 /// What `fa run` writes.
@@ -45,8 +51,27 @@ struct RunOutputs {
 /// Zeros of `shape`.
 tools::Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape);
 
-/// Room for what `inputs` ask for.
-RunOutputs make_outputs(const RunInputs& inputs);
+/// Room for what `inputs` ask for of `config`.
+RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs);
+
+template <typename Tensors, typename MakeView>
+Captures captures_of(Tensors& tensors, const MakeView& make_view) {
+  Captures captures;
+  for (auto& [name, tensor] : tensors) captures.add({name, make_view(tensor)});
+  return captures;
+}
+
+template <typename Inputs, typename MakeView>
+ForwardInputs forward_inputs(Inputs& inputs, const MakeView& make_view, const PackedSequences& sequences,
+                             const DropoutState& dropout) {
+  return {make_view(inputs.q),
+          make_view(inputs.k),
+          make_view(inputs.v),
+          captures_of(inputs.captures, make_view),
+          inputs.sink ? make_view(*inputs.sink) : TensorView{},
+          sequences,
+          dropout};
+}
 
 AttentionShape shape_of(const RunInputs& inputs);
 
@@ -61,21 +86,23 @@ RunTimes run_on_host(const Attention& attention, RunInputs* inputs, RunOutputs* 
 template <typename MakeView, typename Inputs, typename Outputs>
 void call_backward(const Attention& attention, Inputs& inputs, Outputs& outputs, const MakeView& make_view,
                    const PackedSequences& sequences, const DropoutState& dropout, Stream stream, Workspace workspace) {
-  BackwardInputs in{make_view(inputs.q),
-                    make_view(inputs.k),
-                    make_view(inputs.v),
-                    make_view(outputs.o),
-                    make_view(outputs.lse),
-                    make_view(*inputs.dout),
-                    {},
-                    sequences,
-                    dropout};
-  if (inputs.dlse) {
-    in.dlse = make_view(*inputs.dlse);
-  }
+  const BackwardInputs in{make_view(inputs.q),
+                          make_view(inputs.k),
+                          make_view(inputs.v),
+                          make_view(outputs.o),
+                          make_view(outputs.lse),
+                          make_view(*inputs.dout),
+                          inputs.dlse ? make_view(*inputs.dlse) : TensorView{},
+                          captures_of(inputs.captures, make_view),
+                          inputs.sink ? make_view(*inputs.sink) : TensorView{},
+                          sequences,
+                          dropout};
   auto& gradients = *outputs.gradients;
-  attention.backward(in, {make_view(gradients.dq), make_view(gradients.dk), make_view(gradients.dv)}, stream,
-                     workspace);
+  attention.backward(
+      in,
+      {make_view(gradients.dq), make_view(gradients.dk), make_view(gradients.dv),
+       captures_of(gradients.captures, make_view), gradients.dsink ? make_view(*gradients.dsink) : TensorView{}},
+      stream, workspace);
 }
 
 }  // namespace fa::cli

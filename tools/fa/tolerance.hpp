@@ -18,6 +18,8 @@ constexpr double output_tolerance(DType dtype) {
       return 1.0 / 65536;
     case DType::f64:
       return 1e-12;
+    case DType::i32:
+      break;
   }
   return 0;
 }

@@ -1,365 +1,404 @@
-// Packed batches and dropout on the host device, through the public API.
+// Score and mask functions, windows, chunks and sinks through the public API, on the host in float64: against attention
+// written out, and every gradient against finite differences.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
-#include <numeric>
 #include <random>
-#include <span>
 #include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
 
-#include "expect_error.hpp"
-
 namespace fa {
 namespace {
 
-using test::expect_error;
-using test::expect_invalid;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-constexpr std::int64_t kHeadsQ = 4, kHeadsKv = 2, kDimQk = 16, kDimV = 8;
-constexpr double kUntouched = -777;
+struct Sizes {
+  std::int64_t b = 2, h_q = 4, h_kv = 2, s_q = 5, s_kv = 7, d_qk = 8, d_v = 8;
+};
 
-std::vector<double> normals(std::int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
+std::vector<double> random_values(std::int64_t count, std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
   std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = normal(generator);
+  for (double& value : values) value = static_cast<double>(engine() >> 11) * 0x1p-52 - 1;
   return values;
 }
 
-TensorView view(std::vector<double>& memory, std::initializer_list<std::int64_t> shape) {
-  return TensorView(memory.data(), DType::f64, shape);
+TensorView view(std::vector<double>& values, std::initializer_list<std::int64_t> shape) {
+  return TensorView(static_cast<void*>(values.data()), DType::f64, shape);
 }
 
-AttentionConfig base_config() {
+/// A problem in f64, its inputs, and what a loss sum(o * dout) + sum(lse * dlse) needs.
+struct Problem {
+  explicit Problem(const AttentionConfig& wanted, Sizes sizes = {}) : n(sizes), config(wanted) {
+    config.head_dim = static_cast<int>(n.d_qk);
+    config.head_dim_v = static_cast<int>(n.d_v);
+    config.dtype = DType::f64;
+    q = random_values(n.b * n.h_q * n.s_q * n.d_qk, 1);
+    k = random_values(n.b * n.h_kv * n.s_kv * n.d_qk, 2);
+    v = random_values(n.b * n.h_kv * n.s_kv * n.d_v, 3);
+    dout = random_values(n.b * n.h_q * n.s_q * n.d_v, 4);
+    dlse = random_values(n.b * n.h_q * n.s_q, 5);
+    sink = random_values(n.h_q, 6);
+    o.resize(dout.size());
+    lse.resize(dlse.size());
+  }
+
+  ForwardInputs inputs() {
+    ForwardInputs in;
+    in.q = view(q, {n.b, n.h_q, n.s_q, n.d_qk});
+    in.k = view(k, {n.b, n.h_kv, n.s_kv, n.d_qk});
+    in.v = view(v, {n.b, n.h_kv, n.s_kv, n.d_v});
+    in.captures = captures;
+    if (config.sink) in.sink = view(sink, {n.h_q});
+    return in;
+  }
+  void forward() {
+    Attention::create(config, Device::host())
+        .forward(inputs(), {view(o, {n.b, n.h_q, n.s_q, n.d_v}), view(lse, {n.b, n.h_q, n.s_q})});
+  }
+  double loss() {
+    forward();
+    double sum = 0;
+    for (std::size_t i = 0; i < o.size(); ++i) sum += o[i] * dout[i];
+    for (std::size_t i = 0; i < lse.size(); ++i) sum += std::isinf(lse[i]) ? 0 : lse[i] * dlse[i];
+    return sum;
+  }
+  void backward(const BackwardOutputs& outputs) {
+    forward();
+    const ForwardInputs in = inputs();
+    BackwardInputs all;
+    all.q = in.q;
+    all.k = in.k;
+    all.v = in.v;
+    all.captures = in.captures;
+    all.sink = in.sink;
+    all.o = view(o, {n.b, n.h_q, n.s_q, n.d_v});
+    all.lse = view(lse, {n.b, n.h_q, n.s_q});
+    all.dout = view(dout, {n.b, n.h_q, n.s_q, n.d_v});
+    all.dlse = view(dlse, {n.b, n.h_q, n.s_q});
+    Attention::create(config, Device::host()).backward(all, outputs);
+  }
+
+  Sizes n;
   AttentionConfig config;
-  config.head_dim = kDimQk;
-  config.head_dim_v = kDimV;
-  config.dtype = DType::f64;
+  Captures captures;
+  std::vector<double> q, k, v, dout, dlse, sink, o, lse;
+};
+
+/// o and lse from their definition; `score` gives what becomes of a scaled score, -infinity where it is hidden.
+using Score = std::function<double(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, double s)>;
+void expect_defined_by(Problem& p, const Score& score) {
+  p.forward();
+  const Sizes& n = p.n;
+  for (std::int64_t row = 0; row < n.b * n.h_q * n.s_q; ++row) {
+    const std::int64_t i = row % n.s_q, h = row / n.s_q % n.h_q, b = row / n.s_q / n.h_q;
+    const std::int64_t head = b * n.h_kv + h * n.h_kv / n.h_q;
+    std::vector<double> weights;
+    double sum = p.config.sink ? std::exp(p.sink[h]) : 0;
+    for (std::int64_t j = 0; j < n.s_kv; ++j) {
+      double s = 0;
+      for (std::int64_t c = 0; c < n.d_qk; ++c) s += p.q[row * n.d_qk + c] * p.k[(head * n.s_kv + j) * n.d_qk + c];
+      const double scale = p.config.scale ? double{*p.config.scale} : 1 / std::sqrt(double(n.d_qk));
+      weights.push_back(std::exp(score(b, h, i, j, s * scale)));
+      sum += weights.back();
+    }
+    ASSERT_NEAR(p.lse[row] == -kInfinity ? 0 : std::exp(p.lse[row]), sum, 1e-12 * std::max(sum, 1.0)) << "row " << row;
+    for (std::int64_t c = 0; c < n.d_v; ++c) {
+      double o = 0;
+      for (std::int64_t j = 0; j < n.s_kv; ++j) o += weights[j] * p.v[(head * n.s_kv + j) * n.d_v + c];
+      ASSERT_NEAR(p.o[row * n.d_v + c], sum == 0 ? 0 : o / sum, 1e-12) << "row " << row;
+    }
+  }
+}
+
+void expect_gradient(Problem& p, std::vector<double>& values, const std::vector<double>& gradient, const char* name) {
+  constexpr double kStep = 1e-5;
+  for (std::size_t i = 0; i < values.size(); i += 1 + values.size() / 40) {
+    const double value = values[i];
+    const auto loss = [&](double by) {
+      values[i] = value + by;
+      return p.loss();
+    };
+    const double expected = (8 * (loss(kStep) - loss(-kStep)) - (loss(2 * kStep) - loss(-2 * kStep))) / (12 * kStep);
+    values[i] = value;
+    EXPECT_NEAR(gradient[i], expected, 2e-8) << name << " " << i;
+  }
+}
+
+/// Every gradient of a problem, those of `captured` included, against finite differences.
+void expect_gradients(Problem& p, std::vector<double>* captured = nullptr, const char* name = "",
+                      std::initializer_list<std::int64_t> shape = {}) {
+  std::vector<double> dq(p.q.size()), dk(p.k.size()), dv(p.v.size()), dsink(p.sink.size());
+  std::vector<double> dcaptured(captured != nullptr ? captured->size() : 0, 7.0);
+  const Sizes& n = p.n;
+  BackwardOutputs outputs;
+  outputs.dq = view(dq, {n.b, n.h_q, n.s_q, n.d_qk});
+  outputs.dk = view(dk, {n.b, n.h_kv, n.s_kv, n.d_qk});
+  outputs.dv = view(dv, {n.b, n.h_kv, n.s_kv, n.d_v});
+  if (p.config.sink) outputs.dsink = view(dsink, {n.h_q});
+  if (captured != nullptr) outputs.captures.add({name, view(dcaptured, shape)});
+  p.backward(outputs);
+  expect_gradient(p, p.q, dq, "dq");
+  expect_gradient(p, p.k, dk, "dk");
+  expect_gradient(p, p.v, dv, "dv");
+  if (p.config.sink) expect_gradient(p, p.sink, dsink, "dsink");
+  if (captured != nullptr) expect_gradient(p, *captured, dcaptured, name);
+}
+
+AttentionConfig with_score(const ScoreFunction& score) {
+  AttentionConfig config;
+  config.score = score;
   return config;
 }
 
-Attention host(const AttentionConfig& config) {
-  return Attention::create(config, Device::host());
+TEST(Variants, Softcap) {
+  Problem p(with_score(functions::softcap(0.7)));
+  expect_defined_by(p, [](auto, auto, auto, auto, double s) { return 0.7 * std::tanh(s / 0.7); });
+  expect_gradients(p);
 }
 
-/// A packed batch with forward's and backward's tensors, some rows of which belong to no sequence.
-class Packed : public testing::Test {
- protected:
-  Packed() { config_.varlen = true; }
-
-  PackedSequences sequences() const {
-    return {.b = static_cast<std::int64_t>(cu_q_.size()) - 1,
-            .cu_seqlens_q = cu_q_.data(),
-            .cu_seqlens_kv = cu_kv_.data(),
-            .seqused_q = used_q_.empty() ? nullptr : used_q_.data(),
-            .seqused_kv = used_kv_.empty() ? nullptr : used_kv_.data(),
-            .max_s_q = max_s_q_,
-            .max_s_kv = max_s_kv_};
-  }
-  ForwardInputs inputs() {
-    return {view(q_, {kTotalQ, kHeadsQ, kDimQk}), view(k_, {kTotalKv, kHeadsKv, kDimQk}),
-            view(v_, {kTotalKv, kHeadsKv, kDimV}), sequences(), state_};
-  }
-  ForwardOutputs outputs() { return {view(o_, {kTotalQ, kHeadsQ, kDimV}), view(lse_, {kHeadsQ, kTotalQ})}; }
-  BackwardInputs backward_inputs() {
-    const ForwardInputs in = inputs();
-    return {in.q, in.k,        in.v,  outputs().o, outputs().lse, view(dout_, {kTotalQ, kHeadsQ, kDimV}),
-            {},   sequences(), state_};
-  }
-  BackwardOutputs backward_outputs() {
-    return {view(dq_, {kTotalQ, kHeadsQ, kDimQk}), view(dk_, {kTotalKv, kHeadsKv, kDimQk}),
-            view(dv_, {kTotalKv, kHeadsKv, kDimV})};
-  }
-  void run() {
-    const Attention attention = host(config_);
-    attention.forward(inputs(), outputs());
-    attention.backward(backward_inputs(), backward_outputs());
-  }
-  void expect_refused(const std::string& argument) {
-    expect_invalid(argument, [&] { host(config_).forward(inputs(), outputs()); });
-    expect_invalid(argument, [&] { host(config_).backward(backward_inputs(), backward_outputs()); });
-    EXPECT_EQ(o_, std::vector<double>(o_.size(), kUntouched));
-  }
-
-  static constexpr std::int64_t kTotalQ = 60, kTotalKv = 90;
-
-  AttentionConfig config_ = base_config();
-  std::vector<std::int32_t> cu_q_{2, 7, 7, 30, 55}, cu_kv_{1, 10, 20, 80, 80}, used_q_, used_kv_;
-  std::int64_t max_s_q_ = 0, max_s_kv_ = 0;
-  DropoutState state_{};
-  std::vector<double> q_ = normals(kTotalQ * kHeadsQ * kDimQk, 1), k_ = normals(kTotalKv * kHeadsKv * kDimQk, 2);
-  std::vector<double> v_ = normals(kTotalKv * kHeadsKv * kDimV, 3), dout_ = normals(kTotalQ * kHeadsQ * kDimV, 4);
-  std::vector<double> o_ = std::vector<double>(dout_.size(), kUntouched);
-  std::vector<double> lse_ = std::vector<double>(kTotalQ * kHeadsQ, kUntouched);
-  std::vector<double> dq_ = std::vector<double>(q_.size(), kUntouched);
-  std::vector<double> dk_ = std::vector<double>(k_.size(), kUntouched);
-  std::vector<double> dv_ = std::vector<double>(v_.size(), kUntouched);
-};
-
-/// The rows [first, first + count) of a packed [total, heads, d] as a dense [1, heads, count, d].
-TensorView dense_rows(std::vector<double>& memory, std::int64_t heads, std::int64_t d, std::int64_t first,
-                      std::int64_t count) {
-  return TensorView(memory.data() + first * heads * d, DType::f64, {1, count, heads, d}).swap_axes(1, 2);
+TEST(Variants, Alibi) {
+  ScoreFunction score = functions::alibi(true);
+  score.captures[0].dtype = DType::f64;
+  Problem p(with_score(score));
+  std::vector<double> slope{0.1, 0.5, 0.3, 0.9};
+  p.captures = {{"slope", view(slope, {4})}};
+  expect_defined_by(p, [&](auto, std::int64_t h, std::int64_t i, std::int64_t j, double s) {
+    return s - slope[h] * std::abs(static_cast<double>(i + 2 - j));
+  });
+  expect_gradients(p, &slope, "slope", {4});
 }
 
-/// Every sequence gives what a dense call on it alone gives; b numbers the sequences in the mask.
-TEST_F(Packed, EachSequenceIsADenseCall) {
-  for (const bool causal : {false, true}) {
-    for (const float dropout : {0.f, 0.4f}) {
-      config_.causal = causal;
-      config_.dropout = dropout;
-      state_ = {.seed = 5, .offset = 100};
-      used_q_ = {4, 0, 23, 25};
-      used_kv_ = {9, 3, 41, 0};
-      run();
-      AttentionConfig dense = config_;
-      dense.varlen = false;
-      for (std::size_t i = 0; i + 1 < cu_q_.size(); ++i) {
-        const std::int64_t row = cu_q_[i], rows = used_q_[i], key = cu_kv_[i], keys = used_kv_[i];
-        std::vector<double> o(static_cast<std::size_t>(rows * kHeadsQ * kDimV)),
-            lse(static_cast<std::size_t>(rows * kHeadsQ));
-        std::vector<double> dq(static_cast<std::size_t>(rows * kHeadsQ * kDimQk));
-        std::vector<double> dk(static_cast<std::size_t>(keys * kHeadsKv * kDimQk)),
-            dv(static_cast<std::size_t>(keys * kHeadsKv * kDimV));
-        const DropoutState state = dropout > 0 ? DropoutState{5, 100 + i * kHeadsQ} : DropoutState{};
-        const TensorView q = dense_rows(q_, kHeadsQ, kDimQk, row, rows),
-                         k = dense_rows(k_, kHeadsKv, kDimQk, key, keys);
-        const TensorView v = dense_rows(v_, kHeadsKv, kDimV, key, keys),
-                         dout = dense_rows(dout_, kHeadsQ, kDimV, row, rows);
-        const TensorView o_view = dense_rows(o, kHeadsQ, kDimV, 0, rows), lse_view = view(lse, {1, kHeadsQ, rows});
-        const Attention attention = host(dense);
-        attention.forward({q, k, v, {}, state}, {o_view, lse_view});
-        attention.backward({q, k, v, o_view, lse_view, dout, {}, {}, state},
-                           {dense_rows(dq, kHeadsQ, kDimQk, 0, rows), dense_rows(dk, kHeadsKv, kDimQk, 0, keys),
-                            dense_rows(dv, kHeadsKv, kDimV, 0, keys)});
-        const auto same = [](const std::vector<double>& part, const std::vector<double>& whole, std::int64_t at) {
-          return std::equal(part.begin(), part.end(), whole.begin() + at);
-        };
-        EXPECT_TRUE(same(o, o_, row * kHeadsQ * kDimV)) << i;
-        EXPECT_TRUE(same(dq, dq_, row * kHeadsQ * kDimQk)) << i;
-        EXPECT_TRUE(same(dk, dk_, key * kHeadsKv * kDimQk)) << i;
-        EXPECT_TRUE(same(dv, dv_, key * kHeadsKv * kDimV)) << i;
-        for (std::int64_t h = 0; h < kHeadsQ; ++h) {
-          for (std::int64_t n = 0; n < rows; ++n) {
-            EXPECT_EQ(lse[static_cast<std::size_t>(h * rows + n)],
-                      lse_[static_cast<std::size_t>(h * kTotalQ + row + n)]);
-          }
-        }
+TEST(Variants, BiasOfAnyBroadcast) {
+  for (const auto& [b, h, q, k] : {std::array{2, 4, 5, 7}, std::array{1, 4, 5, 7}, std::array{2, 1, 1, 7},
+                                   std::array{1, 1, 5, 1}, std::array{1, 1, 1, 1}}) {
+    Problem p(with_score(functions::bias("bhqk", DType::f64, true)));
+    std::vector<double> bias = random_values(b * h * q * k, 9);
+    p.captures = {{"bias", view(bias, {b, h, q, k})}};
+    expect_defined_by(p, [&](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
+      return s + bias[((ib % b * h + ih % h) * q + i % q) * k + j % k];
+    });
+    expect_gradients(p, &bias, "bias", {b, h, q, k});
+  }
+}
+
+TEST(Variants, RelativeTable) {
+  Problem p(with_score(functions::relative_table(2, DType::f64, true)));
+  std::vector<double> table = random_values(4 * 5, 9);
+  p.captures = {{"table", view(table, {4, 5})}};
+  expect_defined_by(p, [&](auto, std::int64_t h, std::int64_t i, std::int64_t j, double s) {
+    return s + table[h * 5 + std::clamp<std::int64_t>(j - i - 2, -2, 2) + 2];
+  });
+  expect_gradients(p, &table, "table", {4, 5});
+}
+
+TEST(Variants, ComposedFunctionsAndALearnedNumber) {
+  const ScoreFunction gain{"score * gain", {{"gain", DType::f64, true}}};
+  Problem p(with_score(functions::compose(gain, functions::softcap(2))));
+  std::vector<double> number{1.3};
+  p.captures = {{"gain", view(number, {1})}};
+  expect_defined_by(p, [&](auto, auto, auto, auto, double s) { return 2 * std::tanh(s * number[0] / 2); });
+  expect_gradients(p, &number, "gain", {1});
+  p.forward();
+  const std::vector<double> before = p.o;
+  p.captures = {{"gain", 1.3}};
+  p.forward();
+  EXPECT_EQ(p.o, before) << "by value";
+}
+
+TEST(Variants, MasksByFunction) {
+  std::vector<std::int32_t> doc{0, 0, 1, 1, 1, 2, 2};
+  AttentionConfig config;
+  config.mask = functions::both(functions::documents(), MaskFunction{"q >= kv"});
+  Problem p(config);
+  p.captures = {{"doc", TensorView(static_cast<void*>(doc.data()), DType::i32, {7})}};
+  expect_defined_by(p, [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+    return doc[i] == doc[j] && i >= j ? s : -kInfinity;
+  });
+  expect_gradients(p);
+}
+
+TEST(Variants, PrefixLm) {
+  std::vector<std::int32_t> prefix{3, 0};
+  AttentionConfig config;
+  config.mask = functions::prefix_lm();
+  Problem p(config);
+  p.captures = {{"prefix", TensorView(static_cast<void*>(prefix.data()), DType::i32, {2})}};
+  expect_defined_by(p, [&](std::int64_t b, auto, std::int64_t i, std::int64_t j, double s) {
+    return j < prefix[b] || j <= i + 2 ? s : -kInfinity;
+  });
+  expect_gradients(p);
+}
+
+TEST(Variants, WindowsAndChunks) {
+  struct Case {
+    std::int64_t left, right, chunk;
+    bool causal;
+  };
+  for (const Case& c :
+       {Case{1, -1, 0, false}, Case{-1, 1, 0, false}, Case{2, 1, 0, false}, Case{0, 0, 0, false}, Case{1, -1, 0, true},
+        Case{2, 0, 0, true}, Case{-1, -1, 3, false}, Case{1, 2, 3, true}, Case{1000, 1000, 1000, false}}) {
+    if (c.causal && c.right > 0) continue;
+    for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
+      for (const Sizes& sizes : {Sizes{}, Sizes{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 9, .s_kv = 4}}) {
+        AttentionConfig config;
+        config.window_left = c.left;
+        config.window_right = c.right;
+        config.chunk = c.chunk;
+        config.causal = c.causal;
+        config.causal_align = align;
+        Problem p(config, sizes);
+        const std::int64_t shift = align == CausalAlign::bottom_right ? sizes.s_kv - sizes.s_q : 0;
+        expect_defined_by(p, [&](auto, auto, std::int64_t row, std::int64_t j, double s) {
+          const std::int64_t i = row + shift;
+          const auto chunk_of = [&](std::int64_t n) { return std::floor(static_cast<double>(n) / double(c.chunk)); };
+          const bool kept = (c.left < 0 || j >= i - c.left) && (c.right < 0 || j <= i + c.right) &&
+                            (!c.causal || j <= i) && (c.chunk == 0 || chunk_of(i) == chunk_of(j));
+          return kept ? s : -kInfinity;
+        });
+        expect_gradients(p);
       }
     }
   }
 }
 
-TEST_F(Packed, PaddingIsUntouchedOrCleared) {
-  used_q_ = {4, 0, 23, 25};
-  used_kv_ = {9, 3, 41, 0};
-  const auto is_row = [&](std::int64_t row, const std::vector<std::int32_t>& cu,
-                          const std::vector<std::int32_t>& used) {
-    for (std::size_t i = 0; i < used.size(); ++i) {
-      if (row >= cu[i] && row < cu[i] + used[i]) return true;
-    }
-    return false;
-  };
-  for (const bool clear : {false, true}) {
-    config_.zero_padding = clear;
-    run();
-    const double padding = clear ? 0 : kUntouched;
-    for (std::int64_t row = 0; row < kTotalQ; ++row) {
-      if (is_row(row, cu_q_, used_q_)) continue;
-      EXPECT_EQ(o_[static_cast<std::size_t>(row * kHeadsQ * kDimV + 3)], padding);
-      EXPECT_EQ(dq_[static_cast<std::size_t>(row * kHeadsQ * kDimQk + 3)], padding);
-      EXPECT_EQ(lse_[static_cast<std::size_t>(2 * kTotalQ + row)], clear ? -HUGE_VAL : kUntouched);
-    }
-    for (std::int64_t row = 0; row < kTotalKv; ++row) {
-      if (is_row(row, cu_kv_, used_kv_)) continue;
-      EXPECT_EQ(dk_[static_cast<std::size_t>(row * kHeadsKv * kDimQk + 5)], padding);
-      EXPECT_EQ(dv_[static_cast<std::size_t>(row * kHeadsKv * kDimV + 5)], padding);
-    }
-  }
-}
-
-TEST_F(Packed, NoSequencesOrNoRows) {
-  cu_q_ = {0};
-  cu_kv_ = {0};
-  run();
-  EXPECT_EQ(o_, std::vector<double>(o_.size(), kUntouched));
-  config_.zero_padding = true;
-  run();
-  EXPECT_EQ(o_, std::vector<double>(o_.size(), 0.0));
-  EXPECT_EQ(dv_, std::vector<double>(dv_.size(), 0.0));
-}
-
-TEST_F(Packed, WrongLengthsAreNamed) {
-  const auto with = [&](auto change, const std::string& argument) {
-    const auto kept = std::tuple(cu_q_, cu_kv_, used_q_, used_kv_, max_s_q_, max_s_kv_);
-    change();
-    expect_refused(argument);
-    std::tie(cu_q_, cu_kv_, used_q_, used_kv_, max_s_q_, max_s_kv_) = kept;
-  };
-  with([&] { cu_q_[2] = 6; }, "cu_seqlens_q[2]");
-  with([&] { cu_q_[0] = -1; }, "cu_seqlens_q[0]");
-  with([&] { cu_q_.back() = 61; }, "cu_seqlens_q[4]");
-  with([&] { cu_kv_.back() = 79; }, "cu_seqlens_kv[4]");
-  with([&] { cu_kv_.back() = std::numeric_limits<std::int32_t>::max(); }, "cu_seqlens_kv[4]");
-  with([&] { used_q_ = {5, 1, 0, 0}; }, "seqused_q[1]");
-  with([&] { used_kv_ = {5, -1, 0, 0}; }, "seqused_kv[1]");
-  with([&] { max_s_q_ = 24; }, "cu_seqlens_q[4] - cu_seqlens_q[3]");
-  with([&] { max_s_kv_ = -1; }, "sequences.max_s_kv");
-}
-
-TEST_F(Packed, WrongArgumentsAreNamed) {
-  const auto refuse = [&](const std::string& argument, auto change) {
-    ForwardInputs in = inputs();
-    ForwardOutputs out = outputs();
-    change(in, out);
-    expect_invalid(argument, [&] { host(config_).forward(in, out); });
-  };
-  refuse("sequences.b", [](ForwardInputs& in, ForwardOutputs&) { in.sequences.b = -1; });
-  refuse("cu_seqlens_q", [](ForwardInputs& in, ForwardOutputs&) { in.sequences.cu_seqlens_q = nullptr; });
-  refuse("cu_seqlens_kv", [](ForwardInputs& in, ForwardOutputs&) { in.sequences.cu_seqlens_kv = nullptr; });
-  refuse("q", [&](ForwardInputs& in, ForwardOutputs&) { in.q = view(q_, {kTotalQ * kHeadsQ, kDimQk}); });
-  refuse("q", [&](ForwardInputs& in, ForwardOutputs&) { in.q = view(q_, {2, kHeadsQ, kTotalQ / 2, kDimQk}); });
-  refuse("v", [&](ForwardInputs& in, ForwardOutputs&) { in.v = view(v_, {kTotalKv - 1, kHeadsKv, kDimV}); });
-  refuse("lse", [&](ForwardInputs&, ForwardOutputs& out) { out.lse = view(lse_, {kTotalQ, kHeadsQ}); });
-  refuse("dropout.device", [](ForwardInputs& in, ForwardOutputs&) {
-    static const std::uint64_t state[2] = {};
-    in.dropout.device = state;
-  });
-  // [1, h, total, d] is [total, h, d] by another name.
-  ForwardInputs in = inputs();
-  in.q = TensorView(q_.data(), DType::f64, {1, kTotalQ, kHeadsQ, kDimQk}).swap_axes(1, 2);
-  EXPECT_NO_THROW(host(config_).forward(in, outputs()));
-}
-
-TEST_F(Packed, ShapesAreCompleted) {
-  const Attention attention = host(config_);
-  EXPECT_NO_THROW(attention.prepare({.b = 3, .h_q = 4, .h_kv = 2, .s_q = 100, .s_kv = 50}));
-  EXPECT_NO_THROW(attention.prepare({.b = 3, .h_q = 4, .s_q = 0, .s_kv = 0, .total_q = 10, .total_kv = 10}));
-  expect_invalid("total_q", [&] { attention.prepare({.b = 1 << 20, .s_q = 1 << 20, .s_kv = 1}); });
-  expect_invalid("total_kv", [&] { attention.prepare({.b = 1, .s_q = 1, .s_kv = 1, .total_kv = -1}); });
-}
-
-TEST(Varlen, ConfigsAreChecked) {
-  AttentionConfig config = base_config();
-  config.zero_padding = true;
-  expect_invalid("zero_padding", [&] { host(config); });
-  config.zero_padding = false;
-  config.check_sequences = true;
-  expect_invalid("check_sequences", [&] { host(config); });
-  config.varlen = true;
-  EXPECT_NO_THROW(host(config));
-  for (const float p : {-0.1f, 1.f, 1.5f, std::nanf(""), HUGE_VALF}) {
-    AttentionConfig wrong = base_config();
-    wrong.dropout = p;
-    expect_invalid("dropout", [&] { host(wrong); });
-  }
-  std::vector<double> q = normals(8 * kDimQk, 1), v = normals(8 * kDimV, 2), o(8 * kDimV);
-  const std::int32_t cu[2] = {0, 8};
-  ForwardInputs in{view(q, {1, 8, kDimQk}), view(q, {1, 8, kDimQk}), view(v, {1, 8, kDimV}), {}, {}};
-  in.sequences = {.b = 1, .cu_seqlens_q = cu, .cu_seqlens_kv = cu};
-  expect_invalid("sequences", [&] { host(base_config()).forward(in, {view(o, {1, 8, kDimV}), {}}); });
-}
-
-/// Straight from the definition, with the mask that the library gives away.
-TEST(Dropout, IsWhatItsMaskSays) {
-  constexpr std::int64_t kB = 2, kRowsQ = 19, kRowsKv = 37;
-  std::vector<double> q = normals(kB * kHeadsQ * kRowsQ * kDimQk, 1), k = normals(kB * kHeadsKv * kRowsKv * kDimQk, 2);
-  std::vector<double> v = normals(kB * kHeadsKv * kRowsKv * kDimV, 3), o(kB * kHeadsQ * kRowsQ * kDimV);
-  std::vector<double> lse(kB * kHeadsQ * kRowsQ), plain_lse(lse.size()), plain_o(o.size());
-  ForwardInputs in{view(q, {kB, kHeadsQ, kRowsQ, kDimQk}),
-                   view(k, {kB, kHeadsKv, kRowsKv, kDimQk}),
-                   view(v, {kB, kHeadsKv, kRowsKv, kDimV}),
-                   {},
-                   {}};
-  AttentionConfig config = base_config();
-  host(config).forward(in, {view(plain_o, {kB, kHeadsQ, kRowsQ, kDimV}), view(plain_lse, {kB, kHeadsQ, kRowsQ})});
-  config.dropout = 0.25f;
-  in.dropout = {.seed = 99, .offset = 12345678901};
-  host(config).forward(in, {view(o, {kB, kHeadsQ, kRowsQ, kDimV}), view(lse, {kB, kHeadsQ, kRowsQ})});
-  EXPECT_EQ(lse, plain_lse);
-  std::vector<std::uint8_t> keep(kB * kHeadsQ * kRowsQ * kRowsKv);
-  dropout_mask(in.dropout, 0.25f, kB, kHeadsQ, kRowsQ, kRowsKv, keep.data());
-  double worst = 0;
-  for (std::int64_t row = 0; row < kB * kHeadsQ * kRowsQ; ++row) {
-    const std::int64_t kv = (row / kRowsQ / kHeadsQ * kHeadsKv + row / kRowsQ % kHeadsQ / 2) * kRowsKv;
-    std::vector<double> expected(kDimV);
-    for (std::int64_t j = 0; j < kRowsKv; ++j) {
-      const double score = std::inner_product(&q[row * kDimQk], &q[row * kDimQk] + kDimQk, &k[(kv + j) * kDimQk], 0.0);
-      const double p = std::exp(score / 4 - plain_lse[row]) * keep[row * kRowsKv + j] / 0.75;
-      for (std::int64_t d = 0; d < kDimV; ++d) expected[d] += p * v[(kv + j) * kDimV + d];
-    }
-    for (std::int64_t d = 0; d < kDimV; ++d) worst = std::max(worst, std::abs(expected[d] - o[row * kDimV + d]));
-  }
-  EXPECT_LT(worst, 1e-12);
-  const std::uint64_t state[2] = {99, 12345678901};
-  in.dropout = {.device = state};
-  std::vector<double> again(o.size());
-  host(config).forward(in, {view(again, {kB, kHeadsQ, kRowsQ, kDimV}), {}});
-  EXPECT_EQ(again, o);
-}
-
-/// Central differences of the forward under one mask.
-TEST(Dropout, GradientsAreThoseOfForward) {
-  constexpr std::int64_t kRows = 9, kKeys = 11;
-  std::vector<double> q = normals(kHeadsQ * kRows * kDimQk, 1), k = normals(kHeadsKv * kKeys * kDimQk, 2);
-  std::vector<double> v = normals(kHeadsKv * kKeys * kDimV, 3), dout = normals(kHeadsQ * kRows * kDimV, 4);
-  std::vector<double> dlse = normals(kHeadsQ * kRows, 5), o(dout.size()), lse(dlse.size());
-  std::vector<double> dq(q.size()), dk(k.size()), dv(v.size());
-  AttentionConfig config = base_config();
+TEST(Variants, Sinks) {
+  AttentionConfig config;
+  config.sink = true;
   config.causal = true;
-  config.dropout = 0.3f;
-  const Attention attention = host(config);
-  const ForwardInputs in{view(q, {1, kHeadsQ, kRows, kDimQk}),
-                         view(k, {1, kHeadsKv, kKeys, kDimQk}),
-                         view(v, {1, kHeadsKv, kKeys, kDimV}),
-                         {},
-                         {.seed = 1, .offset = 2}};
-  const ForwardOutputs out{view(o, {1, kHeadsQ, kRows, kDimV}), view(lse, {1, kHeadsQ, kRows})};
-  const auto loss = [&] {
-    attention.forward(in, out);
-    return std::inner_product(o.begin(), o.end(), dout.begin(), 0.0) +
-           std::inner_product(lse.begin(), lse.end(), dlse.begin(), 0.0);
-  };
-  loss();
-  attention.backward({in.q,
-                      in.k,
-                      in.v,
-                      out.o,
-                      out.lse,
-                      view(dout, {1, kHeadsQ, kRows, kDimV}),
-                      view(dlse, {1, kHeadsQ, kRows}),
-                      {},
-                      in.dropout},
-                     {view(dq, {1, kHeadsQ, kRows, kDimQk}), view(dk, {1, kHeadsKv, kKeys, kDimQk}),
-                      view(dv, {1, kHeadsKv, kKeys, kDimV})});
-  const auto expect_derivatives = [&](const char* name, std::vector<double>& x, const std::vector<double>& dx) {
-    for (std::size_t i = 0; i < x.size(); i += 7) {
-      constexpr double kStep = 1e-5;
-      const double kept = x[i];
-      x[i] = kept + kStep;
-      const double above = loss();
-      x[i] = kept - kStep;
-      const double below = loss();
-      x[i] = kept;
-      EXPECT_NEAR(dx[i], (above - below) / (2 * kStep), 1e-7) << name << ' ' << i;
-    }
-  };
-  expect_derivatives("dq", q, dq);
-  expect_derivatives("dk", k, dk);
-  expect_derivatives("dv", v, dv);
+  for (const Sizes& sizes : {Sizes{}, Sizes{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 6, .s_kv = 3}, Sizes{.s_kv = 0}}) {
+    Problem p(config, sizes);
+    expect_defined_by(p, [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+      return j <= i + sizes.s_kv - sizes.s_q ? s : -kInfinity;
+    });
+    expect_gradients(p);
+  }
+  Problem hidden(config, {.b = 1, .h_q = 2, .h_kv = 2, .s_q = 2, .s_kv = 1});
+  hidden.forward();
+  EXPECT_EQ(hidden.lse[0], hidden.sink[0]) << "a row without keys";
+  EXPECT_EQ(hidden.o[0], 0);
 }
 
-TEST(Dropout, MaskArgumentsAreChecked) {
-  std::vector<std::uint8_t> keep(16);
-  expect_invalid("dropout", [&] { dropout_mask({}, 1.f, 1, 1, 4, 4, keep.data()); });
-  expect_invalid("s_q", [&] { dropout_mask({}, 0.5f, 1, 1, -1, 4, keep.data()); });
-  expect_invalid("keep", [&] { dropout_mask({}, 0.5f, 1, 1, 4, 4, nullptr); });
-  EXPECT_NO_THROW(dropout_mask({}, 0.5f, 1, 1, 0, 4, nullptr));
+TEST(Variants, AHiddenRowIsZero) {
+  AttentionConfig config;
+  config.mask = MaskFunction{"q != 2"};
+  Problem p(config);
+  expect_defined_by(p, [](auto, auto, std::int64_t i, auto, double s) { return i == 2 ? -kInfinity : s; });
+  EXPECT_EQ(p.lse[2], -kInfinity);
+  for (int c = 0; c < 8; ++c) EXPECT_EQ(p.o[2 * 8 + c], 0);
+  std::vector<double> dq(p.q.size(), 1), dk(p.k.size()), dv(p.v.size());
+  p.backward({view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8})});
+  for (int c = 0; c < 8; ++c) EXPECT_EQ(dq[2 * 8 + c], 0);
+}
+
+// ---- what is refused ----
+
+void expect_refused(const AttentionConfig& wanted, const std::string& text) {
+  AttentionConfig config = wanted;
+  config.head_dim = 8;
+  try {
+    Attention::create(config, Device::host());
+    ADD_FAILURE() << "accepted: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(VariantErrors, Configurations) {
+  AttentionConfig config;
+  config.window_left = -2;
+  expect_refused(config, "window_left = -2");
+  config = {};
+  config.window_right = -7;
+  expect_refused(config, "window_right = -7");
+  config.window_right = 3;
+  config.causal = true;
+  expect_refused(config, "window_right = 3: accepted is 0 or -1");
+  config = {};
+  config.chunk = -1;
+  expect_refused(config, "chunk = -1");
+  expect_refused(with_score({"score +", {}}), "score, column 8: expected");
+  expect_refused(with_score({"score + slope[h]", {}}), "column 9");
+  expect_refused(with_score({"score", {{"slope"}}}), "captures[slope]");
+  expect_refused(with_score({"score + q1", {{"q1"}, {"q1"}}}), "two declarations");
+  expect_refused(with_score({"score + float(i[q])", {{"i", DType::i32, true}}}), "requires_grad");
+  expect_refused(with_score({"score", {{"kv"}}}), "captures[kv]");
+  config = {};
+  config.mask = MaskFunction{"score > 0", {}};
+  expect_refused(config, "mask, column 1");
+  config.mask = MaskFunction{"m[q] > 0", {{"m", DType::f32, true}}};
+  expect_refused(config, "requires_grad");
+}
+
+TEST(VariantErrors, Calls) {
+  Problem p(with_score(functions::bias("hk", DType::f64, true)));
+  std::vector<double> bias(100);
+  const auto refused = [&](const Captures& captures, const std::string& text) {
+    p.captures = captures;
+    try {
+      p.forward();
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  std::vector<float> narrow(100);
+  refused({}, "captures[bias] = nothing");
+  refused({{"bias", 1.0}}, "a tensor of rank 2");
+  refused({{"bias", view(bias, {28})}}, "rank 2");
+  refused({{"bias", TensorView(static_cast<void*>(narrow.data()), DType::f32, {4, 7})}}, "dtype f64");
+  refused({{"bias", view(bias, {4, 6})}}, "index 1 from 0 to 6, into an axis of 6");
+  refused({{"bias", view(bias, {3, 7})}}, "index 0 from 0 to 3");
+  refused({{"bias", view(bias, {4, 7})}, {"bais", 1.0}}, "captures[bais]");
+  refused({{"bias", view(bias, {4, 7})}, {"bias", view(bias, {4, 7})}}, "given twice");
+  p.captures = {{"bias", view(bias, {4, 7})}};
+  std::vector<double> dq(p.q.size()), dk(p.k.size()), dv(p.v.size()), gradient(100);
+  const auto backward_refused = [&](const Captured& captured, const std::string& text) {
+    BackwardOutputs outputs{view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8}), {captured}, {}};
+    try {
+      p.backward(outputs);
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  backward_refused({"bias", view(gradient, {7, 4})}, "shape");
+  backward_refused({"bias", 1.0}, "a number");
+  backward_refused({"bias", view(bias, {4, 7})}, "memory shared");
+  const std::array<std::int64_t, 2> shape{4, 7}, gaps{8, 1};
+  backward_refused({"bias", TensorView(static_cast<void*>(gradient.data()), DType::f64, shape, gaps)}, "without gaps");
+
+  AttentionConfig config;
+  Problem sinkless(config);
+  sinkless.config.sink = true;
+  sinkless.n.h_q = 4;
+  sinkless.sink.resize(3);
+  EXPECT_THROW(
+      {
+        ForwardInputs in = sinkless.inputs();
+        in.sink = view(sinkless.sink, {3});
+        Attention::create(sinkless.config, Device::host())
+            .forward(in, {view(sinkless.o, {2, 4, 5, 8}), view(sinkless.lse, {2, 4, 5})});
+      },
+      Error);
+}
+
+TEST(VariantErrors, Builders) {
+  EXPECT_THROW(functions::softcap(0), Error);
+  EXPECT_THROW(functions::bias("bhx"), Error);
+  EXPECT_THROW(functions::relative_table(0), Error);
+  EXPECT_THROW(functions::compose(functions::bias("hk", DType::f16), functions::bias("hk", DType::f32)), Error);
+  EXPECT_EQ(functions::bias("").expression, "score + bias");
+  Captures captures;
+  for (std::size_t i = 0; i < Captures::kMax; ++i) captures.add({"x", 1.0});
+  EXPECT_THROW(captures.add({"x", 1.0}), Error);
 }
 
 }  // namespace

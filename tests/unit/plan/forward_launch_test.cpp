@@ -80,7 +80,7 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   EXPECT_EQ(spec.family, Family::sm80);
   EXPECT_TRUE(spec.varlen);
   const std::int32_t cu[3] = {0, 500, 1000};
-  VariantArgs variants;
+  PackedArgs variants;
   variants.sequences.cu_q = variants.sequences.cu_kv = cu;
   const ForwardLaunch launch = forward_launch(p, call.tensors, 0.5, 1, spec, 132, variants);
   EXPECT_EQ(launch.params.m_blocks, 1000 / spec.tile_m + 2);

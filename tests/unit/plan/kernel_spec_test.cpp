@@ -45,6 +45,7 @@ constexpr Mutation kMutations[] = {
     {"take_turns", [](KernelSpec& spec) { spec.take_turns = !spec.take_turns; }},
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
+    {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
@@ -57,31 +58,35 @@ struct Operation {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
-      {Op::forward, {"family",   "arch",           "dtype",          "d_qk",        "d_v",
-                     "causal",   "positive_scale", "aligned",        "tile_m",      "tile_n",
-                     "warps",    "stages",         "q_in_registers", "loop_bodies", "conditional_rescale",
-                     "pack_gqa", "split",          "varlen",         "dropout",     "min_blocks"}},
+      {Op::forward, {"family",    "arch",           "dtype",          "d_qk",        "d_v",
+                     "causal",    "positive_scale", "aligned",        "tile_m",      "tile_n",
+                     "warps",     "stages",         "q_in_registers", "loop_bodies", "conditional_rescale",
+                     "pack_gqa",  "split",          "varlen",         "dropout",     "variants",
+                     "min_blocks"}},
       {Op::forward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "tile_m", "tile_n", "stages", "q_buffers",
-        "softmax_chunks", "take_turns", "pack_gqa", "split", "min_blocks"},
+        "softmax_chunks", "take_turns", "pack_gqa", "split", "variants", "min_blocks"},
        Family::sm90},
-      {Op::combine, {"arch", "dtype", "d_v", "warps"}},
-      {Op::backward, {"family",    "arch",       "dtype",    "d_qk",   "d_v",
-                      "causal",    "aligned",    "tile_m",   "tile_n", "warps",
-                      "warps_n",   "dq_warps_m", "substeps", "stages", "operands_in_registers",
-                      "write_dq",  "delayed_dq", "split",    "varlen", "dropout",
-                      "min_blocks"}},
+      {Op::combine, {"arch", "dtype", "d_v", "warps", "variants"}},
+      {Op::backward, {"family",   "arch",       "dtype",    "d_qk",   "d_v",
+                      "causal",   "aligned",    "tile_m",   "tile_n", "warps",
+                      "warps_n",  "dq_warps_m", "substeps", "stages", "operands_in_registers",
+                      "write_dq", "delayed_dq", "split",    "varlen", "dropout",
+                      "variants", "min_blocks"}},
       {Op::backward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "split",
-        "min_blocks"},
+        "variants", "min_blocks"},
        Family::sm90},
       {Op::backward_dq,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages", "varlen",
-        "dropout", "min_blocks"}},
-      {Op::backward_preprocess, {"arch", "dtype", "d_qk", "d_v", "aligned", "varlen", "warps"}},
-      {Op::backward_convert, {"arch", "dtype", "d_qk", "aligned", "varlen", "warps"}},
-      {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps"}},
-      {Op::clear_padding, {"arch", "dtype", "warps"}},
+        "dropout", "variants", "min_blocks"}},
+      {Op::backward_preprocess, {"arch", "dtype", "d_qk", "d_v", "aligned", "varlen", "warps", "variants"}},
+      {Op::backward_convert, {"arch", "dtype", "d_qk", "aligned", "varlen", "warps", "variants"}},
+      {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps", "variants"}},
+      {Op::backward_sink, {"arch", "dtype", "varlen", "warps", "variants"}},
+      {Op::clear_padding, {"arch", "dtype", "warps", "variants"}},
+      {Op::mask_rows, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
+      {Op::mask_keys, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
   };
   return list;
 }
@@ -102,13 +107,43 @@ TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
-               min_blocks] = some_spec();
+               variants, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                   operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
-                  min_blocks));
+                  variants, min_blocks));
+}
+
+// Likewise for what variants are made of.
+TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
+  // The last two follow from the text of the mask.
+  const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head] = Variants();
+  EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
+               mask_on_batch || mask_on_head);
+  Variants some;
+  some.score = "score+a[h]";
+  some.mask = "b[kv]>0";
+  some.captures = {{"a", DType::f32, 1, false}, {"b", DType::i32, 1, false}};
+  std::vector<Variants> all(11, some);
+  all[1].left_window = true;
+  all[2].chunked = true;
+  all[3].sink = true;
+  all[4].score = "";
+  all[5].mask = "";
+  all[6].captures[0].dtype = DType::f16;
+  all[7].captures[0].rank = 2;
+  all[8].captures[0].requires_grad = true;
+  all[9].captures[1].name = "c";
+  all[10].captures.pop_back();
+  std::set<std::string> texts;
+  for (const Variants& variants : all) {
+    EXPECT_TRUE(variants.any());
+    EXPECT_TRUE(texts.insert(canonical(variants)).second) << canonical(variants);
+  }
+  EXPECT_EQ(canonical(Variants()), "");
+  EXPECT_FALSE(Variants().any());
 }
 
 TEST(KernelSpec, EveryFieldOfAnOperationChangesItsText) {

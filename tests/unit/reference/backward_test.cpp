@@ -175,6 +175,8 @@ double tolerance(DType dtype, bool f64) {
       return arithmetic + 0x1p-24;
     case DType::f64:
       return 1e-13;
+    case DType::i32:
+      break;
   }
   return 0;
 }

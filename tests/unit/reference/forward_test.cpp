@@ -60,6 +60,8 @@ Tolerance tolerance(DType dtype) {
       return {4e-6, 4e-6};
     case DType::f64:
       return {1e-13, 1e-13};
+    case DType::i32:
+      break;
   }
   return {0, 0};
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "support/attention_case.hpp"
+#include "support/variant_case.hpp"
 #include "tools/safetensors.hpp"
 
 namespace fa::test {
@@ -71,6 +72,34 @@ TEST_F(RunCommand, WritesGradientsWhereDoutIsGiven) {
     expect_written("dv", expected.dv.view(), allowed);
     expect_written("o", reference_f64(c, in).o.view(), allowed);
   }
+}
+
+TEST_F(RunCommand, FunctionsFindTheirTensorsInTheFile) {
+  AttentionCase c = grouped(DType::f16);
+  AttentionConfig config;
+  config.score = functions::compose({"score + offset[kv]", {{"offset", DType::f32, true}}}, functions::softcap(4));
+  config.mask = MaskFunction{"doc[q] <= doc[kv]", {{"doc", DType::i32}}};
+  config.window_left = 30;
+  config.sink = true;
+  const VariantCase variant(c, {"", config});
+  const AttentionInputs in = make_inputs(c);
+  const HostTensor dout = make_dout(c);
+  std::map<std::string, Tensor> tensors = {
+      {"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}, {"dout", stored(dout)}};
+  for (const NamedTensor& tensor : variant.captures) tensors[tensor.name] = {tensor.dtype, tensor.shape, tensor.bytes};
+  tensors["sink"] = {variant.sink.dtype, variant.sink.shape, variant.sink.bytes};
+  ASSERT_TRUE(run(tensors,
+                  "--causal --verify --score 'score + offset[kv]' --capture offset:f32:grad --softcap 4 "
+                  "--mask 'doc[q] <= doc[kv]' --window-left 30 --sink"));
+  const VariantGradients expected = reference_gradients_f64(variant, in, dout.view());
+  expect_written("dq", expected.usual.dq.view(), 0x1p-9);
+  expect_written("dv", expected.usual.dv.view(), 0x1p-9);
+  const Tensor gradient = tools::SafetensorsFile::open(path("out")).read("doffset");
+  EXPECT_EQ(gradient.shape, (std::vector<std::int64_t>{70}));
+  EXPECT_TRUE(tools::SafetensorsFile::open(path("out")).contains("dsink"));
+  EXPECT_FALSE(run(tensors, "--score 'score + ofset[kv]'"));
+  tensors.erase("sink");
+  EXPECT_FALSE(run(tensors, "--sink"));
 }
 
 TEST_F(RunCommand, WritesNoGradientsWithoutDout) {

@@ -24,12 +24,42 @@ FA_DEVICE float rcp(float x) {
   return emulator::rcp(x);
 }
 
+FA_DEVICE float tanh(float x) {
+  return emulator::tanh(x);
+}
+FA_DEVICE float sqrt(float x) {
+  return __builtin_sqrtf(x);
+}
+FA_DEVICE float rsqrt(float x) {
+  return 1.f / __builtin_sqrtf(x);
+}
+FA_DEVICE float sin(float x) {
+  return __builtin_sinf(x);
+}
+FA_DEVICE float cos(float x) {
+  return __builtin_cosf(x);
+}
+
+FA_DEVICE float abs(float x) {
+  return __builtin_fabsf(x);
+}
+FA_DEVICE float floor(float x) {
+  return __builtin_floorf(x);
+}
+FA_DEVICE float ceil(float x) {
+  return __builtin_ceilf(x);
+}
+
 FA_DEVICE float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
 FA_DEVICE float max(float a, float b) {
   return a > b || b != b ? a : b;
+}
+
+FA_DEVICE float min(float a, float b) {
+  return a < b || b != b ? a : b;
 }
 
 FA_DEVICE int max3(int a, int b, int c) {

@@ -25,6 +25,12 @@ FA_DEVICE void st_global(T* address, T value, const emulator::Site& site = emula
   *address = value;
 }
 
+template <class T>
+FA_DEVICE T ld_global_nc(const T* address, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_load(address, sizeof(T), "ld.global.nc", site);
+  return *address;
+}
+
 FA_DEVICE void st_global_chunk(void* address, Chunk value, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_global_store(address, sizeof(Chunk), "st.global.v4.b32", site);
   __builtin_memcpy(address, &value, sizeof(Chunk));

@@ -1,4 +1,4 @@
-#include "gpu/variant_case.hpp"
+#include "gpu/packed_case.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ std::vector<std::byte> bytes_of(const std::vector<std::int32_t>& values) {
   return bytes;
 }
 
-PackedSequences host_sequences(const VariantCase& c) {
+PackedSequences host_sequences(const PackedCase& c) {
   return {.b = static_cast<std::int64_t>(c.cu_q.size()) - 1,
           .cu_seqlens_q = c.cu_q.data(),
           .cu_seqlens_kv = c.cu_kv.data(),
@@ -28,7 +28,7 @@ PackedSequences host_sequences(const VariantCase& c) {
 }
 
 template <class Args>
-void set_common(const VariantCase& c, Args& args) {
+void set_common(const PackedCase& c, Args& args) {
   args.scale = static_cast<double>(c.attention.softmax_scale());
   args.causal = c.attention.causal;
   args.causal_align = c.attention.causal_align;
@@ -48,7 +48,7 @@ AttentionCase of_dtype(AttentionCase c, DType dtype) {
 
 }  // namespace
 
-AttentionConfig VariantCase::config() const {
+AttentionConfig PackedCase::config() const {
   AttentionConfig config = config_of(attention);
   config.varlen = packed();
   config.zero_padding = zero_padding;
@@ -58,7 +58,7 @@ AttentionConfig VariantCase::config() const {
   return config;
 }
 
-AttentionShape VariantCase::shape() const {
+AttentionShape PackedCase::shape() const {
   AttentionShape shape{.b = attention.b, .h_q = attention.h_q, .h_kv = attention.h_kv};
   shape.s_q = packed() ? max_s_q : attention.s_q;
   shape.s_kv = packed() ? max_s_kv : attention.s_kv;
@@ -69,7 +69,7 @@ AttentionShape VariantCase::shape() const {
   return shape;
 }
 
-void PrintTo(const VariantCase& c, std::ostream* out) {
+void PrintTo(const PackedCase& c, std::ostream* out) {
   *out << to_string(c.attention) << " dropout " << c.dropout << (c.deterministic ? " deterministic" : "");
   if (c.packed()) *out << ", " << c.cu_q.size() - 1 << " sequences, longest " << c.max_s_q << "x" << c.max_s_kv;
 }
@@ -80,7 +80,7 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths, s
   return sums;
 }
 
-DeviceVariant::DeviceVariant(const VariantCase& c)
+DevicePackedCase::DevicePackedCase(const PackedCase& c)
     : problem(c),
       host(make_inputs(c.attention)),
       host_dout(make_dout(c.attention)),
@@ -102,8 +102,8 @@ DeviceVariant::DeviceVariant(const VariantCase& c)
   if (c.packed()) set_lengths(c.cu_q, c.cu_kv);
 }
 
-void DeviceVariant::set_lengths(const std::vector<std::int32_t>& q_lengths,
-                                const std::vector<std::int32_t>& kv_lengths) {
+void DevicePackedCase::set_lengths(const std::vector<std::int32_t>& q_lengths,
+                                   const std::vector<std::int32_t>& kv_lengths) {
   problem.cu_q = q_lengths;
   problem.cu_kv = kv_lengths;
   cu_q.write(bytes_of(q_lengths));
@@ -124,7 +124,7 @@ void DeviceVariant::set_lengths(const std::vector<std::int32_t>& q_lengths,
   spoil(host_dout, dout, false);
 }
 
-void DeviceVariant::forget() {
+void DevicePackedCase::forget() {
   const AttentionOutputs outputs = make_outputs(problem.attention);
   const AttentionGradients gradients = make_gradients(problem.attention);
   o.buffer.write(outputs.o.bytes());
@@ -134,7 +134,7 @@ void DeviceVariant::forget() {
   dv.buffer.write(gradients.dv.bytes());
 }
 
-ForwardInputs DeviceVariant::inputs() const {
+ForwardInputs DevicePackedCase::inputs() const {
   ForwardInputs in{q.const_view(), k.const_view(), v.const_view(), {}, {}};
   if (problem.dropout > 0) in.dropout = problem.state;
   if (!problem.packed()) return in;
@@ -151,7 +151,7 @@ ForwardInputs DeviceVariant::inputs() const {
   return in;
 }
 
-BackwardInputs DeviceVariant::backward_inputs() const {
+BackwardInputs DevicePackedCase::backward_inputs() const {
   const ForwardInputs in = inputs();
   return {.q = in.q,
           .k = in.k,
@@ -164,7 +164,7 @@ BackwardInputs DeviceVariant::backward_inputs() const {
           .dropout = in.dropout};
 }
 
-bool DeviceVariant::in_sequence(std::int64_t row, bool keys) const {
+bool DevicePackedCase::in_sequence(std::int64_t row, bool keys) const {
   if (!problem.packed()) return true;
   const std::vector<std::int32_t>& cu = keys ? problem.cu_kv : problem.cu_q;
   const std::vector<std::int32_t>& used = keys ? problem.used_kv : problem.used_q;
@@ -174,7 +174,7 @@ bool DeviceVariant::in_sequence(std::int64_t row, bool keys) const {
   return used.empty() || row < cu[i] + used[i];
 }
 
-AttentionOutputs DeviceVariant::exact() const {
+AttentionOutputs DevicePackedCase::exact() const {
   AttentionOutputs outputs = make_outputs(of_dtype(problem.attention, DType::f64));
   reference::ForwardArgs args;
   args.q = host.q.view();
@@ -191,8 +191,8 @@ AttentionOutputs DeviceVariant::exact() const {
   return outputs;
 }
 
-void DeviceVariant::expect_near(const char* name, const DeviceTensor& actual, const HostTensor& expected, bool keys,
-                                double terms, double bound) {
+void DevicePackedCase::expect_near(const char* name, const DeviceTensor& actual, const HostTensor& expected, bool keys,
+                                   double terms, double bound) {
   HostTensor result = name == std::string("lse") ? make_outputs(problem.attention).lse : HostTensor();
   if (name == std::string("o")) result = make_outputs(problem.attention).o;
   if (name == std::string("dq")) result = make_gradients(problem.attention).dq;
@@ -219,14 +219,14 @@ void DeviceVariant::expect_near(const char* name, const DeviceTensor& actual, co
   EXPECT_LE(worst, bound * largest) << name;
 }
 
-void DeviceVariant::expect_forward() {
+void DevicePackedCase::expect_forward() {
   driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
   const AttentionOutputs expected = exact();
   expect_near("o", o, expected.o, false, 1, tolerance(problem.attention.dtype));
   expect_near("lse", lse, expected.lse, false, 1, problem.attention.dtype == DType::f32 ? 1e-5 : 1e-3);
 }
 
-void DeviceVariant::expect_backward() {
+void DevicePackedCase::expect_backward() {
   driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
   const AttentionOutputs forward = exact();
   AttentionGradients expected = make_gradients(of_dtype(problem.attention, DType::f64));

@@ -1,5 +1,5 @@
-#ifndef FA_TESTS_GPU_VARIANT_CASE_HPP_
-#define FA_TESTS_GPU_VARIANT_CASE_HPP_
+#ifndef FA_TESTS_GPU_PACKED_CASE_HPP_
+#define FA_TESTS_GPU_PACKED_CASE_HPP_
 
 #include <cstdint>
 #include <iosfwd>
@@ -10,7 +10,7 @@
 namespace fa::test {
 
 /// A problem with dropout, or a packed batch, or both.
-struct VariantCase {
+struct PackedCase {
   /// Of a packed batch b is 1, and s_q and s_kv are the rows of the packed tensors.
   AttentionCase attention;
   std::vector<std::int32_t> cu_q = {}, cu_kv = {};      ///< empty: dense
@@ -27,15 +27,15 @@ struct VariantCase {
   AttentionConfig config() const;
   AttentionShape shape() const;
 };
-void PrintTo(const VariantCase& c, std::ostream* out);
+void PrintTo(const PackedCase& c, std::ostream* out);
 
 /// Cumulative lengths, from `first` on.
 std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths, std::int32_t first = 0);
 
 /// The tensors of a case on the device; rows of no sequence hold NaN, in inputs too.
-class DeviceVariant {
+class DevicePackedCase {
  public:
-  explicit DeviceVariant(const VariantCase& c);
+  explicit DevicePackedCase(const PackedCase& c);
 
   ForwardInputs inputs() const;
   ForwardOutputs outputs() const { return {o.view(), lse.view()}; }
@@ -51,7 +51,7 @@ class DeviceVariant {
   void expect_forward();
   void expect_backward();
 
-  VariantCase problem;
+  PackedCase problem;
   AttentionInputs host;
   HostTensor host_dout, host_dlse;
   DeviceTensor q, k, v, o, lse, dout, dlse, dq, dk, dv;
@@ -66,4 +66,4 @@ class DeviceVariant {
 
 }  // namespace fa::test
 
-#endif  // FA_TESTS_GPU_VARIANT_CASE_HPP_
+#endif  // FA_TESTS_GPU_PACKED_CASE_HPP_

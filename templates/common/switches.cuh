@@ -1,5 +1,5 @@
-#ifndef FA_TEMPLATES_COMMON_VARIANTS_CUH_
-#define FA_TEMPLATES_COMMON_VARIANTS_CUH_
+#ifndef FA_TEMPLATES_COMMON_SWITCHES_CUH_
+#define FA_TEMPLATES_COMMON_SWITCHES_CUH_
 
 #include <ptx/language.cuh>
 
@@ -26,4 +26,4 @@ inline constexpr bool kDropout = wants_dropout<Config>();
 
 }  // namespace fa::kernel
 
-#endif  // FA_TEMPLATES_COMMON_VARIANTS_CUH_
+#endif  // FA_TEMPLATES_COMMON_SWITCHES_CUH_

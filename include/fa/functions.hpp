@@ -1,0 +1,117 @@
+#ifndef FA_FUNCTIONS_HPP_
+#define FA_FUNCTIONS_HPP_
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fa/export.hpp>
+#include <fa/tensor.hpp>
+
+/// Score and mask functions: expressions in a subset of C that the library parses, differentiates, and compiles into
+/// its kernels (docs/variants.md has the whole language).
+///
+///   config.score = fa::ScoreFunction{"score + slope[h] * float(kv - q)", {{"slope", fa::DType::f32}}};
+///   config.mask = fa::MaskFunction{"doc[q] == doc[kv] && q >= kv", {{"doc", fa::DType::i32}}};
+///   ...
+///   attention.forward({q, k, v, {{"slope", slope}, {"doc", doc}}}, {o});
+///
+/// They see the logical indices b (batch), h (query head), q (query row) and kv (key), the lengths s_q and s_kv, and,
+/// a score function, the scaled score.
+namespace fa {
+
+/// A tensor or number that functions name, as a configuration declares it. How many indices it takes follows from the
+/// expressions; without any it is a scalar.
+struct Capture {
+  std::string name;
+  DType dtype = DType::f32;    ///< f16, bf16, f32, i32; f64 on the host
+  bool requires_grad = false;  ///< of a score function: backward computes its gradient, in fp32
+};
+
+/// What becomes of a scaled score; empty: nothing.
+struct ScoreFunction {
+  std::string expression;
+  std::vector<Capture> captures = {};
+};
+
+/// Which scores are kept, those where it is true; empty: all.
+struct MaskFunction {
+  std::string expression;
+  std::vector<Capture> captures = {};
+};
+
+/// What a call gives for a declared capture: a tensor on the Attention's device, whose axes of length 1 are broadcast,
+/// or, for a scalar, a number or a tensor of one element.
+struct Captured {
+  std::string_view name = {};
+  TensorView tensor = {};
+  double number = 0;  ///< counts when `tensor` is not defined
+
+  Captured() = default;
+  Captured(std::string_view which, const TensorView& view) : name(which), tensor(view) {}
+  Captured(std::string_view which, double value) : name(which), number(value) {}
+};
+
+/// The captures of a call, in any order: {{"slope", slope}, {"cap", 30.0}}.
+class FA_API Captures {
+ public:
+  static constexpr std::size_t kMax = 8;  ///< of both functions together
+
+  Captures() = default;
+  /// Throws fa::Error(invalid_argument) beyond kMax.
+  Captures(std::initializer_list<Captured> given);
+
+  void add(const Captured& captured);
+
+  const Captured* begin() const noexcept { return items_.data(); }
+  const Captured* end() const noexcept { return items_.data() + count_; }
+  std::size_t size() const noexcept { return count_; }
+
+ private:
+  std::array<Captured, kMax> items_{};
+  std::size_t count_ = 0;
+};
+
+/// Functions in wide use, ready for a configuration, and two ways to combine functions.
+namespace functions {
+
+/// cap * tanh(score / cap): scores stay within +-cap.
+FA_API ScoreFunction softcap(double cap);
+
+/// score - slope[h] * |q + s_kv - s_q - kv|, of the diagonal of the last key (Press et al., "Train Short, Test Long",
+/// 2022). Captures slope [h_q], f32.
+FA_API ScoreFunction alibi(bool requires_grad = false);
+
+/// score + bias[...], of the axes named in `axes`, in this order: "bhqk" for a tensor [b, h_q, s_q, s_kv], "hqk" for
+/// [h_q, s_q, s_kv], "k" for [s_kv], ...; axes of length 1 are broadcast.
+FA_API ScoreFunction bias(std::string_view axes = "bhqk", DType dtype = DType::f32, bool requires_grad = false);
+
+/// score + table[h, clamp(kv - (q + s_kv - s_q), -distance, distance) + distance]: captures table
+/// [h_q, 2 * distance + 1].
+FA_API ScoreFunction relative_table(int distance, DType dtype = DType::f32, bool requires_grad = false);
+
+/// Keys of a prefix are seen by all rows, later ones causally: kv < prefix[b] || kv <= q + s_kv - s_q. Captures prefix
+/// [b], i32.
+FA_API MaskFunction prefix_lm();
+
+/// doc[q] == doc[kv]: captures doc [s_q], i32, of queries and keys alike; with `batched` doc [b, s_q]. Causal inside of
+/// documents with AttentionConfig::causal.
+FA_API MaskFunction documents(bool batched = false);
+
+/// blocks[q / rows, kv / keys] != 0: captures blocks [ceil(s_q / rows), ceil(s_kv / keys)], i32, a map of what is kept;
+/// with `by_head` [h_q, ...]. Blocks that are a multiple of a kernel's tiles cost no mask code.
+FA_API MaskFunction block_sparse(int rows, int keys, bool by_head = false);
+
+/// `second` of what `first` makes of the score. Captures of one name are one capture.
+FA_API ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second);
+
+/// Keeps what both keep.
+FA_API MaskFunction both(const MaskFunction& first, const MaskFunction& second);
+
+}  // namespace functions
+}  // namespace fa
+
+#endif  // FA_FUNCTIONS_HPP_

@@ -1,0 +1,94 @@
+#include <fa/functions.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "expression/parse.hpp"
+#include "support/text.hpp"
+
+namespace fa {
+
+Captures::Captures(std::initializer_list<Captured> given) {
+  for (const Captured& captured : given) add(captured);
+}
+
+void Captures::add(const Captured& captured) {
+  if (count_ == kMax) support::throw_invalid("captures", count_ + 1, fmt::format("at most {}", kMax));
+  items_[count_++] = captured;
+}
+
+namespace functions {
+namespace {
+
+std::vector<Capture> joined(std::vector<Capture> first, const std::vector<Capture>& second) {
+  for (const Capture& capture : second) {
+    const auto known = std::ranges::find(first, capture.name, &Capture::name);
+    if (known == first.end()) {
+      first.push_back(capture);
+    } else if (known->dtype != capture.dtype || known->requires_grad != capture.requires_grad) {
+      support::throw_invalid(fmt::format("captures[{}]", capture.name), "two different declarations", "one");
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+ScoreFunction softcap(double cap) {
+  if (!(cap > 0) || !std::isfinite(cap)) support::throw_invalid("cap", cap, "a positive number");
+  return {fmt::format("{0:#.9g} * tanh(score / {0:#.9g})", cap)};
+}
+
+ScoreFunction alibi(bool requires_grad) {
+  return {"score - slope[h] * abs(float(q + s_kv - s_q - kv))", {{"slope", DType::f32, requires_grad}}};
+}
+
+ScoreFunction bias(std::string_view axes, DType dtype, bool requires_grad) {
+  std::string indices;
+  for (const char axis : axes) {
+    const std::string_view name = axis == 'k' ? "kv" : std::string_view(&axis, 1);
+    if (std::string_view("bhqk").find(axis) == std::string_view::npos || axes.size() > TensorView::kMaxRank) {
+      support::throw_invalid("axes", axes, "up to four of b, h, q and k");
+    }
+    indices += fmt::format("{}{}", indices.empty() ? "" : ", ", name);
+  }
+  return {indices.empty() ? "score + bias" : fmt::format("score + bias[{}]", indices),
+          {{"bias", dtype, requires_grad}}};
+}
+
+ScoreFunction relative_table(int distance, DType dtype, bool requires_grad) {
+  if (distance < 1) support::throw_invalid("distance", distance, "1 and more");
+  return {fmt::format("score + table[h, clamp(kv - (q + s_kv - s_q), -{0}, {0}) + {0}]", distance),
+          {{"table", dtype, requires_grad}}};
+}
+
+MaskFunction prefix_lm() {
+  return {"kv < prefix[b] || kv <= q + s_kv - s_q", {{"prefix", DType::i32}}};
+}
+
+MaskFunction documents(bool batched) {
+  return {batched ? "doc[b, q] == doc[b, kv]" : "doc[q] == doc[kv]", {{"doc", DType::i32}}};
+}
+
+MaskFunction block_sparse(int rows, int keys, bool by_head) {
+  if (rows < 1 || keys < 1) support::throw_invalid("rows, keys", std::min(rows, keys), "1 and more");
+  return {fmt::format("blocks[{}q / {}, kv / {}] != 0", by_head ? "h, " : "", rows, keys), {{"blocks", DType::i32}}};
+}
+
+ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second) {
+  if (first.expression.empty()) return second;
+  if (second.expression.empty()) return first;
+  return {expression::with_score("score", second.expression, first.expression),
+          joined(first.captures, second.captures)};
+}
+
+MaskFunction both(const MaskFunction& first, const MaskFunction& second) {
+  if (first.expression.empty()) return second;
+  if (second.expression.empty()) return first;
+  return {fmt::format("({}) && ({})", first.expression, second.expression), joined(first.captures, second.captures)};
+}
+
+}  // namespace functions
+}  // namespace fa

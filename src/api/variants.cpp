@@ -1,0 +1,291 @@
+#include "api/variants.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string>
+
+#include "api/validate.hpp"
+#include "support/text.hpp"
+
+namespace fa::api {
+namespace {
+
+using expression::CapturedView;
+using support::throw_invalid;
+
+// With these, no sum of a row, a key and a window leaves 32 bits.
+constexpr std::int64_t kMaxBoundedLength = std::int64_t{1} << 29;
+
+std::string argument_of(std::string_view name) {
+  return fmt::format("captures[{}]", name);
+}
+
+std::string shape_text(const TensorView& view) {
+  return fmt::format("[{}]", fmt::join(std::span(view.shape).first(static_cast<std::size_t>(view.rank)), ", "));
+}
+
+void check_declaration(const Capture& capture, bool of_mask, bool host) {
+  const std::string argument = argument_of(capture.name);
+  if (!expression::is_free_name(capture.name)) {
+    throw_invalid(argument, "this name", "identifiers that mean nothing else in a function");
+  }
+  if (capture.dtype > DType::i32)
+    throw_invalid(argument, static_cast<int>(capture.dtype), "f16, bf16, f32, f64 or i32");
+  if (capture.dtype == DType::f64 && !host) throw_invalid(argument, "f64", "f16, bf16, f32 or i32 on a GPU");
+  if (capture.requires_grad && of_mask)
+    throw_invalid(argument, "requires_grad in a mask", "a score function's capture");
+  if (capture.requires_grad && capture.dtype == DType::i32)
+    throw_invalid(argument, "requires_grad of i32", "real numbers");
+}
+
+/// The captures of both functions, each once.
+std::vector<expression::Capture> declared(const AttentionConfig& config, bool host) {
+  std::vector<expression::Capture> result;
+  const auto add = [&](const std::vector<Capture>& captures, bool of_mask) {
+    const std::size_t before = of_mask ? result.size() : 0;
+    for (std::size_t i = 0; i < captures.size(); ++i) {
+      const Capture& capture = captures[i];
+      check_declaration(capture, of_mask, host);
+      const auto known = std::ranges::find(result, capture.name, &expression::Capture::name);
+      if (known == result.end()) {
+        result.push_back({capture.name, capture.dtype, -1, capture.requires_grad});
+        continue;
+      }
+      const auto index = static_cast<std::size_t>(known - result.begin());
+      if (index >= before || known->dtype != capture.dtype) {
+        throw_invalid(argument_of(capture.name), "two declarations", "one, or one of the same dtype in each function");
+      }
+    }
+  };
+  add(config.score.captures, false);
+  add(config.mask.captures, true);
+  if (result.size() > Captures::kMax) {
+    throw_invalid("captures", result.size(), fmt::format("at most {} of both functions", Captures::kMax));
+  }
+  return result;
+}
+
+void check_masks(const AttentionConfig& config) {
+  if (config.window_left < -1) throw_invalid("window_left", config.window_left, "0 and more, or -1: unbounded");
+  if (config.window_right < -1) throw_invalid("window_right", config.window_right, "0 and more, or -1: unbounded");
+  if (config.chunk < 0) throw_invalid("chunk", config.chunk, "the keys of a chunk, or 0: none");
+  if (config.causal && config.window_right > 0) {
+    throw_invalid("window_right", config.window_right, "0 or -1 where causal hides what lies behind the diagonal");
+  }
+}
+
+TensorView checked_view(const std::string& argument, const TensorView& view, DType dtype) {
+  if (view.dtype != dtype) throw_invalid(argument, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+  if (view.data == nullptr && view.elements() != 0)
+    throw_invalid(argument, "a null pointer", "memory for its elements");
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(dtype) != 0) {
+    throw_invalid(argument, fmt::format("pointer {}", view.data),
+                  fmt::format("a multiple of {} bytes", size_of(dtype)));
+  }
+  return view;
+}
+
+CapturedView checked_capture(const expression::Capture& capture, const Captures& given) {
+  const std::string argument = argument_of(capture.name);
+  const auto* const found =
+      std::find_if(given.begin(), given.end(), [&](const Captured& c) { return c.name == capture.name; });
+  if (found == given.end()) throw_invalid(argument, "nothing", "a tensor, or a number for a scalar");
+  CapturedView result;
+  result.scalar = found->number;
+  if (!found->tensor.defined()) {
+    if (capture.rank != 0) throw_invalid(argument, "a number", fmt::format("a tensor of rank {}", capture.rank));
+    return result;
+  }
+  result.view = checked_view(argument, found->tensor, capture.dtype);
+  if (capture.rank == 0 ? result.view.elements() != 1 : result.view.rank != capture.rank) {
+    throw_invalid(argument, fmt::format("shape {}", shape_text(result.view)),
+                  capture.rank == 0 ? std::string("one element") : fmt::format("rank {}", capture.rank));
+  }
+  return result;
+}
+
+/// Elements that fill a block of memory without gaps, so that it can be set to zero at once.
+bool dense(const TensorView& view) {
+  std::int64_t reach = 1;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    if (view.strides[axis] < 0) return false;
+    reach += view.strides[axis] * (view.shape[axis] - 1);
+  }
+  return reach == view.elements() && !overlaps_itself(view);
+}
+
+void check_names(const Captures& given, const std::vector<expression::Capture>& declared) {
+  for (const Captured& captured : given) {
+    const auto same = [&](const auto& other) { return other.name == captured.name; };
+    if (std::ranges::none_of(declared, same))
+      throw_invalid(argument_of(captured.name), "given", "declared captures only");
+    if (std::count_if(given.begin(), given.end(), same) > 1)
+      throw_invalid(argument_of(captured.name), "given twice", "once");
+  }
+}
+
+TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q) {
+  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const TensorView checked = checked_view(argument, view, dtype);
+  if (checked.rank != 1 || checked.shape[0] != h_q) {
+    throw_invalid(argument, fmt::format("shape {}", shape_text(view)), fmt::format("[h_q] = [{}]", h_q));
+  }
+  return checked;
+}
+
+expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape) {
+  return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen};
+}
+
+void check_written(const std::string& argument, const TensorView& view, const BackwardInputs& inputs,
+                   const BackwardOutputs& outputs) {
+  if (view.read_only) throw_invalid(argument, "a view of const memory", "a writable tensor");
+  const TensorView* others[] = {&inputs.q,    &inputs.k,    &inputs.v,   &inputs.o,   &inputs.lse, &inputs.dout,
+                                &inputs.dlse, &inputs.sink, &outputs.dq, &outputs.dk, &outputs.dv};
+  const auto check = [&](const TensorView& other) {
+    if (overlap(view, other)) throw_invalid(argument, "memory shared with another tensor", "memory of its own");
+  };
+  for (const TensorView* other : others) check(*other);
+  for (const Captured& captured : inputs.captures) check(captured.tensor);
+}
+
+/// The gradient that outputs give for a capture, held to the shape of the capture.
+TensorView checked_gradient(const expression::Capture& capture, const CapturedView& captured,
+                            const AttentionConfig& config, const BackwardInputs& inputs,
+                            const BackwardOutputs& outputs) {
+  const auto* const found = std::find_if(outputs.captures.begin(), outputs.captures.end(),
+                                         [&](const Captured& c) { return c.name == capture.name; });
+  if (found == outputs.captures.end()) return {};
+  const std::string argument = "gradient of " + argument_of(capture.name);
+  if (!capture.requires_grad) throw_invalid(argument, "given", "captures that are declared with requires_grad");
+  const TensorView& view = found->tensor;
+  if (!view.defined()) throw_invalid(argument, "a number", "a tensor");
+  checked_view(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
+  const bool fits =
+      capture.rank == 0 ? view.elements() == 1 : view.rank == captured.view.rank && view.shape == captured.view.shape;
+  if (!fits) {
+    throw_invalid(argument, fmt::format("shape {}", shape_text(view)),
+                  capture.rank == 0 ? std::string("one element") : fmt::format("shape {}", shape_text(captured.view)));
+  }
+  if (view.elements() != 0 && !dense(view)) {
+    throw_invalid(argument, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "elements without gaps");
+  }
+  check_written(argument, view, inputs, outputs);
+  for (const Captured& other : outputs.captures) {
+    if (&other != found && overlap(view, other.tensor))
+      throw_invalid(argument, "memory of another gradient", "its own");
+  }
+  return view;
+}
+
+}  // namespace
+
+bool is_plain(const AttentionConfig& config) noexcept {
+  return config.score.expression.empty() && config.mask.expression.empty() && config.window_left < 0 &&
+         config.window_right < 0 && config.chunk == 0 && !config.sink;
+}
+
+Functions read_functions(const AttentionConfig& config, bool host) {
+  check_masks(config);
+  Functions functions;
+  functions.program =
+      expression::Program::parse(config.score.expression, config.mask.expression, declared(config, host));
+  for (const expression::Capture& capture : functions.program.captures) {
+    if (capture.rank < 0)
+      throw_invalid(argument_of(capture.name), "declared and not used", "captures that a function uses");
+    if (capture.requires_grad && config.deterministic && !host) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("{}: its gradient is a sum without a fixed order, which `deterministic` rules out; "
+                              "accepted on the host device, or without one of the two",
+                              argument_of(capture.name)),
+                  {{"argument", argument_of(capture.name)}, {"value", "requires_grad"}, {"accepted", "false"}});
+    }
+  }
+  plan::Variants& variants = functions.variants;
+  variants.left_window = config.window_left >= 0;
+  variants.chunked = config.chunk > 0;
+  variants.sink = config.sink;
+  variants.score = expression::without_spaces("score", config.score.expression);
+  variants.mask = expression::without_spaces("mask", config.mask.expression);
+  variants.captures = functions.program.captures;
+  if (functions.program.mask) {
+    const auto root = static_cast<std::size_t>(*functions.program.mask);
+    variants.mask_on_batch = functions.program.dependent(expression::Input::b)[root];
+    variants.mask_on_head = functions.program.dependent(expression::Input::h)[root];
+  }
+  return functions;
+}
+
+namespace {
+
+VariantCall check_inputs(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
+                         const TensorView& sink, const Captures& captures) {
+  VariantCall call;
+  const std::vector<expression::Capture>& wanted = functions.program.captures;
+  check_names(captures, wanted);
+  call.count = wanted.size();
+  for (std::size_t i = 0; i < wanted.size(); ++i) call.captures[i] = checked_capture(wanted[i], captures);
+  if (!wanted.empty()) check_indices(functions.program, call.views(), lengths_of(config, shape));
+  if (config.sink) {
+    if (!sink.defined()) throw_invalid("sink", "nothing", "a tensor [h_q], as the configuration says");
+    call.sink = checked_sink("sink", config, sink, shape.h_q);
+  } else if (sink.defined()) {
+    throw_invalid("sink", "given", "nothing, unless AttentionConfig::sink is set");
+  }
+  const bool bounded = config.window_left >= 0 || config.window_right >= 0 || config.chunk > 0;
+  if (bounded && std::max(shape.s_q, shape.s_kv) > kMaxBoundedLength) {
+    throw_invalid("s_q, s_kv", std::max(shape.s_q, shape.s_kv),
+                  fmt::format("at most {} with a window", kMaxBoundedLength));
+  }
+  return call;
+}
+
+}  // namespace
+
+VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
+                           const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  const VariantCall call = check_inputs(config, functions, shape, inputs.sink, inputs.captures);
+  for (const Captured& captured : inputs.captures) {
+    if (overlap(outputs.o, captured.tensor) || overlap(outputs.lse, captured.tensor)) {
+      throw_invalid(argument_of(captured.name), "memory shared with an output", "memory of its own");
+    }
+  }
+  return call;
+}
+
+VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
+                           const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+  VariantCall call = check_inputs(config, functions, shape, inputs.sink, inputs.captures);
+  const std::vector<expression::Capture>& wanted = functions.program.captures;
+  check_names(outputs.captures, wanted);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    call.captures[i].gradient = checked_gradient(wanted[i], call.captures[i], config, inputs, outputs);
+  }
+  if (outputs.dsink.defined()) {
+    if (!config.sink) throw_invalid("dsink", "given", "nothing, unless AttentionConfig::sink is set");
+    call.dsink = checked_sink("dsink", config, outputs.dsink, shape.h_q);
+    check_written("dsink", call.dsink, inputs, outputs);
+    if (call.dsink.shape[0] > 1 && call.dsink.strides[0] == 0) {
+      throw_invalid("dsink", "stride 0", "elements that do not overlap");
+    }
+  }
+  return call;
+}
+
+void check_tiles(const MaskTiles& tiles, std::size_t needed) {
+  if (tiles.data == nullptr) {
+    if (tiles.filled) throw_invalid("tiles", "filled, and a null pointer", "the memory that an earlier call was given");
+    return;
+  }
+  if (needed == 0) throw_invalid("tiles", "given", "nothing, unless there is a mask function");
+  if (reinterpret_cast<std::uintptr_t>(tiles.data) % 256 != 0)
+    throw_invalid("tiles", tiles.data, "a multiple of 256 bytes");
+  if (tiles.size >= needed) return;
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("tiles = {} bytes: accepted are {} or more for this shape", tiles.size, needed),
+              {{"argument", "tiles"}, {"value", std::to_string(tiles.size)}, {"accepted", std::to_string(needed)}});
+}
+
+}  // namespace fa::api

@@ -1,0 +1,482 @@
+#include "expression/emit.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+namespace fa::expression {
+namespace {
+
+const char* element_name(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return "fa::kernel::f16";
+    case DType::bf16:
+      return "fa::kernel::bf16";
+    case DType::i32:
+      return "fa::int32_t";
+    case DType::f32:
+    case DType::f64:
+      break;
+  }
+  return "fa::kernel::f32";
+}
+
+std::string literal(double value) {
+  if (std::isnan(value)) return "(fa::kernel::kInfinity - fa::kernel::kInfinity)";
+  if (std::isinf(value)) return value > 0 ? "fa::kernel::kInfinity" : "(-fa::kernel::kInfinity)";
+  std::string text = fmt::format("{:.9g}", static_cast<double>(static_cast<float>(value)));
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return value < 0 || text[0] == '-' ? fmt::format("({}f)", text) : text + "f";
+}
+
+const char* infix(Op op) {
+  switch (op) {
+    case Op::add:
+      return "+";
+    case Op::subtract:
+      return "-";
+    case Op::multiply:
+      return "*";
+    case Op::shift_left:
+      return "<<";
+    case Op::shift_right:
+      return ">>";
+    case Op::bit_and:
+      return "&";
+    case Op::bit_or:
+      return "|";
+    case Op::bit_xor:
+      return "^";
+    case Op::less:
+      return "<";
+    case Op::less_equal:
+      return "<=";
+    case Op::equal:
+      return "==";
+    case Op::not_equal:
+      return "!=";
+    case Op::logical_and:
+      return "&&";
+    case Op::logical_or:
+      return "||";
+    default:
+      return nullptr;
+  }
+}
+
+/// What an integer adds as the steps of query and key go on: constants.
+struct Steps {
+  std::int64_t query = 0;
+  std::int64_t key = 0;
+};
+
+/// One function: statements for what is used more than once, and expressions.
+class Function {
+ public:
+  Function(const Program& program, bool approximate, std::span<const NodeId> roots)
+      : program_(program),
+        graph_(program.graph),
+        approximate_(approximate),
+        on_query_(program.dependent(Input::q)),
+        on_key_(program.dependent(Input::kv)),
+        on_score_(program.dependent(Input::score)),
+        uses_(static_cast<std::size_t>(program.graph.size()), 0) {
+    for (const NodeId id : program.needed(roots)) {
+      for (const NodeId input : graph_[id].inputs()) ++uses_[static_cast<std::size_t>(input)];
+    }
+    for (const NodeId root : roots) ++uses_[static_cast<std::size_t>(root)];
+  }
+
+  std::string value(NodeId id) { return print(id, Mode::value); }
+
+  /// The indices of a load, each behind a comma.
+  std::string indices(NodeId load) {
+    std::string text;
+    for (const NodeId index : graph_[load].inputs()) text += ", " + print(index, Mode::index);
+    return text;
+  }
+
+  const std::string& statements() const { return statements_; }
+
+ private:
+  /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step.
+  enum class Mode : std::uint8_t { value, index, base };
+
+  std::string print(NodeId id, Mode mode) {
+    const Node& node = graph_[id];
+    if (node.op == Op::constant) return constant(node);
+    if (node.op == Op::input) return input(static_cast<Input>(node.index), mode);
+    const auto found = names_.find({id, mode});
+    if (found != names_.end()) return found->second;
+    std::string text = expression(id, mode);
+    if (uses_[static_cast<std::size_t>(id)] < 2) return text;
+    const std::string name = fmt::format("t{}", names_.size());
+    const char* type = node.type == Type::real ? "float" : node.type == Type::integer ? "int" : "bool";
+    fmt::format_to(std::back_inserter(statements_), "    const {} {} = {};\n", type, name, text);
+    names_[{id, mode}] = name;
+    return name;
+  }
+
+  static std::string constant(const Node& node) {
+    if (node.type == Type::real) return literal(node.value);
+    if (node.type == Type::boolean) return node.index != 0 ? "true" : "false";
+    return node.index < 0 ? fmt::format("({})", node.index) : std::to_string(node.index);
+  }
+
+  static std::string input(Input which, Mode mode) {
+    const auto indexed = [mode](const char* name, const char* length) {
+      if (mode == Mode::base) return fmt::format("at.{}", name);
+      if (mode == Mode::value) return fmt::format("(at.{0} + at.{0}_step)", name);
+      return fmt::format("fa::kernel::inside(at.{0} + at.{0}_step, at.{1})", name, length);
+    };
+    switch (which) {
+      case Input::score:
+        return "(raw * at.scale)";
+      case Input::b:
+        return "at.b";
+      case Input::h:
+        return "at.h";
+      case Input::q:
+        return indexed("q", "s_q");
+      case Input::kv:
+        return indexed("kv", "s_kv");
+      case Input::s_q:
+        return "at.s_q";
+      case Input::s_kv:
+        return "at.s_kv";
+    }
+    return {};
+  }
+
+  bool moves(NodeId id) const {
+    return on_query_[static_cast<std::size_t>(id)] || on_key_[static_cast<std::size_t>(id)];
+  }
+
+  /// Steps of an integer that is affine in q and kv.
+  std::optional<Steps> steps(NodeId id) const {
+    if (!moves(id)) return Steps{};
+    const Node& node = graph_[id];
+    if (node.op == Op::input) {
+      return static_cast<Input>(node.index) == Input::q ? Steps{1, 0} : Steps{0, 1};
+    }
+    if (node.op == Op::negate) {
+      const auto a = steps(node.operand[0]);
+      return a ? std::optional(Steps{-a->query, -a->key}) : std::nullopt;
+    }
+    if (node.op == Op::add || node.op == Op::subtract) {
+      const auto a = steps(node.operand[0]);
+      const auto b = steps(node.operand[1]);
+      if (!a || !b) return std::nullopt;
+      const std::int64_t sign = node.op == Op::add ? 1 : -1;
+      return Steps{a->query + sign * b->query, a->key + sign * b->key};
+    }
+    if (node.op == Op::multiply) {
+      const bool first = graph_.is_constant(node.operand[0]);
+      if (!first && !graph_.is_constant(node.operand[1])) return std::nullopt;
+      const std::int64_t factor = graph_[node.operand[first ? 0 : 1]].index;
+      const auto a = steps(node.operand[first ? 1 : 0]);
+      return a ? std::optional(Steps{factor * a->query, factor * a->key}) : std::nullopt;
+    }
+    return std::nullopt;
+  }
+
+  /// A real made of an affine integer: the conversion of its base, and of its step, which is a constant.
+  struct Split {
+    std::string base;
+    std::string step;
+  };
+  std::optional<Split> split(NodeId id) {
+    const Node& node = graph_[id];
+    if (node.op != Op::to_real || !moves(id) || graph_[node.operand[0]].type != Type::integer) return std::nullopt;
+    const auto found = steps(node.operand[0]);
+    if (!found) return std::nullopt;
+    std::string step;
+    for (const auto& [factor, name] : {std::pair(found->query, "at.q_step"), std::pair(found->key, "at.kv_step")}) {
+      if (factor == 0) continue;
+      step += step.empty() ? (factor < 0 ? "-" : "") : (factor < 0 ? " - " : " + ");
+      if (factor != 1 && factor != -1) step += fmt::format("{} * ", std::abs(factor));
+      step += name;
+    }
+    if (step.empty()) return std::nullopt;
+    return Split{fmt::format("static_cast<float>({})", print(node.operand[0], Mode::base)),
+                 fmt::format("static_cast<float>({})", step)};
+  }
+
+  std::string expression(NodeId id, Mode mode) {
+    const Node& node = graph_[id];
+    const auto operand = [&](int i) { return print(node.operand[static_cast<std::size_t>(i)], mode); };
+    switch (node.op) {
+      case Op::load:
+        return fmt::format("fa::kernel::captured<{}>(params.captures[{}]{})",
+                           element_name(program_.captures[static_cast<std::size_t>(node.index)].dtype), node.index,
+                           indices(id));
+      case Op::select:
+        return fmt::format("({} ? {} : {})", operand(0), operand(1), operand(2));
+      case Op::to_real:
+        if (const auto parts = split(id); parts && mode == Mode::value) {
+          return fmt::format("({} + {})", parts->base, parts->step);
+        }
+        return fmt::format("static_cast<float>({})", operand(0));
+      case Op::to_integer:
+        return fmt::format("static_cast<int>({})", operand(0));
+      case Op::to_boolean:
+        return fmt::format("({} != 0)", operand(0));
+      case Op::negate:
+        return fmt::format("(-{})", operand(0));
+      case Op::logical_not:
+        return fmt::format("(!{})", operand(0));
+      case Op::bit_not:
+        return fmt::format("(~{})", operand(0));
+      case Op::multiply:
+        if (node.type == Type::real && mode == Mode::value) {
+          if (const std::string text = product(node); !text.empty()) return text;
+        }
+        break;
+      default:
+        break;
+    }
+    if (const char* sign = infix(node.op)) return fmt::format("({} {} {})", operand(0), sign, operand(1));
+    return node.type == Type::integer ? integer_function(node, mode) : real_function(node, mode);
+  }
+
+  /// A constant times the score is one factor of the raw score; what stays the same over the steps times an affine
+  /// number is one fused multiplication.
+  std::string product(const Node& node) {
+    for (const auto& [a, b] :
+         {std::pair(node.operand[0], node.operand[1]), std::pair(node.operand[1], node.operand[0])}) {
+      const Node& other = graph_[b];
+      if (graph_.is_constant(a) && other.op == Op::input) {
+        return fmt::format("(raw * (at.scale * {}))", print(a, Mode::value));
+      }
+      if (moves(a) || on_score_[static_cast<std::size_t>(a)]) continue;
+      const auto parts = split(b);
+      if (!parts) continue;
+      const std::string factor = print(a, Mode::value);
+      return fmt::format("fa::ptx::fma({0}, {1}, {0} * {2})", factor, parts->step, parts->base);
+    }
+    return {};
+  }
+
+  std::string integer_function(const Node& node, Mode mode) {
+    const std::string a = print(node.operand[0], mode);
+    const std::string b = node.operands > 1 ? print(node.operand[1], mode) : "";
+    const bool plain = node.operands > 1 && graph_.is_constant(node.operand[1]) && graph_[node.operand[1]].index > 0;
+    switch (node.op) {
+      case Op::abs:
+        return fmt::format("fa::kernel::absolute({})", a);
+      case Op::min:
+        return fmt::format("fa::kernel::minimum({}, {})", a, b);
+      case Op::max:
+        return fmt::format("fa::kernel::maximum({}, {})", a, b);
+      case Op::divide:
+        return plain ? fmt::format("({} / {})", a, b) : fmt::format("fa::kernel::quotient({}, {})", a, b);
+      case Op::modulo:
+        return plain ? fmt::format("({} % {})", a, b) : fmt::format("fa::kernel::remainder({}, {})", a, b);
+      case Op::floor_divide:
+        return fmt::format("fa::kernel::floor_quotient({}, {})", a, b);
+      case Op::floor_modulo:
+        return fmt::format("fa::kernel::floor_remainder({}, {})", a, b);
+      default:
+        return {};
+    }
+  }
+
+  std::string real_function(const Node& node, Mode mode) {
+    const std::string a = print(node.operand[0], mode);
+    const std::string b = node.operands > 1 ? print(node.operand[1], mode) : "";
+    switch (node.op) {
+      case Op::divide:
+        return fmt::format("fa::kernel::divide({}, {})", a, b);
+      case Op::abs:
+        return fmt::format("fa::ptx::abs({})", a);
+      case Op::min:
+        return fmt::format("fa::ptx::min({}, {})", a, b);
+      case Op::max:
+        return fmt::format("fa::ptx::max({}, {})", a, b);
+      case Op::floor:
+        return fmt::format("fa::ptx::floor({})", a);
+      case Op::ceil:
+        return fmt::format("fa::ptx::ceil({})", a);
+      case Op::exp:
+        return fmt::format("fa::ptx::ex2({} * fa::kernel::kLog2e)", a);
+      case Op::exp2:
+        return fmt::format("fa::ptx::ex2({})", a);
+      case Op::log:
+        return fmt::format("(fa::ptx::lg2({}) * fa::kernel::kLn2)", a);
+      case Op::log2:
+        return fmt::format("fa::ptx::lg2({})", a);
+      case Op::sqrt:
+        return fmt::format("fa::ptx::sqrt({})", a);
+      case Op::rsqrt:
+        return fmt::format("fa::ptx::rsqrt({})", a);
+      case Op::tanh:
+        return fmt::format("fa::{}::tanh({})", approximate_ ? "ptx" : "kernel", a);
+      case Op::sin:
+        return fmt::format("fa::ptx::sin(fa::kernel::reduced_angle({}))", a);
+      case Op::cos:
+        return fmt::format("fa::ptx::cos(fa::kernel::reduced_angle({}))", a);
+      default:
+        return {};
+    }
+  }
+
+  const Program& program_;
+  const Graph& graph_;
+  const bool approximate_;
+  const std::vector<bool> on_query_;
+  const std::vector<bool> on_key_;
+  const std::vector<bool> on_score_;
+  std::vector<int> uses_;
+  std::map<std::pair<NodeId, Mode>, std::string> names_;
+  std::string statements_;
+};
+
+// Not every function reads both.
+constexpr const char* kArguments = "[[maybe_unused]] const Params& params, [[maybe_unused]] const Place& at";
+
+/// A score function that ends in a product with a positive constant leaves that to the softmax.
+std::pair<NodeId, double> without_factor(const Program& program) {
+  const Node& root = program.graph[*program.score];
+  if (root.op == Op::multiply && program.graph.is_constant(root.operand[0])) {
+    const double factor = program.graph[root.operand[0]].value;
+    if (factor > 0 && std::isfinite(factor)) return {root.operand[1], factor};
+  }
+  return {*program.score, 1};
+}
+
+class Emitter {
+ public:
+  Emitter(const Program& program, Part part, bool approximate)
+      : program_(program), part_(part), approximate_(approximate) {}
+
+  std::string run() {
+    const std::size_t gradients = part_ == Part::gradients ? program_.gradients.size() : 0;
+    line("  [[maybe_unused]] static constexpr bool kScore = {};\n", program_.score.has_value());
+    line("  [[maybe_unused]] static constexpr bool kMask = {};\n", program_.mask.has_value());
+    for (const auto& [name, input] : {std::pair("kMaskOnBatch", Input::b), std::pair("kMaskOnHead", Input::h)}) {
+      const bool depends = program_.mask && program_.dependent(input)[static_cast<std::size_t>(*program_.mask)];
+      line("  [[maybe_unused]] static constexpr bool {} = {};\n", name, depends);
+    }
+    line("  [[maybe_unused]] static constexpr float kFactor = {};  // of what score returns\n",
+         literal(program_.score ? without_factor(program_).second : 1));
+    line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);
+    if (gradients > 0) gradient_constants();
+    if (!program_.score && !program_.mask) return std::move(text_);
+    line("\n  using Params = fa::kernel::VariantParams;\n  using Place = fa::kernel::Place;\n");
+    if (program_.score && part_ == Part::values) score();
+    if (program_.score && part_ == Part::slopes) slope();
+    if (program_.score && part_ == Part::gradients) slopes();
+    if (program_.mask) mask();
+    if (gradients > 0) gradient_targets();
+    return std::move(text_);
+  }
+
+ private:
+  template <class... Values>
+  void line(fmt::format_string<Values...> format, Values&&... values) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Values>(values)...);
+  }
+
+  template <class Get>
+  void constants(const char* type, const char* name, const Get& get) {
+    std::string values;
+    for (const CapturedGradient& gradient : program_.gradients) {
+      values += fmt::format("{}{}", values.empty() ? "" : ", ", get(gradient));
+    }
+    line("  [[maybe_unused]] static constexpr {} {}[] = {{{}}};\n", type, name, values);
+  }
+
+  /// Where the index of each gradient comes from, so that sums over what it does not depend on are taken first.
+  void gradient_constants() {
+    const auto on = [this](Input input) {
+      return [dependent = program_.dependent(input), this](const CapturedGradient& gradient) {
+        return std::ranges::any_of(program_.graph[gradient.load].inputs(),
+                                   [&](NodeId id) { return dependent[static_cast<std::size_t>(id)]; });
+      };
+    };
+    const auto distinct = [this](const CapturedGradient& gradient) {
+      const auto has = [&](Input input) {
+        return std::ranges::any_of(program_.graph[gradient.load].inputs(), [&](NodeId id) {
+          return program_.graph[id].op == Op::input && program_.graph[id].index == static_cast<int>(input);
+        });
+      };
+      return has(Input::q) && has(Input::kv);
+    };
+    constants("int", "kGradientCapture", [this](const CapturedGradient& g) { return program_.graph[g.load].index; });
+    constants("bool", "kGradientOnQuery", on(Input::q));
+    constants("bool", "kGradientOnKey", on(Input::kv));
+    constants("bool", "kGradientDistinct", distinct);
+  }
+
+  void score() {
+    const std::array root{without_factor(program_).first};
+    Function function(program_, approximate_, root);
+    const std::string value = function.value(root[0]);
+    line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw) {{\n{}    return {};\n  }}\n", kArguments,
+         function.statements(), value);
+  }
+
+  void slope() {
+    const std::array roots{without_factor(program_).first, program_.score_derivative};
+    Function function(program_, approximate_, roots);
+    const std::string value = function.value(roots[0]);
+    const std::string by_score = function.value(roots[1]);
+    line(
+        "\n  static FA_DEVICE float slope({}, [[maybe_unused]] float raw,\n"
+        "                               float& by_score) {{\n{}    by_score = {};\n    return {};\n  }}\n",
+        kArguments, function.statements(), by_score, value);
+  }
+
+  void slopes() {
+    std::vector<NodeId> roots{without_factor(program_).first, program_.score_derivative};
+    for (const CapturedGradient& gradient : program_.gradients) roots.push_back(gradient.derivative);
+    Function function(program_, approximate_, roots);
+    std::string last = fmt::format("    by_score = {};\n", function.value(roots[1]));
+    for (std::size_t i = 2; i < roots.size(); ++i) {
+      last += fmt::format("    by_capture[{}] = {};\n", i - 2, function.value(roots[i]));
+    }
+    last += fmt::format("    return {};\n", function.value(roots[0]));
+    line(
+        "\n  static FA_DEVICE float slopes({}, [[maybe_unused]] float raw,\n"
+        "                                float& by_score, [[maybe_unused]] float (&by_capture)[{}]) {{\n{}{}  }}\n",
+        kArguments, std::max<std::size_t>(program_.gradients.size(), 1), function.statements(), last);
+  }
+
+  void mask() {
+    const std::array root{*program_.mask};
+    Function function(program_, approximate_, root);
+    const std::string value = function.value(root[0]);
+    line("\n  static FA_DEVICE bool keep({}) {{\n{}    return {};\n  }}\n", kArguments, function.statements(), value);
+  }
+
+  void gradient_targets() {
+    for (std::size_t i = 0; i < program_.gradients.size(); ++i) {
+      const Node& load = program_.graph[program_.gradients[i].load];
+      Function function(program_, approximate_, load.inputs());
+      const std::string indices = function.indices(program_.gradients[i].load);
+      line("\n  static FA_DEVICE float* gradient_target({}, fa::kernel::Constant<{}>) {{\n{}", kArguments, i,
+           function.statements());
+      line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n", load.index);
+      line("    return capture.gradient + fa::kernel::element_offset(capture.gradient_strides{});\n  }}\n", indices);
+    }
+  }
+
+  const Program& program_;
+  const Part part_;
+  const bool approximate_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string emit(const Program& program, Part part, bool approximate) {
+  return Emitter(program, part, approximate).run();
+}
+
+}  // namespace fa::expression

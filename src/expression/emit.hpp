@@ -1,0 +1,24 @@
+#ifndef FA_SRC_EXPRESSION_EMIT_HPP_
+#define FA_SRC_EXPRESSION_EMIT_HPP_
+
+#include <cstdint>
+#include <string>
+
+#include "expression/program.hpp"
+
+namespace fa::expression {
+
+/// What a kernel needs of its functions.
+enum class Part : std::uint8_t {
+  values,     ///< score and keep
+  slopes,     ///< and the derivative by the score
+  gradients,  ///< and those by captures
+};
+
+/// The members of a kernel's Variant (templates/common/variant.cuh) that come of its functions, as CUDA C++.
+/// `approximate`: hyperbolic tangents may have an error of 2^-11, as 16-bit elements have.
+std::string emit(const Program& program, Part part, bool approximate);
+
+}  // namespace fa::expression
+
+#endif  // FA_SRC_EXPRESSION_EMIT_HPP_

@@ -1,0 +1,93 @@
+#include "plan/mask_tiles.hpp"
+
+#include <algorithm>
+
+namespace fa::plan {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr std::int64_t kHeader = 2;  // numbers before the entries of a list
+constexpr std::size_t kAlignment = 256;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// How many lists there are, and how many tiles each is about.
+struct Lists {
+  std::int64_t batches, heads, blocks, others;
+
+  std::int64_t count() const { return batches * heads * blocks; }
+  static std::size_t bytes_of(std::int64_t numbers) {
+    const auto bytes = static_cast<std::size_t>(numbers) * sizeof(std::int32_t);
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::size_t list_bytes() const { return bytes_of(count() * (others + kHeader)); }
+  std::size_t bytes() const { return list_bytes() + bytes_of(count() * others); }
+};
+
+Lists lists_of(const Problem& problem, const KernelSpec& attention) noexcept {
+  const std::int64_t group = problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv;
+  const std::int64_t rows = attention.pack_gqa ? problem.s_q * group : problem.s_q;
+  const std::int64_t m_blocks = ceil_div(rows, attention.tile_m);
+  const std::int64_t n_blocks = ceil_div(problem.s_kv, attention.tile_n);
+  const bool by_key = attention.op == Op::backward;
+  const std::int64_t heads = by_key || attention.pack_gqa ? problem.h_kv : problem.h_q;
+  return {problem.variants->mask_on_batch ? problem.b : 1, problem.variants->mask_on_head ? heads : 1,
+          by_key ? n_blocks : m_blocks, by_key ? m_blocks : n_blocks};
+}
+
+}  // namespace
+
+bool needs_tile_lists(const Problem& problem) noexcept {
+  return problem.variants != nullptr && !problem.variants->mask.empty() && !problem.varlen;
+}
+
+KernelSpec mask_tiles_spec(const KernelSpec& attention) {
+  KernelSpec spec;
+  spec.op = attention.op == Op::backward ? Op::mask_keys : Op::mask_rows;
+  spec.arch = attention.arch;
+  spec.dtype = attention.dtype;
+  spec.causal = attention.causal;
+  spec.tile_m = attention.tile_m;
+  spec.tile_n = attention.tile_n;
+  spec.pack_gqa = attention.pack_gqa;
+  spec.warps = kWarps;
+  spec.variants = attention.variants;
+  spec.variants.score.clear();
+  spec.variants.sink = false;
+  return spec;
+}
+
+std::size_t mask_tiles_bytes(const Problem& problem, const KernelSpec& attention) noexcept {
+  if (!needs_tile_lists(problem)) return 0;
+  return lists_of(problem, attention).bytes();
+}
+
+std::size_t mask_tiles_bytes(const Problem& problem, std::span<const KernelSpec> attention) noexcept {
+  std::size_t most = 0;
+  for (const KernelSpec& spec : attention) most = std::max(most, mask_tiles_bytes(problem, spec));
+  return most;
+}
+
+MaskTilesLaunch mask_tiles_launch(const Problem& problem, const KernelSpec& attention, void* memory,
+                                  kernel::VariantParams* variant) noexcept {
+  const Lists lists = lists_of(problem, attention);
+  MaskTilesLaunch launch{};
+  launch.params.lists = static_cast<std::int32_t*>(memory);
+  launch.params.classes = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(memory) + lists.list_bytes());
+  launch.params.s_q = static_cast<int>(problem.s_q);
+  launch.params.s_kv = static_cast<int>(problem.s_kv);
+  launch.params.group = static_cast<int>(problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv);
+  launch.params.causal_shift = causal_shift(problem);
+  launch.params.heads = static_cast<int>(lists.heads);
+  launch.params.blocks = static_cast<int>(lists.blocks);
+  launch.params.others = static_cast<int>(lists.others);
+  launch.grid = lists.count();
+  variant->tile_lists = launch.params.lists;
+  variant->tile_others = launch.params.others;
+  launch.params.variant = *variant;
+  return launch;
+}
+
+}  // namespace fa::plan

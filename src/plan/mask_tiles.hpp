@@ -1,0 +1,39 @@
+#ifndef FA_SRC_PLAN_MASK_TILES_HPP_
+#define FA_SRC_PLAN_MASK_TILES_HPP_
+
+#include <cstddef>
+#include <span>
+
+#include <common/variant_params.cuh>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+#include "plan/variant_launch.hpp"
+
+namespace fa::plan {
+
+/// Whether the attention kernels of `problem` read tile lists, which a kernel before them writes. Those of a packed
+/// batch, whose tiles only the device knows, look at every tile that masks in closed form leave.
+bool needs_tile_lists(const Problem& problem) noexcept;
+
+/// The kernel that lists the tiles of a mask function for `attention`: a forward, backward or backward_dq kernel.
+KernelSpec mask_tiles_spec(const KernelSpec& attention);
+
+/// Bytes of the lists and of the scratch of the kernel that writes them, a multiple of 256; 0 where none are needed.
+/// The second form is for whichever of the kernels is taken.
+std::size_t mask_tiles_bytes(const Problem& problem, const KernelSpec& attention) noexcept;
+std::size_t mask_tiles_bytes(const Problem& problem, std::span<const KernelSpec> attention) noexcept;
+
+/// What the kernel is launched with, and on how many thread blocks.
+struct MaskTilesLaunch {
+  kernel::MaskTilesParams params;
+  std::int64_t grid = 0;
+};
+
+/// `memory` holds mask_tiles_bytes. Tells `variant`, of the attention kernel's parameters, where the lists are.
+MaskTilesLaunch mask_tiles_launch(const Problem& problem, const KernelSpec& attention, void* memory,
+                                  kernel::VariantParams* variant) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_MASK_TILES_HPP_

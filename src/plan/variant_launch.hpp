@@ -1,0 +1,29 @@
+#ifndef FA_SRC_PLAN_VARIANT_LAUNCH_HPP_
+#define FA_SRC_PLAN_VARIANT_LAUNCH_HPP_
+
+#include <span>
+
+#include <common/variant_params.cuh>
+
+#include "expression/ranges.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// The tensors of a call besides the usual ones.
+struct VariantTensors {
+  std::span<const expression::CapturedView> captures = {};  ///< in the order of Variants::captures
+  TensorView sink = {};                                     ///< [h_q]
+  TensorView dsink = {};                                    ///< [h_q]; optional
+};
+
+/// Row i keeps key j <= i + causal_shift, where the kernel is causal; in a packed batch j <= i + causal_shift + the
+/// diagonal of its sequence.
+int causal_shift(const Problem& problem) noexcept;
+
+/// What the kernels of `problem` read besides the usual parameters. `scale` is that of scores.
+kernel::VariantParams variant_params(const Problem& problem, const VariantTensors& tensors, double scale) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_VARIANT_LAUNCH_HPP_

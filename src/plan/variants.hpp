@@ -1,0 +1,35 @@
+#ifndef FA_SRC_PLAN_VARIANTS_HPP_
+#define FA_SRC_PLAN_VARIANTS_HPP_
+
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "expression/parse.hpp"
+
+namespace fa::plan {
+
+/// What makes a kernel compute more than plain attention. Window sizes, chunk lengths and captured tensors are launch
+/// parameters.
+struct Variants {
+  bool left_window = false;  ///< keys far before the diagonal are hidden
+  bool chunked = false;      ///< keys of another chunk are hidden
+  bool sink = false;         ///< one logit a head takes part in every sum
+  std::string score;         ///< the functions, without spaces
+  std::string mask;
+  std::vector<expression::Capture> captures;
+  bool mask_on_batch = false;  ///< what the text of the mask says: it depends on b, on h
+  bool mask_on_head = false;
+
+  bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
+
+  friend bool operator==(const Variants&, const Variants&) = default;
+};
+
+/// " left_window=1 ... captures=slope:f32:1:grad"; empty without any.
+std::string canonical(const Variants& variants);
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_VARIANTS_HPP_

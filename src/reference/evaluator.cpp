@@ -1,0 +1,106 @@
+#include "reference/evaluator.hpp"
+
+#include <cstring>
+
+#include "reference/convert.hpp"
+
+namespace fa::reference {
+namespace {
+
+using expression::CapturedView;
+using expression::Input;
+using expression::Lengths;
+using expression::Node;
+using expression::NodeId;
+using expression::Op;
+using expression::Program;
+using expression::Value;
+
+template <class Stored>
+Stored stored_at(const TensorView& view, std::int64_t offset) {
+  Stored value;
+  std::memcpy(&value, static_cast<const std::byte*>(view.data) + offset * static_cast<std::int64_t>(sizeof value),
+              sizeof value);
+  return value;
+}
+
+Value element(const TensorView& view, std::int64_t offset) {
+  switch (view.dtype) {
+    case DType::f16:
+      return {0, decode_f16(stored_at<std::uint16_t>(view, offset))};
+    case DType::bf16:
+      return {0, decode_bf16(stored_at<std::uint16_t>(view, offset))};
+    case DType::f32:
+      return {0, stored_at<float>(view, offset)};
+    case DType::f64:
+      return {0, stored_at<double>(view, offset)};
+    case DType::i32:
+      return {stored_at<std::int32_t>(view, offset), 0};
+  }
+  return {};
+}
+
+}  // namespace
+
+Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, const VariantArgs& variant,
+                     const Lengths& lengths)
+    : program_(program),
+      order_(program.needed(roots)),
+      captures_(variant.captures),
+      lengths_(variant.part.whole.s_q != 0 ? variant.part.whole : lengths),
+      part_(variant.part),
+      values_(static_cast<std::size_t>(program.graph.size())) {}
+
+void Evaluator::run(const Point& point) {
+  for (const NodeId id : order_) values_[static_cast<std::size_t>(id)] = evaluate(program_.graph[id], point);
+}
+
+Evaluator::Operands Evaluator::operands(const Node& node) const {
+  Operands result{};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(node.operands); ++i) result[i] = (*this)[node.operand[i]];
+  return result;
+}
+
+std::int64_t Evaluator::gradient_offset(NodeId load) const {
+  const Node& node = program_.graph[load];
+  const Operands indices = operands(node);
+  return CapturedView::offset(captures_[static_cast<std::size_t>(node.index)].gradient,
+                              std::span(indices).first(static_cast<std::size_t>(node.operands)));
+}
+
+Value Evaluator::load(const Node& node) const {
+  const CapturedView& captured = captures_[static_cast<std::size_t>(node.index)];
+  if (!captured.view.defined()) return {static_cast<std::int32_t>(captured.scalar), captured.scalar};
+  const Operands indices = operands(node);
+  return element(captured.view, CapturedView::offset(
+                                    captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands))));
+}
+
+Value Evaluator::evaluate(const Node& node, const Point& point) const {
+  if (node.op == Op::constant) return {node.index, node.value};
+  if (node.op == Op::load) return load(node);
+  if (node.op != Op::input) {
+    const Operands given = operands(node);
+    return apply(node.op, program_.graph[node.operand[0]].type,
+                 std::span(given).first(static_cast<std::size_t>(node.operands)));
+  }
+  switch (static_cast<Input>(node.index)) {
+    case Input::score:
+      return {0, point.score};
+    case Input::b:
+      return {static_cast<std::int32_t>(part_.b + point.b), 0};
+    case Input::h:
+      return {static_cast<std::int32_t>(part_.h + point.h), 0};
+    case Input::q:
+      return {static_cast<std::int32_t>(part_.q + point.q), 0};
+    case Input::kv:
+      return {static_cast<std::int32_t>(part_.kv + point.kv), 0};
+    case Input::s_q:
+      return {static_cast<std::int32_t>(lengths_.s_q), 0};
+    case Input::s_kv:
+      return {static_cast<std::int32_t>(lengths_.s_kv), 0};
+  }
+  return {};
+}
+
+}  // namespace fa::reference

@@ -1,0 +1,34 @@
+#ifndef FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_
+
+#include <common/types.cuh>
+
+namespace fa::kernel {
+
+/// The sequences of a packed batch: sequence i has the rows [cu_q[i], cu_q[i + 1]) of q and the keys
+/// [cu_kv[i], cu_kv[i + 1]) of k and v. Read when the kernel runs, and clamped to the tensors.
+struct SequenceParams {
+  const int32_t* cu_q;     // [b + 1]
+  const int32_t* cu_kv;    // [b + 1]
+  const int32_t* used_q;   // [b], how many of a sequence's rows count; null: all
+  const int32_t* used_kv;  // [b]
+  int32_t total_q;         // rows of the packed q
+  int32_t total_kv;        // rows of the packed k and v
+  int32_t bottom_right;    // the diagonal of causal masks and windows ends in the last row and key of a sequence
+  int32_t reserved;
+};
+
+/// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.
+struct DropoutParams {
+  const uint64_t* state;  // {seed, offset} on the device; null: the two values below
+  uint64_t seed;
+  uint64_t offset;
+  uint32_t threshold;  // a draw of 16 bits below it drops an element
+  float keep;          // 1 - p
+  float inverse_keep;  // 1 / keep
+  uint32_t reserved;
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_PACKED_PARAMS_CUH_

@@ -1,0 +1,269 @@
+#ifndef FA_TEMPLATES_COMMON_VARIANT_CUH_
+#define FA_TEMPLATES_COMMON_VARIANT_CUH_
+
+#include <common/constants.cuh>
+#include <common/sequences.cuh>
+#include <common/variant_params.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+
+namespace fa::kernel {
+
+/// What a kernel without functions, bounded masks and sinks has in the place of Config::Variant, and so what a Variant
+/// may set. Those with functions have them as static members, called where the constants say so.
+struct NoVariant {
+  static constexpr bool kLeftWindow = false;
+  static constexpr bool kChunked = false;
+  static constexpr bool kSink = false;
+  static constexpr bool kScore = false;  // score, differentiate
+  static constexpr bool kMask = false;   // keep
+  static constexpr bool kMaskOnBatch = false;
+  static constexpr bool kMaskOnHead = false;
+  static constexpr int kGradients = 0;   // places of captured tensors whose gradient is wanted
+  static constexpr float kFactor = 1.f;  // of what score returns
+};
+
+template <class First, class Second, bool kFirst>
+struct Either {
+  using type = First;
+};
+template <class First, class Second>
+struct Either<First, Second, false> {
+  using type = Second;
+};
+
+template <class Config>
+inline constexpr bool kHasVariant = requires {
+  typename Config::Variant;
+};
+
+template <class Config, bool kGiven = kHasVariant<Config>>
+struct FindVariant {
+  using type = NoVariant;
+};
+template <class Config>
+struct FindVariant<Config, true> {
+  using type = typename Config::Variant;
+};
+template <class Config>
+using VariantOf = typename FindVariant<Config>::type;
+
+template <class Config>
+using ForwardParamsOf = typename Either<ForwardVariantParams, ForwardParams, kHasVariant<Config>>::type;
+template <class Config>
+using BackwardParamsOf = typename Either<BackwardVariantParams, BackwardParams, kHasVariant<Config>>::type;
+
+// ---- what rendered functions are made of ----
+
+/// A number that overloads are chosen by.
+template <int kValue>
+struct Constant {};
+
+/// Where a function is evaluated: logical indices, as a base and a step from it, which is a constant once loops are
+/// unrolled. What follows from the base alone is computed once for many elements.
+struct Place {
+  int b, h;
+  int q, kv;
+  int q_step, kv_step;
+  int s_q, s_kv;
+  float scale;  // of raw scores
+};
+
+FA_DEVICE int minimum(int a, int b) {
+  return a < b ? a : b;
+}
+FA_DEVICE int maximum(int a, int b) {
+  return a > b ? a : b;
+}
+FA_DEVICE int absolute(int a) {
+  return a < 0 ? -a : a;
+}
+FA_DEVICE int quotient(int a, int b) {
+  return b == 0 ? 0 : a / b;
+}
+FA_DEVICE int remainder(int a, int b) {
+  return b == 0 ? 0 : a % b;
+}
+FA_DEVICE int floor_quotient(int a, int b) {
+  if (b == 0) return 0;
+  const int towards_zero = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? towards_zero - 1 : towards_zero;
+}
+FA_DEVICE int floor_remainder(int a, int b) {
+  return b == 0 ? 0 : a - floor_quotient(a, b) * b;
+}
+
+/// An index that is read from memory with: what lies behind the end of a tile is hidden, and reads the last element.
+FA_DEVICE int inside(int index, int length) {
+  return minimum(index, length - 1);
+}
+
+FA_DEVICE float divide(float a, float b) {
+  return a * ptx::rcp(b);
+}
+
+/// tanh to the precision of float, but for tiny x, where the error is absolute.
+FA_DEVICE float tanh(float x) {
+  const float power = ptx::ex2(2.f * kLog2e * ptx::abs(x));
+  const float magnitude = 1.f - 2.f * ptx::rcp(power + 1.f);
+  return x < 0.f ? -magnitude : x == x ? magnitude : x;
+}
+
+/// x less the nearest multiple of 2 pi, in two steps, so that the approximations below are at their best.
+FA_DEVICE float reduced_angle(float x) {
+  const float turns = ptx::floor(ptx::fma(x, 0.159154943091895336f, 0.5f));
+  return ptx::fma(turns, 1.74845553146e-07f, ptx::fma(turns, -6.28318548202514648f, x));
+}
+
+FA_DEVICE int captured_value(int32_t x) {
+  return x;
+}
+FA_DEVICE float captured_value(float x) {
+  return x;
+}
+FA_DEVICE float captured_value(f16 x) {
+  return ptx::convert_to_float(x);
+}
+FA_DEVICE float captured_value(bf16 x) {
+  return ptx::convert_to_float(x);
+}
+
+FA_DEVICE int captured_number(uint32_t bits, const int32_t*) {
+  return static_cast<int>(bits);
+}
+FA_DEVICE float captured_number(uint32_t bits, const void*) {
+  return ptx::from_bits(bits);
+}
+
+template <class... Index>
+FA_DEVICE int64_t element_offset(const int64_t (&strides)[kMaxCaptureRank], Index... index) {
+  const int indices[] = {index..., 0};
+  int64_t offset = 0;
+  FA_UNROLL
+  for (int i = 0; i < static_cast<int>(sizeof...(Index)); ++i) offset += indices[i] * strides[i];
+  return offset;
+}
+
+/// An element of a captured tensor of T.
+template <class T, class... Index>
+FA_DEVICE auto captured(const CaptureParams& capture, Index... index) {
+  const T* data = static_cast<const T*>(capture.data);
+  return captured_value(ptx::ld_global_nc(data + element_offset(capture.strides, index...)));
+}
+
+/// A scalar: given by value, or the element of a tensor of one.
+template <class T>
+FA_DEVICE auto captured(const CaptureParams& capture) {
+  const T* data = static_cast<const T*>(capture.data);
+  return data == nullptr ? captured_number(capture.bits, data) : captured_value(ptx::ld_global_nc(data));
+}
+
+// ---- masks in closed form ----
+//
+// `lengths` are those of a batch entry: the launch parameters, or a Sequence.
+
+/// Row i of a batch entry stands at key i + diagonal.
+template <class Params>
+FA_DEVICE int diagonal_of(const Params& params, const ForwardParams&) {
+  return params.variant.diagonal;
+}
+template <class Params>
+FA_DEVICE int diagonal_of(const Params& params, const BackwardParams&) {
+  return params.variant.diagonal;
+}
+template <class Params>
+FA_DEVICE int diagonal_of(const Params& params, const MaskTilesParams&) {
+  return params.variant.diagonal;
+}
+template <class Params>
+FA_DEVICE int diagonal_of(const Params&, const Sequence& sequence) {
+  return sequence.diagonal;
+}
+
+/// Row `row` (a query position) keeps keys from keys_begin(row) to before keys_end(row). Neither ever decreases.
+template <class Variant, class Params, class Lengths>
+FA_DEVICE int keys_begin(const Params& params, const Lengths& lengths, int row) {
+  int begin = 0;
+  if constexpr (Variant::kLeftWindow) {
+    begin = maximum(begin, row + diagonal_of(params, lengths) - params.variant.window_left);
+  }
+  if constexpr (Variant::kChunked) {
+    const int chunk = floor_quotient(row + diagonal_of(params, lengths), params.variant.chunk);
+    begin = maximum(begin, chunk * params.variant.chunk);
+  }
+  return begin;
+}
+template <bool kCausal, class Variant, class Params, class Lengths>
+FA_DEVICE int keys_end(const Params& params, const Lengths& lengths, int row) {
+  int end = lengths.s_kv;
+  if constexpr (kCausal) end = minimum(end, row + lengths.causal_shift + 1);
+  if constexpr (Variant::kChunked) {
+    const int chunk = floor_quotient(row + diagonal_of(params, lengths), params.variant.chunk);
+    end = minimum(end, (chunk + 1) * params.variant.chunk);
+  }
+  return end;
+}
+
+/// Key `key` is kept by rows from rows_begin(key) to before rows_end(key).
+template <bool kCausal, class Variant, class Params, class Lengths>
+FA_DEVICE int rows_begin(const Params& params, const Lengths& lengths, int key) {
+  int begin = 0;
+  if constexpr (kCausal) begin = maximum(begin, key - lengths.causal_shift);
+  if constexpr (Variant::kChunked) {
+    begin = maximum(begin, key / params.variant.chunk * params.variant.chunk - diagonal_of(params, lengths));
+  }
+  return begin;
+}
+template <class Variant, class Params, class Lengths>
+FA_DEVICE int rows_end(const Params& params, const Lengths& lengths, int key) {
+  int end = lengths.s_q;
+  if constexpr (Variant::kLeftWindow) {
+    end = minimum(end, key + params.variant.window_left - diagonal_of(params, lengths) + 1);
+  }
+  if constexpr (Variant::kChunked) {
+    end = minimum(end, (key / params.variant.chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
+  }
+  return end;
+}
+
+// ---- tile lists of mask functions ----
+
+/// The entries of a list; the two numbers before them are how many there are, and how many of full tiles.
+template <class T>
+FA_DEVICE T* tile_list(T* lists, int list, int others) {
+  return lists + static_cast<int64_t>(list) * (others + 2) + 2;
+}
+
+/// The list of an attention kernel's tile `block`, one of `blocks`, of head `head` of `heads`.
+template <class Variant>
+FA_DEVICE const int32_t* tile_list_of(const VariantParams& variant, int batch, int head, int heads, int block,
+                                      int blocks) {
+  const int list_head = Variant::kMaskOnHead ? head : 0;
+  const int list_heads = Variant::kMaskOnHead ? heads : 1;
+  const int list_batch = Variant::kMaskOnBatch ? batch : 0;
+  return tile_list(variant.tile_lists, (list_batch * list_heads + list_head) * blocks + block, variant.tile_others);
+}
+
+// ---- sinks ----
+
+/// ln(e^a + e^b); -inf for two of them, NaN for a NaN.
+FA_DEVICE float log_add(float a, float b) {
+  const float largest = ptx::max(a, b);
+  if (largest == -kInfinity) return a == a ? largest : a;
+  return largest + kLn2 * ptx::lg2(ptx::ex2((a - largest) * kLog2e) + ptx::ex2((b - largest) * kLog2e));
+}
+
+/// The logit of query head `head`, which takes part in the sum of each of its rows.
+FA_DEVICE float sink_of(const VariantParams& variant, int head) {
+  return ptx::ld_global_nc(variant.sink + head * variant.stride_sink);
+}
+
+/// What a part of a sum counts in the whole, from the logarithms of both.
+FA_DEVICE float weight_of(float part, float whole) {
+  return part == -kInfinity ? 0.f : ptx::ex2((part - whole) * kLog2e);
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_VARIANT_CUH_

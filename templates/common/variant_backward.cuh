@@ -1,0 +1,267 @@
+#ifndef FA_TEMPLATES_COMMON_VARIANT_BACKWARD_CUH_
+#define FA_TEMPLATES_COMMON_VARIANT_BACKWARD_CUH_
+
+#include <common/constants.cuh>
+#include <common/dropout.cuh>
+#include <common/online_softmax.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// Adds to an element of a captured tensor's gradient. Neighbouring additions to one element are summed first.
+struct GradientSum {
+  float* target = nullptr;
+  float sum = 0.f;
+
+  FA_DEVICE void add(float* element, float value) {
+    if (element != target) {
+      flush();
+      target = element;
+      sum = 0.f;
+    }
+    sum += value;
+  }
+  FA_DEVICE void flush() const {
+    if (target != nullptr) ptx::red_add_f32(target, sum);
+  }
+  /// One addition for a warp whose lanes all have the same element.
+  FA_DEVICE void flush_warp() {
+    const uint64_t address = reinterpret_cast<uint64_t>(target);
+    const uint32_t low = static_cast<uint32_t>(address);
+    const uint32_t high = static_cast<uint32_t>(address >> 32);
+    const uint32_t first_low = ptx::shfl(low, 0);
+    const uint32_t first_high = ptx::shfl(high, 0);
+    if (ptx::vote_any(first_low != low || first_high != high)) {
+      flush();
+      return;
+    }
+    FA_UNROLL
+    for (int mask = 1; mask < kWarpSize; mask *= 2) sum += ptx::shfl_xor(sum, mask);
+    if (ptx::thread_index() % kWarpSize == 0) flush();
+  }
+};
+
+/// P^T and dS^T of a warp's fragment of scores, [keys, queries], under a score or mask function or a mask in closed
+/// form, and the gradients of captured tensors. Both products, S and dP, are there when it starts. With dropout, P^T
+/// comes out as Z^T o P^T and dS^T keep times too small, as without a variant (sm80_backward.cuh).
+template <class Config, class Params, int kMTiles, int kNTiles, int kWarpsN, int kWarpKeys, int kTileM, int kTileN>
+struct VariantScores {
+  using Variant = VariantOf<Config>;
+  using Scores = Fragment<kMTiles, kNTiles>;
+
+  static constexpr bool kDropout = kernel::kDropout<Config>;
+
+  const Params& params;
+  const BatchEntry<kVarlen<Config>, BackwardParams>& lengths;
+  const int batch;
+  const int head;        // a query head
+  const int first_row;   // of the fragment
+  const int first_key;   // of the tile
+  const uint32_t lse;    // in shared memory, of this thread's first query
+  const uint32_t delta;  // likewise
+  const bool adds;       // to gradients of captured tensors: no other warp has the same scores
+  const int thread = ptx::thread_index();
+  const int query = first_row + 2 * (thread % 4);  // of element 0
+  const int key = first_key + thread / kWarpSize % kWarpsN * kWarpKeys + thread % kWarpSize / 4;
+
+  /// Whether masks in closed form keep all of the fragment, which covers 8 * kNTiles queries and a tile of keys.
+  FA_DEVICE bool plain() const {
+    const int last_row = first_row + 8 * kNTiles - 1;
+    const int last_key = first_key + kTileN - 1;
+    return last_key < keys_end<Config::kCausal, Variant>(params, lengths, first_row) &&
+           first_key >= keys_begin<Variant>(params, lengths, last_row) && last_row < lengths.s_q;
+  }
+
+  /// S becomes P, and dP becomes dS; without a mask, if `full`.
+  FA_DEVICE void differentiate(Scores& p, Scores& ds, bool full) const {
+    if (full) {
+      differentiate_tile<false>(p, ds);
+    } else {
+      differentiate_tile<true>(p, ds);
+    }
+  }
+
+ private:
+  FA_DEVICE Place place(int m, int n, int e) const {
+    return {
+        batch, head, query, key, 8 * n + e % 2, 16 * m + 8 * (e / 2), lengths.s_q, lengths.s_kv, params.variant.scale};
+  }
+
+  template <bool kMasked>
+  FA_DEVICE void differentiate_tile(Scores& p, Scores& ds) const {
+    constexpr int kGradients = Variant::kGradients;
+    Scores by_score[kGradients == 0 ? 1 : kGradients];
+    [[maybe_unused]] uint32_t draws[kMTiles][2][2];  // of two neighbouring n
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      float row_lse[2];
+      float row_delta[2];
+      ptx::ld_shared_f32x2(row_lse, lse + 32 * n);
+      ptx::ld_shared_f32x2(row_delta, delta + 32 * n);
+      if constexpr (kDropout) {
+        if (n % 2 == 0) draw(draws, first_row + 8 * n);
+      }
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const Place at = place(m, n, e);
+          bool keep = true;
+          if constexpr (kMasked) keep = in_bounds(at);
+          if constexpr (kMasked && Variant::kMask) keep = keep && Variant::keep(params.variant, at);
+          float slope = 1.f;
+          float slopes[kGradients == 0 ? 1 : kGradients];
+          float weight;
+          if constexpr (Variant::kScore) {
+            const float score = Variant::slopes(params.variant, at, p[m][n][e], slope, slopes);
+            weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -row_lse[e % 2]));
+          } else {
+            weight = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -row_lse[e % 2]));
+          }
+          float gradient;
+          if constexpr (kDropout) {
+            const bool drops = dropped(draws[m][n % 2][e % 2], e);
+            gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, drops ? 0.f : ds[m][n][e]);
+            if (drops) weight = 0.f;
+          } else {
+            gradient = weight * (ds[m][n][e] - row_delta[e % 2]);
+          }
+          p[m][n][e] = keep ? weight : 0.f;
+          ds[m][n][e] = keep ? gradient * slope : 0.f;
+          if constexpr (kDropout && kGradients > 0) gradient *= params.dropout.inverse_keep;
+          FA_UNROLL
+          for (int i = 0; i < kGradients; ++i) by_score[i][m][n][e] = keep ? gradient * slopes[i] : 0.f;
+        }
+      }
+    }
+    if constexpr (kGradients > 0) add_gradients<0>(by_score);
+  }
+
+  FA_DEVICE Dropout dropout() const { return Dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head); }
+
+  /// Of the 16 queries from `first_query` on, and all keys of the warp.
+  FA_DEVICE void draw(uint32_t (&draws)[kMTiles][2][2], int first_query) const {
+    const int lane = thread % kWarpSize;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      dropout().draw_transposed(draws[m], key - lane / 4 + 16 * m, first_query, lane);
+    }
+  }
+  FA_DEVICE bool dropped(uint32_t draw, int e) const {
+    return e < 2 ? dropout().drops_low(draw) : dropout().drops_high(draw);
+  }
+
+  FA_DEVICE bool in_bounds(const Place& at) const {
+    const int row = at.q + at.q_step;
+    const int column = at.kv + at.kv_step;
+    return row < lengths.s_q && column >= keys_begin<Variant>(params, lengths, row) &&
+           column < keys_end<Config::kCausal, Variant>(params, lengths, row);
+  }
+
+  template <int kIndex, class Gradients>
+  FA_DEVICE void add_gradients(const Gradients& gradients) const {
+    if constexpr (kIndex < Variant::kGradients) {
+      if (adds && params.variant.captures[Variant::kGradientCapture[kIndex]].gradient != nullptr) {
+        add_gradient<kIndex>(gradients[kIndex]);
+      }
+      add_gradients<kIndex + 1>(gradients);
+    }
+  }
+
+  /// The sum is taken first over what the captured tensor's index does not depend on.
+  template <int kIndex>
+  FA_DEVICE void add_gradient(const Scores& gradient) const {
+    constexpr bool kOnQuery = Variant::kGradientOnQuery[kIndex];
+    constexpr bool kOnKey = Variant::kGradientOnKey[kIndex];
+    if constexpr (!kOnQuery && !kOnKey) {
+      float sum = 0.f;
+      for_each([&](int m, int n, int e) { sum += gradient[m][n][e]; });
+      FA_UNROLL
+      for (int mask = 1; mask < kWarpSize; mask *= 2) sum += ptx::shfl_xor(sum, mask);
+      if (thread % kWarpSize == 0) ptx::red_add_f32(target<kIndex>(0, 0, 0), sum);
+    } else if constexpr (!kOnQuery) {
+      add_by_key<kIndex>(gradient);
+    } else if constexpr (!kOnKey) {
+      add_by_query<kIndex>(gradient);
+    } else if constexpr (Variant::kGradientDistinct[kIndex]) {
+      for_each([&](int m, int n, int e) {
+        if (valid(m, n, e)) ptx::red_add_f32(target<kIndex>(m, n, e), gradient[m][n][e]);
+      });
+    } else {
+      GradientSum sum;
+      for_each([&](int m, int n, int e) {
+        if (valid(m, n, e)) sum.add(target<kIndex>(m, n, e), gradient[m][n][e]);
+      });
+      sum.flush_warp();
+    }
+  }
+
+  template <int kIndex>
+  FA_DEVICE void add_by_key(const Scores& gradient) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float sum = 0.f;
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) sum += gradient[m][n][2 * r] + gradient[m][n][2 * r + 1];
+        sum += ptx::shfl_xor(sum, 1);
+        sum += ptx::shfl_xor(sum, 2);
+        if (thread % 4 == 0 && key + 16 * m + 8 * r < lengths.s_kv) ptx::red_add_f32(target<kIndex>(m, 0, 2 * r), sum);
+      }
+    }
+  }
+
+  template <int kIndex>
+  FA_DEVICE void add_by_query(const Scores& gradient) const {
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float sum = 0.f;
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) sum += gradient[m][n][e] + gradient[m][n][e + 2];
+        sum += ptx::shfl_xor(sum, 4);
+        sum += ptx::shfl_xor(sum, 8);
+        sum += ptx::shfl_xor(sum, 16);
+        if (thread % kWarpSize < 4 && query + 8 * n + e < lengths.s_q) {
+          ptx::red_add_f32(target<kIndex>(0, n, e), sum);
+        }
+      }
+    }
+  }
+
+  template <class Visit>
+  static FA_DEVICE void for_each(const Visit& visit) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          visit(m, n, 2 * r);
+          visit(m, n, 2 * r + 1);
+        }
+      }
+    }
+  }
+
+  FA_DEVICE bool valid(int m, int n, int e) const {
+    return query + 8 * n + e % 2 < lengths.s_q && key + 16 * m + 8 * (e / 2) < lengths.s_kv;
+  }
+
+  template <int kIndex>
+  FA_DEVICE float* target(int m, int n, int e) const {
+    return Variant::gradient_target(params.variant, place(m, n, e), Constant<kIndex>{});
+  }
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_VARIANT_BACKWARD_CUH_

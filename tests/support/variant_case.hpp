@@ -1,0 +1,71 @@
+#ifndef FA_TESTS_SUPPORT_VARIANT_CASE_HPP_
+#define FA_TESTS_SUPPORT_VARIANT_CASE_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "api/variants.hpp"
+#include "reference/variant.hpp"
+#include "support/attention_case.hpp"
+
+namespace fa::test {
+
+/// A tensor that a function names, or the sinks, in host memory.
+struct NamedTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+  bool requires_grad = false;
+  std::vector<std::byte> bytes = {};
+
+  TensorView view() const;
+  std::int64_t elements() const;
+};
+
+/// A configuration by what it adds to plain attention.
+struct VariantChoice {
+  std::string name;
+  AttentionConfig config;
+};
+
+/// Functions, windows, chunks and sinks of every kind and in company, `with_gradients` of captures or not.
+std::vector<VariantChoice> variant_choices(bool with_gradients = true);
+
+/// A case with functions, windows, chunks or sinks, and the tensors that these name, filled by the case's seed.
+/// Captures are named slope [h_q], table [h_q, 11], doc [max(s_q, s_kv)], prefix [b], or indexed by bare b, h, q, kv.
+struct VariantCase {
+  VariantCase(const AttentionCase& c, const VariantChoice& choice);
+
+  AttentionCase attention;
+  AttentionConfig config;  ///< complete
+  api::Functions functions;
+  std::vector<NamedTensor> captures;  ///< as `functions` has them
+  NamedTensor sink;                   ///< without elements where there is none
+};
+void PrintTo(const VariantCase& c, std::ostream* out);
+
+/// What the reference needs of a case, which `views` keeps the captures of.
+reference::VariantArgs variant_args(const VariantCase& c, std::vector<expression::CapturedView>& views);
+
+/// Gives `views` places for the gradients that captures require, in `captures`.
+void add_gradients(const VariantCase& c, std::vector<expression::CapturedView>& views,
+                   std::vector<std::vector<double>>& captures);
+
+/// O and LSE in float64.
+AttentionOutputs reference_f64(const VariantCase& c, const AttentionInputs& inputs);
+
+struct VariantGradients {
+  AttentionGradients usual;
+  std::vector<std::vector<double>> captures;  ///< row-major; empty where none is required
+  std::vector<double> dsink;
+};
+VariantGradients reference_gradients_f64(const VariantCase& c, const AttentionInputs& inputs, const TensorView& dout,
+                                         const TensorView& dlse = {});
+
+}  // namespace fa::test
+
+#endif  // FA_TESTS_SUPPORT_VARIANT_CASE_HPP_
