@@ -155,7 +155,10 @@ class Attention::Impl {
     const plan::Problem problem_of_shape = problem(shape);
     const plan::Choice choice = plan::choose(problem_of_shape, fixed());
     const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
-    const Ready ready = make(problem_of_shape, choice, plan::kernels_of(planned).front(), planned.combine);
+    const plan::Alternatives specs = plan::kernels_of(planned).front();
+    const api::Supply from = supply(problem_of_shape).serialized();
+    const auto candidates = prefetch(problem_of_shape, specs.front(), from, options);
+    const Ready ready = make(problem_of_shape, choice, specs, planned.combine, from);
     return decide(problem_of_shape, choice, ready, nullptr, options);
   }
 
@@ -207,28 +210,31 @@ class Attention::Impl {
     const Ready* ready = ready_.find(code);
     if (ready != nullptr && !ready->open) return *ready;
     return api::settle(
-        ready_, *tuning_, code, stream, [&] { return first_ready(wanted, choice); },
+        ready_, *tuning_, code, stream, [&] { return first_ready(wanted, choice, stream); },
         [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
   }
 
   /// With the kernel that is known to be best, or else the planner's.
-  Ready first_ready(const plan::Problem& wanted, const plan::Choice& choice) const {
+  Ready first_ready(const plan::Problem& wanted, const plan::Choice& choice, Stream stream) const {
     const plan::ForwardPlan planned = plan::plan_forward(wanted, fixed());
     plan::Alternatives specs = plan::kernels_of(planned).front();
     const char* by = api::kByPlanner;
     bool open = false;
     if (tuning_->sources().any()) {
-      const auto candidates = [&] {
+      const auto all_candidates = [&] {
         plan::Alternatives all = plan::forward_candidates(wanted, fixed(), planned.kernel, SIZE_MAX);
         all.insert(all.end(), specs.begin(), specs.end());
         return all;
       };
-      const auto known = tuning_->known(tuning_->key(wanted, planned.kernel), candidates);
+      const auto known = tuning_->known(tuning_->key(wanted, planned.kernel), all_candidates);
       if (known) specs.insert(specs.begin(), known->spec);
       if (known) by = known->by;
       open = !known && tuning_->sources().tunes && tune::worth_tuning(wanted, false);
     }
-    Ready ready = make(wanted, choice, specs, planned.combine);
+    const api::Supply from = supply(wanted).serialized();
+    std::unique_ptr<api::Prefetch> candidates;
+    if (open && tuning_->may_begin(stream)) candidates = prefetch(wanted, specs.front(), from, {});
+    Ready ready = make(wanted, choice, specs, planned.combine, from);
     ready.open = open;
     ready.info.chosen_by = ready.spec == specs.front() ? by : api::kByPlanner;
     return ready;
@@ -242,8 +248,7 @@ class Attention::Impl {
   }
 
   Ready make(const plan::Problem& wanted, const plan::Choice& choice, const plan::Alternatives& specs,
-             const plan::KernelSpec& combine_spec) const {
-    const api::Supply from = supply(wanted);
+             const plan::KernelSpec& combine_spec, const api::Supply& from) const {
     Ready ready;
     const api::ChosenKernel chosen = api::choose_kernel(specs, *store_, from, config_.deterministic);
     ready.spec = chosen.spec;
@@ -271,6 +276,13 @@ class Attention::Impl {
       support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
     }
     return ready;
+  }
+
+  /// Starts to get what will compete with `first`.
+  std::unique_ptr<api::Prefetch> prefetch(const plan::Problem& wanted, const plan::KernelSpec& first,
+                                          const api::Supply& from, const api::TuneOptions& options) const {
+    return api::Tuning::prefetch(plan::forward_candidates(wanted, fixed(), first, options.candidates), *store_, from,
+                                 options);
   }
 
   /// Lets candidates compete with `known`, whose choice is `choice`, on scratch memory.

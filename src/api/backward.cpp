@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include <sm90/sm90_backward_params.cuh>
@@ -68,28 +69,31 @@ const DeviceBackward::Ready& DeviceBackward::get(const plan::Problem& wanted, co
   const Ready* ready = ready_.find(code);
   if (ready != nullptr && !ready->open) return *ready;
   return settle(
-      ready_, tuning_, code, stream, [&] { return first_ready(wanted, choice); },
+      ready_, tuning_, code, stream, [&] { return first_ready(wanted, choice, stream); },
       [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
 }
 
 /// With the main kernel that is known to be best, or else the planner's.
-DeviceBackward::Ready DeviceBackward::first_ready(const plan::Problem& wanted,
-                                                  const plan::BackwardChoice& choice) const {
+DeviceBackward::Ready DeviceBackward::first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice,
+                                                  Stream stream) const {
   plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
   const char* by = kByPlanner;
   bool open = false;
   if (tuning_.sources().any()) {
-    const auto candidates = [&] {
+    const auto all_candidates = [&] {
       plan::Alternatives all = plan::backward_candidates(wanted, fixed(), planned.main.front(), SIZE_MAX);
       all.insert(all.end(), planned.main.begin(), planned.main.end());
       return all;
     };
-    const auto known = tuning_.known(tuning_.key(wanted, planned.main.front()), candidates);
+    const auto known = tuning_.known(tuning_.key(wanted, planned.main.front()), all_candidates);
     if (known) planned.main.insert(planned.main.begin(), known->spec);
     if (known) by = known->by;
     open = !known && tuning_.sources().tunes && tune::worth_tuning(wanted, true);
   }
-  Ready ready = make(wanted, choice, planned);
+  const Supply from = supply(wanted).serialized();
+  std::unique_ptr<Prefetch> candidates;
+  if (open && tuning_.may_begin(stream)) candidates = prefetch(wanted, planned.main.front(), from, {});
+  Ready ready = make(wanted, choice, planned, from);
   ready.open = open;
   ready.info.chosen_by = ready.specs.main == planned.main.front() ? by : kByPlanner;
   return ready;
@@ -103,12 +107,17 @@ Supply DeviceBackward::supply(const plan::Problem& wanted) const {
 }
 
 DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const plan::BackwardChoice& choice,
-                                           const plan::BackwardPlan& planned) const {
-  const Supply from = supply(wanted);
+                                           const plan::BackwardPlan& planned, const Supply& from) const {
   Ready ready;
   KernelInfo around;  // what the kernels besides the main one took
-  const auto load = [&](const plan::Alternatives& specs, KernelInfo* info, plan::KernelSpec* taken = nullptr) {
-    const ChosenKernel chosen = choose_kernel(specs, *store_, from, config_.deterministic);
+  const auto choose = [&](const plan::Alternatives& specs) {
+    return choose_kernel(specs, *store_, from, config_.deterministic);
+  };
+  // What has to be compiled is compiled side by side.
+  const auto choose_aside = [&](plan::Alternatives specs) {
+    return std::async(std::launch::async, [&choose, specs = std::move(specs)] { return choose(specs); });
+  };
+  const auto load = [&](const ChosenKernel& chosen, KernelInfo* info, plan::KernelSpec* taken = nullptr) {
     if (taken != nullptr) *taken = chosen.spec;
     KernelInfo own;
     Kernel kernel;
@@ -123,19 +132,25 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
     }
     return kernel;
   };
-  ready.main = load(planned.main, &ready.info, &ready.specs.main);
-  ready.preprocess = load({planned.preprocess}, nullptr);
-  if (choice.splits > 1) ready.reduce = load({planned.reduce}, nullptr);
+  std::future<ChosenKernel> reduce;
+  std::future<ChosenKernel> sink;
+  std::future<ChosenKernel> preprocess = choose_aside({planned.preprocess});
+  std::future<ChosenKernel> dq = choose_aside(config_.deterministic ? planned.dq : plan::Alternatives{planned.convert});
+  if (choice.splits > 1) reduce = choose_aside({planned.reduce});
+  if (config_.sink) sink = choose_aside({planned.sink});
+  ready.main = load(choose(planned.main), &ready.info, &ready.specs.main);
+  ready.preprocess = load(preprocess.get(), nullptr);
+  if (choice.splits > 1) ready.reduce = load(reduce.get(), nullptr);
   if (config_.deterministic) {
-    ready.dq = load(planned.dq, nullptr, &ready.specs.dq);
+    ready.dq = load(dq.get(), nullptr, &ready.specs.dq);
   } else {
-    ready.convert = load({planned.convert}, nullptr);
+    ready.convert = load(dq.get(), nullptr);
   }
   if (plan::needs_tile_lists(wanted)) {
-    ready.mask = load({plan::mask_tiles_spec(ready.specs.main)}, nullptr);
-    if (config_.deterministic) ready.dq_mask = load({plan::mask_tiles_spec(ready.specs.dq)}, nullptr);
+    ready.mask = load(choose({plan::mask_tiles_spec(ready.specs.main)}), nullptr);
+    if (config_.deterministic) ready.dq_mask = load(choose({plan::mask_tiles_spec(ready.specs.dq)}), nullptr);
   }
-  if (config_.sink) ready.sink = load({planned.sink}, nullptr);
+  if (config_.sink) ready.sink = load(sink.get(), nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
@@ -169,6 +184,13 @@ std::size_t DeviceBackward::mask_tiles_size(const AttentionShape& shape) const {
   return plan::mask_tiles_bytes(wanted, planned.main) + plan::mask_tiles_bytes(wanted, planned.dq);
 }
 
+/// Starts to get what will compete with the main kernel `first`.
+std::unique_ptr<Prefetch> DeviceBackward::prefetch(const plan::Problem& wanted, const plan::KernelSpec& first,
+                                                   const Supply& from, const TuneOptions& options) const {
+  return Tuning::prefetch(plan::backward_candidates(wanted, fixed(), first, options.candidates), *store_, from,
+                          options);
+}
+
 /// Lets candidates compete with the main kernel of `known` on scratch memory; the kernels around it are the same.
 TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known,
                                   Stream stream, const TuneOptions& options) const {
@@ -198,7 +220,10 @@ TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::Backw
 TuneReport DeviceBackward::tune(const AttentionShape& shape, const TuneOptions& options) const {
   const plan::Problem wanted = problem(shape);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
-  const Ready ready = make(wanted, choice, plan_backward(wanted, fixed(), config_.deterministic));
+  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
+  const Supply from = supply(wanted).serialized();
+  const auto candidates = prefetch(wanted, planned.main.front(), from, options);
+  const Ready ready = make(wanted, choice, planned, from);
   return decide(wanted, choice, ready, nullptr, options);
 }
 

@@ -59,8 +59,11 @@ class DeviceBackward {
   const KernelOverride& fixed() const noexcept;
   plan::Problem problem(const AttentionShape& shape) const noexcept;
   const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream);
-  Ready first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice) const;
-  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice, const plan::BackwardPlan& planned) const;
+  Ready first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream) const;
+  Ready make(const plan::Problem& wanted, const plan::BackwardChoice& choice, const plan::BackwardPlan& planned,
+             const Supply& from) const;
+  std::unique_ptr<Prefetch> prefetch(const plan::Problem& wanted, const plan::KernelSpec& first, const Supply& from,
+                                     const TuneOptions& options) const;
   Supply supply(const plan::Problem& wanted) const;
   TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;

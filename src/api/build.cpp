@@ -204,6 +204,27 @@ ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const
   return chosen;
 }
 
+Prefetch::Prefetch(std::vector<plan::KernelSpec> specs, cache::Store& store, const Supply& supply, unsigned threads,
+                   double seconds) {
+  struct Work {
+    std::vector<plan::KernelSpec> specs;
+    Supply supply;
+    std::atomic<std::size_t> next{0};
+  };
+  const std::size_t count = specs.size();
+  const auto work = std::make_shared<Work>(std::move(specs), supply);
+  const auto run = [work, &store, start = Clock::now(), seconds] {
+    for (std::size_t i = work->next++; i < work->specs.size(); i = work->next++) {
+      if (milliseconds_since(start) > 1000 * seconds) return;
+      try {
+        get_kernel(work->specs[i], store, work->supply);
+      } catch (...) {  // NOLINT(bugprone-empty-catch): met again by who needs the kernel
+      }
+    }
+  };
+  for (std::size_t i = 0; i < std::min<std::size_t>(threads, count); ++i) threads_.emplace_back(run);
+}
+
 KernelInfo kernel_info(const ChosenKernel& chosen) {
   const cache::Entry& entry = *chosen.lookup.entry;
   KernelInfo info;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -66,6 +67,18 @@ ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store
 /// The kernel of exactly `spec`, for a contest: one that spills is refused with fa::Error(unsupported). Throws like
 /// get_kernel.
 ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply);
+
+/// Gets kernels on threads of its own, so that who asks for one later finds it, or waits for what is under way. What
+/// goes wrong is left to them to find out. Nothing is begun after `seconds`; the destructor waits for what was begun.
+class Prefetch {
+ public:
+  /// `supply` is serialized() with those who ask meanwhile. `store` outlives it.
+  Prefetch(std::vector<plan::KernelSpec> specs, cache::Store& store, const Supply& supply, unsigned threads,
+           double seconds);
+
+ private:
+  std::vector<std::jthread> threads_;
+};
 
 /// Facts of a kernel that need no GPU; `load_kernel` adds the rest.
 KernelInfo kernel_info(const ChosenKernel& chosen);

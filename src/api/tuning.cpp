@@ -19,6 +19,10 @@ namespace {
 constexpr double kSecondsOfAProcess = 60;
 std::atomic<std::int64_t> g_milliseconds_spent{0};
 
+bool time_is_up() {
+  return static_cast<double>(g_milliseconds_spent.load()) > 1000 * kSecondsOfAProcess;
+}
+
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -113,8 +117,21 @@ std::optional<Tuning::Known> Tuning::known(const tune::RecordKey& key,
   return std::nullopt;
 }
 
+bool Tuning::may_begin(Stream stream) const {
+  return !time_is_up() && !driver::is_capturing(stream);
+}
+
+std::unique_ptr<Prefetch> Tuning::prefetch(std::vector<plan::KernelSpec> candidates, cache::Store& store,
+                                           const Supply& supply, const TuneOptions& options) {
+  const unsigned threads = tune::threads_of(options.budget);
+  if (threads < 2) return nullptr;
+  candidates.erase(candidates.begin());
+  return std::make_unique<Prefetch>(std::move(candidates), store, supply, threads - 1,
+                                    options.budget.seconds - options.budget.timing_seconds);
+}
+
 bool Tuning::begin(std::uint64_t code, Stream stream) {
-  if (static_cast<double>(g_milliseconds_spent.load()) > 1000 * kSecondsOfAProcess) {
+  if (time_is_up()) {
     static std::atomic<bool> told{false};
     if (!told.exchange(true)) {
       support::logf(LogLevel::info,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 
 #include <fa/attention.hpp>
 
+#include "api/build.hpp"
 #include "api/problem.hpp"
 #include "api/ready_table.hpp"
 #include "api/tune_subject.hpp"
@@ -88,7 +90,13 @@ class Tuning {
   /// Whether a call on `stream` may tune a problem that is still open: not while it captures, not while another thread
   /// does it, not when this process has spent enough time on it. True takes the turn of `code`, to be given back.
   bool begin(std::uint64_t code, Stream stream);
+  /// The same as far as it can be told before, without a turn.
+  bool may_begin(Stream stream) const;
   void end(std::uint64_t code);
+
+  /// Starts to get `candidates`, the first of which the caller gets itself meanwhile.
+  static std::unique_ptr<Prefetch> prefetch(std::vector<plan::KernelSpec> candidates, cache::Store& store,
+                                            const Supply& supply, const TuneOptions& options);
 
   /// Runs the contest. Throws what compiling, allocating and launching throw.
   TuneReport decide(const tune::RecordKey& key, const plan::Problem& problem, const Contest& contest, Stream stream,

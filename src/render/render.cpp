@@ -434,7 +434,7 @@ std::string render_unit(const plan::KernelSpec& spec) {
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"
-      "namespace {{\n\n{}\n{}{}\n}}  // namespace\n\n"
+      "{}\n{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
       "FA_KERNEL({}, fa::kernel::{}, {}, {}) {{ fa::{}<Config>(params); }}\n",
       canonical(spec), parts.header, parts.layout, parts.config, shared_assert, kernel_name(spec), parts.params,
       spec.threads(), spec.min_blocks, parts.function);

@@ -54,8 +54,7 @@ class Tuner {
         }
       }
     };
-    const unsigned wanted = budget_.jobs > 0 ? static_cast<unsigned>(budget_.jobs)
-                                             : std::min(std::max(std::thread::hardware_concurrency(), 1U), kMostJobs);
+    const unsigned wanted = threads_of(budget_);
     {
       std::vector<std::jthread> helpers;
       for (std::size_t i = 1; i < std::min<std::size_t>(wanted, count); ++i) helpers.emplace_back(work);
@@ -141,6 +140,11 @@ class Tuner {
 };
 
 }  // namespace
+
+unsigned threads_of(const Budget& budget) {
+  if (budget.jobs > 0) return static_cast<unsigned>(budget.jobs);
+  return std::min(std::max(std::thread::hardware_concurrency(), 1U), kMostJobs);
+}
 
 Outcome tune(Subject& subject, std::size_t candidates, const Budget& budget, const RaceOptions& options,
              const std::function<double()>& now) {

@@ -31,6 +31,9 @@ struct Budget {
   int jobs = 0;                 ///< threads that prepare; 0: one a CPU, up to 12
 };
 
+/// Threads that prepare candidates under `budget`.
+unsigned threads_of(const Budget& budget);
+
 /// What became of one candidate.
 struct Result {
   std::string refusal;  ///< why it did not run; empty when it did

@@ -136,9 +136,8 @@ FA_DEVICE QuerySteps query_steps(const Params& params, int first_key, int split)
     steps.first = first_row > 0 ? first_row / kTileM : 0;
   }
   const int visible = steps.first < params.m_blocks ? params.m_blocks - steps.first : 0;
-  const int64_t total = static_cast<int64_t>(visible) * params.group;
-  steps.begin = static_cast<int>(total * split / params.splits);
-  steps.end = static_cast<int>(total * (split + 1) / params.splits);
+  steps.begin = start_of_part(visible * params.group, params.splits, split);
+  steps.end = start_of_part(visible * params.group, params.splits, split + 1);
   return steps;
 }
 
@@ -151,9 +150,9 @@ FA_DEVICE QuerySteps variant_steps(const Params& params, const Lengths& lengths,
   const int end = rows_end<Variant>(params, lengths, last_key);
   steps.first = begin / kTileM;
   steps.stop = end > begin ? ceil_div(end, kTileM) : steps.first;
-  const int64_t total = static_cast<int64_t>(steps.stop - steps.first) * lengths.group;
-  steps.begin = static_cast<int>(total * split / lengths.splits);
-  steps.end = static_cast<int>(total * (split + 1) / lengths.splits);
+  const int total = (steps.stop - steps.first) * lengths.group;
+  steps.begin = start_of_part(total, lengths.splits, split);
+  steps.end = start_of_part(total, lengths.splits, split + 1);
   return steps;
 }
 
@@ -162,9 +161,8 @@ FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int 
   QuerySteps steps;
   steps.first = 0;
   steps.stop = ptx::ld_global_nc(list - 2);
-  const int64_t total = static_cast<int64_t>(steps.stop) * group;
-  steps.begin = static_cast<int>(total * split / splits);
-  steps.end = static_cast<int>(total * (split + 1) / splits);
+  steps.begin = start_of_part(steps.stop * group, splits, split);
+  steps.end = start_of_part(steps.stop * group, splits, split + 1);
   return steps;
 }
 

@@ -15,6 +15,12 @@ FA_DEVICE constexpr int ceil_div(int a, int b) {
   return (a + b - 1) / b;
 }
 
+/// Where a part of `total` things starts that are shared out in `parts`, which differ by one at most.
+FA_DEVICE constexpr int start_of_part(int total, int parts, int part) {
+  const int more = total % parts;
+  return total / parts * part + (part < more ? part : more);
+}
+
 /// The smallest power of two that is at least n.
 FA_DEVICE constexpr int ceil_power_of_two(int n) {
   int power = 1;

@@ -103,9 +103,9 @@ FA_DEVICE KvRange kv_range(const Params& params, int first_row, int last_row, in
   range.end = visible_to_any > 0 ? ceil_div(visible_to_any, kTileN) : 0;
   range.plain_end = visible_to_all > 0 ? visible_to_all / kTileN : 0;
   if (params.splits > 1) {
-    const int64_t tiles = range.end;
-    range.begin = static_cast<int>(tiles * split / params.splits);
-    range.end = static_cast<int>(tiles * (split + 1) / params.splits);
+    const int tiles = range.end;
+    range.begin = start_of_part(tiles, params.splits, split);
+    range.end = start_of_part(tiles, params.splits, split + 1);
   }
   return range;
 }

@@ -54,10 +54,10 @@ FA_DEVICE KvRange variant_range(const Params& params, const Lengths& lengths, in
   range.plain_begin = ceil_div(keys_begin<Variant>(params, lengths, last_row), kTileN);
   range.plain_end = plain_end > 0 ? plain_end / kTileN : 0;
   if (lengths.splits > 1) {
-    const int64_t tiles = range.end - range.begin;
+    const int tiles = range.end - range.begin;
     const int first = range.begin;
-    range.begin = first + static_cast<int>(tiles * split / lengths.splits);
-    range.end = first + static_cast<int>(tiles * (split + 1) / lengths.splits);
+    range.begin = first + start_of_part(tiles, lengths.splits, split);
+    range.end = first + start_of_part(tiles, lengths.splits, split + 1);
   }
   return range;
 }
@@ -68,8 +68,8 @@ FA_DEVICE KvRange list_range(const int32_t* list, int splits, int split) {
   KvRange range;
   range.plain_begin = 0;
   range.plain_end = ptx::ld_global_nc(list - 1);
-  range.begin = static_cast<int>(static_cast<int64_t>(count) * split / splits);
-  range.end = static_cast<int>(static_cast<int64_t>(count) * (split + 1) / splits);
+  range.begin = start_of_part(count, splits, split);
+  range.end = start_of_part(count, splits, split + 1);
   return range;
 }
 

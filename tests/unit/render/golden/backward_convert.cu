@@ -1,8 +1,6 @@
 // backward_convert arch=sm_90a dtype=bf16 d_qk=192 aligned=1 warps=8
 #include <common/backward_convert.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
@@ -26,7 +24,5 @@ struct Config {
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
   static constexpr bool kVectorReduce = true;
 };
-
-}  // namespace
 
 FA_KERNEL(fa_backward_convert, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_convert<Config>(params); }

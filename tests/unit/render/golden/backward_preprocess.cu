@@ -1,8 +1,6 @@
 // backward_preprocess arch=sm_90a dtype=bf16 d_qk=192 d_v=128 aligned=1 warps=8
 #include <common/backward_preprocess.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
@@ -26,7 +24,5 @@ struct Config {
   static constexpr int kWarps = 8;
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
 };
-
-}  // namespace
 
 FA_KERNEL(fa_backward_preprocess, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_preprocess<Config>(params); }

@@ -1,8 +1,6 @@
 // backward_reduce arch=sm_90a dtype=bf16 d_qk=192 d_v=128 warps=8
 #include <common/backward_reduce.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
@@ -25,7 +23,5 @@ struct Config {
   static constexpr int kHeadDimV = 128;
   static constexpr int kWarps = 8;
 };
-
-}  // namespace
 
 FA_KERNEL(fa_backward_reduce, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_reduce<Config>(params); }

@@ -1,8 +1,6 @@
 // clear_padding arch=sm_80 dtype=f16 warps=4
 #include <common/clear_padding.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::PaddingParams) == 64);
 static_assert(FA_OFFSETOF(fa::kernel::PaddingParams, cu) == 8);
 static_assert(FA_OFFSETOF(fa::kernel::PaddingParams, stride_s) == 32);
@@ -13,7 +11,5 @@ struct Config {
   using Element = fa::kernel::f16;
   static constexpr int kWarps = 4;
 };
-
-}  // namespace
 
 FA_KERNEL(fa_clear_padding, fa::kernel::PaddingParams, 128, 1) { fa::kernel::clear_padding<Config>(params); }

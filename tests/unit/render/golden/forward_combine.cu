@@ -1,8 +1,6 @@
 // forward_combine arch=sm_80 dtype=f16 d_v=72 warps=4
 #include <common/forward_combine.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::ForwardParams) == 320);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
@@ -21,7 +19,5 @@ struct Config {
   static constexpr int kHeadDimV = 72;
   static constexpr int kWarps = 4;
 };
-
-}  // namespace
 
 FA_KERNEL(fa_forward_combine, fa::kernel::ForwardParams, 128, 1) { fa::kernel::forward_combine<Config>(params); }

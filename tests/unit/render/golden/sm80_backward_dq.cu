@@ -1,8 +1,6 @@
 // sm80_backward_dq arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 aligned=1 tile_m=64 tile_n=64 warps=4 stages=2 min_blocks=1
 #include <sm80/sm80_backward_dq.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
@@ -31,7 +29,5 @@ struct Config {
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
 };
 static_assert(fa::sm80::BackwardDq<Config>::kSharedBytes == 129024);
-
-}  // namespace
 
 FA_KERNEL(fa_sm80_backward_dq, fa::kernel::BackwardParams, 128, 1) { fa::sm80::backward_dq<Config>(params); }

@@ -1,8 +1,6 @@
 // sm90_forward arch=sm_90a dtype=f16 d_qk=192 d_v=128 causal=1 positive_scale=1 tile_m=128 tile_n=112 stages=2 q_buffers=1 softmax_chunks=2 take_turns=1 pack_gqa=0 split=0 min_blocks=1
 #include <sm90/sm90_forward.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::ForwardParams) == 320);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
@@ -37,7 +35,5 @@ struct Config {
 };
 static_assert(fa::sm90::Forward<Config>::kThreads == 384);
 static_assert(fa::sm90::Forward<Config>::kSharedBytes == 193536);
-
-}  // namespace
 
 FA_KERNEL(fa_sm90_forward, fa::kernel::Sm90ForwardParams, 384, 1) { fa::sm90::forward<Config>(params); }
