@@ -15,7 +15,7 @@ try:
 except ImportError:
     fa3 = None
 
-TOKENS, WIDTH = 16384, 2048
+DEVICE, TOKENS, WIDTH = "cuda", 16384, 2048
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "fa2": SDPBackend.FLASH_ATTENTION,
@@ -32,18 +32,18 @@ DROPOUT, RNG = 0.1, fa_ctypes.dropout_state(seed=1234, offset=5678)
 
 def make_inputs(b, h_q, h_kv, s_q, s_kv, d_qk, d_v, dtype, seed=0):
     """q, k, v as [b, h, s, d] views of [b, s, h, d] memory."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     shapes = [(b, s_q, h_q, d_qk), (b, s_kv, h_kv, d_qk), (b, s_kv, h_kv, d_v)]
-    return [torch.randn(s, device="cuda", dtype=torch.float32, generator=generator).to(dtype).transpose(1, 2) for s in shapes]
+    return [torch.randn(s, device=DEVICE, dtype=torch.float32, generator=generator).to(dtype).transpose(1, 2) for s in shapes]
 
 
 def reference(q, k, v, causal, keep=None):
     """float64 O and LSE of one head at a time; the causal mask is aligned bottom-right. `keep`: what dropout leaves of P, and
     its factor, [s_q, s_kv]."""
     s_q, s_kv = q.shape[2], k.shape[2]
-    o = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64, device="cuda")
-    lse = torch.empty(q.shape[:3], dtype=torch.float64, device="cuda")
-    hidden = torch.ones(s_q, s_kv, dtype=torch.bool, device="cuda").tril(s_kv - s_q).logical_not_() if causal else None
+    o = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64, device=DEVICE)
+    lse = torch.empty(q.shape[:3], dtype=torch.float64, device=DEVICE)
+    hidden = torch.ones(s_q, s_kv, dtype=torch.bool, device=DEVICE).tril(s_kv - s_q).logical_not_() if causal else None
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             scores = q[b, h].double() @ k[b, h].double().T / q.shape[3] ** 0.5
@@ -57,8 +57,8 @@ def reference(q, k, v, causal, keep=None):
 def reference_gradients(q, k, v, dout, causal, keep=None):
     """float64 dq, dk and dv, one head at a time, by the derivative of the softmax itself."""
     s_q, s_kv, scale = q.shape[2], k.shape[2], q.shape[3] ** -0.5
-    gradients = [torch.empty(t.shape, dtype=torch.float64, device="cuda") for t in (q, k, v)]
-    hidden = torch.ones(s_q, s_kv, dtype=torch.bool, device="cuda").tril(s_kv - s_q).logical_not_() if causal else None
+    gradients = [torch.empty(t.shape, dtype=torch.float64, device=DEVICE) for t in (q, k, v)]
+    hidden = torch.ones(s_q, s_kv, dtype=torch.bool, device=DEVICE).tril(s_kv - s_q).logical_not_() if causal else None
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             q1, k1, v1, dout1 = (t[b, h].double() for t in (q, k, v, dout))
@@ -109,7 +109,7 @@ def peer_packed(peer, q, k, v, cumulative, longest, causal, dropout):
 
 
 def scratch(size):
-    return torch.empty(size, device="cuda", dtype=torch.uint8) if size else None
+    return torch.empty(size, device=DEVICE, dtype=torch.uint8) if size else None
 
 
 def nan_like(t):
@@ -126,8 +126,8 @@ class Row:
         self.variant = "deterministic" if deterministic else f"dropout={dropout:g}" if dropout else ""
         self.fa, self.dropout = library, dropout
         self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
-        self.o = torch.full((b, s_q, h, d_v), float("nan"), device="cuda", dtype=dtype).transpose(1, 2)
-        self.lse = torch.full((b, h, s_q), float("nan"), device="cuda")
+        self.o = torch.full((b, s_q, h, d_v), float("nan"), device=DEVICE, dtype=dtype).transpose(1, 2)
+        self.lse = torch.full((b, h, s_q), float("nan"), device=DEVICE)
         self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
                                               dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
@@ -224,7 +224,7 @@ class Row:
         state = fa_ctypes.dropout_state(RNG.seed, RNG.offset + b * self.size["h_q"] + h)
         mask = self.fa.dropout_mask(state, self.dropout, 1, 1, s_q, s_kv)
         factor = 65536 / (65536 - round(self.dropout * 65536))
-        return torch.frombuffer(mask, dtype=torch.uint8).view(s_q, s_kv).cuda().double() * factor
+        return torch.frombuffer(mask, dtype=torch.uint8).view(s_q, s_kv).to(DEVICE).double() * factor
 
     def entry(self, rates):
         return {"op": self.op, "family": self.family, "dtype": DTYPE_NAMES[self.dtype], **self.size, "causal": self.causal,
@@ -238,14 +238,14 @@ class PackedRow(Row):
         generator = torch.Generator().manual_seed(64)
         self.lengths = torch.randint(1, 2 * s + 1, (b,), generator=generator)
         self.starts = torch.cat((torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)))
-        self.cumulative, self.longest = self.starts.int().cuda(), 2 * s
+        self.cumulative, self.longest = self.starts.int().to(DEVICE), 2 * s
         self.total = int(self.starts[-1])
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s, s_kv=s, d_qk=d, d_v=d)
         self.op, self.family, self.causal, self.dtype, self.fa, self.dropout = op, family, causal, dtype, library, dropout
         self.variant = "varlen" + (f"+dropout={dropout:g}" if dropout else "")
         self.q, self.k, self.v = (t[0].transpose(0, 1) for t in make_inputs(1, h, h, self.total, self.total, d, d, dtype))
-        self.o = torch.full((self.total, h, d), float("nan"), device="cuda", dtype=dtype)
-        self.lse = torch.full((h, self.total), float("nan"), device="cuda")
+        self.o = torch.full((self.total, h, d), float("nan"), device=DEVICE, dtype=dtype)
+        self.lse = torch.full((h, self.total), float("nan"), device=DEVICE)
         self.attention = fa_ctypes.Attention(library, d, dtype, causal, varlen=True, dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream

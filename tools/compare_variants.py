@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa_ctypes
 from compare_rows import (
-    BOUNDS, DTYPE_NAMES, GRADIENTS, TOKENS, WIDTH, errors, fa3, make_inputs, nan_like, output_of, scratch, time_row)
+    BOUNDS, DEVICE, DTYPE_NAMES, GRADIENTS, TOKENS, WIDTH, errors, fa3, make_inputs, nan_like, output_of, scratch,
+    time_row)
 
-DTYPE, DEVICE = torch.bfloat16, "cuda"
+DTYPE = torch.bfloat16
 WINDOW, CAP, DOCUMENTS, SHARED_CALLS = 1024, 30.0, 16, 10
 CHECKED_ROWS = 1024  # of a head's scores in float64 at a time
 COMPILE_ROUNDS = 3
