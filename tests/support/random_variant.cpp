@@ -1,5 +1,6 @@
 #include "support/random_variant.hpp"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <random>
@@ -72,7 +73,10 @@ void make_packed(std::mt19937_64& engine, bool brief, RandomProblem* problem) {
   problem->attention.s_q = lay_out(&problem->cu_q, &problem->used_q);
   problem->attention.s_kv = lay_out(&problem->cu_kv, &problem->used_kv);
   problem->attention.layout = Layout::bshd;
-  if (sometimes(engine, 2)) problem->max_s_q = problem->max_s_kv = longest;
+  if (sometimes(engine, 2)) {
+    problem->max_s_q = longest_sequence(problem->cu_q, {});
+    problem->max_s_kv = longest_sequence(problem->cu_kv, {});
+  }
 }
 
 }  // namespace
@@ -134,6 +138,18 @@ RandomProblem random_problem(const RandomKernel& kernel, std::size_t index, std:
   c.s_kv = pick(engine, brief ? std::array{1, 20, 40, 70} : std::array{33, 128, 300, 600});
   c.layout = sometimes(engine, 2) ? Layout::bhsd : Layout::bshd;
   return problem;
+}
+
+double greatest_derivative(const NamedTensor& capture, std::int64_t longest) {
+  return capture.name == "slope" ? static_cast<double>(longest) : 1;
+}
+
+std::int64_t longest_sequence(const std::vector<std::int32_t>& cu_q, const std::vector<std::int32_t>& cu_kv) {
+  std::int64_t longest = 0;
+  for (const std::vector<std::int32_t>* cu : {&cu_q, &cu_kv}) {
+    for (std::size_t i = 1; i < cu->size(); ++i) longest = std::max<std::int64_t>(longest, (*cu)[i] - (*cu)[i - 1]);
+  }
+  return longest;
 }
 
 VariantCase RandomProblem::variant(const RandomKernel& kernel) const {
