@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3}
+DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3, "torch.int32": 4}
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
@@ -19,7 +19,21 @@ class _Struct(ctypes.Structure):
 class KernelOverride(_Struct):
     _fields_ = [("struct_size", ctypes.c_uint32)] + [
         (name, ctypes.c_int32)
-        for name in ("family", "tile_m", "tile_n", "warps", "stages", "q_in_registers", "loop_bodies", "pack_gqa", "splits")
+        for name in ("family", "tile_m", "tile_n", "warps", "stages", "q_in_registers", "loop_bodies", "pack_gqa", "splits",
+                     "q_buffers", "take_turns")
+    ]
+
+
+class Capture(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_int32), ("requires_grad", ctypes.c_int32)]
+
+
+class Function(_Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("capture_count", ctypes.c_uint32),
+        ("expression", ctypes.c_char_p),
+        ("captures", ctypes.POINTER(Capture)),
     ]
 
 
@@ -53,6 +67,14 @@ class Config(_Struct):
         ("zero_padding", ctypes.c_int32),
         ("check_sequences", ctypes.c_int32),
         ("dropout", ctypes.c_float),
+        ("sink", ctypes.c_int32),
+        ("score", ctypes.POINTER(Function)),
+        ("mask", ctypes.POINTER(Function)),
+        ("has_window_left", ctypes.c_int32),
+        ("has_window_right", ctypes.c_int32),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
     ]
 
 
@@ -90,7 +112,25 @@ class DropoutState(_Struct):
     ]
 
 
-_VARIANTS = [("sequences", ctypes.POINTER(Sequences)), ("dropout", ctypes.POINTER(DropoutState))]
+class Captured(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("tensor", ctypes.POINTER(Tensor)), ("number", ctypes.c_double)]
+
+
+class MaskTiles(_Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("filled", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+    ]
+
+
+_CAPTURES = [("captures", ctypes.POINTER(Captured)), ("capture_count", ctypes.c_uint64)]
+_VARIANTS = (
+    [("sequences", ctypes.POINTER(Sequences)), ("dropout", ctypes.POINTER(DropoutState))]
+    + _CAPTURES
+    + [("sink", ctypes.POINTER(Tensor)), ("tiles", ctypes.POINTER(MaskTiles))]
+)
 
 
 class ForwardInputs(_Struct):
@@ -116,9 +156,12 @@ class BackwardInputs(_Struct):
 
 
 class BackwardOutputs(_Struct):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
-        (name, ctypes.POINTER(Tensor)) for name in ("dq", "dk", "dv")
-    ]
+    _fields_ = (
+        [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+        + [(name, ctypes.POINTER(Tensor)) for name in ("dq", "dk", "dv")]
+        + _CAPTURES
+        + [("dsink", ctypes.POINTER(Tensor))]
+    )
 
 
 class Workspace(_Struct):
@@ -224,9 +267,36 @@ def dropout_state(seed=0, offset=0, device=None):
     return result
 
 
-def _variants(sequences, dropout):
-    return {"sequences": ctypes.pointer(sequences) if sequences is not None else None,
-            "dropout": ctypes.pointer(dropout) if dropout is not None else None}
+def function(expression, captures=()):
+    """A score or mask function (docs/variants.md); captures: (name, torch dtype) or (name, torch dtype, True), which has a
+    gradient."""
+    declared = [Capture(name=name.encode(), dtype=DTYPES[str(dtype)], requires_grad=int(bool(grad)))
+                for name, dtype, *grad in captures]
+    return Function(expression=expression.encode(), captures=(Capture * len(declared))(*declared),
+                    capture_count=len(declared))
+
+
+def mask_tiles(memory, filled=False):
+    """Memory for the tiles of a mask function, a tensor of bytes, which it keeps alive."""
+    result = MaskTiles(data=memory.data_ptr(), size=memory.numel(), filled=int(filled))
+    result.tensor = memory
+    return result
+
+
+def _captured(values):
+    """The fields for captures, or their gradients, by name: tensors or numbers."""
+    items = [Captured(name=name.encode(), number=value) if isinstance(value, (int, float))
+             else Captured(name=name.encode(), tensor=_pointer(value)) for name, value in (values or {}).items()]
+    return {"captures": (Captured * len(items))(*items), "capture_count": len(items)}
+
+
+def _reference(struct):
+    return ctypes.pointer(struct) if struct is not None else None
+
+
+def _variants(sequences, dropout, captures, sink, tiles):
+    return {"sequences": _reference(sequences), "dropout": _reference(dropout), "sink": _pointer(sink),
+            "tiles": _reference(tiles), **_captured(captures)}
 
 
 class Attention:
@@ -236,7 +306,9 @@ class Attention:
 
     def __init__(self, library, head_dim, dtype, causal=False, head_dim_v=0, scale=None, top_left=False,
                  family="automatic", device=(DEVICE_CURRENT, 0), deterministic=False, tune="default",
-                 backward_family="automatic", varlen=False, zero_padding=False, check_sequences=False, dropout=0.0):
+                 backward_family="automatic", varlen=False, zero_padding=False, check_sequences=False, dropout=0.0,
+                 score=None, mask=None, window_left=None, window_right=None, chunk=0, sink=False):
+        """score, mask: what `function` makes."""
         self._library = library
         self._override = KernelOverride(family=FAMILIES[family])
         self._backward_override = KernelOverride(family=FAMILIES[backward_family])
@@ -244,6 +316,9 @@ class Attention:
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
                         deterministic=int(deterministic), tune=TUNE_POLICIES[tune], varlen=int(varlen),
                         zero_padding=int(zero_padding), check_sequences=int(check_sequences), dropout=dropout,
+                        score=_reference(score), mask=_reference(mask), sink=int(sink), chunk=chunk,
+                        has_window_left=int(window_left is not None), window_left=window_left or 0,
+                        has_window_right=int(window_right is not None), window_right=window_right or 0,
                         kernel=ctypes.pointer(self._override),
                         kernel_backward=ctypes.pointer(self._backward_override))
         self._handle = ctypes.c_void_p()
@@ -267,20 +342,25 @@ class Attention:
 
         return run
 
-    def bind_forward(self, q, k, v, o, lse=None, stream=None, workspace=None, sequences=None, dropout=None):
-        """A callable that queues the same forward again and again; it keeps the tensors alive."""
-        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v), **_variants(sequences, dropout))
+    def bind_forward(self, q, k, v, o, lse=None, stream=None, workspace=None, sequences=None, dropout=None,
+                     captures=None, sink=None, tiles=None):
+        """A callable that queues the same forward again and again; it keeps the tensors alive. captures: tensors or
+        numbers by name; tiles: what `mask_tiles` makes."""
+        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v),
+                               **_variants(sequences, dropout, captures, sink, tiles))
         outputs = ForwardOutputs(o=_pointer(o), lse=_pointer(lse))
-        return self._bind("fa_forward", inputs, outputs, stream, workspace, (q, k, v, o, lse))
+        return self._bind("fa_forward", inputs, outputs, stream, workspace, (q, k, v, o, lse, captures, sink))
 
     def bind_backward(self, q, k, v, o, lse, dout, dq, dk, dv, dlse=None, stream=None, workspace=None, sequences=None,
-                      dropout=None):
-        """Likewise for backward."""
+                      dropout=None, captures=None, sink=None, tiles=None, dcaptures=None, dsink=None):
+        """Likewise for backward; dcaptures: fp32 tensors for the gradients of captures, by name."""
         read, written = (q, k, v, o, lse, dout, dlse), (dq, dk, dv)
         inputs = BackwardInputs(**dict(zip(("q", "k", "v", "o", "lse", "dout", "dlse"), map(_pointer, read))),
-                                **_variants(sequences, dropout))
-        outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))))
-        return self._bind("fa_backward", inputs, outputs, stream, workspace, (read, written))
+                                **_variants(sequences, dropout, captures, sink, tiles))
+        outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))), dsink=_pointer(dsink),
+                                  **_captured(dcaptures))
+        return self._bind("fa_backward", inputs, outputs, stream, workspace,
+                          (read, written, captures, sink, dcaptures, dsink))
 
     def _get(self, name, result, sizes, rows_aligned):
         self._library.call(name, self._handle, ctypes.byref(_shape(sizes, rows_aligned)), ctypes.byref(result))
@@ -291,6 +371,12 @@ class Attention:
 
     def backward_workspace_size(self, *sizes, rows_aligned=True):
         return self._get("fa_backward_workspace_size", ctypes.c_size_t(), sizes, rows_aligned).value
+
+    def mask_tiles_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_mask_tiles_size", ctypes.c_size_t(), sizes, rows_aligned).value
+
+    def backward_mask_tiles_size(self, *sizes, rows_aligned=True):
+        return self._get("fa_backward_mask_tiles_size", ctypes.c_size_t(), sizes, rows_aligned).value
 
     def kernel_info(self, *sizes, rows_aligned=True):
         return self._get("fa_kernel_info_get", KernelInfo(), sizes, rows_aligned)

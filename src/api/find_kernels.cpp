@@ -9,6 +9,7 @@
 #include "api/variants.hpp"
 #include "plan/arch.hpp"
 #include "plan/backward.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 
 namespace fa {
@@ -21,7 +22,12 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   supply.command = [&] { return api::remedy(problem, config, op); };
   std::vector<KernelInfo> found;
   for (const plan::Alternatives& specs : kernels) {
-    found.push_back(api::kernel_info(api::choose_kernel(specs, *store, supply, config.deterministic)));
+    const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, config.deterministic);
+    if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op)) {
+      const plan::KernelSpec lists = plan::mask_tiles_spec(chosen.spec);
+      found.push_back(api::kernel_info({lists, api::get_kernel(lists, *store, supply)}));
+    }
+    found.push_back(api::kernel_info(chosen));
   }
   for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
     found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));

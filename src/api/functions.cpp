@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "expression/parse.hpp"
+#include "expression/program.hpp"
 #include "support/text.hpp"
 
 namespace fa {
@@ -32,6 +34,15 @@ std::vector<Capture> joined(std::vector<Capture> first, const std::vector<Captur
     }
   }
   return first;
+}
+
+/// Parses a part by itself: a mistake is told by its column there, not in the text that becomes of both.
+void check_part(const std::string& score, const std::string& mask, const std::vector<Capture>& captures) {
+  std::vector<expression::Capture> declared;
+  for (const Capture& capture : captures) {
+    declared.push_back({capture.name, capture.dtype, -1, capture.requires_grad});
+  }
+  expression::Program::parse(score, mask, declared);
 }
 
 }  // namespace
@@ -80,14 +91,19 @@ MaskFunction block_sparse(int rows, int keys, bool by_head) {
 ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second) {
   if (first.expression.empty()) return second;
   if (second.expression.empty()) return first;
-  return {expression::with_score("score", second.expression, first.expression),
-          joined(first.captures, second.captures)};
+  std::vector<Capture> captures = joined(first.captures, second.captures);
+  check_part(first.expression, "", captures);
+  check_part(second.expression, "", captures);
+  return {expression::with_score("score", second.expression, first.expression), std::move(captures)};
 }
 
 MaskFunction both(const MaskFunction& first, const MaskFunction& second) {
   if (first.expression.empty()) return second;
   if (second.expression.empty()) return first;
-  return {fmt::format("({}) && ({})", first.expression, second.expression), joined(first.captures, second.captures)};
+  std::vector<Capture> captures = joined(first.captures, second.captures);
+  check_part("", first.expression, captures);
+  check_part("", second.expression, captures);
+  return {fmt::format("({}) && ({})", first.expression, second.expression), std::move(captures)};
 }
 
 }  // namespace functions

@@ -1,6 +1,7 @@
 #include "plan/mask_tiles.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace fa::plan {
 namespace {
@@ -57,6 +58,25 @@ KernelSpec mask_tiles_spec(const KernelSpec& attention) {
   spec.variants.score.clear();
   spec.variants.sink = false;
   return spec;
+}
+
+bool reads_tile_lists(Op op) noexcept {
+  return op == Op::forward || op == Op::backward || op == Op::backward_dq;
+}
+
+std::vector<Alternatives> with_mask_tiles(const Problem& problem, const std::vector<Alternatives>& kernels) {
+  if (!needs_tile_lists(problem)) return kernels;
+  std::vector<Alternatives> result;
+  for (const Alternatives& specs : kernels) {
+    if (reads_tile_lists(specs.front().op)) {
+      for (const KernelSpec& spec : specs) {
+        Alternatives lists{mask_tiles_spec(spec)};
+        if (std::ranges::find(result, lists) == result.end()) result.push_back(std::move(lists));
+      }
+    }
+    result.push_back(specs);
+  }
+  return result;
 }
 
 std::size_t mask_tiles_bytes(const Problem& problem, const KernelSpec& attention) noexcept {

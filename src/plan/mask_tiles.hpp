@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include <common/variant_params.cuh>
 
@@ -18,6 +19,13 @@ bool needs_tile_lists(const Problem& problem) noexcept;
 
 /// The kernel that lists the tiles of a mask function for `attention`: a forward, backward or backward_dq kernel.
 KernelSpec mask_tiles_spec(const KernelSpec& attention);
+
+/// Whether kernels of `op` read tile lists, where their problem needs them.
+bool reads_tile_lists(Op op) noexcept;
+
+/// The kernels of a plan for `problem`, and before each that reads tile lists those that may write them: one for every
+/// tiling among its alternatives, of which only the compiler can say which one is taken.
+std::vector<Alternatives> with_mask_tiles(const Problem& problem, const std::vector<Alternatives>& kernels);
 
 /// Bytes of the lists and of the scratch of the kernel that writes them, a multiple of 256; 0 where none are needed.
 /// The second form is for whichever of the kernels is taken.

@@ -1,10 +1,12 @@
-// Functions, windows, chunks and sinks in packed batches and with dropout, against the float64 reference.
+// Functions, windows, chunks and sinks in packed batches and with dropout, by hand and at random, against the float64
+// reference.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "emulator/packed_run.hpp"
@@ -107,56 +109,96 @@ void expect_near(const std::string& name, const std::vector<float>& actual, cons
   EXPECT_LE(worst, bound * largest) << name;
 }
 
-class PackedVariants : public testing::TestWithParam<std::size_t> {};
-
-TEST_P(PackedVariants, ForwardMatchesTheReference) {
-  const VariantKernels& kernels = packed_variant_kernels()[GetParam()];
+/// `c.variant` is set. Returns what the kernels made of the inputs.
+AttentionOutputs expect_forward(const VariantKernels& kernels, const PackedCase& c) {
   const fa::plan::KernelSpec spec = variant_specs(kernels).forward;
   EXPECT_EQ(spec.varlen, kernels.varlen);
   EXPECT_EQ(spec.dropout, kernels.dropout);
+  SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c) + ", " + testing::PrintToString(*c.variant));
+  const fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
+  AttentionOutputs actual;
+  EXPECT_NO_THROW(actual = run_packed(spec, c, inputs));
+  if (testing::Test::HasFailure()) return actual;
+  const AttentionOutputs expected = expected_of(c, inputs);
+  const bool cleared = !c.sequences || c.clear;
+  expect_near("o", actual.o, expected.o, 1, cleared, tolerance(spec.dtype));
+  expect_near("lse", actual.lse, expected.lse, 1, cleared, spec.dtype == DType::f32 ? 1e-4 : 4e-3);
+  return actual;
+}
+
+void expect_backward(const VariantKernels& kernels, const PackedCase& c, const BackwardData& data) {
+  const VariantSpecs specs = variant_specs(kernels);
+  const BackwardSpecs taken{specs.backward, specs.dq};
+  SCOPED_TRACE(canonical(taken.main) + ", " + testing::PrintToString(c) + ", " + testing::PrintToString(*c.variant));
+  VariantResults extra;
+  AttentionGradients actual;
+  ASSERT_NO_THROW(actual = run_packed(taken, c, data, &extra));
+  fa::test::VariantGradients wanted;
+  const AttentionGradients expected = expected_of(c, data, &wanted);
+  const bool cleared = !c.sequences || c.clear;
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v)) / (1 - static_cast<double>(c.dropout));
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  const double bound = tolerance(c.attention.dtype);
+  expect_near("dq", actual.dq, expected.dq, dp * scale, cleared, bound);
+  expect_near("dk", actual.dk, expected.dk, dp * scale, cleared, bound);
+  expect_near("dv", actual.dv, expected.dv, 1, cleared, bound);
+  const std::int64_t longest = c.sequences ? fa::test::longest_sequence(c.sequences->cu_q, c.sequences->cu_kv)
+                                           : std::max(c.attention.s_q, c.attention.s_kv);
+  for (std::size_t i = 0; i < wanted.captures.size(); ++i) {
+    const fa::test::NamedTensor& capture = c.variant->captures[i];
+    expect_near("gradient of " + capture.name, extra.captures[i], wanted.captures[i],
+                dp * fa::test::greatest_derivative(capture, longest), bound);
+  }
+  if (c.variant->config.sink) expect_near("dsink", extra.dsink, wanted.dsink, dp, bound);
+}
+
+class PackedVariants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(PackedVariants, ForwardAndBackwardMatchTheReference) {
+  const VariantKernels& kernels = packed_variant_kernels()[GetParam()];
   for (std::size_t batch = 0; batch < kBatches; ++batch) {
     PackedCase c = make_case(kernels, batch);
     const VariantCase variant = make_variant(kernels, c);
     c.variant = &variant;
-    SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
-    const fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
-    AttentionOutputs actual;
-    ASSERT_NO_THROW(actual = run_packed(spec, c, inputs));
-    const AttentionOutputs expected = expected_of(c, inputs);
-    const bool cleared = !c.sequences || c.clear;
-    expect_near("o", actual.o, expected.o, 1, cleared, tolerance(spec.dtype));
-    expect_near("lse", actual.lse, expected.lse, 1, cleared, spec.dtype == DType::f32 ? 1e-4 : 4e-3);
+    expect_forward(kernels, c);
+    expect_backward(kernels, c, make_data(c));
   }
 }
 
-TEST_P(PackedVariants, BackwardMatchesTheReference) {
-  const VariantKernels& kernels = packed_variant_kernels()[GetParam()];
-  const VariantSpecs specs = variant_specs(kernels);
-  const BackwardSpecs taken{specs.backward, specs.dq};
-  for (std::size_t batch = 0; batch < kBatches; ++batch) {
-    PackedCase c = make_case(kernels, batch);
-    const VariantCase variant = make_variant(kernels, c);
-    c.variant = &variant;
-    SCOPED_TRACE(canonical(taken.main) + ", " + testing::PrintToString(c));
-    const BackwardData data = make_data(c);
-    VariantResults extra;
-    AttentionGradients actual;
-    ASSERT_NO_THROW(actual = run_packed(taken, c, data, &extra));
-    fa::test::VariantGradients wanted;
-    const AttentionGradients expected = expected_of(c, data, &wanted);
-    const bool cleared = !c.sequences || c.clear;
-    const double dp = std::sqrt(static_cast<double>(c.attention.d_v)) / (1 - static_cast<double>(c.dropout));
-    const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
-    const double bound = tolerance(c.attention.dtype);
-    expect_near("dq", actual.dq, expected.dq, dp * scale, cleared, bound);
-    expect_near("dk", actual.dk, expected.dk, dp * scale, cleared, bound);
-    expect_near("dv", actual.dv, expected.dv, 1, cleared, bound);
-    for (std::size_t i = 0; i < wanted.captures.size(); ++i) {
-      expect_near("gradient of " + variant.captures[i].name, extra.captures[i], wanted.captures[i], dp, bound);
-    }
-    if (variant.config.sink) expect_near("dsink", extra.dsink, wanted.dsink, dp, bound);
-  }
+PackedCase case_of(const VariantKernels& kernels, const fa::test::RandomProblem& problem) {
+  PackedCase c;
+  c.attention = problem.attention;
+  if (kernels.varlen) c.sequences = Sequences{problem.cu_q, problem.cu_kv, problem.used_q, problem.used_kv};
+  c.max_s_q = problem.max_s_q;
+  c.max_s_kv = problem.max_s_kv;
+  c.dropout = kernels.own->config.dropout;
+  c.clear = kernels.own->config.zero_padding;
+  c.dlse = problem.dlse;
+  c.splits = kernels.splits;
+  return c;
 }
+
+/// The short ones of what the GPU runs; by index and launch.
+class RandomVariants : public testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {};
+
+TEST_P(RandomVariants, MatchTheReference) {
+  const auto [place, launch] = GetParam();
+  const std::size_t index = emulated_random_kernels()[place];
+  const VariantKernels& kernels = random_variant_kernels()[place];
+  const fa::test::RandomKernel random = fa::test::random_kernel(index);
+  const fa::test::RandomProblem problem = fa::test::random_problem(random, index, launch);
+  const VariantCase variant = problem.variant(random);
+  PackedCase c = case_of(kernels, problem);
+  c.variant = &variant;
+  BackwardData data = make_data(c);
+  data.outputs = expect_forward(kernels, c);  // as a program has them: with the same tanh
+  expect_backward(kernels, c, data);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RandomVariants,
+                         testing::Combine(testing::Range<std::size_t>(0, kRandomEmulated),
+                                          testing::Range<std::size_t>(0, fa::test::kShortRandomLaunches)));
+static_assert(kRandomEmulated * fa::test::kShortRandomLaunches >= 40);
 
 INSTANTIATE_TEST_SUITE_P(All, PackedVariants, testing::Range<std::size_t>(0, packed_variant_kernels().size()));
 

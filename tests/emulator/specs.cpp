@@ -162,6 +162,7 @@ KernelSpec combine_spec(const KernelSpec& split) {
   spec.dtype = split.dtype;
   spec.d_v = split.d_v;
   spec.warps = 4;
+  spec.variants.sink = split.variants.sink;
   return spec;
 }
 
@@ -233,6 +234,7 @@ std::vector<KernelSpec> all_variant_specs() {
   };
   std::vector<VariantKernels> all = variant_kernels();
   all.insert(all.end(), packed_variant_kernels().begin(), packed_variant_kernels().end());
+  all.insert(all.end(), random_variant_kernels().begin(), random_variant_kernels().end());
   for (const VariantKernels& kernels : all) {
     const VariantSpecs variant = variant_specs(kernels);
     add(variant.forward);

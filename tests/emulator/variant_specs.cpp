@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "api/problem.hpp"
 #include "plan/backward.hpp"
@@ -56,7 +57,33 @@ const std::vector<VariantKernels>& packed_variant_kernels() {
   return list;
 }
 
+const std::vector<std::size_t>& emulated_random_kernels() {
+  constexpr std::int64_t kMaxHeadDim = 64;
+  static const std::vector<std::size_t> indices = fa::test::small_random_kernels(kRandomEmulated, kMaxHeadDim);
+  return indices;
+}
+
+const std::vector<VariantKernels>& random_variant_kernels() {
+  static const std::vector<VariantKernels> list = [] {
+    std::vector<VariantKernels> result;
+    for (const std::size_t index : emulated_random_kernels()) {
+      const fa::test::RandomKernel random = fa::test::random_kernel(index);
+      const fa::AttentionConfig& config = random.choice.config;
+      VariantKernels kernels{random.choice.name, random.attention, random.pack_gqa, random.splits};
+      kernels.loop_bodies = 1 + static_cast<int>(index % 2);
+      kernels.deterministic = config.deterministic;
+      kernels.varlen = config.varlen;
+      kernels.dropout = config.dropout > 0;
+      kernels.own = random.choice;
+      result.push_back(std::move(kernels));
+    }
+    return result;
+  }();
+  return list;
+}
+
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
+  if (kernels.own) return {attention, *kernels.own};
   // Gradients of captures have no place in a deterministic backward.
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(!kernels.deterministic);
   const auto found = std::ranges::find(choices, kernels.choice, &fa::test::VariantChoice::name);

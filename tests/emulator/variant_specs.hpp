@@ -1,10 +1,13 @@
 #ifndef FA_TESTS_EMULATOR_VARIANT_SPECS_HPP_
 #define FA_TESTS_EMULATOR_VARIANT_SPECS_HPP_
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "plan/kernel_spec.hpp"
+#include "support/random_variant.hpp"
 #include "support/variant_case.hpp"
 
 namespace emulator {
@@ -19,11 +22,17 @@ struct VariantKernels {
   bool deterministic = false;
   bool varlen = false;  ///< of packed batches
   bool dropout = false;
+  std::optional<fa::test::VariantChoice> own = {};  ///< instead of `choice`
 };
 const std::vector<VariantKernels>& variant_kernels();
 
 /// Those with packed batches, dropout or both besides.
 const std::vector<VariantKernels>& packed_variant_kernels();
+
+/// Those of the random combinations whose head dims are small, in the order of `emulated_random_kernels`.
+constexpr std::size_t kRandomEmulated = 20;
+const std::vector<VariantKernels>& random_variant_kernels();
+const std::vector<std::size_t>& emulated_random_kernels();
 
 /// The configuration of an entry for a case, which its kernels serve whatever the lengths are.
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const fa::test::AttentionCase& attention);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "reference/packed.hpp"
+#include "support/random_variant.hpp"
 
 namespace fa::test {
 namespace {
@@ -28,17 +29,26 @@ PackedSequences host_sequences(const PackedCase& c) {
 }
 
 template <class Args>
-void set_common(const PackedCase& c, Args& args) {
+void set_common(const PackedCase& c, std::vector<expression::CapturedView>& views, Args& args) {
   args.scale = static_cast<double>(c.attention.softmax_scale());
   args.causal = c.attention.causal;
   args.causal_align = c.attention.causal_align;
   args.dropout = {double{c.dropout}, c.state.seed, c.state.offset};
   args.f64 = true;
+  if (c.variant != nullptr) args.variant = variant_args(*c.variant, views);
 }
 
-/// What an error may be of the largest result, or of the terms that cancel in it.
-double tolerance(DType dtype) {
-  return dtype == DType::bf16 ? 1.5e-2 : dtype == DType::f16 ? 2e-3 : 2e-5;
+/// What an error may be of the largest result, or of the terms that cancel in it; three times as much with a fast tanh.
+double tolerance(const PackedCase& c) {
+  const DType dtype = c.attention.dtype;
+  const bool tanh = c.variant != nullptr && c.variant->config.score.expression.find("tanh") != std::string::npos;
+  return (tanh ? 3 : 1) * (dtype == DType::bf16 ? 1.5e-2 : dtype == DType::f16 ? 2e-3 : 2e-5);
+}
+
+double lse_tolerance(const PackedCase& c) {
+  const bool f32 = c.attention.dtype == DType::f32;
+  if (c.variant == nullptr) return f32 ? 1e-5 : 1e-3;
+  return f32 ? 1e-4 : 5e-3;
 }
 
 AttentionCase of_dtype(AttentionCase c, DType dtype) {
@@ -48,8 +58,27 @@ AttentionCase of_dtype(AttentionCase c, DType dtype) {
 
 }  // namespace
 
+DeviceVariant::DeviceVariant(const VariantCase& c) : sink(c.sink.bytes), dsink(c.sink.bytes.size()) {
+  for (const NamedTensor& tensor : c.captures) {
+    captures.emplace_back(tensor.bytes);
+    gradients.emplace_back(tensor.requires_grad ? static_cast<std::size_t>(tensor.elements()) * sizeof(float) : 0);
+    TensorView view = tensor.view();
+    view.data = captures.back().data();
+    given.add({tensor.name, view});
+    if (!tensor.requires_grad) continue;
+    view.dtype = DType::f32;
+    view.data = gradients.back().data();
+    wanted.add({tensor.name, view});
+  }
+  if (!c.config.sink) return;
+  sink_view = c.sink.view();
+  sink_view.data = sink.data();
+  dsink_view = sink_view;
+  dsink_view.data = dsink.data();
+}
+
 AttentionConfig PackedCase::config() const {
-  AttentionConfig config = config_of(attention);
+  AttentionConfig config = variant != nullptr ? variant->config : config_of(attention);
   config.varlen = packed();
   config.zero_padding = zero_padding;
   config.dropout = dropout;
@@ -71,6 +100,7 @@ AttentionShape PackedCase::shape() const {
 
 void PrintTo(const PackedCase& c, std::ostream* out) {
   *out << to_string(c.attention) << " dropout " << c.dropout << (c.deterministic ? " deterministic" : "");
+  if (c.variant != nullptr) PrintTo(*c.variant, out);
   if (c.packed()) *out << ", " << c.cu_q.size() - 1 << " sequences, longest " << c.max_s_q << "x" << c.max_s_kv;
 }
 
@@ -98,7 +128,8 @@ DevicePackedCase::DevicePackedCase(const PackedCase& c)
       cu_q(bytes_of(c.cu_q)),
       cu_kv(bytes_of(c.cu_kv)),
       used_q(bytes_of(c.used_q)),
-      used_kv(bytes_of(c.used_kv)) {
+      used_kv(bytes_of(c.used_kv)),
+      variant(c.variant != nullptr ? std::make_unique<DeviceVariant>(*c.variant) : nullptr) {
   if (c.packed()) set_lengths(c.cu_q, c.cu_kv);
 }
 
@@ -137,6 +168,8 @@ void DevicePackedCase::forget() {
 ForwardInputs DevicePackedCase::inputs() const {
   ForwardInputs in{q.const_view(), k.const_view(), v.const_view(), {}, {}};
   if (problem.dropout > 0) in.dropout = problem.state;
+  if (variant != nullptr) in.captures = variant->given;
+  if (variant != nullptr) in.sink = variant->sink_view;
   if (!problem.packed()) return in;
   const auto ints = [](const DeviceBuffer& buffer) {
     return buffer.size() == 0 ? nullptr : static_cast<const std::int32_t*>(buffer.data());
@@ -160,8 +193,17 @@ BackwardInputs DevicePackedCase::backward_inputs() const {
           .lse = lse.const_view(),
           .dout = dout.const_view(),
           .dlse = problem.dlse ? dlse.const_view() : TensorView{},
+          .captures = in.captures,
+          .sink = in.sink,
           .sequences = in.sequences,
           .dropout = in.dropout};
+}
+
+BackwardOutputs DevicePackedCase::backward_outputs() const {
+  BackwardOutputs out{dq.view(), dk.view(), dv.view()};
+  if (variant != nullptr) out.captures = variant->wanted;
+  if (variant != nullptr) out.dsink = variant->dsink_view;
+  return out;
 }
 
 bool DevicePackedCase::in_sequence(std::int64_t row, bool keys) const {
@@ -182,7 +224,8 @@ AttentionOutputs DevicePackedCase::exact() const {
   args.v = host.v.view();
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
-  set_common(problem, args);
+  std::vector<expression::CapturedView> views;
+  set_common(problem, views, args);
   if (problem.packed()) {
     reference::forward(args, host_sequences(problem), true);
   } else {
@@ -222,8 +265,8 @@ void DevicePackedCase::expect_near(const char* name, const DeviceTensor& actual,
 void DevicePackedCase::expect_forward() {
   driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
   const AttentionOutputs expected = exact();
-  expect_near("o", o, expected.o, false, 1, tolerance(problem.attention.dtype));
-  expect_near("lse", lse, expected.lse, false, 1, problem.attention.dtype == DType::f32 ? 1e-5 : 1e-3);
+  expect_near("o", o, expected.o, false, 1, tolerance(problem));
+  expect_near("lse", lse, expected.lse, false, 1, lse_tolerance(problem));
 }
 
 void DevicePackedCase::expect_backward() {
@@ -241,7 +284,16 @@ void DevicePackedCase::expect_backward() {
   args.dq = expected.dq.view();
   args.dk = expected.dk.view();
   args.dv = expected.dv.view();
-  set_common(problem, args);
+  std::vector<expression::CapturedView> views;
+  set_common(problem, views, args);
+  VariantGradients extra;
+  if (problem.variant != nullptr) {
+    add_gradients(*problem.variant, views, extra.captures);
+    extra.dsink.resize(static_cast<std::size_t>(problem.variant->sink.elements()));
+    if (!extra.dsink.empty()) {
+      args.variant.dsink = TensorView(extra.dsink.data(), DType::f64, {problem.attention.h_q});
+    }
+  }
   if (problem.packed()) {
     reference::backward(args, host_sequences(problem), true);
   } else {
@@ -249,10 +301,36 @@ void DevicePackedCase::expect_backward() {
   }
   const double dp = std::sqrt(static_cast<double>(problem.attention.d_v)) / (1 - double{problem.dropout});
   const double scale = std::abs(static_cast<double>(problem.attention.softmax_scale()));
-  const double bound = tolerance(problem.attention.dtype);
+  const double bound = tolerance(problem);
   expect_near("dq", dq, expected.dq, false, dp * scale, bound);
   expect_near("dk", dk, expected.dk, true, dp * scale, bound);
   expect_near("dv", dv, expected.dv, true, 1, bound);
+  if (variant == nullptr) return;
+  const std::int64_t longest = problem.packed() ? longest_sequence(problem.cu_q, problem.cu_kv)
+                                                : std::max(problem.attention.s_q, problem.attention.s_kv);
+  for (std::size_t i = 0; i < extra.captures.size(); ++i) {
+    const NamedTensor& capture = problem.variant->captures[i];
+    if (!capture.requires_grad) continue;
+    expect_near("gradient of " + capture.name, variant->gradients[i], extra.captures[i],
+                dp * greatest_derivative(capture, longest), bound);
+  }
+  if (problem.variant->config.sink) expect_near("dsink", variant->dsink, extra.dsink, dp, bound);
+}
+
+void DevicePackedCase::expect_near(const std::string& name, const DeviceBuffer& actual,
+                                   const std::vector<double>& expected, double terms, double bound) {
+  const std::vector<std::byte> bytes = actual.read();
+  ASSERT_EQ(bytes.size(), expected.size() * sizeof(float)) << name;
+  EXPECT_TRUE(actual.guards_intact()) << name;
+  double worst = 0, largest = terms;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    float got = 0;
+    std::memcpy(&got, bytes.data() + i * sizeof(float), sizeof(float));
+    const double error = std::abs(static_cast<double>(got) - expected[i]);
+    worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  EXPECT_LE(worst, bound * largest) << name;
 }
 
 }  // namespace fa::test

@@ -3,13 +3,26 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "gpu/device_case.hpp"
+#include "support/variant_case.hpp"
 
 namespace fa::test {
 
-/// A problem with dropout, or a packed batch, or both.
+/// The tensors that functions name, their gradients and the sinks, on the device.
+struct DeviceVariant {
+  explicit DeviceVariant(const VariantCase& c);
+
+  std::vector<DeviceBuffer> captures, gradients;
+  DeviceBuffer sink, dsink;
+  Captures given, wanted;
+  TensorView sink_view, dsink_view;
+};
+
+/// A problem with dropout, or a packed batch, or both, and whatever else a configuration may ask for.
 struct PackedCase {
   /// Of a packed batch b is 1, and s_q and s_kv are the rows of the packed tensors.
   AttentionCase attention;
@@ -22,6 +35,8 @@ struct PackedCase {
   bool deterministic = false;
   bool dlse = false;
   KernelOverride kernel = {};
+  /// Functions, windows, chunks and sinks, if any, for the same dtype, head dims and mask; its b counts the sequences.
+  std::shared_ptr<const VariantCase> variant = nullptr;
 
   bool packed() const { return !cu_q.empty(); }
   AttentionConfig config() const;
@@ -40,7 +55,7 @@ class DevicePackedCase {
   ForwardInputs inputs() const;
   ForwardOutputs outputs() const { return {o.view(), lse.view()}; }
   BackwardInputs backward_inputs() const;
-  BackwardOutputs backward_outputs() const { return {dq.view(), dk.view(), dv.view()}; }
+  BackwardOutputs backward_outputs() const;
 
   /// Other lengths in the place of the old ones, on both sides.
   void set_lengths(const std::vector<std::int32_t>& cu_q, const std::vector<std::int32_t>& cu_kv);
@@ -56,11 +71,14 @@ class DevicePackedCase {
   HostTensor host_dout, host_dlse;
   DeviceTensor q, k, v, o, lse, dout, dlse, dq, dk, dv;
   DeviceBuffer cu_q, cu_kv, used_q, used_kv;
+  std::unique_ptr<DeviceVariant> variant;  ///< null: none
 
  private:
   AttentionOutputs exact() const;
   void expect_near(const char* name, const DeviceTensor& actual, const HostTensor& expected, bool keys, double terms,
                    double bound);
+  void expect_near(const std::string& name, const DeviceBuffer& actual, const std::vector<double>& expected,
+                   double terms, double bound);
   bool in_sequence(std::int64_t row, bool keys) const;
 };
 

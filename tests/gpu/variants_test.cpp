@@ -7,12 +7,15 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gpu/backward_case.hpp"
+#include "gpu/packed_case.hpp"
+#include "support/random_variant.hpp"
 #include "support/variant_case.hpp"
 
 namespace fa::test {
@@ -35,7 +38,7 @@ auto pick(std::mt19937_64& engine, const Values& values) {
   return values[engine() % std::size(values)];
 }
 
-Kernel random_kernel(std::size_t index) {
+Kernel listed_kernel(std::size_t index) {
   std::mt19937_64 engine(1000 + index);
   const std::vector<VariantChoice> choices = variant_choices();
   Kernel kernel{choices[index % choices.size()],
@@ -104,33 +107,6 @@ void expect_near(const std::string& name, const DeviceBuffer& buffer, const std:
   EXPECT_TRUE(buffer.guards_intact()) << name;
 }
 
-/// The tensors that functions name, their gradients and the sinks, on the device.
-struct DeviceVariant {
-  explicit DeviceVariant(const VariantCase& c) : sink(c.sink.bytes), dsink(c.sink.bytes.size()) {
-    for (const NamedTensor& tensor : c.captures) {
-      captures.emplace_back(tensor.bytes);
-      gradients.emplace_back(tensor.requires_grad ? static_cast<std::size_t>(tensor.elements()) * sizeof(float) : 0);
-      TensorView view = tensor.view();
-      view.data = captures.back().data();
-      given.add({tensor.name, view});
-      if (!tensor.requires_grad) continue;
-      view.dtype = DType::f32;
-      view.data = gradients.back().data();
-      wanted.add({tensor.name, view});
-    }
-    if (!c.config.sink) return;
-    sink_view = c.sink.view();
-    sink_view.data = sink.data();
-    dsink_view = sink_view;
-    dsink_view.data = dsink.data();
-  }
-
-  std::vector<DeviceBuffer> captures, gradients;
-  DeviceBuffer sink, dsink;
-  Captures given, wanted;
-  TensorView sink_view, dsink_view;
-};
-
 void run(const VariantCase& c, const Attention& attention) {
   SCOPED_TRACE(testing::PrintToString(c));
   DeviceVariant variant(c);
@@ -187,7 +163,7 @@ void run(const VariantCase& c, const Attention& attention) {
 class VariantsGpu : public GpuTest, public testing::WithParamInterface<std::size_t> {};
 
 TEST_P(VariantsGpu, ForwardAndBackwardMatchTheReference) {
-  const Kernel kernel = random_kernel(GetParam());
+  const Kernel kernel = listed_kernel(GetParam());
   for (std::size_t launch = 0; launch < kLaunches; ++launch) {
     const VariantCase c(random_case(kernel, GetParam(), launch), kernel.choice);
     run(c, Attention::create(c.config));
@@ -196,6 +172,71 @@ TEST_P(VariantsGpu, ForwardAndBackwardMatchTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Random, VariantsGpu, testing::Range<std::size_t>(0, kKernels));
 static_assert(kKernels * kLaunches >= 200);
+
+/// All variants at once: in packed batches, with dropout, deterministic or not.
+class Combinations : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(Combinations, MatchTheReference) {
+  const RandomKernel kernel = random_kernel(GetParam());
+  const AttentionConfig& config = kernel.choice.config;
+  for (std::size_t launch = 0; launch < kRandomLaunches; ++launch) {
+    const RandomProblem problem = random_problem(kernel, GetParam(), launch);
+    PackedCase c{problem.attention, problem.cu_q,    problem.cu_kv,    problem.used_q,
+                 problem.used_kv,   problem.max_s_q, problem.max_s_kv, config.dropout};
+    c.zero_padding = config.zero_padding;
+    c.deterministic = config.deterministic;
+    c.dlse = problem.dlse;
+    if (kernel.pack_gqa) c.kernel.pack_gqa = true;
+    c.variant = std::make_shared<const VariantCase>(problem.variant(kernel));
+    SCOPED_TRACE(testing::PrintToString(c));
+    DevicePackedCase device(c);
+    const Attention attention = Attention::create(c.config());
+    attention.forward(device.inputs(), device.outputs());
+    device.expect_forward();
+    attention.backward(device.backward_inputs(), device.backward_outputs());
+    device.expect_backward();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, Combinations, testing::Range<std::size_t>(0, kRandomKernels));
+
+/// A row that a mask function hides: exact zeros and -inf, or the sink's logit.
+class HiddenRows : public GpuTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(HiddenRows, AreZeroWithoutGradients) {
+  constexpr std::int64_t kHidden = 70;
+  AttentionConfig config;
+  config.mask = MaskFunction{"q != 70"};
+  config.sink = GetParam();
+  AttentionCase a{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 130, .s_kv = 200, .d_qk = 64, .d_v = 64, .dtype = DType::f16};
+  PackedCase c{.attention = a};
+  c.variant = std::make_shared<const VariantCase>(a, VariantChoice{"hidden", config});
+  DevicePackedCase device(c);
+  const Attention attention = Attention::create(c.config());
+  attention.forward(device.inputs(), device.outputs());
+  device.expect_forward();
+  attention.backward(device.backward_inputs(), device.backward_outputs());
+  device.expect_backward();
+  HostTensor o = make_outputs(a).o, lse = make_outputs(a).lse, dq = make_gradients(a).dq;
+  device.o.read(o);
+  device.lse.read(lse);
+  device.dq.read(dq);
+  for (std::int64_t h = 0; h < a.h_q; ++h) {
+    float sink = -INFINITY;
+    if (GetParam()) std::memcpy(&sink, c.variant->sink.bytes.data() + h * sizeof sink, sizeof sink);
+    if (GetParam()) {
+      EXPECT_NEAR(lse.at(0, h, kHidden), sink, 1e-6) << h;
+    } else {
+      EXPECT_EQ(lse.at(0, h, kHidden), sink) << h;
+    }
+    for (std::int64_t d = 0; d < a.d_v; ++d) {
+      EXPECT_EQ(o.at(0, h, kHidden, d), 0);
+      EXPECT_EQ(dq.at(0, h, kHidden, d), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sink, HiddenRows, testing::Bool());
 
 }  // namespace
 }  // namespace fa::test

@@ -170,6 +170,7 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
       functions_(api::read_functions(problem.config(), false)),
       sink_(problem.variant.sink ? static_cast<std::size_t>(problem.shape.h_q) : 0, 0.5f),
       device_sink_(sink_.size() * sizeof(float)),
+      dsink_(problem.op == Operation::backward ? device_sink_.size() : 0),
       q_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
       k_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
       v_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
@@ -230,9 +231,9 @@ Captures BenchTensors::captures(bool gradients) const {
   return result;
 }
 
-TensorView BenchTensors::device_sink() const {
-  if (sink_.empty()) return {};
-  return TensorView(device_sink_.data(), DType::f32, {problem_.shape.h_q});
+TensorView BenchTensors::of_heads(const DeviceBuffer& buffer) const {
+  if (buffer.size() == 0) return {};
+  return TensorView(buffer.data(), DType::f32, {problem_.shape.h_q});
 }
 
 reference::VariantArgs BenchTensors::variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
@@ -269,7 +270,7 @@ ForwardInputs BenchTensors::inputs() const {
           view(k_.data(), shape.h_kv, s_kv, problem_.d_qk),
           view(v_.data(), shape.h_kv, s_kv, problem_.d_v),
           captures(false),
-          device_sink(),
+          of_heads(device_sink_),
           sequences(),
           dropout()};
 }
@@ -303,7 +304,7 @@ BackwardInputs BenchTensors::backward_inputs() const {
 
 BackwardOutputs BenchTensors::backward_outputs() const {
   const ForwardInputs in = inputs();
-  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_), captures(true), {}};
+  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_), captures(true), of_heads(dsink_)};
 }
 
 PackedSequences BenchTensors::sequences() const {

@@ -89,7 +89,8 @@ class BenchTensors {
 
   void add_captures();
   Captures captures(bool gradients) const;
-  TensorView device_sink() const;
+  /// [h_q], not defined where there are no sinks.
+  TensorView of_heads(const DeviceBuffer& buffer) const;
   /// What the reference needs of the variants, for rows and keys from the given ones on of the last heads.
   reference::VariantArgs variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
                                       std::int64_t row, std::int64_t key) const;
@@ -107,6 +108,7 @@ class BenchTensors {
   std::deque<Captured> captures_;
   std::vector<float> sink_;
   DeviceBuffer device_sink_;
+  DeviceBuffer dsink_;
   DeviceBuffer q_;
   DeviceBuffer k_;
   DeviceBuffer v_;

@@ -15,6 +15,7 @@
 #include "commands.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan_options.hpp"
 #include "terminal.hpp"
 
@@ -44,6 +45,7 @@ struct Answer {
 struct Verdict {
   std::string text;
   bool compiles = false;
+  plan::KernelSpec taken = {};
 };
 
 class Inquiry {
@@ -88,22 +90,24 @@ class Inquiry {
 std::vector<Answer> ask_all(const Inquiry& inquiry, const plan::Alternatives& specs, Verdict* verdict) {
   std::vector<Answer> answers;
   const Answer* best = nullptr;
+  plan::KernelSpec taken;
   answers.reserve(specs.size());
   for (const plan::KernelSpec& spec : specs) {
     answers.push_back(inquiry.ask(spec));
     const Answer& answer = answers.back();
     if (!answer.lookup.entry) {
-      *verdict = {"would be compiled", true};
+      *verdict = {"would be compiled", true, spec};
       return answers;
     }
     if (best == nullptr || answer.lookup.entry->local_bytes < best->lookup.entry->local_bytes) {
       best = &answer;
+      taken = spec;
     }
     if (best->lookup.entry->local_bytes == 0) {
       break;
     }
   }
-  *verdict = {fmt::format("is served by {}", best->key.spec), false};
+  *verdict = {fmt::format("is served by {}", best->key.spec), false, taken};
   return answers;
 }
 
@@ -159,13 +163,30 @@ nlohmann::json to_json(const Answer& answer) {
           {"nearest", neighbours}};
 }
 
+/// The kernels of a plan without those that list tiles for what is not taken.
+std::vector<plan::Alternatives> without_other_lists(const Inquiry& inquiry, std::vector<plan::Alternatives> kernels) {
+  std::vector<plan::KernelSpec> read;
+  for (const plan::Alternatives& specs : kernels) {
+    if (!plan::reads_tile_lists(specs.front().op)) continue;
+    Verdict verdict;
+    ask_all(inquiry, specs, &verdict);
+    read.push_back(plan::mask_tiles_spec(verdict.taken));
+  }
+  std::erase_if(kernels, [&](const plan::Alternatives& specs) {
+    const plan::KernelSpec& spec = specs.front();
+    const bool lists = spec.op == plan::Op::mask_rows || spec.op == plan::Op::mask_keys;
+    return lists && std::ranges::find(read, spec) == read.end();
+  });
+  return kernels;
+}
+
 /// Fails when something would be compiled, so that a script can ask.
 int why(WhyOptions options) {
   options.point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
   const Inquiry inquiry(options);
   nlohmann::json kernels = nlohmann::json::array();
   bool compiles = false;
-  for (const plan::Alternatives& specs : plan_kernels(options.plan, options.point)) {
+  for (const plan::Alternatives& specs : without_other_lists(inquiry, plan_kernels(options.plan, options.point))) {
     Verdict verdict;
     const std::vector<Answer> answers = ask_all(inquiry, specs, &verdict);
     compiles = compiles || verdict.compiles;

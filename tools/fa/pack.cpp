@@ -12,7 +12,9 @@
 #include "cache/store.hpp"
 #include "commands.hpp"
 #include "compile_grid.hpp"
+#include "options.hpp"
 #include "terminal.hpp"
+#include "variant_options.hpp"
 
 namespace fa::cli {
 namespace {
@@ -44,6 +46,8 @@ struct PackOptions {
             .causal = {false, true},
             .problems = {}};
   std::vector<std::string> shapes;
+  PackedOptions packed;
+  VariantOptions variant;
   bool unaligned = false;
   std::string directory;
   int jobs = 0;
@@ -52,13 +56,19 @@ struct PackOptions {
 
 std::vector<PlanOptions> problems_of(const PackOptions& options) {
   std::vector<PlanOptions> problems;
+  const bool gradients = wants_gradients(options.variant);
   const auto add = [&](const std::string& name, const AttentionShape& shape, api::Operation op, bool deterministic) {
     const std::vector<std::string>& wanted = options.shapes;
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) {
       return;
     }
+    if (wanted.empty() && deterministic && gradients) {
+      return;  // the sums that gradients of captures are have no fixed order
+    }
     PlanOptions problem;
     problem.shape = shape;
+    problem.packed = options.packed;
+    problem.variant = options.variant;
     problem.op = op;
     problem.deterministic = deterministic;
     problems.push_back(problem);
@@ -147,6 +157,8 @@ void add_pack(CLI::App& app, int* exit_code) {
   command->add_flag("--unaligned", options->unaligned,
                     "Also kernels whose rows need not start at multiples of 16 bytes");
   command->add_option("--directory", options->directory, "The cache to take kernels from and put them into");
+  add_packed_options(*command, &options->packed);
+  add_variant_options(*command, &options->variant);
   command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
   command->callback([options, exit_code] { *exit_code = pack(*options); });

@@ -8,6 +8,7 @@
 #include "gpu.hpp"
 #include "options.hpp"
 #include "plan/backward.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::cli {
@@ -73,6 +74,7 @@ std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const P
       options.op == api::Operation::backward
           ? plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic))
           : plan::kernels_of(plan::plan_forward(problem, options.kernel));
+  kernels = plan::with_mask_tiles(problem, kernels);
   for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
     kernels.push_back({spec});
   }

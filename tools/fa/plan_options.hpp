@@ -41,7 +41,8 @@ struct PlanPoint {
   bool causal = false;
 };
 
-/// The kernels that a call runs, in order. Throws fa::Error: invalid_argument, unsupported.
+/// The kernels that a call runs, in order; of those that list a mask function's tiles one for every tiling that the
+/// attention kernel may have. Throws fa::Error: invalid_argument, unsupported.
 std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point);
 
 /// The architecture of the first GPU, else sm_90a.

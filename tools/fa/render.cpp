@@ -19,19 +19,27 @@ struct RenderOptions {
   PlanPoint point;
   PlanOptions plan;
   bool combine = false;
+  bool mask_tiles = false;
   bool unit_only = false;
 };
+
+/// Whether kernels of `op` are what was asked for.
+bool wanted(plan::Op op, const RenderOptions& options) {
+  if (options.mask_tiles) return op == plan::Op::mask_rows || op == plan::Op::mask_keys;
+  return options.combine ? op == plan::Op::combine : op == plan::Op::forward || op == plan::Op::backward;
+}
 
 plan::KernelSpec choose_kernel(const RenderOptions& options) {
   PlanPoint point = options.point;
   point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
   const std::vector<plan::Alternatives> kernels = plan_kernels(options.plan, point);
   for (const plan::Alternatives& specs : kernels) {
-    const plan::Op op = specs.front().op;
-    const bool attention = op == plan::Op::forward || op == plan::Op::backward;
-    if (options.combine ? op == plan::Op::combine : attention) {
-      return specs.front();
-    }
+    if (wanted(specs.front().op, options)) return specs.front();
+  }
+  if (options.mask_tiles) {
+    throw Error(ErrorCode::invalid_argument,
+                "--mask-tiles: this problem has no lists of tiles; dense ones with --mask do",
+                {{"argument", "--mask-tiles"}});
   }
   throw Error(ErrorCode::invalid_argument,
               "--combine: the keys of this problem are not split; --splits N splits those of a forward",
@@ -54,6 +62,8 @@ void add_render(CLI::App& app, int* exit_code) {
   command->add_option("--head-dim", options->point.head_dim, "d_qk (default: 128)");
   command->add_flag("--causal", options->point.causal, "With a causal mask");
   command->add_flag("--combine", options->combine, "The kernel that merges split keys instead of the attention kernel");
+  command->add_flag("--mask-tiles", options->mask_tiles, "The kernel before it that lists the tiles of a mask function")
+      ->excludes("--combine");
   command->add_flag("--unit-only", options->unit_only, "Only the rendered unit, without the headers it includes");
   add_plan_options(*command, &options->plan);
   command->callback([options, exit_code] {

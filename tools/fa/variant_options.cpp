@@ -64,6 +64,12 @@ void add_variant_options(CLI::App& command, VariantOptions* options) {
   command.add_flag("--sink", options->sink, "A logit of each head takes part in every sum")->group(group);
 }
 
+bool wants_gradients(const VariantOptions& options) {
+  const bool built_in = options.gradients && (options.alibi || !options.bias.empty());
+  return built_in ||
+         std::ranges::any_of(options.captures, [](const std::string& text) { return text.ends_with(":grad"); });
+}
+
 std::string text(const VariantOptions& options) {
   std::vector<std::string> parts;
   if (!options.score.empty()) parts.push_back(fmt::format("score={}", options.score));

@@ -30,6 +30,9 @@ struct VariantOptions {
 /// Adds --score, --mask, --window-left, ...
 void add_variant_options(CLI::App& command, VariantOptions* options);
 
+/// Whether backward computes the gradient of a capture.
+bool wants_gradients(const VariantOptions& options);
+
 /// "softcap=30+window_left=1023"; empty for none.
 std::string text(const VariantOptions& options);
 

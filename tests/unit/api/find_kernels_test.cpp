@@ -15,11 +15,13 @@
 #include "api/build.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/digest.hpp"
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
 #include "expect_error.hpp"
 #include "plan/backward.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "tests/unit/cache/support.hpp"
@@ -120,6 +122,96 @@ TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
       }
     }
   }
+}
+
+AttentionConfig with_documents(bool deterministic) {
+  AttentionConfig config = base_config();
+  config.deterministic = deterministic;
+  config.mask = functions::documents();
+  return config;
+}
+
+/// What `find_kernels` or `find_backward_kernels` find with a pack of these entries.
+std::vector<std::string> found_in(const TemporaryDirectory& directory, AttentionConfig config, bool backward,
+                                  const std::vector<cache::Entry>& entries) {
+  static int packs = 0;
+  config.cache.packs = {(directory / ("of " + std::to_string(++packs))).string()};
+  write_pack(config.cache.packs.front(), entries);
+  std::vector<std::string> specs;
+  for (const KernelInfo& info : (backward ? find_backward_kernels : find_kernels)(config, kShape, kArch)) {
+    specs.push_back(info.spec);
+  }
+  return specs;
+}
+
+TEST(FindKernels, OfAMaskFunctionAreTheOnesThatListItsTilesToo) {
+  const TemporaryDirectory directory;
+  for (const bool deterministic : {false, true}) {
+    for (const bool backward : {false, true}) {
+      const AttentionConfig config = with_documents(deterministic);
+      const api::Functions functions = api::read_functions(config, false);
+      const plan::Problem problem =
+          api::make_problem(config, api::checked(config, kShape), plan::parse_arch(kArch), &functions.variants);
+      const std::vector<plan::Alternatives> kernels =
+          backward ? plan::kernels_of(plan::plan_backward(problem, {}, deterministic))
+                   : plan::kernels_of(plan::plan_forward(problem, {}));
+      std::vector<cache::Entry> entries;
+      std::vector<std::string> names;
+      for (const plan::Alternatives& specs : kernels) {
+        if (plan::reads_tile_lists(specs.front().op)) {
+          entries.push_back(stand_in(plan::mask_tiles_spec(specs.front())));
+          names.push_back(canonical(plan::mask_tiles_spec(specs.front())));
+        }
+        entries.push_back(stand_in(specs.front()));
+        names.push_back(canonical(specs.front()));
+      }
+      EXPECT_EQ(names.size() - kernels.size(), backward && deterministic ? 2U : 1U);
+      EXPECT_EQ(found_in(directory, config, backward, entries), names);
+      for (std::size_t i = 0; i < entries.size(); ++i) {  // each of them is needed
+        std::vector<cache::Entry> rest = entries;
+        rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
+        EXPECT_THROW(found_in(directory, config, backward, rest), Error) << names[i];
+      }
+    }
+  }
+}
+
+/// The lists are of the tiles of the kernel that is taken, not of the first choice.
+TEST(FindKernels, TilesAreListedForTheKernelThatDoesNotSpill) {
+  const TemporaryDirectory directory;
+  const AttentionConfig config = with_documents(false);
+  const api::Functions functions = api::read_functions(config, false);
+  const plan::Problem problem =
+      api::make_problem(config, api::checked(config, kShape), plan::parse_arch(kArch), &functions.variants);
+  const plan::Alternatives attention = plan::kernels_of(plan::plan_forward(problem, {})).front();
+  const auto other = std::ranges::find_if(attention, [&](const plan::KernelSpec& spec) {
+    return plan::mask_tiles_spec(spec) != plan::mask_tiles_spec(attention.front());
+  });
+  ASSERT_NE(other, attention.end()) << "no alternative has other tiles";
+  std::vector<cache::Entry> entries{stand_in(plan::mask_tiles_spec(*other)), stand_in(*other)};
+  for (auto before = attention.begin(); before != other; ++before) entries.push_back(stand_in(*before, 64));
+  EXPECT_EQ(found_in(directory, config, false, entries),
+            (std::vector{canonical(plan::mask_tiles_spec(*other)), canonical(*other)}));
+  // Whoever compiles ahead has them all.
+  const std::vector<plan::Alternatives> all = plan::with_mask_tiles(problem, {attention});
+  for (const plan::KernelSpec& spec : attention) {
+    EXPECT_EQ(std::ranges::count(all, plan::Alternatives{plan::mask_tiles_spec(spec)}), 1) << canonical(spec);
+  }
+  EXPECT_EQ(all.back(), attention);
+}
+
+TEST(FindKernels, PackedBatchesAndClosedFormsHaveNoTileLists) {
+  AttentionConfig config = with_documents(false);
+  config.varlen = true;
+  const api::Functions functions = api::read_functions(config, false);
+  plan::Problem problem =
+      api::make_problem(config, api::checked(config, kShape), plan::parse_arch(kArch), &functions.variants);
+  std::vector<plan::Alternatives> kernels = plan::kernels_of(plan::plan_forward(problem, {}));
+  EXPECT_EQ(plan::with_mask_tiles(problem, kernels), kernels);
+  problem.varlen = false;
+  problem.variants = nullptr;
+  kernels = plan::kernels_of(plan::plan_forward(problem, {}));
+  EXPECT_EQ(plan::with_mask_tiles(problem, kernels), kernels);
 }
 
 TEST(FindBackwardKernels, AMissNamesTheCommand) {

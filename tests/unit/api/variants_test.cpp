@@ -12,6 +12,8 @@
 
 #include <fa/attention.hpp>
 
+#include "api/variants.hpp"
+
 namespace fa {
 namespace {
 
@@ -296,6 +298,46 @@ TEST(Variants, AHiddenRowIsZero) {
   for (int c = 0; c < 8; ++c) EXPECT_EQ(dq[2 * 8 + c], 0);
 }
 
+/// With everything that could leave a trace of it: a sink, a gradient of a capture, dlse.
+TEST(Variants, AHiddenRowGivesNothingButItsSink) {
+  AttentionConfig config;
+  config.score = functions::bias("hqk", DType::f64, true);
+  config.mask = functions::both({"q != 2"}, {"q > 0"});
+  config.window_left = 3;
+  config.sink = true;
+  Problem p(config);
+  std::vector<double> bias = random_values(4 * 5 * 7, 9), dbias(bias.size(), 7.0);
+  p.captures = {{"bias", view(bias, {4, 5, 7})}};
+  std::vector<double> dq(p.q.size(), 1), dk(p.k.size(), 1), dv(p.v.size(), 1);
+  BackwardOutputs outputs{view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8})};
+  outputs.captures.add({"bias", view(dbias, {4, 5, 7})});
+  p.backward(outputs);
+  for (const std::int64_t row : {0, 2}) {
+    for (std::int64_t head = 0; head < 2 * 4; ++head) {
+      const std::int64_t at = head * 5 + row;
+      EXPECT_EQ(p.lse[at], p.sink[head % 4]);
+      for (std::int64_t c = 0; c < 8; ++c) {
+        EXPECT_EQ(p.o[at * 8 + c], 0);
+        EXPECT_EQ(dq[at * 8 + c], 0);
+      }
+    }
+    for (std::int64_t h = 0; h < 4; ++h) {
+      for (std::int64_t j = 0; j < 7; ++j) EXPECT_EQ(dbias[(h * 5 + row) * 7 + j], 0);
+    }
+  }
+  expect_gradients(p, &bias, "bias", {4, 5, 7});
+}
+
+TEST(Variants, AScoreOfMinusInfinityHidesARowToo) {
+  Problem p(with_score({"q == 1 ? -infinity : score"}));
+  expect_defined_by(p, [](auto, auto, std::int64_t i, auto, double s) { return i == 1 ? -kInfinity : s; });
+  EXPECT_EQ(p.lse[1], -kInfinity);
+  EXPECT_EQ(p.o[1 * 8], 0);
+  std::vector<double> dq(p.q.size(), 1), dk(p.k.size()), dv(p.v.size());
+  p.backward({view(dq, {2, 4, 5, 8}), view(dk, {2, 2, 7, 8}), view(dv, {2, 2, 7, 8})});
+  for (int c = 0; c < 8; ++c) EXPECT_EQ(dq[1 * 8 + c], 0);
+}
+
 // ---- what is refused ----
 
 void expect_refused(const AttentionConfig& wanted, const std::string& text) {
@@ -334,6 +376,31 @@ TEST(VariantErrors, Configurations) {
   expect_refused(config, "mask, column 1");
   config.mask = MaskFunction{"m[q] > 0", {{"m", DType::f32, true}}};
   expect_refused(config, "requires_grad");
+  config = with_score({"score + a[h]", {{"a", DType::f32}}});
+  config.mask = MaskFunction{"a[q] > 0.", {{"a", DType::f16}}};
+  expect_refused(config, "two declarations");
+  config = with_score({"score + a + b1 + c + d + e", {{"a"}, {"b1"}, {"c"}, {"d"}, {"e"}}});
+  config.mask = MaskFunction{"f + g + i + j > 0.", {{"f"}, {"g"}, {"i"}, {"j"}}};
+  expect_refused(config, "at most 8");
+}
+
+/// The column is that of what the caller wrote, whatever it becomes part of.
+TEST(VariantErrors, ColumnsAreOfTheTextThatWasGiven) {
+  const auto refused = [](const std::function<void()>& make, const std::string& text) {
+    try {
+      make();
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(std::string(error.what()).find(text), 0U) << error.what();
+    }
+  };
+  refused([] { functions::both(functions::documents(), {"q - kv <"}); }, "mask, column 9: expected");
+  refused([] { functions::both({"q - kv < slop[h]"}, functions::documents()); }, "mask, column 10: expected");
+  refused([] { functions::compose(functions::softcap(3), {"score * (2"}); }, "score, column 11: expected");
+  refused([] { functions::compose({"score + gain"}, functions::softcap(3)); }, "score, column 9: expected");
+  const ScoreFunction twice{"score * gain", {}};  // declared by the other part
+  EXPECT_NO_THROW(functions::compose({"score + gain", {{"gain"}}}, twice));
 }
 
 TEST(VariantErrors, Calls) {
@@ -376,6 +443,19 @@ TEST(VariantErrors, Calls) {
   backward_refused({"bias", TensorView(static_cast<void*>(gradient.data()), DType::f64, shape, gaps)}, "without gaps");
 
   AttentionConfig config;
+  Problem unasked(config);
+  const auto with_sink = [&](const TensorView& sink) {
+    ForwardInputs in = unasked.inputs();
+    in.sink = sink;
+    Attention::create(unasked.config, Device::host())
+        .forward(in, {view(unasked.o, {2, 4, 5, 8}), view(unasked.lse, {2, 4, 5})});
+  };
+  EXPECT_NO_THROW(with_sink({}));
+  EXPECT_THROW(with_sink(view(unasked.sink, {4})), Error);
+  unasked.config.sink = true;
+  EXPECT_NO_THROW(with_sink(view(unasked.sink, {4})));
+  EXPECT_THROW(with_sink({}), Error);
+  EXPECT_THROW(with_sink(TensorView(static_cast<void*>(narrow.data()), DType::f32, {4})), Error) << "dtype";
   Problem sinkless(config);
   sinkless.config.sink = true;
   sinkless.n.h_q = 4;
@@ -388,6 +468,26 @@ TEST(VariantErrors, Calls) {
             .forward(in, {view(sinkless.o, {2, 4, 5, 8}), view(sinkless.lse, {2, 4, 5})});
       },
       Error);
+}
+
+TEST(VariantErrors, TileLists) {
+  alignas(256) static std::byte memory[1024];
+  EXPECT_NO_THROW(api::check_tiles({}, 0));
+  EXPECT_NO_THROW(api::check_tiles({}, 512)) << "the workspace has room for them";
+  EXPECT_NO_THROW(api::check_tiles({memory, 512, true}, 512));
+  const auto refused = [](const MaskTiles& tiles, std::size_t needed, ErrorCode code) {
+    try {
+      api::check_tiles(tiles, needed);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_EQ(error.field("argument"), "tiles");
+    }
+  };
+  refused({nullptr, 0, true}, 512, ErrorCode::invalid_argument);
+  refused({memory, 1024, false}, 0, ErrorCode::invalid_argument);
+  refused({memory + 8, 512, false}, 512, ErrorCode::invalid_argument);
+  refused({memory, 511, false}, 512, ErrorCode::out_of_memory);
 }
 
 TEST(VariantErrors, Builders) {

@@ -14,9 +14,11 @@
 #include "api/build.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "api/variants.hpp"
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
 #include "plan/backward.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "tests/unit/cache/support.hpp"
 
@@ -163,14 +165,15 @@ void expect_command_plans(const plan::Problem& problem, const KernelOverride& fi
     ASSERT_TRUE(command.starts_with("fa ")) << command;
     EXPECT_EQ(run(command.substr(3) + " --dry-run").output, first_choices(kernels)) << command;
   };
-  expect(api::compile_command(problem, fixed, ""), plan::kernels_of(plan::plan_forward(problem, fixed)));
+  expect(api::compile_command(problem, fixed, ""),
+         plan::with_mask_tiles(problem, plan::kernels_of(plan::plan_forward(problem, fixed))));
   KernelOverride of_both;  // what backward kernels have too
   of_both.tile_m = fixed.tile_m;
   of_both.tile_n = fixed.tile_n;
   of_both.splits = fixed.splits;
   for (const bool deterministic : {false, true}) {
     expect(api::compile_command(problem, of_both, "", api::Operation::backward, deterministic),
-           plan::kernels_of(plan::plan_backward(problem, of_both, deterministic)));
+           plan::with_mask_tiles(problem, plan::kernels_of(plan::plan_backward(problem, of_both, deterministic))));
   }
 }
 
@@ -202,6 +205,80 @@ TEST(CliCommand, OfAMissBuildsWhatWasMissing) {
   fixed.pack_gqa = false;
   fixed.splits = 3;
   expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), fixed);
+}
+
+TEST(CliCommand, OfAMissWithVariantsBuildsWhatWasMissing) {
+  const AttentionShape shape{.b = 2, .h_q = 8, .h_kv = 2, .s_q = 500, .s_kv = 700};
+  const auto expect_planned = [&](const AttentionConfig& config) {
+    const api::Functions functions = api::read_functions(config, false);
+    for (const char* arch : {"sm_80", "sm_90a"}) {
+      expect_command_plans(
+          api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants), {});
+    }
+  };
+  AttentionConfig config = config_of(64);
+  config.mask = functions::both(functions::documents(), MaskFunction{"q - kv < 99 || kv == 0"});
+  expect_planned(config);
+  config.score = ScoreFunction{"score + slope[h] * float(kv - q)", {{"slope", DType::bf16}}};
+  config.window_left = 100;
+  config.window_right = 3;
+  config.sink = true;
+  config.dropout = 0.25f;
+  expect_planned(config);
+  config.varlen = true;
+  config.chunk = 64;
+  expect_planned(config);
+}
+
+/// `fa compile` of a mask function leaves nothing to compile, whichever mode a program runs in.
+TEST(CliCompile, BuildsTheKernelsThatListTiles) {
+  const std::string options = " --arch sm_80 --head-dim 16 --dtype f16 --mask 'q != kv' --op backward";
+  const Result plan = run("compile --dry-run --causal no --deterministic" + options);
+  std::size_t last = 0;
+  for (const char* kernel : {"backward_preprocess arch", "mask_keys arch", "sm80_backward arch", "mask_rows arch",
+                             "sm80_backward_dq arch"}) {
+    const std::size_t at = plan.output.find(kernel);
+    EXPECT_TRUE(at != std::string::npos && at >= last) << kernel << " is not in its place in\n" << plan.output;
+    last = at;
+  }
+  const Result unit = run("render --unit-only --mask-tiles --arch sm_80 --mask 'q != kv' --head-dim 64");
+  EXPECT_EQ(unit.status, 0);
+  EXPECT_TRUE(contains(unit.output, "fa_mask_rows")) << unit.output;
+  EXPECT_NE(run("render --mask-tiles --arch sm_80 --window-left 3").status, 0);
+  if (!compile::compiler_info().available) GTEST_SKIP() << "no NVRTC to go on with";
+  const TemporaryDirectory directory;
+  const std::string place = " --directory '" + (directory / "cache").string() + "'";
+  ASSERT_EQ(run("compile --causal no" + options + place).status, 0);
+  const Result why = run("cache why --causal no" + options + place);
+  EXPECT_EQ(why.status, 0) << why.output;
+  EXPECT_TRUE(contains(why.output, "fa_mask_keys is served")) << why.output;
+  AttentionConfig config = config_of(16);
+  config.dtype = DType::f16;
+  config.mask = MaskFunction{"q != kv"};
+  config.compile = CompilePolicy::never;
+  config.cache.directory = (directory / "cache").string();
+  const AttentionShape shape{.b = 16, .h_q = 16, .s_q = 1024, .s_kv = 1024};
+  EXPECT_EQ(find_backward_kernels(config, shape, "sm_80").size(), 4U);
+}
+
+TEST(CliPack, TakesVariants) {
+  const std::string variants =
+      " --arch sm_80 --head-dim 64 --dtype f16 --causal no --softcap 30 --mask 'q != kv' --sink";
+  const Result plan = run("pack unused --dry-run --shapes prefill,backward-deterministic" + variants);
+  ASSERT_EQ(plan.status, 0) << plan.output;
+  for (const char* kernel : {"sm80_forward arch", "mask_rows arch", "mask_keys arch", "sm80_backward arch",
+                             "sm80_backward_dq arch", "backward_sink arch"}) {
+    EXPECT_TRUE(contains(plan.output, kernel)) << kernel << " is not in\n" << plan.output;
+  }
+  const Result packed = run("pack unused --dry-run --varlen --dropout 0.1 --zero-padding" + variants);
+  EXPECT_TRUE(contains(packed.output, "clear_padding arch")) << packed.output;
+  EXPECT_FALSE(contains(packed.output, "mask_rows arch")) << packed.output;
+  // Gradients of captures have no deterministic kernels.
+  const std::string bias = " --arch sm_80 --head-dim 64 --bias hqk --gradients";
+  const Result gradients = run("pack unused --dry-run" + bias);
+  EXPECT_EQ(gradients.status, 0) << gradients.output;
+  EXPECT_FALSE(contains(gradients.output, "backward_dq")) << gradients.output;
+  EXPECT_NE(run("pack unused --dry-run --shapes backward-deterministic" + bias).status, 0);
 }
 
 TEST(CliPack, HoldsTheKernelsOfItsGridAndIsReproducible) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -154,6 +155,49 @@ TEST_F(RunCommand, TakesPackedBatchesAndDropout) {
   EXPECT_FALSE(run(tensors, "--lengths 5,36"));  // longer than the tensor
   EXPECT_FALSE(run(tensors, "--lengths 5,3 --lengths-kv 9"));
   EXPECT_FALSE(run(tensors, "--lengths 5 --dropout 1"));
+}
+
+/// Every variant that there is, at once: what is written agrees with float64.
+TEST_F(RunCommand, TakesAllVariantsTogether) {
+  const AttentionCase c{
+      .h_q = 4, .h_kv = 2, .s_q = 60, .s_kv = 60, .d_qk = 16, .d_v = 16, .dtype = DType::f32, .layout = Layout::bshd};
+  AttentionConfig config;
+  config.score = functions::alibi(true);
+  config.mask = MaskFunction{"prefix[b] > 0", {{"prefix", DType::i32}}};
+  config.sink = true;
+  const VariantCase variant(c, {"", config});
+  const AttentionInputs in = make_inputs(c);
+  const auto packed = [&](const HostTensor& tensor) {  // [total, h, d]
+    const TensorView view = tensor.view();
+    return Tensor{view.dtype, {view.shape[2], view.shape[1], view.shape[3]}, tensor.bytes()};
+  };
+  std::map<std::string, Tensor> tensors = {
+      {"q", packed(in.q)}, {"k", packed(in.k)}, {"v", packed(in.v)}, {"dout", packed(make_dout(c))}};
+  for (const NamedTensor& tensor : variant.captures) tensors[tensor.name] = {tensor.dtype, tensor.shape, tensor.bytes};
+  const std::int32_t prefix[3] = {1, 0, 2};  // the sequence in the middle sees nothing
+  tensors["prefix"] = {DType::i32, {3}, std::vector<std::byte>(sizeof prefix)};
+  std::memcpy(tensors["prefix"].bytes.data(), prefix, sizeof prefix);
+  tensors["sink"] = {variant.sink.dtype, variant.sink.shape, variant.sink.bytes};
+  const std::string all =
+      "--lengths 20,7,33 --dropout 0.25 --seed 3 --alibi --gradients --mask 'prefix[b] > 0' --window-left 9 "
+      "--window-right 4 --chunk 16 --sink";
+  ASSERT_TRUE(run(tensors, all + " --verify"));
+  const tools::SafetensorsFile out = tools::SafetensorsFile::open(path("out"));
+  EXPECT_EQ(out.read("dslope").shape, (std::vector<std::int64_t>{4}));
+  EXPECT_EQ(out.read("dsink").shape, (std::vector<std::int64_t>{4}));
+  const Tensor o = out.read("o"), lse = out.read("lse");
+  const auto value = [](const Tensor& tensor, std::int64_t at) {
+    float number = 0;
+    std::memcpy(&number, tensor.bytes.data() + at * static_cast<std::int64_t>(sizeof number), sizeof number);
+    return number;
+  };
+  for (std::int64_t row = 20; row < 27; ++row) {
+    EXPECT_EQ(value(o, row * 4 * 16), 0);
+    EXPECT_EQ(value(lse, row), value(tensors["sink"], 0));
+  }
+  EXPECT_NE(value(o, 0), 0);
+  EXPECT_FALSE(run(tensors, all + " --window-left -2"));
+  EXPECT_FALSE(run(tensors, all + " --dropout 1"));
 }
 
 TEST_F(RunCommand, RefusesADoutOfAnotherShape) {
