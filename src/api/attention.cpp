@@ -347,7 +347,7 @@ class Attention::Impl {
     };
     if (ready.spec.family != Family::sm90) return queue(&planned.params);
     const plan::Sm90ForwardMaps maps = plan::sm90_forward_maps(tensors, ready.spec);
-    kernel::Sm90ForwardParams params;
+    kernel::Sm90ForwardVariantParams params;  // a plain kernel takes the first part of it
     driver::encode_tensor_map(maps.q, params.map_q);
     driver::encode_tensor_map(maps.k, params.map_k);
     driver::encode_tensor_map(maps.v, params.map_v);

@@ -54,9 +54,6 @@ struct Forward {
   static constexpr int kQBuffers = Config::kQBuffers;
   static constexpr int kConsumers = kTileM / 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  // What the launch gives every thread, redistributed: 65,536 registers in all.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : 160;
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kPSteps = kTileN / 16;
 
@@ -66,6 +63,11 @@ struct Forward {
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
+  // What the launch gives every thread, redistributed: 65,536 registers in all.
+  static constexpr int kProducerRegisters = kEmptyAside ? (kConsumers == 1 ? 96 : kConsumers == 2 ? 64 : 56)
+                                                        : (kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32);
+  static constexpr int kConsumerRegisters = kEmptyAside ? (kConsumers == 1 ? 256 : kConsumers == 2 ? 224 : 152)
+                                                        : (kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : 160);
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
@@ -268,9 +270,8 @@ struct Forward {
                 word(rest, 3),
                 {}};
     if constexpr (kTwoSided || kLists) {
-      const kernel::Chunk plain = ptx::ld_shared_chunk(job_shared(buffer) + 32);
-      query.range.plain_begin = word(plain, 0);
-      query.range.plain_end = word(plain, 1);
+      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 32));
+      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 36));
     }
     if constexpr (kVarlen) {
       const kernel::Chunk of_sequence = ptx::ld_shared_chunk(job_shared(buffer) + 48);
@@ -644,7 +645,7 @@ struct Forward {
   }
 
   /// Dropout of P, after the row sums have taken it whole.
-  FA_DEVICE void drop(S& p, const Cursor& cursor, int warp_row, int lane) const {
+  FA_DEVICE void drop(S& s, const Cursor& cursor, int warp_row, int lane) const {
     if constexpr (kDropout) {
       const ForwardTile& tile = cursor.query.tile;
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
@@ -656,12 +657,12 @@ struct Forward {
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
           const int row = first_row + lane / 4 + 8 * r;
-          dropout.template drop_row<kTileN / 8>([&](int n, int e) -> float& { return p[4 * n + 2 * r + e]; },
+          dropout.template drop_row<kTileN / 8>([&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; },
                                                 rows.position(row), rows.query_head(row), first_key, lane);
         }
       } else {
         kernel::Dropout(params.dropout, heads_before + tile.head)
-            .template drop_block<kTileN / 8>([&](int n, int i) -> float& { return p[4 * n + i]; }, first_row, first_key,
+            .template drop_block<kTileN / 8>([&](int n, int i) -> float& { return s[4 * n + i]; }, first_row, first_key,
                                              lane);
       }
     }

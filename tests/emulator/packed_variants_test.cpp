@@ -107,11 +107,7 @@ void expect_near(const std::string& name, const std::vector<float>& actual, cons
   EXPECT_LE(worst, bound * largest) << name;
 }
 
-class PackedVariants : public testing::TestWithParam<std::size_t> {};
-
-TEST_P(PackedVariants, ForwardMatchesTheReference) {
-  const VariantKernels& kernels = packed_variant_kernels()[GetParam()];
-  const fa::plan::KernelSpec spec = variant_specs(kernels).forward;
+void expect_forward_matches(const VariantKernels& kernels, const fa::plan::KernelSpec& spec) {
   EXPECT_EQ(spec.varlen, kernels.varlen);
   EXPECT_EQ(spec.dropout, kernels.dropout);
   for (std::size_t batch = 0; batch < kBatches; ++batch) {
@@ -128,6 +124,23 @@ TEST_P(PackedVariants, ForwardMatchesTheReference) {
     expect_near("lse", actual.lse, expected.lse, 1, cleared, spec.dtype == DType::f32 ? 1e-4 : 4e-3);
   }
 }
+
+class PackedVariants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(PackedVariants, ForwardMatchesTheReference) {
+  const VariantKernels& kernels = packed_variant_kernels()[GetParam()];
+  expect_forward_matches(kernels, variant_specs(kernels).forward);
+}
+
+class HopperPackedVariants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(HopperPackedVariants, ForwardMatchesTheReference) {
+  const VariantKernels& kernels = hopper_packed_variant_kernels()[GetParam()];
+  expect_forward_matches(kernels, hopper_variant_specs(kernels).forward);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperPackedVariants,
+                         testing::Range<std::size_t>(0, hopper_packed_variant_kernels().size()));
 
 TEST_P(PackedVariants, BackwardMatchesTheReference) {
   const VariantKernels& kernels = packed_variant_kernels()[GetParam()];

@@ -25,6 +25,10 @@ const std::vector<VariantKernels>& variant_kernels();
 /// Those with packed batches, dropout or both besides.
 const std::vector<VariantKernels>& packed_variant_kernels();
 
+/// Those whose forward kernel is of the sm90 family; loop_bodies counts its Q buffers. They have no backward.
+const std::vector<VariantKernels>& hopper_variant_kernels();
+const std::vector<VariantKernels>& hopper_packed_variant_kernels();
+
 /// The configuration of an entry for a case, which its kernels serve whatever the lengths are.
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const fa::test::AttentionCase& attention);
 
@@ -34,6 +38,7 @@ struct VariantSpecs {
   fa::plan::KernelSpec forward, combine, backward, dq, sink;
 };
 VariantSpecs variant_specs(const VariantKernels& kernels);
+VariantSpecs hopper_variant_specs(const VariantKernels& kernels);
 
 }  // namespace emulator
 
