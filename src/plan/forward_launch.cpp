@@ -115,10 +115,9 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.family == Family::sm90;
-  params.heads_in_flight =
-      persistent && !problem.varlen
-          ? balanced_heads(std::int64_t{params.m_blocks} * splits, problem.b * params.heads, multiprocessors)
-                 : heads_in_l2(problem, params, spec.pack_gqa);
+  params.heads_in_flight = persistent && !problem.varlen ? balanced_heads(std::int64_t{params.m_blocks} * splits,
+                                                                          problem.b * params.heads, multiprocessors)
+                                                         : heads_in_l2(problem, params, spec.pack_gqa);
   if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;

@@ -7,9 +7,9 @@
 
 namespace fa::kernel {
 
-/// A packed batch's map ends with the sequence that is copied: its rows are the axis [kBoundedRows], of which row r of a
-/// sequence of s is number kBoundedRows - s + r, so that what lies behind the end lies outside of the tensor. Two more
-/// axes of one element a box, with coordinates of first row + s and kBoundedRows, bring the address back to the
+/// A packed batch's map ends with the sequence that is copied: its rows are the axis [kBoundedRows], of which row r of
+/// a sequence of s is number kBoundedRows - s + r, so that what lies behind the end lies outside of the tensor. Two
+/// more axes of one element a box, with coordinates of first row + s and kBoundedRows, bring the address back to the
 /// sequence: a step of the one is a row, of the other kBoundedStep bytes less a row, and kBoundedRows steps of
 /// kBoundedStep are 2^65, nothing in addresses of 64 bits.
 inline constexpr int kBoundedRows = 1 << 30;
