@@ -111,7 +111,7 @@ class Attention::Impl {
     if (call.empty) return;
     const plan::ForwardTensors tensors = tensors_of(call, variant);
     plan::Problem wanted = problem(call.shape);
-    wanted.tensor_maps = plan::sm90_forward_describable(tensors);
+    wanted.tensor_maps = plan::sm90_forward_describable(tensors, config_.varlen);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
     launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), inputs.tiles,

@@ -125,11 +125,12 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   return launch;
 }
 
-bool sm90_forward_describable(const ForwardTensors& tensors) noexcept {
+bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen) noexcept {
   const std::int64_t h_kv = std::max<std::int64_t>(tensors.k.shape[1], 1);
   const std::int64_t group = std::max<std::int64_t>(tensors.q.shape[1] / h_kv, 1);
-  return describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
-         describable(tensors.v, 1) && boundable(tensors.o) && boundable(tensors.k) && boundable(tensors.v);
+  const bool bounded = !varlen || (boundable(tensors.o) && boundable(tensors.k) && boundable(tensors.v));
+  return bounded && describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
+         describable(tensors.v, 1);
 }
 
 Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpec& spec) noexcept {
