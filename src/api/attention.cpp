@@ -111,7 +111,7 @@ class Attention::Impl {
     if (call.empty) return;
     const plan::ForwardTensors tensors = tensors_of(call, variant);
     plan::Problem wanted = problem(call.shape);
-    wanted.tensor_maps = plan::sm90_forward_describable(tensors);
+    wanted.tensor_maps = plan::sm90_forward_describable(tensors, config_.varlen);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
     launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), inputs.tiles,
@@ -359,7 +359,7 @@ class Attention::Impl {
     };
     if (ready.spec.family != Family::sm90) return queue(&planned.params);
     const plan::Sm90ForwardMaps maps = plan::sm90_forward_maps(tensors, ready.spec);
-    kernel::Sm90ForwardParams params;
+    kernel::Sm90ForwardVariantParams params;  // a plain kernel takes the first part of it
     driver::encode_tensor_map(maps.q, params.map_q);
     driver::encode_tensor_map(maps.k, params.map_k);
     driver::encode_tensor_map(maps.v, params.map_v);

@@ -115,9 +115,9 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.family == Family::sm90;
-  params.heads_in_flight =
-      persistent ? balanced_heads(std::int64_t{params.m_blocks} * splits, problem.b * params.heads, multiprocessors)
-                 : heads_in_l2(problem, params, spec.pack_gqa);
+  params.heads_in_flight = persistent && !problem.varlen ? balanced_heads(std::int64_t{params.m_blocks} * splits,
+                                                                          problem.b * params.heads, multiprocessors)
+                                                         : heads_in_l2(problem, params, spec.pack_gqa);
   if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
@@ -125,10 +125,11 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   return launch;
 }
 
-bool sm90_forward_describable(const ForwardTensors& tensors) noexcept {
+bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen) noexcept {
   const std::int64_t h_kv = std::max<std::int64_t>(tensors.k.shape[1], 1);
   const std::int64_t group = std::max<std::int64_t>(tensors.q.shape[1] / h_kv, 1);
-  return describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
+  const bool bounded = !varlen || (boundable(tensors.o) && boundable(tensors.k) && boundable(tensors.v));
+  return bounded && describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
          describable(tensors.v, 1);
 }
 
@@ -138,6 +139,12 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   const std::uint32_t heads = spec.pack_gqa ? static_cast<std::uint32_t>(tensors.q.shape[1] / h_kv) : 1;
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
+  if (spec.varlen) {
+    maps.o = bounded_map(tensors.o, kWarpRows);
+    maps.k = bounded_map(tensors.k, spec.tile_n);
+    maps.v = bounded_map(tensors.v, spec.tile_n);
+    return maps;
+  }
   maps.o = query_map(tensors.o, h_kv, 1, kWarpRows);
   maps.k = head_map(tensors.k, spec.tile_n);
   maps.v = head_map(tensors.v, spec.tile_n);

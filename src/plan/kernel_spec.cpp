@@ -24,11 +24,13 @@ std::string switches(const KernelSpec& spec) {
 
 std::string canonical_sm90_forward(const KernelSpec& spec) {
   return fmt::format(
-      "sm90_forward arch={} dtype={} d_qk={} d_v={} causal={:d} positive_scale={:d} tile_m={} tile_n={} stages={} "
-      "q_buffers={} softmax_chunks={} take_turns={:d} pack_gqa={:d} split={:d} min_blocks={}",
-      to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.tile_m,
-      spec.tile_n, spec.stages, spec.q_buffers, spec.softmax_chunks, spec.take_turns, spec.pack_gqa, spec.split,
-      spec.min_blocks);
+             "sm90_forward arch={} dtype={} d_qk={} d_v={} causal={:d} positive_scale={:d} tile_m={} tile_n={} "
+             "stages={} "
+             "q_buffers={} softmax_chunks={} take_turns={:d} pack_gqa={:d} split={:d} min_blocks={}",
+             to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale,
+             spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, spec.softmax_chunks, spec.take_turns, spec.pack_gqa,
+             spec.split, spec.min_blocks) +
+         switches(spec);
 }
 
 std::string canonical_sm90_backward(const KernelSpec& spec) {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include <fa/error.hpp>
+#include <sm90/sm90_forward_params.cuh>
 
 namespace fa::plan {
 namespace {
@@ -37,9 +38,15 @@ constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1
 constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
 
+/// Tile lists take registers that three consumer warpgroups do not have.
+bool walks_lists(const Problem& problem) noexcept {
+  return problem.variants != nullptr && !problem.variants->mask.empty();
+}
+
 std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
+  if (d <= 64 && !short_query && walks_lists(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
@@ -69,8 +76,11 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
-  spec.positive_scale = problem.positive_scale;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
   spec.aligned = true;
+  spec.varlen = problem.varlen;
+  spec.dropout = problem.dropout;
   spec.tile_m = either(fixed.tile_m, tile.tile_m);
   spec.tile_n = either(fixed.tile_n, tile.tile_n);
   spec.stages = either(fixed.stages, tile.stages);
@@ -100,11 +110,11 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
 }
 
 const char* sm90_forward_obstacle(const Problem& problem) noexcept {
-  if (problem.varlen) return "the batch is packed";
-  if (problem.dropout) return "there is dropout";
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
-  if (problem.variants != nullptr) return "a score or mask function, a window, chunks or sinks";
+  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
+    return "the packed batch has more than 2^30 rows";
+  }
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
   return nullptr;

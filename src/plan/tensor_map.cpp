@@ -1,5 +1,7 @@
 #include "plan/tensor_map.hpp"
 
+#include <sm90/sm90_forward_params.cuh>
+
 namespace fa::plan {
 namespace {
 
@@ -40,6 +42,22 @@ TensorMapSpec head_map(const TensorView& view, int rows) noexcept {
   add_axis(map, view.shape[1], view.strides[1], 1);
   add_axis(map, view.shape[0], view.strides[0], 1);
   return map;
+}
+
+TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  const std::int64_t unused = static_cast<std::int64_t>(kUnusedStride) / element;
+  const std::int64_t stride = view.shape[2] > 1 ? view.strides[2] : unused;
+  TensorMapSpec map = start_map(view);
+  add_axis(map, kernel::kBoundedRows, stride, static_cast<std::uint32_t>(rows));
+  add_axis(map, view.shape[1], view.strides[1], 1);
+  add_axis(map, kernel::kBoundedRows + std::int64_t{1}, stride, 1);
+  add_axis(map, kernel::kBoundedRows + std::int64_t{1}, kernel::kBoundedStep / element - stride, 1);
+  return map;
+}
+
+bool boundable(const TensorView& view) noexcept {
+  return view.shape[2] <= 1 || view.strides[2] < kernel::kBoundedStep / static_cast<std::int64_t>(size_of(view.dtype));
 }
 
 }  // namespace fa::plan

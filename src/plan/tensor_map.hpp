@@ -33,9 +33,15 @@ void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::u
 /// [d, s, h, b] of a view of rank 4, in boxes of `rows` rows of one head.
 TensorMapSpec head_map(const TensorView& view, int rows) noexcept;
 
+/// The same of a packed batch's view, whose maps end with the sequence that is copied (Sm90ForwardParamsWith).
+TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept;
+
 /// Whether a map can describe a view of rank 4 in steps of `heads_a_step` heads: axes longer than 1 have strides above
 /// 0 and below 2^40 bytes. That rows start at multiples of 16 bytes is Problem::aligned.
 bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept;
+
+/// Whether the rows of such a view are near enough to each other for bounded_map.
+bool boundable(const TensorView& view) noexcept;
 
 }  // namespace fa::plan
 

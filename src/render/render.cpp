@@ -31,6 +31,7 @@ using kernel::MaskTilesParams;
 using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90ForwardParams;
+using kernel::Sm90ForwardVariantParams;
 using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
@@ -202,10 +203,11 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
+      "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
       boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
-      boolean(spec.pack_gqa), boolean(spec.split));
+      boolean(spec.pack_gqa), boolean(spec.split), switches(spec));
 }
 
 std::string combine_config(const plan::KernelSpec& spec) {
@@ -412,6 +414,11 @@ Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
       break;
     case plan::Op::forward:
     case plan::Op::combine:
+      if (spec.op == plan::Op::forward && spec.family == Family::sm90) {
+        parts.params = "Sm90ForwardVariantParams";
+        parts.layout += variant_layout(parts.params, sizeof(Sm90ForwardVariantParams));
+        break;
+      }
       parts.params = "ForwardVariantParams";
       parts.layout += variant_layout(parts.params, sizeof(ForwardVariantParams));
       break;

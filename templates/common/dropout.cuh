@@ -56,36 +56,36 @@ class Dropout {
   FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int row, int key, int lane) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
+      drop_block<kNTiles>([&](int n, int i) -> float& { return p[m][n][i]; }, row + 16 * m, key, lane);
+    }
+  }
+
+  /// The same for one block of 16 rows, of which `p(n, i)` is accumulator register i of n8 tile n.
+  template <int kNTiles, class Registers>
+  FA_DEVICE void drop_block(Registers p, int row, int key, int lane) const {
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; n += 2) {
+      uint32_t words[4];
+      draw(words, row / 2 + lane / 4, key / 4 + 2 * n + lane % 4, stream_);
       FA_UNROLL
-      for (int n = 0; n < kNTiles; n += 2) {
-        uint32_t words[4];
-        draw(words, row / 2 + 8 * m + lane / 4, key / 4 + 2 * n + lane % 4, stream_);
+      for (int half = 0; half < 2; ++half) {
         FA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          FA_UNROLL
-          for (int r = 0; r < 2; ++r) drop_pair(p[m][n + half], r, words[2 * r + half]);
-        }
+        for (int r = 0; r < 2; ++r) drop_pair(p(n + half, 2 * r), p(n + half, 2 * r + 1), words[2 * r + half]);
       }
     }
   }
 
-  /// The same for rows of any position and head: `place(m, r)` gives those of a register pair.
-  template <int kMTiles, int kNTiles, class Place>
-  FA_DEVICE void drop_rows(Fragment<kMTiles, kNTiles>& p, Place place, int key, int lane) const {
+  /// The same for one row, of any position and head, of which p(n, 0) and p(n, 1) are the registers.
+  template <int kNTiles, class Registers>
+  FA_DEVICE void drop_row(Registers p, int position, int head, int key, int lane) const {
+    const bool lower = position % 16 >= 8;
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int n = 0; n < kNTiles; n += 2) {
+      uint32_t words[4];
+      draw(words, position / 16 * 8 + position % 8, key / 4 + 2 * n + lane % 4, stream_ + static_cast<uint64_t>(head));
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const auto at = place(m, r);
-        const bool lower = at.position % 16 >= 8;
-        FA_UNROLL
-        for (int n = 0; n < kNTiles; n += 2) {
-          uint32_t words[4];
-          draw(words, at.position / 16 * 8 + at.position % 8, key / 4 + 2 * n + lane % 4,
-               stream_ + static_cast<uint64_t>(at.head));
-          FA_UNROLL
-          for (int half = 0; half < 2; ++half) drop_pair(p[m][n + half], r, lower ? words[2 + half] : words[half]);
-        }
+      for (int half = 0; half < 2; ++half) {
+        drop_pair(p(n + half, 0), p(n + half, 1), lower ? words[2 + half] : words[half]);
       }
     }
   }
@@ -120,9 +120,9 @@ class Dropout {
     philox(words, key_[0], key_[1]);
   }
 
-  FA_DEVICE void drop_pair(float (&p)[4], int r, uint32_t draws) const {
-    if (drops_low(draws)) p[2 * r] = 0.f;
-    if (drops_high(draws)) p[2 * r + 1] = 0.f;
+  FA_DEVICE void drop_pair(float& even, float& odd, uint32_t draws) const {
+    if (drops_low(draws)) even = 0.f;
+    if (drops_high(draws)) odd = 0.f;
   }
 
   uint32_t key_[2];

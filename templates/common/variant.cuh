@@ -159,6 +159,36 @@ FA_DEVICE auto captured(const CaptureParams& capture) {
   return data == nullptr ? captured_number(capture.bits, data) : captured_value(ptx::ld_global_nc(data));
 }
 
+// ---- functions on scores ----
+//
+// `score(n, e)` is what a thread holds of a row in n8 tile n: of key at.kv + 8 * n + e.
+
+/// Raw scores become those of the score function, over Variant::kFactor.
+template <class Variant, int kNTiles, class Scores>
+FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score) {
+  FA_UNROLL
+  for (int n = 0; n < kNTiles; ++n) {
+    FA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      at.kv_step = 8 * n + e;
+      score(n, e) = Variant::score(variant, at, score(n, e));
+    }
+  }
+}
+
+/// Scores that the mask function hides become -inf.
+template <class Variant, int kNTiles, class Scores>
+FA_DEVICE void apply_mask(const VariantParams& variant, Place at, Scores score) {
+  FA_UNROLL
+  for (int n = 0; n < kNTiles; ++n) {
+    FA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      at.kv_step = 8 * n + e;
+      if (!Variant::keep(variant, at)) score(n, e) = -kInfinity;
+    }
+  }
+}
+
 // ---- masks in closed form ----
 //
 // `lengths` are those of a batch entry: the launch parameters, or a Sequence.

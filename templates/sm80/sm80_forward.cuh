@@ -325,21 +325,13 @@ struct Forward {
     return {tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv, params.variant.scale};
   }
 
-  /// Raw scores become those of the score function, over Variant::kFactor.
   FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        Place at = place(m, r, n_block);
-        FA_UNROLL
-        for (int n = 0; n < kNTiles; ++n) {
-          FA_UNROLL
-          for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            at.kv_step = 8 * n + e % 2;
-            s[m][n][e] = Variant::score(params.variant, at, s[m][n][e]);
-          }
-        }
+        kernel::apply_score<Variant, kNTiles>(params.variant, place(m, r, n_block),
+                                              [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
       }
     }
   }
@@ -349,15 +341,8 @@ struct Forward {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        Place at = place(m, r, n_block);
-        FA_UNROLL
-        for (int n = 0; n < kNTiles; ++n) {
-          FA_UNROLL
-          for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            at.kv_step = 8 * n + e % 2;
-            if (!Variant::keep(params.variant, at)) s[m][n][e] = -kInfinity;
-          }
-        }
+        kernel::apply_mask<Variant, kNTiles>(params.variant, place(m, r, n_block),
+                                             [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
       }
     }
   }
@@ -366,15 +351,16 @@ struct Forward {
   FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int key) const {
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
     if constexpr (Config::kPackGqa) {
-      struct Row {
-        int position;
-        int head;
-      };
-      const auto place_of = [&](int m, int r) {
-        const int row = fragment_row(m, r);
-        return Row{rows.position(row), rows.query_head(row)};
-      };
-      Dropout(params.dropout, heads_before).drop_rows(p, place_of, key, lane);
+      const Dropout dropout(params.dropout, heads_before);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int row = fragment_row(m, r);
+          dropout.drop_row<kNTiles>([&](int n, int e) -> float& { return p[m][n][2 * r + e]; }, rows.position(row),
+                                    rows.query_head(row), key, lane);
+        }
+      }
     } else {
       Dropout(params.dropout, heads_before + tile.head).drop(p, warp_row, key, lane);
     }

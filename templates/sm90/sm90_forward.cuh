@@ -2,7 +2,12 @@
 #define FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
 
 #include <common/constants.cuh>
+#include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
+#include <common/mask.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -22,7 +27,9 @@ namespace fa::sm90 {
 using kernel::ForwardTile;
 using kernel::KvRange;
 using kernel::kWarpSize;
-using kernel::Sm90ForwardParams;
+
+template <class Config>
+using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Config>>;
 
 /// FlashAttention-3 forward on wgmma and the copy engine (Shah et al., 2024), as one stream of KV tiles: a producer
 /// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
@@ -31,10 +38,13 @@ using kernel::Sm90ForwardParams;
 /// tiles.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
-/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit.
+/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout
+/// (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
+  using Variant = kernel::VariantOf<Config>;
+  using Params = ForwardParamsOf<Config>;
 
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;
@@ -44,16 +54,30 @@ struct Forward {
   static constexpr int kQBuffers = Config::kQBuffers;
   static constexpr int kConsumers = kTileM / 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  // What the launch gives every thread, redistributed: 65,536 registers in all.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : 160;
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kPSteps = kTileN / 16;
+
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
+  static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
+  // What the launch gives every thread, redistributed: 65,536 registers, 512 for a thread of each warpgroup together.
+  static constexpr int kProducerRegisters = !kEmptyAside                 ? (kConsumers == 1   ? 56
+                                                                            : kConsumers == 2 ? 40
+                                                                                              : 32)
+                                            : kConsumers == 1            ? 96
+                                            : kConsumers == 3            ? 56
+                                            : kVarlen || kHeadDimV > 128 ? 80
+                                                                         : 64;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : (512 - kProducerRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kStages >= 2, "K runs a tile ahead of V");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
   using KTile = SwizzledTile<kTileN, kHeadDimQk>;
@@ -75,19 +99,21 @@ struct Forward {
   static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
   static constexpr int kBarrierOffset = kVOffset + kStages * VTile::kBytes;
   static constexpr int kJobOffset = kBarrierOffset + 256;
+  static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
+  static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
   static constexpr int kSharedBytes = kBarrierOffset + 1024;
 
-  const Sm90ForwardParams& p;
-  const kernel::ForwardParams& params;
+  const Params& p;
+  const kernel::ForwardParamsOf<Config>& params;
   const uint32_t shared = ptx::dynamic_shared();
-  const int row_count;
+  const int dense_rows;
   const int tiles;
 
-  FA_DEVICE explicit Forward(const Sm90ForwardParams& all)
+  FA_DEVICE explicit Forward(const Params& all)
       : p(all),
         params(all.base),
-        row_count(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
-        tiles(all.base.m_blocks * all.base.heads * all.base.b * all.base.splits) {}
+        dense_rows(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
+        tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kQBytes; }
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kKOffset + stage * KTile::kBytes; }
@@ -106,8 +132,7 @@ struct Forward {
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
-      if (ptx::thread_index() == 0) produce_q_and_k();
-      if (ptx::thread_index() == kWarpSize) produce_v();
+      produce();
     } else {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
@@ -131,32 +156,89 @@ struct Forward {
     ptx::fence_mbarrier_init();
   }
 
+  struct Nothing {};
+  using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kVarlen>::type;
+
   /// A query tile and the KV tiles it sees.
   struct Query {
     ForwardTile tile;
-    KvRange range;
+    KvRange range;  // with tile lists: of places in the list
     int kv_head;
     int head_in_group;  // 0 when query heads are packed
+    Sequence sequence;  // of a packed batch
   };
 
   FA_DEVICE int tile_index(int round) const { return tile_of_round(round, ptx::block_index(), ptx::block_count()); }
 
+  /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
+  FA_DEVICE const auto& lengths_of(const Query& query) const {
+    if constexpr (kVarlen) {
+      return query.sequence;
+    } else {
+      return static_cast<const kernel::ForwardParams&>(params);
+    }
+  }
+
+  /// (Packed) rows of a head.
+  FA_DEVICE int row_count(const Query& query) const {
+    if constexpr (!kVarlen) return dense_rows;
+    return Config::kPackGqa ? lengths_of(query).s_q * params.group : lengths_of(query).s_q;
+  }
+
+  /// Not so of the slots of a packed batch that have no tile.
+  FA_DEVICE bool has_rows(const Query& query) const {
+    if constexpr (!kVarlen) return true;
+    return query.tile.m_block >= 0 && query.tile.m_block * kTileM < row_count(query);
+  }
+
+  /// Called by whole warps where the batch is packed.
   FA_DEVICE Query query(int round) const {
     Query query;
-    query.tile = kernel::forward_tile<Config::kCausal>(params, tile_index(round));
+    if constexpr (kVarlen) {
+      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, tile_index(round));
+      query.sequence = kernel::sequence_of(params, query.tile.batch);
+    } else {
+      query.tile = kernel::forward_tile<Config::kCausal>(params, tile_index(round));
+    }
     const Rows rows{params.group, query.tile.head};
     const int first = query.tile.m_block * kTileM;
-    const int last = (first + kTileM < row_count ? first + kTileM : row_count) - 1;
-    query.range =
-        kernel::kv_range<Config::kCausal, kTileN>(params, rows.position(first), rows.position(last), query.tile.split);
+    const int end = row_count(query);
+    const int last = (first + kTileM < end ? first + kTileM : end) - 1;
+    if (has_rows(query)) {
+      query.range = visible(query, rows.position(first), rows.position(last));
+    } else {
+      query.range = {};
+    }
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
     return query;
   }
 
+  FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
+    if constexpr (kLists) {
+      return kernel::list_range(tile_list(query.tile), params.splits, query.tile.split);
+    } else if constexpr (kTwoSided) {
+      return kernel::variant_range<Config::kCausal, Variant, kTileN>(params, lengths_of(query), first_row, last_row,
+                                                                     query.tile.split);
+    } else {
+      return kernel::kv_range<Config::kCausal, kTileN>(lengths_of(query), first_row, last_row, query.tile.split);
+    }
+  }
+
+  FA_DEVICE const int32_t* tile_list(const ForwardTile& tile) const {
+    return kernel::tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block,
+                                         params.m_blocks);
+  }
+
+  /// The KV tile at a place of the range: of the tile list, where there is one.
+  FA_DEVICE int kv_tile(const Query& query, int place) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list(query.tile) + place);
+    return place;
+  }
+
   // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
   // has time.
-  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kJobOffset + 32 * buffer; }
+  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kJobOffset + kJobBytes * buffer; }
 
   FA_DEVICE void post(int buffer, const Query& query) const {
     const auto word = [&](int i, int value) {
@@ -170,79 +252,135 @@ struct Forward {
     word(5, query.range.end);
     word(6, query.kv_head);
     word(7, query.head_in_group);
+    if constexpr (kJobBytes > 32) {
+      word(8, query.range.plain_begin);
+      word(9, query.range.plain_end);
+    }
+    if constexpr (kVarlen) {
+      word(12, query.sequence.s_q);
+      word(13, query.sequence.s_kv);
+      word(14, query.sequence.diagonal);
+      word(15, query.sequence.first_row);
+    }
   }
 
   FA_DEVICE Query read(int buffer) const {
     const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
     const kernel::Chunk rest = ptx::ld_shared_chunk(job_shared(buffer) + 16);
     const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
-    return {{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
-            {word(rest, 0), 0, word(rest, 1)},
-            word(rest, 2),
-            word(rest, 3)};
+    Query query{{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
+                {word(rest, 0), 0, word(rest, 1)},
+                word(rest, 2),
+                word(rest, 3),
+                {}};
+    if constexpr (kTwoSided || kLists) {
+      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 32));
+      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 36));
+    }
+    if constexpr (kVarlen) {
+      const kernel::Chunk of_sequence = ptx::ld_shared_chunk(job_shared(buffer) + 48);
+      query.sequence.s_q = word(of_sequence, 0);
+      query.sequence.s_kv = word(of_sequence, 1);
+      query.sequence.diagonal = word(of_sequence, 2);
+      query.sequence.first_row = word(of_sequence, 3);
+      query.sequence.causal_shift = query.sequence.diagonal + params.causal_shift;
+    }
+    return query;
   }
 
-  // ---- producers: a thread for Q and K, and one for V
+  // ---- producers: a thread for Q and K, and one for V; their warps join in where sequences have to be found
 
-  FA_DEVICE void produce_q_and_k() const {
+  FA_DEVICE void produce() const {
+    if constexpr (kEmptyAside) {
+      const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
+      const int lane = ptx::thread_index() % kWarpSize;
+      if (warp == 0 && (kVarlen || lane == 0)) produce_q_and_k(lane == 0);
+      if (warp == 1 && (kVarlen || lane == 0)) produce_v(lane == 0);
+      if (warp == 2) store_empty(0, kTileM, lane);
+    } else {
+      if (ptx::thread_index() == 0) produce_q_and_k(true);
+      if (ptx::thread_index() == kWarpSize) produce_v(true);
+    }
+  }
+
+  FA_DEVICE void produce_q_and_k(bool leads) const {
     ptx::prefetch_tensor_map(p.map_q);
     ptx::prefetch_tensor_map(p.map_k);
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
-      if (job.range.begin >= job.range.end) continue;
+      if (!leads || job.range.begin >= job.range.end) continue;
       load_k(k_slot, job.range.end - 1, job);
       load_q(q_slot, job);
       for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
     }
+    if (!leads) return;
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
     post(q_slot.index, {});                                        // the end: no KV tile
     ptx::mbarrier_arrive(q_full(q_slot.index));
   }
 
-  FA_DEVICE void produce_v() const {
+  FA_DEVICE void produce_v(bool leads) const {
     ptx::prefetch_tensor_map(p.map_v);
     RingSlot<kStages> v_slot;
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
+      if (!leads) continue;
       for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
     }
   }
 
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int place, const Query& job) const {
+    const int n = kv_tile(job, place);
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+    if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
-    FA_UNROLL
-    for (int slab = 0; slab < KTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(k_shared(slot.index) + slab * KTile::kSlabBytes, p.map_k, k_full(slot.index),
-                       ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head, job.tile.batch);
-    }
+    load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, job);
     slot.advance();
   }
 
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int place, const Query& job) const {
+    const int n = kv_tile(job, place);
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
-    FA_UNROLL
-    for (int slab = 0; slab < VTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(v_shared(slot.index) + slab * VTile::kSlabBytes, p.map_v, v_full(slot.index),
-                       ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head, job.tile.batch);
-    }
+    load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, job);
     slot.advance();
   }
+
+  /// KV tile n of K or V, [tile_n, d]; zeros behind the last key.
+  template <class Tile>
+  FA_DEVICE void load_keys(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
+                           const Query& job) const {
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      if constexpr (kVarlen) {
+        const kernel::Sequence& keys = job.sequence;
+        ptx::tma_load_5d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
+                         kernel::kBoundedRows - keys.s_kv + n * kTileN, job.kv_head, keys.first_key + keys.s_kv,
+                         kernel::kBoundedRows);
+      } else {
+        ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
+                         n * kTileN, job.kv_head, job.tile.batch);
+      }
+    }
+  }
+
+  // The KV tile that a K buffer holds, for the consumers.
+  FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kListedOffset + 4 * stage; }
 
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& job) const {
     const ForwardTile& tile = job.tile;
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     post(slot.index, job);
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    const int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
+    int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
+    if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
       ptx::tma_load_5d(q_shared(slot.index) + slab * QTile::kSlabBytes, p.map_q, q_full(slot.index),
                        ptx::L2Policy::evict_first, slab * kSlabColumns, job.head_in_group, row, job.kv_head,
-                       tile.batch);
+                       kVarlen ? 0 : tile.batch);
     }
     slot.advance();
   }
@@ -252,8 +390,20 @@ struct Forward {
   /// A consumer's place in the stream of KV tiles.
   struct Cursor {
     Query query;
-    int n;  // KV tile
+    int n;       // place in the range
+    int listed;  // KV tile of that place, where there are tile lists
   };
+
+  /// The KV tile whose scores are in the making.
+  FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
+
+  /// Takes the KV tile's number from beside its K, which has landed.
+  FA_DEVICE void read_listed(Cursor& cursor, int stage) const {
+    if constexpr (kLists) {
+      cursor.listed = static_cast<int>(ptx::ld_shared_b32(listed_shared(stage)));
+      ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
+    }
+  }
 
   FA_DEVICE void consume(int consumer) const {
     const int lane = ptx::thread_index() % kWarpSize;
@@ -267,8 +417,8 @@ struct Forward {
     TrailingSoftmax softmax;
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
-    if constexpr (Config::kCausal || Config::kSplit) {
-      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
+    if constexpr (!kEmptyAside && (Config::kCausal || Config::kSplit)) {
+      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, 16, lane);
     }
 
     Cursor ahead;
@@ -276,6 +426,7 @@ struct Forward {
     if (Config::kTakeTurns && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
 
     ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
+    read_listed(ahead, k_slot.index);
     issue_scores(s, q_slot.index, consumer, k_slot.index);
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
@@ -283,6 +434,7 @@ struct Forward {
     k_slot.advance();
     finish_scores(s, ahead, warp_row, lane);
     softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+    drop(s, ahead, warp_row, lane);
     pack(probabilities, s);
 
     Query query = ahead.query;  // whose O is in the making
@@ -291,7 +443,7 @@ struct Forward {
     while (true) {
       const bool crosses = ahead.n == ahead.query.range.begin;
       if (crosses) {
-        finish_rows(softmax, inverse_sum, ahead.query.tile, warp_row, lane);
+        finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
         softmax = TrailingSoftmax();
         if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
         if (kStageO && staged) release_staged(q_slot.index, lane);
@@ -304,6 +456,7 @@ struct Forward {
       const int q_buffer = ptx::shfl(q_slot.index, 0);
       if (Config::kTakeTurns) ptx::barrier_sync(1 + consumer, 2 * kWarpgroup);  // my turn to feed the tensor cores
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
+      read_listed(ahead, k_slot.index);
       issue_scores(s, q_buffer, consumer, k_slot.index);
       ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
       issue_output(o, probabilities, v_slot.index, !first);
@@ -316,6 +469,7 @@ struct Forward {
       k_slot.advance();
       finish_scores(s, ahead, warp_row, lane);
       const bool rescale = softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+      drop(s, ahead, warp_row, lane);
       ptx::settle(softmax.sum[0], shared + kJobOffset);
       ptx::settle(softmax.sum[1], shared + kJobOffset);
       ptx::wgmma_wait<0>();
@@ -384,22 +538,98 @@ struct Forward {
     ptx::wgmma_commit();
   }
 
-  /// Scale (where it changes the order) and mask.
+  /// Score function, or scale where it changes the order; then the masks.
   FA_DEVICE void finish_scores(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    if constexpr (!Config::kPositiveScale) {
+    if constexpr (Variant::kScore) {
+      apply_score(s, cursor, warp_row, lane);
+    } else if constexpr (!Config::kPositiveScale) {
       FA_UNROLL
       for (int i = 0; i < kTileN / 2; ++i) s[i] *= params.scale_log2;
     }
+    if constexpr (Variant::kMask && !kLists) apply_mask(s, cursor, warp_row, lane);
+    if constexpr (kLists || kTwoSided) {
+      if (cursor.n >= cursor.query.range.plain_begin && cursor.n < cursor.query.range.plain_end) return;
+    }
+    if constexpr (kLists) apply_mask(s, cursor, warp_row, lane);
+    if constexpr (kTwoSided) {
+      hide_outside(s, cursor, warp_row, lane);
+    } else {
+      hide_behind(s, cursor, warp_row, lane);
+    }
+  }
+
+  /// Where element 0 of register pair r stands.
+  FA_DEVICE kernel::Place place(const Cursor& cursor, int warp_row, int r, int lane) const {
+    const Rows rows{params.group, cursor.query.tile.head};
+    const auto& lengths = lengths_of(cursor.query);
+    const int row = cursor.query.tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
+    const int position = kernel::inside(rows.position(row), lengths.s_q);
+    const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);
+    return {cursor.query.tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv,
+            params.variant.scale};
+  }
+
+  FA_DEVICE void apply_score(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      kernel::apply_score<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane),
+                                               [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; });
+    }
+  }
+
+  FA_DEVICE void apply_mask(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      kernel::apply_mask<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane),
+                                              [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; });
+    }
+  }
+
+  /// Hides keys before and behind bounds that grow from row to row.
+  FA_DEVICE void hide_outside(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
     const int row = cursor.query.tile.m_block * kTileM + warp_row;
-    const int first_key = cursor.n * kTileN;
+    const int first_key = kv_tile(cursor) * kTileN;
+    const auto begin_of = [&](int i) {
+      return kernel::keys_begin<Variant>(params, lengths, rows.position(row + i)) - first_key;
+    };
+    const auto end_of = [&](int i) {
+      return kernel::keys_end<Config::kCausal, Variant>(params, lengths, rows.position(row + i)) - first_key;
+    };
+    const int last_begin = begin_of(15);
+    const int first_end = end_of(0);
+    int begin[2], end[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      begin[r] = begin_of(lane / 4 + 8 * r) - 2 * (lane % 4);
+      end[r] = end_of(lane / 4 + 8 * r) - 2 * (lane % 4);
+    }
+    constexpr int kGroup = 4;  // n8 tiles that are tested, or found wholly visible, together
+    FA_UNROLL
+    for (int group = 0; group < kTileN / 8; group += kGroup) {
+      if (last_begin <= 8 * group && first_end >= 8 * (group + kGroup)) continue;
+      FA_UNROLL
+      for (int i = 4 * group; i < kTileN / 2 && i < 4 * (group + kGroup); ++i) {
+        const int key = i / 4 * 8 + i % 2;
+        if (key < begin[i / 2 % 2] || key >= end[i / 2 % 2]) s[i] = -kInfinity;
+      }
+    }
+  }
+
+  /// Hides keys from a limit on that grows from row to row.
+  FA_DEVICE void hide_behind(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    const auto& lengths = lengths_of(cursor.query);
+    const Rows rows{params.group, 0};
+    const int row = cursor.query.tile.m_block * kTileM + warp_row;
+    const int first_key = kv_tile(cursor) * kTileN;
     // The smallest limit of the warp's rows is that of its first.
-    const int first_limit = kernel::key_limit<Config::kCausal>(params, rows.position(row)) - first_key;
+    const int first_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row)) - first_key;
     if (first_limit >= kTileN) return;
     int limit[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      limit[r] = kernel::key_limit<Config::kCausal>(params, rows.position(row + lane / 4 + 8 * r)) - first_key -
+      limit[r] = kernel::key_limit<Config::kCausal>(lengths, rows.position(row + lane / 4 + 8 * r)) - first_key -
                  2 * (lane % 4);
     }
     constexpr int kGroup = 4;  // n8 tiles that are tested, or found wholly visible, together
@@ -413,7 +643,34 @@ struct Forward {
     }
   }
 
-  FA_DEVICE float softmax_scale_log2() const { return Config::kPositiveScale ? params.scale_log2 : 1.f; }
+  FA_DEVICE float softmax_scale_log2() const {
+    if constexpr (Variant::kScore) return Variant::kFactor * kernel::kLog2e;
+    return Config::kPositiveScale ? params.scale_log2 : 1.f;
+  }
+
+  /// Dropout of P, after the row sums have taken it whole.
+  FA_DEVICE void drop(S& s, const Cursor& cursor, int warp_row, int lane) const {
+    if constexpr (kDropout) {
+      const ForwardTile& tile = cursor.query.tile;
+      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+      const int first_row = tile.m_block * kTileM + warp_row;
+      const int first_key = kv_tile(cursor) * kTileN;
+      if constexpr (Config::kPackGqa) {
+        const Rows rows{params.group, tile.head};
+        const kernel::Dropout dropout(params.dropout, heads_before);
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int row = first_row + lane / 4 + 8 * r;
+          dropout.template drop_row<kTileN / 8>([&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; },
+                                                rows.position(row), rows.query_head(row), first_key, lane);
+        }
+      } else {
+        kernel::Dropout(params.dropout, heads_before + tile.head)
+            .template drop_block<kTileN / 8>([&](int n, int i) -> float& { return s[4 * n + i]; }, first_row, first_key,
+                                             lane);
+      }
+    }
+  }
 
   /// Accumulators become the A operand of the next product.
   FA_DEVICE static void pack(P& probabilities, const S& s) {
@@ -428,22 +685,34 @@ struct Forward {
     for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
   }
 
-  FA_DEVICE T* o_row(const ForwardTile& tile, const Rows& rows, int row) const {
-    return static_cast<T*>(params.o) + tile.batch * params.stride_o_b + rows.query_head(row) * params.stride_o_h +
-           rows.position(row) * params.stride_o_s;
+  FA_DEVICE T* o_row(const Query& query, const Rows& rows, int row) const {
+    return static_cast<T*>(params.o) + first_row(query, params.stride_o_b, params.stride_o_s) +
+           rows.query_head(row) * params.stride_o_h + rows.position(row) * params.stride_o_s;
+  }
+
+  /// Offset of the batch entry's first row.
+  FA_DEVICE int64_t first_row(const Query& query, int64_t stride_b, int64_t stride_s) const {
+    return kernel::offset_of_rows<kVarlen>(lengths_of(query), query.tile.batch, stride_b, stride_s);
   }
 
   /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
-  FA_DEVICE void finish_rows(TrailingSoftmax& softmax, float (&inverse_sum)[2], const ForwardTile& tile, int warp_row,
+  FA_DEVICE void finish_rows(TrailingSoftmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
                              int lane) const {
     softmax.finish();
-    const Rows rows{params.group, tile.head};
+    const Rows rows{params.group, query.tile.head};
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
-      const int row = tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
-      if ((Config::kSplit || params.lse != nullptr) && lane % 4 == 0 && row < row_count) {
-        ptx::st_global(lse_row(tile, rows, row), softmax.lse(r));
+      const int row = query.tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
+      [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink, which joins the splits once
+      if constexpr (Variant::kSink && !Config::kSplit) {
+        const float keys = softmax.lse(r);
+        whole = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(row)));
+        inverse_sum[r] *= kernel::weight_of(keys, whole);
+      }
+      if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
+      if ((Config::kSplit || params.lse != nullptr) && lane % 4 == 0 && row < row_count(query)) {
+        ptx::st_global(lse_row(query, rows, row), Variant::kSink && !Config::kSplit ? whole : softmax.lse(r));
       }
     }
   }
@@ -455,7 +724,7 @@ struct Forward {
     if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_direct(o, query.tile, query.tile.m_block * kTileM + warp_row, lane);
+      store_direct(o, query, query.tile.m_block * kTileM + warp_row, lane);
     }
   }
 
@@ -465,10 +734,10 @@ struct Forward {
     return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
   }
 
-  FA_DEVICE float* lse_row(const ForwardTile& tile, const Rows& rows, int row) const {
-    if constexpr (Config::kSplit) return params.partial_lse + partial_row(tile, rows, row);
-    return params.lse + tile.batch * params.stride_lse_b + rows.query_head(row) * params.stride_lse_h +
-           rows.position(row) * params.stride_lse_s;
+  FA_DEVICE float* lse_row(const Query& query, const Rows& rows, int row) const {
+    if constexpr (Config::kSplit) return params.partial_lse + partial_row(query.tile, rows, row);
+    return params.lse + first_row(query, params.stride_lse_b, params.stride_lse_s) +
+           rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
   }
 
   /// A warp's rows of O through the place of its rows of Q, by the copy engine.
@@ -499,8 +768,16 @@ struct Forward {
     if (lane == 0) {
       FA_UNROLL
       for (int slab = 0; slab < OTile::kSlabs; ++slab) {
-        ptx::tma_store_5d(p.map_o, q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128, slab * kSlabColumns,
-                          query.head_in_group, query.tile.m_block * kTileM + warp_row, query.kv_head, query.tile.batch);
+        const uint32_t source = q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128;
+        const int first_row = query.tile.m_block * kTileM + warp_row;
+        if constexpr (kVarlen) {
+          const kernel::Sequence& own = query.sequence;
+          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, kernel::kBoundedRows - own.s_q + first_row,
+                            query.tile.head, own.first_row + own.s_q, kernel::kBoundedRows);
+        } else {
+          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, query.head_in_group, first_row, query.kv_head,
+                            query.tile.batch);
+        }
       }
       ptx::tma_commit();
     }
@@ -513,22 +790,22 @@ struct Forward {
   }
 
   /// A warp's rows of O from registers: the result, or a split's part of it.
-  FA_DEVICE void store_direct(const O& o, const ForwardTile& tile, int first_row, int lane) const {
+  FA_DEVICE void store_direct(const O& o, const Query& query, int first_row, int lane) const {
     if constexpr (Config::kSplit) {
-      store_partial(o, tile, first_row, lane);
+      store_partial(o, query, first_row, lane);
     } else {
-      store_rows(o, tile, first_row, lane);
+      store_rows(o, query, first_row, lane);
     }
   }
 
   /// In float, for forward_combine.
-  FA_DEVICE void store_partial(const O& o, const ForwardTile& tile, int first_row, int lane) const {
-    const Rows rows{params.group, tile.head};
+  FA_DEVICE void store_partial(const O& o, const Query& query, int first_row, int lane) const {
+    const Rows rows{params.group, query.tile.head};
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      if (row >= row_count) continue;
-      float* const target = params.partial_o + partial_row(tile, rows, row) * kHeadDimV + 2 * (lane % 4);
+      if (row >= row_count(query)) continue;
+      float* const target = params.partial_o + partial_row(query.tile, rows, row) * kHeadDimV + 2 * (lane % 4);
       FA_UNROLL
       for (int j = 0; j < kHeadDimV / 8; ++j) {
         ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
@@ -539,13 +816,13 @@ struct Forward {
 
   /// Straight from registers: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that
   /// each stores 16 bytes.
-  FA_DEVICE void store_rows(const O& o, const ForwardTile& tile, int first_row, int lane) const {
-    const Rows rows{params.group, tile.head};
+  FA_DEVICE void store_rows(const O& o, const Query& query, int first_row, int lane) const {
+    const Rows rows{params.group, query.tile.head};
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      const bool inside = row < row_count;
-      T* const target = o_row(tile, rows, inside ? row : 0);
+      const bool inside = row < row_count(query);
+      T* const target = o_row(query, rows, inside ? row : 0);
       FA_UNROLL
       for (int j = 0; j + 4 <= kHeadDimV / 8; j += 4) {
         uint32_t words[4];
@@ -568,22 +845,25 @@ struct Forward {
     }
   }
 
-  /// This warp's rows of all query tiles that no key is visible to: O = 0, log-sum-exp = -inf.
-  FA_DEVICE void store_empty(int warp_row, int lane) const {
+  /// `count` rows from `first_row` on of all query tiles that no key is visible to: O = 0, log-sum-exp = -inf or the
+  /// sink's logit.
+  FA_DEVICE void store_empty(int first_row, int count, int lane) const {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
-      if (job.range.begin < job.range.end) continue;
-      TrailingSoftmax no_keys;
-      float inverse_sum[2];
-      finish_rows(no_keys, inverse_sum, job.tile, warp_row, lane);
-      O zeros = {};
-      store_direct(zeros, job.tile, job.tile.m_block * kTileM + warp_row, lane);
+      if (job.range.begin < job.range.end || !has_rows(job)) continue;
+      for (int warp_row = first_row; warp_row < first_row + count; warp_row += 16) {
+        TrailingSoftmax no_keys;
+        float inverse_sum[2];
+        finish_rows(no_keys, inverse_sum, job, warp_row, lane);
+        O zeros = {};
+        store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
+      }
     }
   }
 };
 
 template <class Config>
-FA_DEVICE void forward(const Sm90ForwardParams& params) {
+FA_DEVICE void forward(const ForwardParamsOf<Config>& params) {
   Forward<Config>(params).run();
 }
 

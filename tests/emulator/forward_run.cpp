@@ -22,9 +22,8 @@ namespace {
 
 using fa::DType;
 using fa::TensorView;
-using fa::kernel::ForwardParams;
 using fa::kernel::ForwardVariantParams;
-using fa::kernel::Sm90ForwardParams;
+using fa::kernel::Sm90ForwardVariantParams;
 using fa::test::AttentionCase;
 using fa::test::AttentionInputs;
 using fa::test::AttentionOutputs;
@@ -70,16 +69,6 @@ TensorView view_of(const Placed& t, const HostTensor& tensor) {
   return view;
 }
 
-Sm90ForwardParams with_maps(const ForwardParams& params, const fa::plan::Sm90ForwardMaps& maps) {
-  Sm90ForwardParams result{};
-  result.base = params;
-  encode(result.map_q, maps.q);
-  encode(result.map_k, maps.k);
-  encode(result.map_v, maps.v);
-  encode(result.map_o, maps.o);
-  return result;
-}
-
 void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
   b = t.stride_b;
   h = t.stride_h;
@@ -87,6 +76,16 @@ void set_strides(const Placed& t, std::int64_t& b, std::int64_t& h, std::int64_t
 }
 
 }  // namespace
+
+Sm90ForwardVariantParams with_maps(const ForwardVariantParams& params, const fa::plan::Sm90ForwardMaps& maps) {
+  Sm90ForwardVariantParams result{};
+  result.base = params;
+  encode(result.map_q, maps.q);
+  encode(result.map_k, maps.k);
+  encode(result.map_v, maps.v);
+  encode(result.map_o, maps.o);
+  return result;
+}
 
 void PrintTo(const ForwardCase& c, std::ostream* out) {
   constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
@@ -153,7 +152,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   options.threads = attention.threads;
   options.shared_bytes = fa::plan::shared_bytes(c.spec);
   if (sm90) {
-    const Sm90ForwardParams all = with_maps(
+    const Sm90ForwardVariantParams all = with_maps(
         params,
         fa::plan::sm90_forward_maps(
             {view_of(q, inputs.q), view_of(k, inputs.k), view_of(v, inputs.v), view_of(o, outputs.o), {}}, c.spec));

@@ -1,12 +1,14 @@
 #include "emulator/packed_run.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <ostream>
 #include <span>
 #include <stdexcept>
 #include <utility>
 
+#include "emulator/forward_run.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
@@ -27,6 +29,8 @@ using fa::test::AttentionGradients;
 using fa::test::AttentionInputs;
 using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
+
+constexpr int kBlocks = 3;  // of a persistent grid
 
 TensorView view_of(const Placed& t, const HostTensor& tensor) {
   TensorView view = tensor.view();
@@ -114,6 +118,14 @@ class Call {
     return view_of(t, tensor);
   }
 
+  /// Q, of which the copy engine brings whole tiles.
+  TensorView query_input(const HostTensor& tensor) {
+    if (spec_.family != fa::Family::sm90) return input("q", tensor, false);
+    const Placed t = place_input(memory_, "q", tensor, Placement::bshd, spec_.aligned);
+    poison_padding(t);
+    return view_of(t, tensor);
+  }
+
   TensorView output(const char* name, HostTensor& tensor, bool keys, float padding = 0) {
     const Placed t = place_output(memory_, name, tensor, Placement::bshd, spec_.aligned);
     if (!c_.clear) forbid_padding(t, keys);
@@ -156,6 +168,14 @@ class Call {
     HostTensor* tensor;
     bool keys;
   };
+
+  /// Of what may be read, but must not have a part in any result.
+  void poison_padding(const Placed& t) {
+    if (!c_.sequences || !c_.trust) return;
+    for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      if (!rows_[static_cast<std::size_t>(s)]) std::memset(t.row(b, h, s), 0xff, t.row_bytes);  // NaNs
+    });
+  }
 
   void forbid_padding(const Placed& t, bool keys) {
     if (!c_.sequences || !c_.trust) return;
@@ -227,7 +247,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   AttentionOutputs outputs = fa::test::make_outputs(c.attention);
   Call call(spec, c);
   fa::plan::ForwardTensors tensors;
-  tensors.q = call.input("q", inputs.q, false);
+  tensors.q = call.query_input(inputs.q);
   tensors.k = call.input("k", inputs.k, true);
   tensors.v = call.input("v", inputs.v, true);
   tensors.o = call.output("o", outputs.o, false);
@@ -236,7 +256,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, false).tensors();
   const Problem problem = problem_of(spec, c);
   fa::plan::ForwardLaunch launch = fa::plan::forward_launch(
-      problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, spec, 1, call.variants());
+      problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, spec, kBlocks, call.variants());
   const std::int64_t rows = c.attention.b * c.attention.h_q * c.attention.s_q;
   if (spec.split) {
     const auto partials = static_cast<std::size_t>(rows * c.splits);
@@ -246,7 +266,13 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
         reinterpret_cast<float*>(call.memory().add_output("partial_lse", partials * sizeof(float)));
   }
   if (variant) run_mask_tiles(call.memory(), problem, spec, launch.params.variant, 1);
-  call.run(spec, launch.grid, &launch.params);
+  if (spec.family == fa::Family::sm90) {
+    const fa::kernel::Sm90ForwardVariantParams all =
+        with_maps(launch.params, fa::plan::sm90_forward_maps(tensors, spec));
+    call.run(spec, launch.grid, &all);
+  } else {
+    call.run(spec, launch.grid, &launch.params);
+  }
   if (spec.split) {
     const KernelSpec combine = combine_spec(spec);
     call.run(combine, (rows + combine.warps - 1) / combine.warps, &launch.params);

@@ -13,6 +13,7 @@ struct ForwardShape {
   int d_qk, d_v, tile_m, warps, tile_n, stages;
   bool varlen, dropout, causal, pack_gqa = false, split = false, aligned = true, q_in_registers = false;
   int loop_bodies = 1;
+  int q_buffers = 0;  // of an sm90 kernel
 };
 
 constexpr ForwardShape kForward[] = {
@@ -81,6 +82,53 @@ constexpr ForwardShape kForward[] = {
      .dropout = true,
      .causal = false,
      .aligned = false},
+    {.dtype = DType::bf16,
+     .d_qk = 64,
+     .d_v = 64,
+     .tile_m = 64,
+     .warps = 8,
+     .tile_n = 32,
+     .stages = 2,
+     .varlen = true,
+     .dropout = true,
+     .causal = true,
+     .q_buffers = 2},
+    {.dtype = DType::f16,
+     .d_qk = 40,
+     .d_v = 128,
+     .tile_m = 128,
+     .warps = 12,
+     .tile_n = 48,
+     .stages = 3,
+     .varlen = true,
+     .dropout = false,
+     .causal = false,
+     .q_buffers = 2},
+    {.dtype = DType::f16,
+     .d_qk = 128,
+     .d_v = 64,
+     .tile_m = 192,
+     .warps = 16,
+     .tile_n = 32,
+     .stages = 2,
+     .varlen = true,
+     .dropout = true,
+     .causal = true,
+     .pack_gqa = true,
+     .q_buffers = 1},
+    {.dtype = DType::bf16,
+     .d_qk = 8,
+     .d_v = 64,
+     .tile_m = 64,
+     .warps = 8,
+     .tile_n = 32,
+     .stages = 2,
+     .varlen = false,
+     .dropout = true,
+     .causal = false,
+     .pack_gqa = true,
+     .split = true,
+     .q_buffers = 1},
 };
 
 struct BackwardShape {
@@ -179,6 +227,12 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.aligned = shape.aligned;
   spec.q_in_registers = shape.q_in_registers;
   spec.loop_bodies = shape.loop_bodies;
+  if (shape.q_buffers == 0) return spec;
+  spec.family = fa::Family::sm90;
+  spec.arch = {9, 0, 'a'};
+  spec.q_buffers = shape.q_buffers;
+  spec.softmax_chunks = 2;
+  spec.take_turns = shape.tile_m > 64;
   return spec;
 }
 

@@ -185,6 +185,8 @@ TEST(Varlen, WrongLengthsStayInBounds) {
   };
   run(&packed_forward_specs()[0], nullptr);
   run(&packed_forward_specs()[3], nullptr);
+  run(&packed_forward_specs()[6], nullptr);
+  run(&packed_forward_specs()[8], nullptr);
   run(nullptr, &packed_backward_specs()[0]);
   run(nullptr, &packed_backward_specs()[2]);
 }

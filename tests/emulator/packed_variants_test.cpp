@@ -110,8 +110,7 @@ void expect_near(const std::string& name, const std::vector<float>& actual, cons
 }
 
 /// `c.variant` is set. Returns what the kernels made of the inputs.
-AttentionOutputs expect_forward(const VariantKernels& kernels, const PackedCase& c) {
-  const fa::plan::KernelSpec spec = variant_specs(kernels).forward;
+AttentionOutputs expect_forward(const VariantKernels& kernels, const fa::plan::KernelSpec& spec, const PackedCase& c) {
   EXPECT_EQ(spec.varlen, kernels.varlen);
   EXPECT_EQ(spec.dropout, kernels.dropout);
   SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c) + ", " + testing::PrintToString(*c.variant));
@@ -160,10 +159,25 @@ TEST_P(PackedVariants, ForwardAndBackwardMatchTheReference) {
     PackedCase c = make_case(kernels, batch);
     const VariantCase variant = make_variant(kernels, c);
     c.variant = &variant;
-    expect_forward(kernels, c);
+    expect_forward(kernels, variant_specs(kernels).forward, c);
     expect_backward(kernels, c, make_data(c));
   }
 }
+
+class HopperPackedVariants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(HopperPackedVariants, ForwardMatchesTheReference) {
+  const VariantKernels& kernels = hopper_packed_variant_kernels()[GetParam()];
+  for (std::size_t batch = 0; batch < kBatches; ++batch) {
+    PackedCase c = make_case(kernels, batch);
+    const VariantCase variant = make_variant(kernels, c);
+    c.variant = &variant;
+    expect_forward(kernels, hopper_variant_specs(kernels).forward, c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperPackedVariants,
+                         testing::Range<std::size_t>(0, hopper_packed_variant_kernels().size()));
 
 PackedCase case_of(const VariantKernels& kernels, const fa::test::RandomProblem& problem) {
   PackedCase c;
@@ -191,7 +205,8 @@ TEST_P(RandomVariants, MatchTheReference) {
   PackedCase c = case_of(kernels, problem);
   c.variant = &variant;
   BackwardData data = make_data(c);
-  data.outputs = expect_forward(kernels, c);  // as a program has them: with the same tanh
+  data.outputs =
+      expect_forward(kernels, variant_specs(kernels).forward, c);  // as a program has them: with the same tanh
   expect_backward(kernels, c, data);
 }
 

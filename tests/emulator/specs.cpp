@@ -249,7 +249,18 @@ std::vector<KernelSpec> all_variant_specs() {
     add(fa::plan::mask_tiles_spec(variant.backward));
     if (kernels.deterministic) add(fa::plan::mask_tiles_spec(variant.dq));
   }
-  for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(kArch, dtype));
+  std::vector<VariantKernels> hopper = hopper_variant_kernels();
+  hopper.insert(hopper.end(), hopper_packed_variant_kernels().begin(), hopper_packed_variant_kernels().end());
+  for (const VariantKernels& kernels : hopper) {
+    const VariantSpecs variant = hopper_variant_specs(kernels);
+    add(variant.forward);
+    if (variant.forward.split) add(variant.combine);
+    if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
+    add(fa::plan::mask_tiles_spec(variant.forward));
+  }
+  for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
+    for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
+  }
   return unique;
 }
 

@@ -103,17 +103,17 @@ TensorBox::TensorBox(TensorShape shape, std::array<int, 5> at) : shape_(std::mov
   const std::int64_t last = std::clamp<std::int64_t>(std::int64_t{at[0]} + shape_.box[0], 0, inner);
   for (std::uint64_t i = 0; i < count; ++i) {
     Row row;
-    const auto* source = static_cast<const std::byte*>(shape_.base) + first * element;
+    std::uint64_t source = reinterpret_cast<std::uintptr_t>(shape_.base) + static_cast<std::uint64_t>(first) * element;
     bool inside = last > first;
     std::uint64_t rest = i;
     for (std::size_t axis = 1; axis < shape_.dims.size(); ++axis) {
       const std::int64_t c = at[axis] + static_cast<std::int64_t>(rest % shape_.box[axis]);
       rest /= shape_.box[axis];
       inside = inside && c >= 0 && c < static_cast<std::int64_t>(shape_.dims[axis]);
-      if (inside) source += c * static_cast<std::int64_t>(shape_.strides[axis - 1]);
+      if (inside) source += static_cast<std::uint64_t>(c) * shape_.strides[axis - 1];  // addresses have 64 bits
     }
     if (inside) {
-      row = {source, static_cast<std::uint32_t>(first - at[0]) * element,
+      row = {reinterpret_cast<const std::byte*>(source), static_cast<std::uint32_t>(first - at[0]) * element,
              static_cast<std::uint32_t>(last - first) * element};
     }
     rows_.push_back(row);

@@ -25,7 +25,17 @@ AttentionCase attention(DType dtype, std::int64_t d_qk, std::int64_t d_v, bool c
 }
 
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
-constexpr std::int64_t kAnyLength = 100;
+
+fa::AttentionShape any_shape() {
+  constexpr std::int64_t kAnyLength = 100;
+  return {.b = 1,
+          .h_q = 2,
+          .h_kv = 1,
+          .s_q = kAnyLength,
+          .s_kv = kAnyLength,
+          .total_q = kAnyLength,
+          .total_kv = kAnyLength};
+}
 
 }  // namespace
 
@@ -82,6 +92,40 @@ const std::vector<VariantKernels>& random_variant_kernels() {
   return list;
 }
 
+const std::vector<VariantKernels>& hopper_variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"softcap_bias", attention(DType::bf16, 24, 24, true)},
+      {"alibi", attention(DType::f16, 16, 8, false), true, 3},
+      {"learned", attention(DType::bf16, 8, 16, false), false, 2},
+      {"bias", attention(DType::f16, 16, 16, true), false, 1, 2},
+      {"strided", attention(DType::f16, 16, 16, false, -0.4f), false, 1, 1},
+      {"by_head", attention(DType::f16, 16, 16, true), true, 2},
+      {"documents", attention(DType::bf16, 16, 16, false), false, 1, 2},
+      {"prefix", attention(DType::bf16, 16, 16, false)},
+      {"window", attention(DType::bf16, 64, 16, true), false, 1, 2},
+      {"two_sided", attention(DType::bf16, 16, 16, false), false, 2},
+      {"chunked", attention(DType::f16, 16, 16, false), true, 1},
+      {"sink", attention(DType::bf16, 16, 16, true), false, 1, 2},
+      {"window_sink", attention(DType::f16, 16, 8, true), true, 2},
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
+      {"everything", attention(DType::f16, 16, 16, false), true, 3},
+  };
+  return list;
+}
+
+const std::vector<VariantKernels>& hopper_packed_variant_kernels() {
+  static const std::vector<VariantKernels> list{
+      {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2, false, true, true},
+      {"bias", attention(DType::f16, 8, 16, false), true, 1, 1, false, true, true},
+      {"softcap_bias", attention(DType::f16, 16, 8, true), false, 2, 1, false, false, true},
+      {"window_sink", attention(DType::bf16, 8, 8, true), true, 1, 1, false, true, true},
+      {"prefix", attention(DType::bf16, 16, 16, false), false, 1, 2, false, true, false},
+      {"chunked", attention(DType::bf16, 16, 16, true), false, 1, 1, false, true, false},
+      {"ahead", attention(DType::f16, 16, 8, false, -0.4f), false, 1, 2, false, true, true},
+  };
+  return list;
+}
+
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
   if (kernels.own) return {attention, *kernels.own};
   // Gradients of captures have no place in a deterministic backward.
@@ -94,16 +138,24 @@ fa::test::VariantCase variant_case(const VariantKernels& kernels, const Attentio
   return c;
 }
 
+VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
+  const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
+  fa::KernelOverride forward;
+  forward.family = fa::Family::sm90;
+  forward.tile_m = kernels.pack_gqa ? 192 : kernels.loop_bodies == 2 ? 128 : 64;  // groups of 2 and of 3
+  forward.tile_n = 32;
+  forward.stages = 2;
+  forward.q_buffers = kernels.loop_bodies;
+  forward.pack_gqa = kernels.pack_gqa;
+  forward.splits = kernels.splits;
+  const fa::plan::ForwardPlan planned =
+      plan_forward(fa::api::make_problem(c.config, any_shape(), {9, 0, 'a'}, &c.functions.variants), forward);
+  return {planned.kernel, planned.combine, {}, {}, {}};
+}
+
 VariantSpecs variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
-  const fa::AttentionShape shape{.b = 1,
-                                 .h_q = 2,
-                                 .h_kv = 1,
-                                 .s_q = kAnyLength,
-                                 .s_kv = kAnyLength,
-                                 .total_q = kAnyLength,
-                                 .total_kv = kAnyLength};
-  const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, kArch, &c.functions.variants);
+  const fa::plan::Problem problem = fa::api::make_problem(c.config, any_shape(), kArch, &c.functions.variants);
   fa::KernelOverride forward;
   forward.tile_m = 32;
   forward.tile_n = 32;

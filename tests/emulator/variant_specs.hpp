@@ -34,6 +34,10 @@ constexpr std::size_t kRandomEmulated = 20;
 const std::vector<VariantKernels>& random_variant_kernels();
 const std::vector<std::size_t>& emulated_random_kernels();
 
+/// Those whose forward kernel is of the sm90 family; loop_bodies counts its Q buffers. They have no backward.
+const std::vector<VariantKernels>& hopper_variant_kernels();
+const std::vector<VariantKernels>& hopper_packed_variant_kernels();
+
 /// The configuration of an entry for a case, which its kernels serve whatever the lengths are.
 fa::test::VariantCase variant_case(const VariantKernels& kernels, const fa::test::AttentionCase& attention);
 
@@ -43,6 +47,7 @@ struct VariantSpecs {
   fa::plan::KernelSpec forward, combine, backward, dq, sink;
 };
 VariantSpecs variant_specs(const VariantKernels& kernels);
+VariantSpecs hopper_variant_specs(const VariantKernels& kernels);
 
 }  // namespace emulator
 

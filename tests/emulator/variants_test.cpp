@@ -89,6 +89,14 @@ ForwardCase forward_case(const VariantKernels& kernels, const Launch& launch, co
   return c;
 }
 
+ForwardCase hopper_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
+  ForwardCase c = forward_case(kernels, launch, variant);
+  c.spec = hopper_variant_specs(kernels).forward;
+  c.blocks = 3;
+  if (c.placement == Placement::padded) c.placement = Placement::gaps;
+  return c;
+}
+
 BackwardCase backward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {
   const VariantSpecs specs = variant_specs(kernels);
   BackwardCase c;
@@ -107,12 +115,10 @@ class Variants : public testing::TestWithParam<std::tuple<std::size_t, std::size
   const Launch& launch() const { return kAllLaunches[std::get<1>(GetParam())]; }
 };
 
-TEST_P(Variants, ForwardMatchesTheReference) {
-  const VariantCase variant = make_case(kernels(), launch());
-  const ForwardCase c = forward_case(kernels(), launch(), variant);
+void expect_forward_matches(const ForwardCase& c) {
   SCOPED_TRACE(testing::PrintToString(c));
   const fa::test::AttentionInputs inputs = make_inputs(c);
-  const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+  const AttentionOutputs expected = fa::test::reference_f64(*c.variant, inputs);
   AttentionOutputs first;
   ASSERT_NO_THROW(first = run_forward(c, inputs, kernels_of(c), 1));
   expect_near("o", first.o, expected.o, 1, c.attention.dtype);
@@ -122,6 +128,24 @@ TEST_P(Variants, ForwardMatchesTheReference) {
   EXPECT_EQ(again.o.bytes(), first.o.bytes()) << "O depends on the schedule";
   EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule";
 }
+
+TEST_P(Variants, ForwardMatchesTheReference) {
+  const VariantCase variant = make_case(kernels(), launch());
+  expect_forward_matches(forward_case(kernels(), launch(), variant));
+}
+
+class HopperVariants : public testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {};
+
+TEST_P(HopperVariants, ForwardMatchesTheReference) {
+  const VariantKernels& kernels = hopper_variant_kernels()[std::get<0>(GetParam())];
+  const Launch& launch = kAllLaunches[std::get<1>(GetParam())];
+  const VariantCase variant = make_case(kernels, launch);
+  expect_forward_matches(hopper_case(kernels, launch, variant));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperVariants,
+                         testing::Combine(testing::Range<std::size_t>(0, hopper_variant_kernels().size()),
+                                          testing::Range<std::size_t>(0, kLaunches)));
 
 TEST_P(Variants, BackwardMatchesTheReference) {
   const VariantCase variant = make_case(kernels(), launch());

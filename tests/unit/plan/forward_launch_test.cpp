@@ -77,14 +77,17 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   p.total_q = 1000;
   p.total_kv = 1500;
   const KernelSpec spec = plan_forward(p, {}).kernel;
-  EXPECT_EQ(spec.family, Family::sm80);
+  EXPECT_EQ(spec.family, Family::sm90);
   EXPECT_TRUE(spec.varlen);
   const std::int32_t cu[3] = {0, 500, 1000};
   PackedArgs variants;
   variants.sequences.cu_q = variants.sequences.cu_kv = cu;
   const ForwardLaunch launch = forward_launch(p, call.tensors, 0.5, 1, spec, 132, variants);
   EXPECT_EQ(launch.params.m_blocks, 1000 / spec.tile_m + 2);
-  EXPECT_EQ(launch.grid, std::int64_t{launch.params.m_blocks} * 8);
+  EXPECT_EQ(launch.tiles, std::int64_t{launch.params.m_blocks} * 8);
+  EXPECT_EQ(launch.grid, std::min<std::int64_t>(launch.tiles, 132));
+  const KernelSpec sm80 = plan_forward(p, {.family = Family::sm80}).kernel;
+  EXPECT_EQ(forward_launch(p, call.tensors, 0.5, 1, sm80, 132, variants).grid, (1000 / sm80.tile_m + 2) * 8);
   EXPECT_EQ(launch.params.sequences.cu_q, cu);
   EXPECT_EQ(launch.params.sequences.total_q, 1000);
   EXPECT_EQ(launch.params.sequences.total_kv, 1500);
@@ -124,6 +127,34 @@ TEST(ForwardMaps, DescribeTheTensors) {
   KernelSpec packed = spec;
   packed.pack_gqa = true;
   EXPECT_EQ(sm90_forward_maps(call.tensors, packed).q.box, (Box{64, 4, 32, 1, 1}));
+}
+
+// The row of a sequence, and what lies behind its end.
+TEST(ForwardMaps, OfAPackedBatchEndWithEverySequence) {
+  Call call = some_call();
+  call.problem.varlen = true;
+  call.problem.total_q = 300;
+  call.problem.total_kv = 500;
+  for (TensorView* view : {&call.tensors.q, &call.tensors.k, &call.tensors.v, &call.tensors.o}) view->shape[0] = 1;
+  const Sm90ForwardMaps maps = sm90_forward_maps(call.tensors, plan_forward(call.problem, {}).kernel);
+  for (const TensorMapSpec& map : {maps.k, maps.v, maps.o}) {
+    ASSERT_EQ(map.rank, 5);
+    EXPECT_EQ(map.sizes[1], std::uint64_t{1} << 30);
+    const auto address = [&](std::uint64_t first, std::uint64_t count, std::uint64_t row) {
+      const std::uint64_t billion = std::uint64_t{1} << 30;
+      EXPECT_LT(first + count, map.sizes[3]);
+      EXPECT_LT(billion, map.sizes[4]);
+      return (billion - count + row) * map.strides[0] + (first + count) * map.strides[2] + billion * map.strides[3];
+    };
+    EXPECT_EQ(address(0, 1, 0), 0U);
+    EXPECT_EQ(address(17, 200, 3), 20 * map.strides[0]);
+    EXPECT_EQ(address(0, 300, 299), 299 * map.strides[0]);
+    for (const std::uint64_t stride : map.strides) EXPECT_TRUE(stride % 16 == 0 && stride < std::uint64_t{1} << 40);
+  }
+  EXPECT_TRUE(sm90_forward_describable(call.tensors, true));
+  call.tensors.v.strides[2] = std::int64_t{1} << 34;  // 2^35 bytes
+  EXPECT_TRUE(sm90_forward_describable(call.tensors));
+  EXPECT_FALSE(sm90_forward_describable(call.tensors, true));
 }
 
 // What is not walked along may have any stride.

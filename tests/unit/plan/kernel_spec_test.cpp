@@ -65,7 +65,7 @@ const std::vector<Operation>& operations() {
                      "min_blocks"}},
       {Op::forward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "tile_m", "tile_n", "stages", "q_buffers",
-        "softmax_chunks", "take_turns", "pack_gqa", "split", "variants", "min_blocks"},
+        "softmax_chunks", "take_turns", "pack_gqa", "split", "varlen", "dropout", "variants", "min_blocks"},
        Family::sm90},
       {Op::combine, {"arch", "dtype", "d_v", "warps", "variants"}},
       {Op::backward, {"family",   "arch",       "dtype",    "d_qk",   "d_v",

@@ -239,17 +239,29 @@ TEST(Choice, HopperServesWhatTheCopyEngineCan) {
   EXPECT_EQ(family([](Problem&) {}, {.tile_n = 64}), Family::sm90);
 }
 
-TEST(Choice, VariantsRunOnSm80) {
+TEST(Choice, HopperServesVariantsToo) {
   Problem p = shaped(2, 16, 8, 4096, 4096);
-  EXPECT_EQ(choose(p, {}).family, Family::sm90);
   p.dropout = true;
-  EXPECT_EQ(choose(p, {}).family, Family::sm80);
-  EXPECT_EQ(choose(p, {.family = Family::sm90}).family, Family::sm80);
+  EXPECT_EQ(choose(p, {}).family, Family::sm90);
+  EXPECT_EQ(choose(p, {.family = Family::sm80}).family, Family::sm80);
   EXPECT_TRUE(plan_forward(p, {}).kernel.dropout);
   p.dropout = false;
   p.varlen = true;
   p.total_q = p.total_kv = 8192;
+  EXPECT_EQ(choose(p, {}).family, Family::sm90);
+  EXPECT_TRUE(plan_forward(p, {}).kernel.varlen);
+  p.total_kv = (std::int64_t{1} << 30) + 1;  // rows that bounded maps cannot number
   EXPECT_EQ(choose(p, {}).family, Family::sm80);
+  p.varlen = false;
+  p.positive_scale = false;
+  Variants variants;
+  variants.mask = "q>kv";
+  p.variants = &variants;
+  EXPECT_EQ(plan_forward(p, {}).kernel.family, Family::sm90);
+  EXPECT_EQ(plan_forward(p, {}).kernel.variants, variants);
+  EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);
+  variants.score = "score+1.0";
+  EXPECT_TRUE(plan_forward(p, {}).kernel.positive_scale) << "a function sees scaled scores";
 }
 
 /// The longest sequence decides on tiles, and where it is not known twice the mean; nothing is split.
