@@ -152,7 +152,7 @@ struct Backward {
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
-      if (ptx::thread_index() < (kVarlen ? kWarpSize : 1)) produce();
+      if (kVarlen ? ptx::thread_index() < kWarpSize : ptx::thread_index() == 0) produce();
     } else {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
