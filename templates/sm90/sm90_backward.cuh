@@ -250,6 +250,12 @@ struct Backward {
     if constexpr (kLists) return ptx::ld_global_nc(tile_list(job.tile) + index);
     return index;
   }
+  /// With the tile in the place of its index.
+  FA_DEVICE Query located(const Job& job, const Query& query) const {
+    Query at = query;
+    if constexpr (kLists) at.m_block = query_tile(job, query.m_block);
+    return at;
+  }
 
   /// Of a row of the statistics.
   FA_DEVICE int64_t row_index(const Job& job, const Query& query) const {
@@ -330,30 +336,24 @@ struct Backward {
     ptx::mbarrier_arrive(job_full(slot));
   }
 
-  /// The job of a tile of the grid, of which a packed batch has some without keys. Called by a whole warp.
+  /// The job of a tile of the grid, of which a packed batch has some without keys. Called by a whole warp there.
   FA_DEVICE Job find_job(int round) const {
-    Job job;
-    job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round), params.n_blocks, params.h_kv);
-    job.lengths = kernel::backward_entry<true, kTileM>(params, job.tile.batch);
-    job.steps = steps_of(job.tile, job.lengths);
-    return job;
+    if constexpr (kVarlen) {
+      Job job;
+      job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      job.lengths = kernel::backward_entry<true, kTileM>(params, job.tile.batch);
+      job.steps = steps_of(job.tile, job.lengths);
+      return job;
+    } else {
+      return job(round);
+    }
   }
 
-  /// Where a tensor map has the first row, or key, of a job.
-  FA_DEVICE int first_mapped_row(const Job& job) const {
-    if constexpr (kVarlen) return job.lengths.first_row;
-    return 0;
-  }
-  FA_DEVICE int first_mapped_key(const Job& job) const {
-    if constexpr (kVarlen) return job.lengths.first_key;
-    return 0;
-  }
-  FA_DEVICE int mapped_batch(const Job& job) const { return kVarlen ? 0 : job.tile.batch; }
-
-  /// Bytes of a query tile's row statistics: of a packed batch there are no more than the sequence has.
-  FA_DEVICE int stats_bytes(const Job& job, const Query& query) const {
-    if constexpr (kVarlen) return 4 * kernel::minimum(kTileM, job.lengths.padded_rows - query.m_block * kTileM);
-    return kStatsBytes;
+  /// Tells them that there are no more.
+  FA_DEVICE void tell_end(int count) const {
+    Job none = {};
+    none.tile.block = -1;
+    tell(none, count);
   }
 
   // ---- producer: one thread, or one warp, whose first thread starts the copies
@@ -365,72 +365,81 @@ struct Backward {
     ptx::prefetch_tensor_map(p.map_dout);
     RingSlot<kStages> slot;
     uint32_t parity = 0;
-    if constexpr (kVarlen) {
-      int count = 0;
-      for (int round = 0; tile_index(round) < tiles; ++round) {
-        const Job work = find_job(round);
+    [[maybe_unused]] int count = 0;  // of jobs told
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Job work = find_job(round);
+      if constexpr (kVarlen) {
         if (work.first_key() < 0 || work.first_key() >= work.lengths.s_kv) continue;  // a slot without a tile
-        if (ptx::thread_index() == 0) {
-          tell(work, count);
-          if (work.has_steps()) load_job(work, slot, parity);
-        }
+        if (ptx::thread_index() == 0) tell(work, count);
         ++count;
+        if (ptx::thread_index() != 0) continue;
       }
-      Job none = {};
-      none.tile.block = -1;
-      if (ptx::thread_index() == 0) tell(none, count);
-    } else {
-      for (int round = 0; tile_index(round) < tiles; ++round) {
-        const Job work = job(round);
-        if (work.has_steps()) load_job(work, slot, parity);
+      if (work.steps.begin >= work.steps.end) continue;
+      Query query(work, stop(work), params.group);
+      for (int step = work.steps.begin; step < work.steps.end; ++step) {
+        const Query at = located(work, query);
+        ptx::mbarrier_wait(step_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+        load_q(slot.index, work, at);
+        if (step == work.steps.begin) {
+          ptx::mbarrier_wait(k_empty(), parity ^ 1);  // the last tile is through with it
+          load_keys<KTile>(k_shared(), p.map_k, k_full(), work);
+        }
+        load_dout(slot.index, work, at);
+        if (step == work.steps.begin) {
+          ptx::mbarrier_wait(v_empty(), parity ^ 1);  // the last tile is through with it
+          load_keys<VTile>(v_shared(), p.map_v, v_full(), work);
+          parity ^= 1;
+        }
+        slot.advance();
+        query.advance(work, stop(work));
       }
     }
-  }
-
-  FA_DEVICE void load_job(const Job& work, RingSlot<kStages>& slot, uint32_t& parity) const {
-    Query query(work, stop(work), params.group);
-    for (int step = work.steps.begin; step < work.steps.end; ++step) {
-      Query at = query;
-      at.m_block = query_tile(work, query.m_block);
-      ptx::mbarrier_wait(step_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-      load_q(slot.index, work, at);
-      if (step == work.steps.begin) {
-        ptx::mbarrier_wait(k_empty(), parity ^ 1);  // the last tile is through with it
-        load_keys<KTile>(k_shared(), p.map_k, k_full(), work);
-      }
-      load_dout(slot.index, work, at);
-      if (step == work.steps.begin) {
-        ptx::mbarrier_wait(v_empty(), parity ^ 1);  // the last tile is through with it
-        load_keys<VTile>(v_shared(), p.map_v, v_full(), work);
-        parity ^= 1;
-      }
-      slot.advance();
-      query.advance(work, stop(work));
+    if constexpr (kVarlen) {
+      if (ptx::thread_index() == 0) tell_end(count);
     }
   }
 
   FA_DEVICE void load_q(int stage, const Job& work, const Query& query) const {
-    const int bytes = stats_bytes(work, query);
-    ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + bytes);
-    FA_UNROLL
-    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
-                       slab * kSlabColumns, first_mapped_row(work) + query.m_block * kTileM, query.head,
-                       mapped_batch(work));
+    if constexpr (kVarlen) {
+      load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), work, query);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
+      FA_UNROLL
+      for (int slab = 0; slab < QTile::kSlabs; ++slab) {
+        ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
+                         slab * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
+      }
+      ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
     }
-    ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), bytes, q_full(stage));
   }
 
   FA_DEVICE void load_dout(int stage, const Job& work, const Query& query) const {
-    const int bytes = stats_bytes(work, query);
-    ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + bytes);
-    FA_UNROLL
-    for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
-                       ptx::L2Policy::evict_last, slab * kSlabColumns, first_mapped_row(work) + query.m_block * kTileM,
-                       query.head, mapped_batch(work));
+    if constexpr (kVarlen) {
+      load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), work, query);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
+      FA_UNROLL
+      for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
+        ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
+                         ptx::L2Policy::evict_last, slab * kSlabColumns, query.m_block * kTileM, query.head,
+                         work.tile.batch);
+      }
+      ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
     }
-    ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), bytes, do_full(stage));
+  }
+
+  /// The same of a packed batch: a tile of Q or dO, and the row statistics that the sequence has.
+  template <class Tile>
+  FA_DEVICE void load_rows(uint32_t target, const kernel::TensorMap& map, uint32_t stats_target, const float* stats,
+                           uint32_t barrier, const Job& work, const Query& query) const {
+    const int bytes = 4 * kernel::minimum(kTileM, work.lengths.padded_rows - query.m_block * kTileM);
+    ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes + bytes);
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
+                       work.lengths.first_row + query.m_block * kTileM, query.head, 0);
+    }
+    ptx::bulk_load(stats_target, stats + row_index(work, query), bytes, barrier);
   }
 
   template <class Tile>
@@ -438,8 +447,13 @@ struct Backward {
     ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first, slab * kSlabColumns,
-                       first_mapped_key(work) + work.first_key(), work.tile.head, mapped_batch(work));
+      if constexpr (kVarlen) {
+        ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first,
+                         slab * kSlabColumns, work.lengths.first_key + work.first_key(), work.tile.head, 0);
+      } else {
+        ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first,
+                         slab * kSlabColumns, work.tile.block * kTileN, work.tile.head, work.tile.batch);
+      }
     }
   }
 
@@ -498,10 +512,9 @@ struct Backward {
   };
 
   FA_DEVICE Place place(const Job& work) const {
-    Query query(work, stop(work), params.group);
-    const int index = query.m_block;
-    query.m_block = query_tile(work, index);
-    return {query.m_block, static_cast<int>(row_index(work, query) / kernel::kRowGroup), query.head, index};
+    const Query query(work, stop(work), params.group);
+    const Query at = located(work, query);
+    return {at.m_block, static_cast<int>(row_index(work, at) / kernel::kRowGroup), at.head, query.m_block};
   }
 
   /// To the next query tile, of the same head or, from its first visible tile on, of the next.
@@ -669,8 +682,8 @@ struct Backward {
     }
   }
 
-  /// The same for scores and masks by function, for which S and dP are there at once: the next S is computed beside dV
-  /// and dK, the next dP beside dQ.
+  /// The same for scores and masks by function, for which S and dP are there at once: the next dP is computed while dQ
+  /// is handed over.
   FA_DEVICE bool accumulate_by_functions(Dk& dk, Dv& dv, int round, int& count, uint32_t parity) const {
     S s;   // S^T, then P^T
     S dp;  // dP^T, then dS^T
@@ -725,25 +738,24 @@ struct Backward {
         }
         return true;
       }
-      advance(next, work);
-      await_q(work, next, count);
-      issue_scores(s, stage_of(count), consumer_index());
       if constexpr (Config::kWriteDq) {
         ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
       }
-      ptx::wgmma_wait<0>();  // dV and dK, whose operands leave room for dQ, and the next S
+      ptx::wgmma_wait<0>();  // dV and dK, whose operands leave room for dQ and the next dP
       ptx::wgmma_tie(dv);
       ptx::wgmma_tie(dk);
-      ptx::wgmma_tie(s);
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
       release(step_empty(stage));
+      advance(next, work);
       await_dout(work, next, count);
       issue_dp(dp, stage_of(count), consumer_index());
       if constexpr (Config::kWriteDq) {
-        ptx::wgmma_wait<1>();  // dQ
+        ptx::wgmma_wait<1>();  // dQ, whose registers S takes
         ptx::wgmma_tie(dq);
         add_dq(dq, row_group, rows, consumer_index());
       }
+      await_q(work, next, count);
+      issue_scores(s, stage_of(count), consumer_index());
     }
   }
 
