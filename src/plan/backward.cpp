@@ -101,6 +101,10 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
   plan.main = choice.family == Family::sm90 ? sm90_backward_specs(problem, fixed, choice, deterministic)
                                             : sm80_backward_specs(problem, fixed, choice, deterministic);
+  const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
+  if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
+    plan.main.push_back(sm80_backward_specs(problem, fixed, choice, deterministic).front());  // if all spill
+  }
   if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
   plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);

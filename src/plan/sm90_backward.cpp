@@ -32,8 +32,12 @@ struct Tile {
 constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
 
+// With more than plain attention the first may spill.
+constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
+
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
-  return std::max(problem.d_qk, problem.d_v) <= 64 ? std::span<const Tile>(kSmall) : kMedium;
+  if (std::max(problem.d_qk, problem.d_v) > 64) return kMedium;
+  return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -90,6 +94,10 @@ const char* sm90_backward_misfit(const Problem& problem) noexcept {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 128";
   return nullptr;
+}
+
+bool sm90_backward_is_plain(const Problem& problem) noexcept {
+  return !problem.varlen && !problem.dropout && problem.variants == nullptr;
 }
 
 const char* sm90_backward_obstacle(const Problem& problem) noexcept {

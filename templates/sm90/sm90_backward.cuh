@@ -60,9 +60,14 @@ struct Backward {
   static constexpr int kStages = Config::kStages;
   static constexpr int kConsumers = kTileN / 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  // What the launch gives every thread, redistributed: 65,536 registers in all.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
+  // What the launch gives every thread, redistributed: 65,536 registers in all. A producer that looks for sequences
+  // needs more than one that counts.
+  static constexpr int kMoreForProducer = kernel::kVarlen<Config> && kConsumers > 1 ? 8 : 0;  // of each consumer
+  static constexpr int kProducerRegisters = (kConsumers == 1   ? 56
+                                             : kConsumers == 2 ? 24
+                                                               : 32) +
+                                            kConsumers * kMoreForProducer;
+  static constexpr int kConsumerRegisters = (kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160) - kMoreForProducer;
   static constexpr int kQkSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kVSteps = kernel::ceil_div(kHeadDimV, 16);
   static constexpr int kMSteps = kTileM / 16;
@@ -308,6 +313,12 @@ struct Backward {
     return job;
   }
 
+  /// The job of a round that is under way, anew where that is cheaper than to keep it in registers over a product.
+  FA_DEVICE Job again(const Job& job, int round) const {
+    if constexpr (kVarlen) return told_job(round % 2);
+    return job;
+  }
+
   /// Tells the consumers of the `count`th job; one thread.
   FA_DEVICE void tell(const Job& job, int count) const {
     const int values[16] = {job.tile.block,
@@ -376,6 +387,7 @@ struct Backward {
       }
       if (work.steps.begin >= work.steps.end) continue;
       Query query(work, stop(work), params.group);
+      FA_UNROLL_BY(kVarlen ? 1 : 0)  // 0: as the compiler likes; copies of the loop need more registers
       for (int step = work.steps.begin; step < work.steps.end; ++step) {
         const Query at = located(work, query);
         ptx::mbarrier_wait(step_empty(slot.index), slot.parity ^ 1);  // all have read what was there
@@ -664,8 +676,8 @@ struct Backward {
       ptx::wgmma_tie(dk);
       ptx::wgmma_tie(s);
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
-      exponentiate(s, lse_shared(stage_of(count)), work, next.m_block, first_key);
-      if constexpr (kDropout) draw(drops, work, next, first_key);
+      exponentiate(s, lse_shared(stage_of(count)), again(work, round), next.m_block, first_key);
+      if constexpr (kDropout) draw(drops, again(work, round), next, first_key);
       ptx::wgmma_wait<0>();  // dK and dQ
       ptx::wgmma_tie(dk);
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
