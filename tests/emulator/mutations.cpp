@@ -807,7 +807,7 @@ std::vector<Mutation> make_hopper_backward_mutations() {
       {"hopper_backward_v_read_without_waiting",
        kHopperBackward,
        "ptx::mbarrier_wait(v_full(), parity);",
-       "",
+       "static_cast<void>(parity);",
        1,
        hopper,
        {shared_in_flight, shared_uninitialised, shared_race}},
