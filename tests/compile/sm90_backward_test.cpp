@@ -133,7 +133,8 @@ TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
           SCOPED_TRACE(canonical(spec));
           const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
           // With a packed batch's lengths d 128 leaves no registers for that.
-          if (!(what.varlen && d == 128)) EXPECT_EQ(cubin.log.find("wgmma"), std::string::npos) << cubin.log;
+          const bool serial = what.varlen && d == 128;
+          EXPECT_TRUE(serial || cubin.log.find("wgmma") == std::string::npos) << cubin.log;
           clean = cubin.facts.local_bytes == 0;
         }
         EXPECT_TRUE(clean) << "every kernel spills: d " << d << canonical(what.variants);
