@@ -24,10 +24,11 @@ namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
-kernel::Sm90BackwardParams sm90_params(const kernel::BackwardParams& base, const plan::BackwardTensors& tensors,
-                                       const plan::KernelSpec& spec) {
+/// A kernel without variants reads the first of it only, which are its Sm90BackwardParams.
+kernel::Sm90BackwardVariantParams sm90_params(const kernel::BackwardVariantParams& base,
+                                              const plan::BackwardTensors& tensors, const plan::KernelSpec& spec) {
   const plan::Sm90BackwardMaps maps = plan::sm90_backward_maps(tensors, spec);
-  kernel::Sm90BackwardParams params;
+  kernel::Sm90BackwardVariantParams params;
   driver::encode_tensor_map(maps.q, params.map_q);
   driver::encode_tensor_map(maps.k, params.map_k);
   driver::encode_tensor_map(maps.v, params.map_v);
@@ -302,8 +303,8 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
   };
   queue(ready.preprocess, grids.preprocess, planned.params);
   list_tiles(ready.mask, ready.specs.main, 0, planned.params);
-  if (choice.family == Family::sm90) {
-    kernel::Sm90BackwardParams params = sm90_params(planned.params, tensors, ready.specs.main);
+  if (ready.specs.main.family == Family::sm90) {
+    kernel::Sm90BackwardVariantParams params = sm90_params(planned.params, tensors, ready.specs.main);
     queue(ready.main, grids.main, params);
   } else {
     queue(ready.main, grids.main, planned.params);

@@ -6,6 +6,7 @@
 
 #include <fa/error.hpp>
 
+#include "plan/mask_tiles.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
@@ -100,6 +101,10 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
   plan.main = choice.family == Family::sm90 ? sm90_backward_specs(problem, fixed, choice, deterministic)
                                             : sm80_backward_specs(problem, fixed, choice, deterministic);
+  const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
+  if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
+    plan.main.push_back(sm80_backward_specs(problem, fixed, choice, deterministic).front());  // if all spill
+  }
   if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
   plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
@@ -119,7 +124,9 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
                                      bool deterministic) noexcept {
   const int splits = choice.splits;
   BackwardWorkspace layout;
-  const std::int64_t rows_together = choice.family == Family::sm90 ? kGreatestTileM : kernel::kRowGroup;
+  // Rows of a dense batch are padded for whole tiles; a packed one has the sequences' groups side by side.
+  const std::int64_t rows_together =
+      choice.family == Family::sm90 && !problem.varlen ? kGreatestTileM : kernel::kRowGroup;
   const std::int64_t row_tiles =
       problem.varlen ? slots(problem.total_q, rows_together, problem.b) : ceil_div(problem.s_q, rows_together);
   layout.padded_rows = row_tiles * rows_together;
@@ -216,7 +223,8 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
-  if (choice.family == Family::sm90 && !long_tiles) {
+  const bool unequal = problem.varlen || needs_tile_lists(problem);
+  if (kernels.main.family == Family::sm90 && !long_tiles && !unequal) {
     params.heads_in_flight =
         balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);

@@ -35,10 +35,11 @@ std::string canonical_sm90_forward(const KernelSpec& spec) {
 
 std::string canonical_sm90_backward(const KernelSpec& spec) {
   return fmt::format(
-      "sm90_backward arch={} dtype={} d_qk={} d_v={} causal={:d} tile_m={} tile_n={} stages={} write_dq={:d} "
-      "split={:d} min_blocks={}",
-      to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.tile_m, spec.tile_n,
-      spec.stages, spec.write_dq, spec.split, spec.min_blocks);
+             "sm90_backward arch={} dtype={} d_qk={} d_v={} causal={:d} tile_m={} tile_n={} stages={} write_dq={:d} "
+             "split={:d} min_blocks={}",
+             to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.tile_m, spec.tile_n,
+             spec.stages, spec.write_dq, spec.split, spec.min_blocks) +
+         switches(spec);
 }
 
 }  // namespace

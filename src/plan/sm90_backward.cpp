@@ -17,6 +17,7 @@ constexpr int kWarpgroupKeys = 64;
 constexpr int kMaxConsumers = 3;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 128;
+constexpr int kJobBytes = 192;  // of a packed batch: two tiles and their barriers
 // What ptxas gives accumulators and operands of a consumer thread without spilling, by consumer warpgroups: of 255, 240
 // and 160.
 constexpr int kFragmentRegisters[] = {224, 212, 128};
@@ -31,8 +32,12 @@ struct Tile {
 constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
 
+// With more than plain attention the first may spill.
+constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
+
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
-  return std::max(problem.d_qk, problem.d_v) <= 64 ? std::span<const Tile>(kSmall) : kMedium;
+  if (std::max(problem.d_qk, problem.d_v) > 64) return kMedium;
+  return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -70,6 +75,9 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
   spec.write_dq = !deterministic;
   spec.split = choice.splits > 1;
+  spec.varlen = problem.varlen;
+  spec.dropout = problem.dropout;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
   return spec;
 }
 
@@ -88,10 +96,11 @@ const char* sm90_backward_misfit(const Problem& problem) noexcept {
   return nullptr;
 }
 
+bool sm90_backward_is_plain(const Problem& problem) noexcept {
+  return !problem.varlen && !problem.dropout && problem.variants == nullptr;
+}
+
 const char* sm90_backward_obstacle(const Problem& problem) noexcept {
-  if (problem.varlen) return "the batch is packed";
-  if (problem.dropout) return "there is dropout";
-  if (problem.variants != nullptr) return "a score or mask function, a window, chunks or sinks";
   if (!problem.aligned) return "rows of a tensor do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or dout is zero, negative or 2^40 bytes or more";
   if (problem.s_kv == 0) return "there are no keys";
@@ -106,7 +115,7 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
   const int ds = 2 * spec.tile_m * spec.tile_n * 2;  // of two steps
   const int dq = consumers(spec) * 64 * dq_columns(spec) * static_cast<int>(sizeof(float));
   return spec.tile_n * rows + spec.stages * spec.tile_m * (rows + statistics) + (spec.write_dq ? ds + dq : 0) +
-         kBarrierBytes;
+         kBarrierBytes + (spec.varlen ? kJobBytes : 0);
 }
 
 int sm90_backward_registers(const KernelSpec& spec) {

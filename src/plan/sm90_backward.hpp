@@ -14,6 +14,9 @@ namespace fa::plan {
 /// all.
 const char* sm90_backward_misfit(const Problem& problem) noexcept;
 
+/// Whether no kernel of the family spills for want of registers: it computes nothing besides plain attention.
+bool sm90_backward_is_plain(const Problem& problem) noexcept;
+
 /// Why the copy engine cannot serve this call, although the family serves others of the configuration; nullptr when it
 /// can.
 const char* sm90_backward_obstacle(const Problem& problem) noexcept;

@@ -30,6 +30,7 @@ using kernel::ForwardVariantParams;
 using kernel::MaskTilesParams;
 using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
+using kernel::Sm90BackwardVariantParams;
 using kernel::Sm90ForwardParams;
 using kernel::Sm90ForwardVariantParams;
 using kernel::VariantParams;
@@ -150,6 +151,12 @@ std::string sm90_backward_layout() {
   return backward_layout() + asserts.text();
 }
 
+/// Besides, with variants.
+std::string sm90_backward_variant_layout() {
+  return variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)) +
+         LayoutAsserts("Sm90BackwardVariantParams", sizeof(Sm90BackwardVariantParams)).text();
+}
+
 /// Whether additions to global memory come four at a time.
 std::string vector_reduce(const plan::KernelSpec& spec) {
   return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
@@ -259,9 +266,10 @@ std::string sm90_backward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kCausal = {};\n"
       "  static constexpr bool kWriteDq = {};\n"
       "  static constexpr bool kSplit = {};\n"
+      "{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, boolean(spec.causal),
-      boolean(spec.write_dq), boolean(spec.split));
+      boolean(spec.write_dq), boolean(spec.split), switches(spec));
 }
 
 std::string backward_dq_config(const plan::KernelSpec& spec) {
@@ -422,6 +430,13 @@ Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
       parts.params = "ForwardVariantParams";
       parts.layout += variant_layout(parts.params, sizeof(ForwardVariantParams));
       break;
+    case plan::Op::backward:
+      if (spec.family == Family::sm90) {
+        parts.params = "Sm90BackwardVariantParams";
+        parts.layout += sm90_backward_variant_layout();
+        break;
+      }
+      [[fallthrough]];
     default:
       parts.params = "BackwardVariantParams";
       parts.layout += variant_layout(parts.params, sizeof(BackwardVariantParams));

@@ -50,7 +50,10 @@ struct GradientSum {
 /// P^T and dS^T of a warp's fragment of scores, [keys, queries], under a score or mask function or a mask in closed
 /// form, and the gradients of captured tensors. Both products, S and dP, are there when it starts. With dropout, P^T
 /// comes out as Z^T o P^T and dS^T keep times too small, as without a variant (sm80_backward.cuh).
-template <class Config, class Params, int kMTiles, int kNTiles, int kWarpsN, int kWarpKeys, int kTileM, int kTileN>
+///
+/// A warp of the block's kWarpsN from kFirstWarp on has kWarpKeys keys of the tile.
+template <class Config, class Params, int kMTiles, int kNTiles, int kWarpsN, int kWarpKeys, int kTileM, int kTileN,
+          int kFirstWarp = 0>
 struct VariantScores {
   using Variant = VariantOf<Config>;
   using Scores = Fragment<kMTiles, kNTiles>;
@@ -68,7 +71,7 @@ struct VariantScores {
   const bool adds;       // to gradients of captured tensors: no other warp has the same scores
   const int thread = ptx::thread_index();
   const int query = first_row + 2 * (thread % 4);  // of element 0
-  const int key = first_key + thread / kWarpSize % kWarpsN * kWarpKeys + thread % kWarpSize / 4;
+  const int key = first_key + (thread / kWarpSize - kFirstWarp) % kWarpsN * kWarpKeys + thread % kWarpSize / 4;
 
   /// Whether masks in closed form keep all of the fragment, which covers 8 * kNTiles queries and a tile of keys.
   FA_DEVICE bool plain() const {
@@ -78,8 +81,9 @@ struct VariantScores {
            first_key >= keys_begin<Variant>(params, lengths, last_row) && last_row < lengths.s_q;
   }
 
-  /// S becomes P, and dP becomes dS; without a mask, if `full`.
-  FA_DEVICE void differentiate(Scores& p, Scores& ds, bool full) const {
+  /// S becomes P, and dP becomes dS; without a mask, if `full`. Registers is a Fragment, or all of one in a row.
+  template <class Registers>
+  FA_DEVICE void differentiate(Registers& p, Registers& ds, bool full) const {
     if (full) {
       differentiate_tile<false>(p, ds);
     } else {
@@ -93,8 +97,13 @@ struct VariantScores {
         batch, head, query, key, 8 * n + e % 2, 16 * m + 8 * (e / 2), lengths.s_q, lengths.s_kv, params.variant.scale};
   }
 
-  template <bool kMasked>
-  FA_DEVICE void differentiate_tile(Scores& p, Scores& ds) const {
+  static FA_DEVICE float& element(Scores& scores, int m, int n, int e) { return scores[m][n][e]; }
+  static FA_DEVICE float& element(float (&scores)[kMTiles * kNTiles * 4], int m, int n, int e) {
+    return scores[(m * kNTiles + n) * 4 + e];
+  }
+
+  template <bool kMasked, class Registers>
+  FA_DEVICE void differentiate_tile(Registers& scores, Registers& gradients) const {
     constexpr int kGradients = Variant::kGradients;
     Scores by_score[kGradients == 0 ? 1 : kGradients];
     [[maybe_unused]] uint32_t draws[kMTiles][2][2];  // of two neighbouring n
@@ -112,6 +121,8 @@ struct VariantScores {
         FA_UNROLL
         for (int e = 0; e < 4; ++e) {
           const Place at = place(m, n, e);
+          float& p = element(scores, m, n, e);
+          float& ds = element(gradients, m, n, e);
           bool keep = true;
           if constexpr (kMasked) keep = in_bounds(at);
           if constexpr (kMasked && Variant::kMask) keep = keep && Variant::keep(params.variant, at);
@@ -119,21 +130,21 @@ struct VariantScores {
           float slopes[kGradients == 0 ? 1 : kGradients];
           float weight;
           if constexpr (Variant::kScore) {
-            const float score = Variant::slopes(params.variant, at, p[m][n][e], slope, slopes);
+            const float score = Variant::slopes(params.variant, at, p, slope, slopes);
             weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -row_lse[e % 2]));
           } else {
-            weight = ptx::ex2(ptx::fma(p[m][n][e], params.scale_log2, -row_lse[e % 2]));
+            weight = ptx::ex2(ptx::fma(p, params.scale_log2, -row_lse[e % 2]));
           }
           float gradient;
           if constexpr (kDropout) {
             const bool drops = dropped(draws[m][n % 2][e % 2], e);
-            gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, drops ? 0.f : ds[m][n][e]);
+            gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, drops ? 0.f : ds);
             if (drops) weight = 0.f;
           } else {
-            gradient = weight * (ds[m][n][e] - row_delta[e % 2]);
+            gradient = weight * (ds - row_delta[e % 2]);
           }
-          p[m][n][e] = keep ? weight : 0.f;
-          ds[m][n][e] = keep ? gradient * slope : 0.f;
+          p = keep ? weight : 0.f;
+          ds = keep ? gradient * slope : 0.f;
           if constexpr (kDropout && kGradients > 0) gradient *= params.dropout.inverse_keep;
           FA_UNROLL
           for (int i = 0; i < kGradients; ++i) by_score[i][m][n][e] = keep ? gradient * slopes[i] : 0.f;

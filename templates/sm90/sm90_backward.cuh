@@ -3,6 +3,11 @@
 
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
+#include <common/dropout.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <common/variant_backward.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -21,7 +26,10 @@ namespace fa::sm90 {
 using kernel::BackwardTile;
 using kernel::kWarpSize;
 using kernel::QuerySteps;
-using kernel::Sm90BackwardParams;
+
+template <class Config>
+using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, kernel::Sm90BackwardParams,
+                                            kernel::kHasVariant<Config>>::type;
 
 /// dK, dV and additions to dQ's accumulator, on wgmma and the copy engine. A thread block owns `kTileN` keys, a
 /// warpgroup 64 of them, and walks over the query tiles that see them. Scores are computed transposed, keys down the
@@ -32,11 +40,18 @@ using kernel::Sm90BackwardParams;
 /// The tensor cores shall not wait for arithmetic: the scores of a step are computed a step ahead, so that their
 /// exponentials are taken while the products for dK and dQ run, and dQ is handed over while that for dV runs.
 ///
+/// A function needs S and dP at once: its loop takes them together, and only the scores are computed ahead. In a packed
+/// batch the producer, a warp then, finds the sequences ahead of the consumers and tells them in shared memory.
+///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
-/// kWriteDq, kSplit.
+/// kWriteDq, kSplit; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
+  using Variant = kernel::VariantOf<Config>;
+  using AllParams = AllParamsOf<Config>;
+  using Params = kernel::BackwardParamsOf<Config>;
+  using Lengths = kernel::BatchEntry<kernel::kVarlen<Config>, kernel::BackwardParams>;
 
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;
@@ -45,9 +60,14 @@ struct Backward {
   static constexpr int kStages = Config::kStages;
   static constexpr int kConsumers = kTileN / 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  // What the launch gives every thread, redistributed: 65,536 registers in all.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
+  // What the launch gives every thread, redistributed: 65,536 registers in all. A producer that looks for sequences
+  // needs more than one that counts.
+  static constexpr int kMoreForProducer = kernel::kVarlen<Config> && kConsumers > 1 ? 8 : 0;  // of each consumer
+  static constexpr int kProducerRegisters = (kConsumers == 1   ? 56
+                                             : kConsumers == 2 ? 24
+                                                               : 32) +
+                                            kConsumers * kMoreForProducer;
+  static constexpr int kConsumerRegisters = (kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160) - kMoreForProducer;
   static constexpr int kQkSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kVSteps = kernel::ceil_div(kHeadDimV, 16);
   static constexpr int kMSteps = kTileM / 16;
@@ -55,10 +75,16 @@ struct Backward {
   static constexpr bool kDqByRows = kTileM == 64 * kConsumers;
   static constexpr int kDqColumns = kDqByRows ? kHeadDimQk : 64;  // of a warpgroup
   static constexpr int kDsBuffers = Config::kWriteDq ? 2 : 0;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr bool kFunctions = Variant::kScore || Variant::kMask;
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
   using DoTile = SwizzledTile<kTileM, kHeadDimV>;
@@ -73,6 +99,7 @@ struct Backward {
   using DqGemm = ptx::Wgmma<T, kDqColumns>;
   using S = float[kTileM / 2];           // [64 keys, tile_m]
   using Operand = uint32_t[kMSteps][4];  // the same, rounded
+  using Drops = uint32_t[kTileM / 64];   // a bit for each element of S^T
   using Dv = float[kHeadDimV / 2];       // [64 keys, d_v]
   using Dk = float[kHeadDimQk / 2];      // [64 keys, d_qk]
   using Dq = float[kDqColumns / 2];      // [64 rows, dq_columns]
@@ -88,16 +115,20 @@ struct Backward {
   static constexpr int kLseOffset = kDqOffset + (Config::kWriteDq ? 4 * kConsumers * kDqWarpBytes : 0);
   static constexpr int kDeltaOffset = kLseOffset + kStages * kStatsBytes;
   static constexpr int kBarrierOffset = kDeltaOffset + kStages * kStatsBytes;
-  static constexpr int kSharedBytes = kBarrierOffset + 128;
+  static constexpr int kJobOffset = kBarrierOffset + 128;
+  static constexpr int kJobBytes = 64;
+  static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
   static_assert(8 * (4 + 3 * kStages) <= 128, "the barriers have 128 bytes");
 
-  const Sm90BackwardParams& p;
-  const kernel::BackwardParams& params;
+  const AllParams& p;
+  const Params& params;
   const uint32_t shared = ptx::dynamic_shared();
   const int tiles;
 
-  FA_DEVICE explicit Backward(const Sm90BackwardParams& all)
-      : p(all), params(all.base), tiles(all.base.n_blocks * all.base.h_kv * all.base.b * all.base.splits) {}
+  FA_DEVICE explicit Backward(const AllParams& all)
+      : p(all),
+        params(all.base),
+        tiles(all.base.n_blocks * all.base.h_kv * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   FA_DEVICE uint32_t k_shared() const { return shared; }
   FA_DEVICE uint32_t v_shared() const { return shared + kVOffset; }
@@ -115,13 +146,18 @@ struct Backward {
   FA_DEVICE uint32_t do_full(int stage) const { return q_full(kStages + stage); }
   FA_DEVICE uint32_t step_empty(int stage) const { return q_full(2 * kStages + stage); }  // Q and dO
 
+  // Of a packed batch: two jobs on their way from the producer to the consumers.
+  FA_DEVICE uint32_t job_shared(int slot) const { return shared + kJobOffset + slot * kJobBytes; }
+  FA_DEVICE uint32_t job_full(int slot) const { return job_shared(2) + 8 * slot; }
+  FA_DEVICE uint32_t job_empty(int slot) const { return job_full(2 + slot); }
+
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
     ptx::sync_threads();  // the barriers exist for all
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
-      if (ptx::thread_index() == 0) produce();
+      if (kVarlen ? ptx::thread_index() < kWarpSize : ptx::thread_index() == 0) produce();
     } else {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
@@ -140,6 +176,13 @@ struct Backward {
       ptx::mbarrier_init(do_full(i), 1);
       ptx::mbarrier_init(step_empty(i), kReaders);
     }
+    if constexpr (kVarlen) {
+      FA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbarrier_init(job_full(i), 1);
+        ptx::mbarrier_init(job_empty(i), kReaders);
+      }
+    }
     ptx::fence_mbarrier_init();
   }
 
@@ -149,42 +192,182 @@ struct Backward {
   struct Job {
     BackwardTile tile;
     QuerySteps steps;
+    Lengths lengths;
+
+    FA_DEVICE int first_key() const { return tile.block * kTileN; }
+    FA_DEVICE bool has_steps() const { return steps.begin < steps.end; }
   };
 
+  /// The job of a round: of a packed batch what the producer has told.
   FA_DEVICE Job job(int round) const {
-    Job result;
-    result.tile =
-        kernel::backward_tile<Config::kCausal, false>(params, tile_index(round), params.n_blocks, params.h_kv);
-    result.steps = kernel::query_steps<Config::kCausal, kTileM>(params, result.tile.block * kTileN, result.tile.split);
-    return result;
+    if constexpr (kVarlen) {
+      return told_job(round % 2);
+    } else {
+      const BackwardTile tile =
+          kernel::backward_tile<Config::kCausal, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      return {tile, steps_of(tile, params), params};
+    }
+  }
+
+  FA_DEVICE QuerySteps steps_of(const BackwardTile& tile, const Lengths& lengths) const {
+    const int first_key = tile.block * kTileN;
+    if constexpr (kLists) {
+      return kernel::list_steps(tile_list(tile), params.group, params.splits, tile.split);
+    } else if constexpr (kTwoSided) {
+      const int last_key = kernel::minimum(first_key + kTileN, lengths.s_kv) - 1;
+      return kernel::variant_steps<Config::kCausal, Variant, kTileM>(params, lengths, first_key, last_key, tile.split);
+    } else {
+      return kernel::query_steps<Config::kCausal, kTileM>(lengths, first_key, tile.split);
+    }
+  }
+
+  FA_DEVICE const int32_t* tile_list(const BackwardTile& tile) const {
+    return kernel::tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_kv, tile.block,
+                                         params.n_blocks);
+  }
+
+  /// Behind the last query tile of a head.
+  FA_DEVICE int stop(const Job& job) const {
+    if constexpr (kTwoSided || kLists || kVarlen) return job.steps.stop;
+    return params.m_blocks;
   }
 
   /// The query tile of a step, counted on from that of the job's first step.
   struct Query {
     int head;
-    int m_block;
+    int m_block;  // or its place in the tile list
 
-    FA_DEVICE Query(const Job& job, const kernel::BackwardParams& params) {
-      const int visible = params.m_blocks - job.steps.first;
+    FA_DEVICE Query(const Job& job, int stop, int group) {
+      const int visible = stop - job.steps.first;
       const int in_group = job.steps.begin / visible;
-      head = job.tile.head * params.group + in_group;
+      head = job.tile.head * group + in_group;
       m_block = job.steps.first + job.steps.begin - in_group * visible;
     }
-    FA_DEVICE void advance(const Job& job, const kernel::BackwardParams& params) {
-      if (++m_block == params.m_blocks) {
+    FA_DEVICE void advance(const Job& job, int stop) {
+      if (++m_block == stop) {
         m_block = job.steps.first;
         ++head;
       }
     }
   };
 
+  FA_DEVICE int query_tile(const Job& job, int index) const {
+    if constexpr (kLists) return ptx::ld_global_nc(tile_list(job.tile) + index);
+    return index;
+  }
+  /// With the tile in the place of its index.
+  FA_DEVICE Query located(const Job& job, const Query& query) const {
+    Query at = query;
+    if constexpr (kLists) at.m_block = query_tile(job, query.m_block);
+    return at;
+  }
+
   /// Of a row of the statistics.
   FA_DEVICE int64_t row_index(const Job& job, const Query& query) const {
-    return (static_cast<int64_t>(job.tile.batch) * params.h_q + query.head) * params.padded_rows +
+    return kernel::padded_rows_before<kVarlen>(params, job.lengths, job.tile.batch, query.head) +
            query.m_block * kTileM;
   }
 
-  // ---- producer: one thread
+  // ---- packed batches: jobs are told by the producer
+
+  /// Whether there is a job for the consumers in their round: all warps come here together with the producer's slots.
+  FA_DEVICE bool has_job(int round) const {
+    if constexpr (kVarlen) {
+      ptx::mbarrier_wait(job_full(round % 2), static_cast<uint32_t>(round) / 2 % 2);
+      return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2))) >= 0;
+    } else {
+      return tile_index(round) < tiles;
+    }
+  }
+
+  /// This warp is through with the job.
+  FA_DEVICE void release_job(int round) const {
+    if constexpr (kVarlen) {
+      ptx::sync_warp();  // all lanes have read it
+      if (lane_index() == 0) ptx::mbarrier_arrive(job_empty(round % 2));
+    }
+  }
+
+  FA_DEVICE Job told_job(int slot) const {
+    int values[16];
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const kernel::Chunk chunk = ptx::ld_shared_chunk(job_shared(slot) + 16 * i);
+      FA_UNROLL
+      for (int j = 0; j < 4; ++j) values[4 * i + j] = static_cast<int>(chunk.word[j]);
+    }
+    Job job;
+    job.tile = {values[0], values[1], values[2], 0};
+    job.steps = {values[3], 0, values[4], values[5]};
+    job.lengths.s_q = values[6];
+    job.lengths.s_kv = values[7];
+    job.lengths.causal_shift = values[8];
+    job.lengths.diagonal = values[9];
+    job.lengths.first_row = values[10];
+    job.lengths.first_key = values[11];
+    job.lengths.padded_rows = values[12];
+    job.lengths.first_padded_row = values[13];
+    job.lengths.group = params.group;
+    job.lengths.splits = 1;
+    job.lengths.m_blocks = 0;
+    return job;
+  }
+
+  /// The job of a round that is under way, anew where that is cheaper than to keep it in registers over a product.
+  FA_DEVICE Job again(const Job& job, int round) const {
+    if constexpr (kVarlen) return told_job(round % 2);
+    return job;
+  }
+
+  /// Tells the consumers of the `count`th job; one thread.
+  FA_DEVICE void tell(const Job& job, int count) const {
+    const int values[16] = {job.tile.block,
+                            job.tile.head,
+                            job.tile.batch,
+                            job.steps.first,
+                            job.steps.end,
+                            job.steps.stop,
+                            job.lengths.s_q,
+                            job.lengths.s_kv,
+                            job.lengths.causal_shift,
+                            job.lengths.diagonal,
+                            job.lengths.first_row,
+                            job.lengths.first_key,
+                            job.lengths.padded_rows,
+                            job.lengths.first_padded_row};
+    const int slot = count % 2;
+    ptx::mbarrier_wait(job_empty(slot), static_cast<uint32_t>(count) / 2 % 2 ^ 1);  // all have left the last but one
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      kernel::Chunk chunk;
+      FA_UNROLL
+      for (int j = 0; j < 4; ++j) chunk.word[j] = static_cast<uint32_t>(values[4 * i + j]);
+      ptx::st_shared_chunk(job_shared(slot) + 16 * i, chunk);
+    }
+    ptx::mbarrier_arrive(job_full(slot));
+  }
+
+  /// The job of a tile of the grid, of which a packed batch has some without keys. Called by a whole warp there.
+  FA_DEVICE Job find_job(int round) const {
+    if constexpr (kVarlen) {
+      Job job;
+      job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      job.lengths = kernel::backward_entry<true, kTileM>(params, job.tile.batch);
+      job.steps = steps_of(job.tile, job.lengths);
+      return job;
+    } else {
+      return job(round);
+    }
+  }
+
+  /// Tells them that there are no more.
+  FA_DEVICE void tell_end(int count) const {
+    Job none = {};
+    none.tile.block = -1;
+    tell(none, count);
+  }
+
+  // ---- producer: one thread, or one warp, whose first thread starts the copies
 
   FA_DEVICE void produce() const {
     ptx::prefetch_tensor_map(p.map_q);
@@ -193,48 +376,82 @@ struct Backward {
     ptx::prefetch_tensor_map(p.map_dout);
     RingSlot<kStages> slot;
     uint32_t parity = 0;
+    [[maybe_unused]] int count = 0;  // of jobs told
     for (int round = 0; tile_index(round) < tiles; ++round) {
-      const Job work = job(round);
+      const Job work = find_job(round);
+      if constexpr (kVarlen) {
+        if (work.first_key() < 0 || work.first_key() >= work.lengths.s_kv) continue;  // a slot without a tile
+        if (ptx::thread_index() == 0) tell(work, count);
+        ++count;
+        if (ptx::thread_index() != 0) continue;
+      }
       if (work.steps.begin >= work.steps.end) continue;
-      Query query(work, params);
+      Query query(work, stop(work), params.group);
+      FA_UNROLL_BY(kVarlen ? 1 : 0)  // 0: as the compiler likes; copies of the loop need more registers
       for (int step = work.steps.begin; step < work.steps.end; ++step) {
+        const Query at = located(work, query);
         ptx::mbarrier_wait(step_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-        load_q(slot.index, work, query);
+        load_q(slot.index, work, at);
         if (step == work.steps.begin) {
           ptx::mbarrier_wait(k_empty(), parity ^ 1);  // the last tile is through with it
           load_keys<KTile>(k_shared(), p.map_k, k_full(), work);
         }
-        load_dout(slot.index, work, query);
+        load_dout(slot.index, work, at);
         if (step == work.steps.begin) {
           ptx::mbarrier_wait(v_empty(), parity ^ 1);  // the last tile is through with it
           load_keys<VTile>(v_shared(), p.map_v, v_full(), work);
           parity ^= 1;
         }
         slot.advance();
-        query.advance(work, params);
+        query.advance(work, stop(work));
       }
+    }
+    if constexpr (kVarlen) {
+      if (ptx::thread_index() == 0) tell_end(count);
     }
   }
 
   FA_DEVICE void load_q(int stage, const Job& work, const Query& query) const {
-    ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
-    FA_UNROLL
-    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
-                       slab * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
+    if constexpr (kVarlen) {
+      load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), work, query);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
+      FA_UNROLL
+      for (int slab = 0; slab < QTile::kSlabs; ++slab) {
+        ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
+                         slab * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
+      }
+      ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
     }
-    ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
   }
 
   FA_DEVICE void load_dout(int stage, const Job& work, const Query& query) const {
-    ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
-    FA_UNROLL
-    for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
-      ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
-                       ptx::L2Policy::evict_last, slab * kSlabColumns, query.m_block * kTileM, query.head,
-                       work.tile.batch);
+    if constexpr (kVarlen) {
+      load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), work, query);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
+      FA_UNROLL
+      for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
+        ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
+                         ptx::L2Policy::evict_last, slab * kSlabColumns, query.m_block * kTileM, query.head,
+                         work.tile.batch);
+      }
+      ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
     }
-    ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
+  }
+
+  /// The same of a packed batch: a tile of Q or dO, and the row statistics that the sequence has.
+  template <class Tile>
+  FA_DEVICE void load_rows(uint32_t target, const kernel::TensorMap& map, uint32_t stats_target, const float* stats,
+                           uint32_t barrier, const Job& work, const Query& query) const {
+    const int bytes = 4 * kernel::minimum(kTileM, work.lengths.padded_rows - query.m_block * kTileM);
+    ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes + bytes);
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
+                       work.lengths.first_row + query.m_block * kTileM, query.head, 0);
+    }
+    ptx::bulk_load(stats_target, stats + row_index(work, query), bytes, barrier);
   }
 
   template <class Tile>
@@ -242,8 +459,13 @@ struct Backward {
     ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first, slab * kSlabColumns,
-                       work.tile.block * kTileN, work.tile.head, work.tile.batch);
+      if constexpr (kVarlen) {
+        ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first,
+                         slab * kSlabColumns, work.lengths.first_key + work.first_key(), work.tile.head, 0);
+      } else {
+        ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first,
+                         slab * kSlabColumns, work.tile.block * kTileN, work.tile.head, work.tile.batch);
+      }
     }
   }
 
@@ -258,13 +480,23 @@ struct Backward {
   FA_DEVICE void consume(int consumer) const {
     int count = 0;        // steps taken
     uint32_t parity = 0;  // of the K and V barriers
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    for (int round = 0; has_job(round); ++round) {
       Dk dk = {};
       Dv dv = {};
-      if (accumulate(dk, dv, round, count, parity)) parity ^= 1;
+      bool any;
+      if constexpr (kFunctions) {
+        any = accumulate_by_functions(dk, dv, round, count, parity);
+      } else {
+        any = accumulate(dk, dv, round, count, parity);
+      }
+      if (any) parity ^= 1;
       const Job work = job(round);
       const int lane = lane_index();
       const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
+      if constexpr (kDropout) {
+        FA_UNROLL
+        for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
+      }
       if constexpr (Config::kSplit) {
         store_partial(dk, work, first_key, 0, lane);
         store_partial(dv, work, first_key, kHeadDimQk, lane);
@@ -276,6 +508,7 @@ struct Backward {
         store_rows(dv, static_cast<T*>(params.dv), params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work,
                    first_key, lane);
       }
+      release_job(round);
     }
     if constexpr (Config::kWriteDq) {
       if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
@@ -286,20 +519,90 @@ struct Backward {
   struct Place {
     int m_block;
     int row_group;  // of the tile's first 16 rows, counted over b and h_q
+    int head;
+    int index;  // of the tile in the tile list
   };
 
   FA_DEVICE Place place(const Job& work) const {
-    const Query query(work, params);
-    return {query.m_block, static_cast<int>(row_index(work, query) / kernel::kRowGroup)};
+    const Query query(work, stop(work), params.group);
+    const Query at = located(work, query);
+    return {at.m_block, static_cast<int>(row_index(work, at) / kernel::kRowGroup), at.head, query.m_block};
   }
 
-  /// To the next query tile, of the same head or, from its first visible tile `first` on, of the next.
-  FA_DEVICE void advance(Place& place, int first) const {
+  /// To the next query tile, of the same head or, from its first visible tile on, of the next.
+  FA_DEVICE void advance(Place& place, const Job& work) const {
     constexpr int kGroups = kTileM / kernel::kRowGroup;
-    place.row_group += kGroups;
-    if (++place.m_block < params.m_blocks) return;
-    place.row_group += params.padded_rows / kernel::kRowGroup - (params.m_blocks - first) * kGroups;
-    place.m_block = first;
+    if constexpr (kLists) {
+      const int before = place.m_block;
+      if (++place.index == work.steps.stop) {
+        place.index = 0;
+        ++place.head;
+        place.row_group += params.padded_rows / kernel::kRowGroup;
+      }
+      place.m_block = query_tile(work, place.index);
+      place.row_group += (place.m_block - before) * kGroups;
+    } else {
+      const int first = work.steps.first;
+      place.row_group += kGroups;
+      if (++place.m_block < stop(work)) return;
+      place.row_group += params.padded_rows / kernel::kRowGroup - (stop(work) - first) * kGroups;
+      place.m_block = first;
+      ++place.head;
+    }
+  }
+
+  // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count: they
+  // become zeros, since what is multiplied by 0 need not be finite.
+
+  FA_DEVICE void await_keys(const Job& work, uint32_t parity) const {
+    ptx::mbarrier_wait(k_full(), parity);
+    if constexpr (kVarlen) clear_rows<KTile, kTileN>(k_shared(), work.lengths.s_kv - work.first_key());
+  }
+  FA_DEVICE void await_values(const Job& work, uint32_t parity) const {
+    ptx::mbarrier_wait(v_full(), parity);
+    if constexpr (kVarlen) clear_rows<VTile, kTileN>(v_shared(), work.lengths.s_kv - work.first_key());
+  }
+  FA_DEVICE void await_q(const Job& work, const Place& place, int count) const {
+    const int stage = stage_of(count);
+    ptx::mbarrier_wait(q_full(stage), parity_of(count));
+    if constexpr (kVarlen) {
+      const int rows = work.lengths.s_q - place.m_block * kTileM;
+      fill_stats(lse_shared(stage), rows, kernel::kInfinity);
+      clear_rows<QTile, kTileM>(q_shared(stage), rows);
+    }
+  }
+  FA_DEVICE void await_dout(const Job& work, const Place& place, int count) const {
+    const int stage = stage_of(count);
+    ptx::mbarrier_wait(do_full(stage), parity_of(count));
+    if constexpr (kVarlen) {
+      const int rows = work.lengths.s_q - place.m_block * kTileM;
+      fill_stats(delta_shared(stage), rows, 0.f);
+      clear_rows<DoTile, kTileM>(do_shared(stage), rows);
+    }
+  }
+
+  FA_DEVICE static int consumer_thread() { return ptx::thread_index() - kWarpgroup; }
+
+  /// Zeros in the rows of a tile from `valid` on, by all consumers.
+  template <class Tile, int kRows>
+  FA_DEVICE void clear_rows(uint32_t tile, int valid) const {
+    if (valid >= kRows) return;
+    constexpr int kRowChunks = 8;  // of a slab
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      for (int i = valid * kRowChunks + consumer_thread(); i < kRows * kRowChunks; i += kConsumers * kWarpgroup) {
+        ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tile is clean for all
+  }
+
+  /// Statistics of the same rows, before the tile is clean.
+  FA_DEVICE void fill_stats(uint32_t stats, int valid, float value) const {
+    for (int i = valid + consumer_thread(); i < kTileM; i += kConsumers * kWarpgroup) {
+      ptx::st_shared_b32(stats + 4 * i, ptx::bits(value));
+    }
   }
 
   /// All query tiles of one key tile; false when there are none. `count`: steps taken so far, of all tiles.
@@ -309,35 +612,37 @@ struct Backward {
     Operand p_operand;
     Operand ds_operand;
     Dq dq;
+    [[maybe_unused]] Drops drops;
     const Job work = job(round);
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
-    const int first = work.steps.first;
     const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
     Place next = place(work);
 
-    ptx::mbarrier_wait(k_full(), parity);
-    ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
+    await_keys(work, parity);
+    await_q(work, next, count);
     issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
-    exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
-    pack(p_operand, s);
-    ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
+    exponentiate(s, lse_shared(stage_of(count)), work, next.m_block, first_key);
+    if constexpr (kDropout) draw(drops, work, next, first_key);
+    pack_weights(p_operand, s, drops);
+    await_dout(work, next, count);
     issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-    ptx::mbarrier_wait(v_full(), parity);
+    await_values(work, parity);
     issue_dp(dp, stage_of(count), consumer_index());
 
     while (true) {
       const int stage = stage_of(count);
       const int buffer = count % 2;
       const int row_group = next.row_group;
+      const int rows = rows_of(work, next);
       ++count;
       --left;
       ptx::wgmma_wait<0>();  // dP, and dV
       ptx::wgmma_tie(dp);
       ptx::wgmma_tie(dv);
-      differentiate(dp, s, delta_shared(stage));
+      differentiate(dp, s, delta_shared(stage), drops);
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
         share(ds_operand, ds_shared(buffer), consumer_index());
@@ -356,12 +661,12 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, consumer_index());
+          add_dq(dq, row_group, rows, consumer_index());
         }
         return true;
       }
-      advance(next, first);
-      ptx::mbarrier_wait(q_full(stage_of(count)), parity_of(count));
+      advance(next, work);
+      await_q(work, next, count);
       issue_scores(s, stage_of(count), consumer_index());
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
@@ -371,21 +676,127 @@ struct Backward {
       ptx::wgmma_tie(dk);
       ptx::wgmma_tie(s);
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
-      exponentiate(s, lse_shared(stage_of(count)), next.m_block, first_key);
+      exponentiate(s, lse_shared(stage_of(count)), again(work, round), next.m_block, first_key);
+      if constexpr (kDropout) draw(drops, again(work, round), next, first_key);
       ptx::wgmma_wait<0>();  // dK and dQ
       ptx::wgmma_tie(dk);
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
       release(step_empty(stage));
-      pack(p_operand, s);
-      ptx::mbarrier_wait(do_full(stage_of(count)), parity_of(count));
+      pack_weights(p_operand, s, drops);
+      await_dout(work, next, count);
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) add_dq(dq, row_group, consumer_index());
+      if constexpr (Config::kWriteDq) add_dq(dq, row_group, rows, consumer_index());
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
         ptx::wgmma_tie(dv);
       }
       issue_dp(dp, stage_of(count), consumer_index());
     }
+  }
+
+  /// The same for scores and masks by function, for which S and dP are there at once: the next dP is computed while dQ
+  /// is handed over.
+  FA_DEVICE bool accumulate_by_functions(Dk& dk, Dv& dv, int round, int& count, uint32_t parity) const {
+    S s;   // S^T, then P^T
+    S dp;  // dP^T, then dS^T
+    Operand p_operand;
+    Operand ds_operand;
+    Dq dq;
+    const Job work = job(round);
+    int left = work.steps.end - work.steps.begin;
+    if (left <= 0) return false;
+    Place next = place(work);
+
+    await_keys(work, parity);
+    await_q(work, next, count);
+    issue_scores(s, stage_of(count), consumer_index());
+    await_values(work, parity);
+    await_dout(work, next, count);
+    issue_dp(dp, stage_of(count), consumer_index());
+
+    while (true) {
+      const int stage = stage_of(count);
+      const int buffer = count % 2;
+      const int row_group = next.row_group;
+      const int rows = rows_of(work, next);
+      ++count;
+      --left;
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(s);
+      ptx::wgmma_tie(dp);
+      apply_functions(s, dp, work, next, stage);
+      pack(p_operand, s);
+      pack(ds_operand, dp);
+      if constexpr (Config::kWriteDq) {
+        share(ds_operand, ds_shared(buffer), consumer_index());
+        ptx::fence_proxy_async();
+      }
+      issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage));
+      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      if (left == 0) {
+        if constexpr (Config::kWriteDq) {
+          ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+          issue_dq(dq, buffer, consumer_index());
+        }
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(dv);
+        ptx::wgmma_tie(dk);
+        release(v_empty());
+        release(k_empty());
+        release(step_empty(stage));
+        if constexpr (Config::kWriteDq) {
+          ptx::wgmma_tie(dq);
+          add_dq(dq, row_group, rows, consumer_index());
+        }
+        return true;
+      }
+      if constexpr (Config::kWriteDq) {
+        ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+      }
+      ptx::wgmma_wait<0>();  // dV and dK, whose operands leave room for dQ and the next dP
+      ptx::wgmma_tie(dv);
+      ptx::wgmma_tie(dk);
+      if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
+      release(step_empty(stage));
+      advance(next, work);
+      await_dout(work, next, count);
+      issue_dp(dp, stage_of(count), consumer_index());
+      if constexpr (Config::kWriteDq) {
+        ptx::wgmma_wait<1>();  // dQ, whose registers S takes
+        ptx::wgmma_tie(dq);
+        add_dq(dq, row_group, rows, consumer_index());
+      }
+      await_q(work, next, count);
+      issue_scores(s, stage_of(count), consumer_index());
+    }
+  }
+
+  /// S^T becomes P^T, and dP^T becomes dS^T.
+  FA_DEVICE void apply_functions(S& s, S& dp, const Job& work, const Place& place, int stage) const {
+    const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
+    const kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4> scores{
+        params,
+        work.lengths,
+        work.tile.batch,
+        place.head,
+        place.m_block * kTileM,
+        work.first_key(),
+        lse_shared(stage) + statistics,
+        delta_shared(stage) + statistics,
+        true};
+    if constexpr (kLists) {
+      scores.differentiate(s, dp, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1));
+    } else if constexpr (Variant::kMask) {
+      scores.differentiate(s, dp, false);
+    } else {
+      scores.differentiate(s, dp, scores.plain());
+    }
+  }
+
+  /// Rows of the query tile that are the sequence's; dense batches have padding for all of them.
+  FA_DEVICE int rows_of(const Job& work, const Place& place) const {
+    if constexpr (kVarlen) return work.lengths.s_q - place.m_block * kTileM;
+    return kTileM;
   }
 
   FA_DEVICE static int stage_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) % kStages); }
@@ -450,7 +861,7 @@ struct Backward {
   }
 
   /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `first_key`: the warp's first key.
-  FA_DEVICE void exponentiate(S& s, uint32_t lse, int m_block, int first_key) const {
+  FA_DEVICE void exponentiate(S& s, uint32_t lse, const Job& work, int m_block, int first_key) const {
     const int lane = lane_index();
     FA_UNROLL
     for (int j = 0; j < kTileM / 8; ++j) {
@@ -459,13 +870,17 @@ struct Backward {
       FA_UNROLL
       for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
     }
-    if (first_key + 16 > params.s_kv) {
+    if constexpr (kTwoSided) {
+      mask_two_sided(s, work, m_block, first_key);
+      return;
+    }
+    if (first_key + 16 > work.lengths.s_kv) {
       FA_UNROLL
       for (int i = 0; i < kTileM / 2; ++i) {
-        if (first_key + lane / 4 + i / 2 % 2 * 8 >= params.s_kv) s[i] = 0.f;
+        if (first_key + lane / 4 + i / 2 % 2 * 8 >= work.lengths.s_kv) s[i] = 0.f;
       }
     }
-    const int first_limit = m_block * kTileM + params.causal_shift - first_key;  // of the tile's first row
+    const int first_limit = m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
     if (Config::kCausal && first_limit < 15) {
       const int limit = first_limit + 2 * (lane % 4) - lane / 4;
       FA_UNROLL
@@ -475,15 +890,68 @@ struct Backward {
     }
   }
 
-  /// dS^T = P^T o (dP^T - delta).
-  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta) const {
+  /// P^T = 0 outside of windows and chunks, which keep each key for the rows between two.
+  FA_DEVICE void mask_two_sided(S& s, const Job& work, int m_block, int first_key) const {
+    const int first_row = m_block * kTileM;
+    if (first_key + 16 <= work.lengths.s_kv &&
+        kernel::rows_begin<Config::kCausal, Variant>(params, work.lengths, first_key + 15) <= first_row &&
+        kernel::rows_end<Variant>(params, work.lengths, first_key) >= first_row + kTileM) {
+      return;
+    }
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int key = first_key + lane / 4 + 8 * r;
+      const int first_query = first_row + 2 * (lane % 4);  // of this thread
+      const int begin = kernel::rows_begin<Config::kCausal, Variant>(params, work.lengths, key) - first_query;
+      const int rows_end = kernel::rows_end<Variant>(params, work.lengths, key) - first_query;
+      const int end = key < work.lengths.s_kv ? rows_end : begin;
+      FA_UNROLL
+      for (int j = 0; j < kTileM / 8; ++j) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (8 * j + e < begin || 8 * j + e >= end) s[4 * j + 2 * r + e] = 0.f;
+        }
+      }
+    }
+  }
+
+  /// Which elements of P^T are dropped.
+  FA_DEVICE void draw(Drops& drops, const Job& work, const Place& place, int first_key) const {
+    const kernel::Dropout dropout(params.dropout, static_cast<int64_t>(work.tile.batch) * params.h_q + place.head);
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int i = 0; i < kTileM / 64; ++i) drops[i] = 0;
+    FA_UNROLL
+    for (int j = 0; j < kTileM / 8; j += 2) {
+      uint32_t draws[2][2];
+      dropout.draw_transposed(draws, first_key, place.m_block * kTileM + 8 * j, lane);
+      FA_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t draw = draws[i / 4][i % 2];
+        const bool dropped = i % 4 < 2 ? dropout.drops_low(draw) : dropout.drops_high(draw);
+        if (dropped) drops[j / 8] |= 1u << (j % 8 * 4 + i);
+      }
+    }
+  }
+  FA_DEVICE static bool dropped(const Drops& drops, int i) { return (drops[i / 32] >> i % 32 & 1) != 0; }
+
+  /// dS^T = P^T o (dP^T - delta). With dropout keep * dS^T = P^T o (Z^T o dP^T - keep * delta), Z being 0 where P was
+  /// dropped: what is missing of dK, dQ and dV is their factor 1 / keep.
+  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta, [[maybe_unused]] const Drops& drops) const {
     const int lane = lane_index();
     FA_UNROLL
     for (int j = 0; j < kTileM / 8; ++j) {
       float row[2];
       ptx::ld_shared_f32x2(row, delta + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
-      for (int i = 0; i < 4; ++i) dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - row[i % 2]);
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        if constexpr (kDropout) {
+          dp[i] = s[i] * ptx::fma(row[i % 2], -params.dropout.keep, dropped(drops, i) ? 0.f : dp[i]);
+        } else {
+          dp[i] = s[i] * (dp[i] - row[i % 2]);
+        }
+      }
     }
   }
 
@@ -491,6 +959,19 @@ struct Backward {
   FA_DEVICE static void pack(Operand& operand, const S& s) {
     FA_UNROLL
     for (int i = 0; i < kTileM / 4; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// Likewise P^T, or Z^T o P^T.
+  FA_DEVICE static void pack_weights(Operand& operand, const S& s, [[maybe_unused]] const Drops& drops) {
+    if constexpr (kDropout) {
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 4; ++i) {
+        operand[i / 4][i % 4] = ptx::convert_pair<T>(dropped(drops, 2 * i) ? 0.f : s[2 * i],
+                                                     dropped(drops, 2 * i + 1) ? 0.f : s[2 * i + 1]);
+      }
+    } else {
+      pack(operand, s);
+    }
   }
 
   /// dS, rows down again, into the warpgroup's 64 columns of the shared tile.
@@ -507,13 +988,16 @@ struct Backward {
   }
 
   /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers. `row_group`: where
-  /// the query tile starts.
-  FA_DEVICE void add_dq(const Dq& dq, int row_group, int consumer) const {
+  /// the query tile starts, `rows`: how many of it count.
+  FA_DEVICE void add_dq(const Dq& dq, int row_group, [[maybe_unused]] int rows, int consumer) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     if (column_group >= kColumnGroups) return;  // past the last column
     const int lane = lane_index();
     const int warp = warp_index();
+    if constexpr (kVarlen) {
+      if ((kDqByRows ? 64 * consumer : 0) + 16 * warp >= rows) return;  // another sequence's
+    }
     const uint32_t own = shared + kDqOffset + (4 * consumer + warp) * kDqWarpBytes;
     if (lane == 0) ptx::tma_wait_read();
     ptx::sync_warp();  // the last addition has left shared memory
@@ -541,8 +1025,9 @@ struct Backward {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int key = first_key + lane / 4 + 8 * r;
-      const bool inside = key < params.s_kv;
-      T* const target = base + work.tile.batch * stride_b + work.tile.head * stride_h + (inside ? key : 0) * stride_s;
+      const bool inside = key < work.lengths.s_kv;
+      T* const target = base + kernel::offset_of_keys<kVarlen>(work.lengths, work.tile.batch, stride_b, stride_s) +
+                        work.tile.head * stride_h + (inside ? key : 0) * stride_s;
       FA_UNROLL
       for (int j = 0; j + 4 <= kColumnTiles; j += 4) {
         uint32_t words[4];
@@ -586,7 +1071,7 @@ struct Backward {
 };
 
 template <class Config>
-FA_DEVICE void backward(const Sm90BackwardParams& params) {
+FA_DEVICE void backward(const AllParamsOf<Config>& params) {
   Backward<Config>(params).run();
 }
 

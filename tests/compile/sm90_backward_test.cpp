@@ -101,6 +101,48 @@ TEST(Sm90BackwardCompile, Variants) {
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {.tile_m = 64, .tile_n = 192}, false).main);
 }
 
+/// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background.
+TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
+  struct What {
+    plan::Variants variants;
+    bool varlen = false;
+    bool dropout = false;
+  };
+  What window, functions, slopes, packed, dropped, sinks;
+  window.variants.left_window = window.variants.chunked = true;
+  functions.variants.score = "10.0*tanh(score*0.1)";
+  functions.variants.mask = "doc[q]==doc[kv]";
+  functions.variants.captures = {{"doc", DType::i32, 1, false}};
+  slopes.variants.score = "score-slope[h]*float(abs(q-kv))";
+  slopes.variants.captures = {{"slope", DType::f32, 1, true}};
+  packed.varlen = true;
+  dropped.dropout = true;
+  sinks.variants.sink = true;
+  for (const int d : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const What& what : {window, functions, slopes, packed, dropped, sinks}) {
+        if (d == 128 && !what.variants.captures.empty() && what.variants.mask.empty()) continue;  // may run on sm80
+        plan::Problem problem = problem_of({d, d, DType::bf16, causal});
+        problem.variants = what.variants.any() ? &what.variants : nullptr;
+        problem.varlen = what.varlen;
+        problem.dropout = what.dropout;
+        problem.total_q = problem.total_kv = 4 * 2048;
+        bool clean = false;
+        for (const plan::KernelSpec& spec : plan_backward(problem, {}, false).main) {
+          if (clean || spec.family != Family::sm90) break;
+          SCOPED_TRACE(canonical(spec));
+          const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+          // With a packed batch's lengths d 128 leaves no registers for that.
+          const bool serial = what.varlen && d == 128;
+          EXPECT_TRUE(serial || cubin.log.find("wgmma") == std::string::npos) << cubin.log;
+          clean = cubin.facts.local_bytes == 0;
+        }
+        EXPECT_TRUE(clean) << "every kernel spills: d " << d << canonical(what.variants);
+      }
+    }
+  }
+}
+
 /// What a tuner may try.
 TEST(Sm90BackwardCompile, Candidates) {
   const bool grid = std::getenv("FA_COMPILE_GRID") != nullptr;

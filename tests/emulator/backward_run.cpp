@@ -5,8 +5,6 @@
 #include <ostream>
 #include <utility>
 
-#include <sm90/sm90_backward_params.cuh>
-
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
@@ -80,17 +78,24 @@ void run_main(const KernelSpec& spec, const std::string& name, const BackwardLau
     run_kernel(name, launch.grids.main, shared_bytes, &launch.params, memory, seed);
     return;
   }
+  const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, spec);
+  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed);
+}
+
+}  // namespace
+
+fa::kernel::Sm90BackwardVariantParams sm90_backward_params(const BackwardLaunch& launch,
+                                                           const fa::plan::BackwardTensors& tensors,
+                                                           const KernelSpec& spec) {
   const fa::plan::Sm90BackwardMaps maps = sm90_backward_maps(tensors, spec);
-  fa::kernel::Sm90BackwardParams params{};
+  fa::kernel::Sm90BackwardVariantParams params{};
   params.base = launch.params;
   encode(params.map_q, maps.q);
   encode(params.map_k, maps.k);
   encode(params.map_v, maps.v);
   encode(params.map_dout, maps.dout);
-  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed);
+  return params;
 }
-
-}  // namespace
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
   constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <sm90/sm90_backward_params.cuh>
+
 #include "emulator/emulator.hpp"
 #include "emulator/placement.hpp"
 #include "plan/backward.hpp"
@@ -50,6 +52,11 @@ struct BackwardKernelNames {
   std::string preprocess, main, reduce, dq, convert, sink;
 };
 BackwardKernelNames kernels_of(const BackwardCase& c);
+
+/// Launch parameters of an sm90 main kernel, with variants or without.
+fa::kernel::Sm90BackwardVariantParams sm90_backward_params(const fa::plan::BackwardLaunch& launch,
+                                                           const fa::plan::BackwardTensors& tensors,
+                                                           const fa::plan::KernelSpec& spec);
 
 /// Gradients of captures, in order, and of sinks.
 struct VariantResults {

@@ -112,9 +112,15 @@ class Call {
   Memory& memory() { return memory_; }
   const fa::plan::PackedArgs& variants() const { return variants_; }
 
-  TensorView input(const char* name, const HostTensor& tensor, bool keys) {
+  /// `copied`: by the copy engine of an sm90 kernel, whose boxes reach over the rows of a sequence. What there is must
+  /// not matter: it is NaN.
+  TensorView input(const char* name, const HostTensor& tensor, bool keys, bool copied = false) {
     const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    forbid_padding(t, keys);
+    if (copied && spec_.family == fa::Family::sm90) {
+      spoil_padding(t, keys);
+    } else {
+      forbid_padding(t, keys);
+    }
     return view_of(t, tensor);
   }
 
@@ -181,6 +187,15 @@ class Call {
     if (!c_.sequences || !c_.trust) return;
     for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
       if (!(keys ? keys_ : rows_)[static_cast<std::size_t>(s)]) memory_.set_flags(t.row(b, h, s), t.row_bytes, 0);
+    });
+  }
+
+  void spoil_padding(const Placed& t, bool keys) {
+    if (!c_.sequences || !c_.trust) return;
+    for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      if (!(keys ? keys_ : rows_)[static_cast<std::size_t>(s)]) {
+        std::fill_n(t.row(b, h, s), t.row_bytes, std::byte{0xff});
+      }
     });
   }
 
@@ -288,11 +303,11 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   AttentionGradients gradients = fa::test::make_gradients(c.attention);
   Call call(main, c);
   fa::plan::BackwardTensors tensors;
-  tensors.q = call.input("q", data.inputs.q, false);
-  tensors.k = call.input("k", data.inputs.k, true);
-  tensors.v = call.input("v", data.inputs.v, true);
+  tensors.q = call.input("q", data.inputs.q, false, true);
+  tensors.k = call.input("k", data.inputs.k, true, true);
+  tensors.v = call.input("v", data.inputs.v, true, true);
   tensors.o = call.input("o", data.outputs.o, false);
-  tensors.dout = call.input("dout", data.dout, false);
+  tensors.dout = call.input("dout", data.dout, false, true);
   tensors.lse = call.input("lse", data.outputs.lse, false);
   if (c.dlse) tensors.dlse = call.input("dlse", data.dlse, false);
   tensors.dq = call.output("dq", gradients.dq, false);
@@ -301,7 +316,7 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, true).tensors();
   const Problem problem = problem_of(main, c);
-  const fa::plan::BackwardChoice choice{.splits = c.splits};
+  const fa::plan::BackwardChoice choice{.family = main.family, .splits = c.splits};
   const std::size_t bytes = fa::plan::backward_workspace(problem, choice, deterministic).bytes;
   std::byte* workspace = call.memory().add_output("workspace", bytes);
   // With wrong lengths not all that is read was written.
@@ -312,7 +327,12 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
                                 deterministic, taken, 1, workspace, call.variants());
   call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
   if (variant) run_mask_tiles(call.memory(), problem, main, launch.params.variant, 1);
-  call.run(main, launch.grids.main, &launch.params);
+  if (main.family == fa::Family::sm90) {
+    const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, main);
+    call.run(main, launch.grids.main, &params);
+  } else {
+    call.run(main, launch.grids.main, &launch.params);
+  }
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
   if (variant && deterministic) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
   call.run(specs.dq, launch.grids.dq, &launch.dq_params);

@@ -9,6 +9,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
+#include "emulator/sm90_backward_variants.hpp"
 #include "emulator/variant_specs.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
@@ -257,6 +258,17 @@ std::vector<KernelSpec> all_variant_specs() {
     if (variant.forward.split) add(variant.combine);
     if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
     add(fa::plan::mask_tiles_spec(variant.forward));
+  }
+  for (const Sm90BackwardVariant& variant : sm90_backward_variants()) {
+    const BackwardSpecs specs = backward_specs_of(variant);
+    add(specs.main);
+    add(backward_helper_spec(specs.main, Op::backward_preprocess));
+    if (specs.main.split) add(backward_helper_spec(specs.main, Op::backward_reduce));
+    add(variant.deterministic ? specs.dq : backward_helper_spec(specs.main, Op::backward_convert));
+    if (specs.main.variants.sink) add(backward_sink_spec(specs.main));
+    if (specs.main.variants.mask.empty() || specs.main.varlen) continue;
+    add(fa::plan::mask_tiles_spec(specs.main));
+    if (variant.deterministic) add(fa::plan::mask_tiles_spec(specs.dq));
   }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));

@@ -483,6 +483,9 @@ TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
                               {"stages", [](auto& s) { s.stages += 1; }},
                               {"write_dq", [](auto& s) { s.write_dq = !s.write_dq; }},
                               {"split", [](auto& s) { s.split = !s.split; }},
+                              {"varlen", [](auto& s) { s.varlen = !s.varlen; }},
+                              {"dropout", [](auto& s) { s.dropout = !s.dropout; }},
+                              {"variants", [](auto& s) { s.variants.sink = !s.variants.sink; }},
                               {"min_blocks", [](auto& s) { s.min_blocks += 1; }},
                           });
 }

@@ -7,6 +7,7 @@
 #include <fa/error.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/planner.hpp"
@@ -67,6 +68,39 @@ TEST(Sm90BackwardPlan, EveryHeadDimHasAKernelThatFits) {
   }
 }
 
+/// Of every kind, and all at once.
+TEST(Sm90BackwardPlan, VariantsHaveKernelsAndAnotherFamilyBehindThem) {
+  Variants window, functions;
+  window.left_window = true;
+  functions.score = "score*2.0";
+  functions.sink = true;
+  for (const int d : {8, 64, 72, 128}) {
+    for (const Variants* variants :
+         {static_cast<const Variants*>(nullptr), &std::as_const(window), &std::as_const(functions)}) {
+      for (const bool varlen : {false, true}) {
+        for (const bool dropout : {false, true}) {
+          Problem problem = problem_of(d, d);
+          problem.variants = variants;
+          problem.varlen = varlen;
+          problem.dropout = dropout;
+          problem.total_q = problem.total_kv = 4 * 4096;
+          const Alternatives specs = plan_backward(problem, {}, false).main;
+          const bool plain = variants == nullptr && !varlen && !dropout;
+          EXPECT_EQ(specs.back().family, plain ? Family::sm90 : Family::sm80);
+          for (std::size_t i = 0; i + 1 < specs.size(); ++i) expect_fits(specs[i]);
+          for (const KernelSpec& spec : specs) {
+            EXPECT_EQ(spec.varlen, varlen);
+            EXPECT_EQ(spec.dropout, dropout);
+            EXPECT_EQ(spec.variants, variants == nullptr ? Variants{} : *variants);
+          }
+          EXPECT_EQ(plan_backward(problem, {.family = Family::sm90}, false).main.back().family, Family::sm90);
+          ASSERT_FALSE(HasFailure());
+        }
+      }
+    }
+  }
+}
+
 TEST(Sm90BackwardPlan, TakesTheMeasuredTiles) {
   struct Row {
     int d_qk, d_v, tile_m, tile_n, stages;
@@ -102,6 +136,9 @@ TEST(Sm90BackwardPlan, CountsSharedMemory) {
   spec.write_dq = true;
   spec.tile_n = 64;
   EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);
+  // Of a packed batch two jobs, and their barriers.
+  spec.varlen = true;
+  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128 + 192);
 }
 
 struct Refusal {
@@ -185,8 +222,6 @@ constexpr Change kMisfits[] = {
     {"head dims", [](Problem& p) { p.d_v = 136; }},
 };
 constexpr Change kObstacles[] = {
-    {"packed", [](Problem& p) { p.varlen = true; }},
-    {"dropout", [](Problem& p) { p.dropout = true; }},
     {"16 bytes", [](Problem& p) { p.aligned = false; }},
     {"stride", [](Problem& p) { p.tensor_maps = false; }},
     {"no keys", [](Problem& p) { p.s_kv = 0; }},
@@ -289,6 +324,37 @@ TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
   }
 }
 
+/// The groups of 16 rows of sequences lie side by side, and the kernel reads no others.
+TEST(Sm90BackwardWorkspace, PackedBatchesAreNotPadded) {
+  Problem p = problem_of(64, 64);
+  p.varlen = true;
+  p.b = 5;
+  p.total_q = p.total_kv = 1000;
+  EXPECT_EQ(backward_workspace(p, {.family = Family::sm90}, false).padded_rows, (1000 / 16 + 5) * 16);
+}
+
+/// Tiles of unequal length are dealt out by the hardware.
+TEST(Sm90BackwardLaunch, PackedBatchesAndTileListsHaveABlockATile) {
+  Problem p = problem_of(64, 64);
+  p.s_q = p.s_kv = 1 << 14;
+  BackwardKernels kernels;
+  kernels.main.family = Family::sm90;
+  kernels.main.tile_m = kernels.main.tile_n = 128;
+  const auto grid = [&] {
+    const BackwardChoice choice{.family = Family::sm90};
+    return backward_launch(p, {}, 1, choice, false, kernels, 132, nullptr).grids.main;
+  };
+  EXPECT_EQ(grid(), 132);
+  Variants mask;
+  mask.mask = "q>kv";
+  p.variants = &mask;
+  EXPECT_EQ(grid(), 128 * 16 * 4);
+  p.variants = nullptr;
+  p.varlen = true;
+  p.total_q = p.total_kv = 1 << 14;
+  EXPECT_EQ(grid(), (128 + 4) * 16);
+}
+
 TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   Problem p = problem_of(64, 64);
   p.b = 2;
@@ -297,6 +363,7 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   p.s_q = 300;
   p.s_kv = 500;
   BackwardKernels kernels;
+  kernels.main.family = Family::sm90;
   kernels.main.tile_m = 64;
   kernels.main.tile_n = 128;
   kernels.dq.tile_m = 128;
