@@ -64,13 +64,11 @@ struct Forward {
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: 65,536 registers, 512 for a thread of each warpgroup together.
-  static constexpr int kProducerRegisters = !kEmptyAside                 ? (kConsumers == 1   ? 56
-                                                                            : kConsumers == 2 ? 40
-                                                                                              : 32)
-                                            : kConsumers == 1            ? 96
-                                            : kConsumers == 3            ? 56
-                                            : kVarlen || kHeadDimV > 128 ? 80
-                                                                         : 64;
+  static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
+  static constexpr int kSearchingRegisters = kConsumers == 1   ? 96
+                                             : kConsumers == 3 ? 56
+                                                               : (kVarlen || kHeadDimV > 128 ? 80 : 64);
+  static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
   static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : (512 - kProducerRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
@@ -204,10 +202,9 @@ struct Forward {
     const int first = query.tile.m_block * kTileM;
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
-    if (has_rows(query)) {
-      query.range = visible(query, rows.position(first), rows.position(last));
-    } else {
-      query.range = {};
+    query.range = visible(query, rows.position(first), rows.position(last));
+    if constexpr (kVarlen) {
+      if (!has_rows(query)) query.range = {};
     }
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
@@ -785,8 +782,9 @@ struct Forward {
 
   /// The Q buffer from which this warp's O left is free for the next Q but one.
   FA_DEVICE void release_staged(int q_buffer, int lane) const {
-    if (lane == 0) ptx::tma_wait_read();
-    release(q_empty(kQBuffers - 1 - q_buffer), lane);
+    if (lane != 0) return;
+    ptx::tma_wait_read();
+    ptx::mbarrier_arrive(q_empty(kQBuffers - 1 - q_buffer));
   }
 
   /// A warp's rows of O from registers: the result, or a split's part of it.
