@@ -293,7 +293,7 @@ struct Forward {
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kVarlen || lane == 0)) produce_q_and_k(lane == 0);
       if (warp == 1 && (kVarlen || lane == 0)) produce_v(lane == 0);
-      if (warp == 2) store_empty(0, kTileM, lane);
+      if (warp == 2) store_empty_tiles(lane);
     } else {
       if (ptx::thread_index() == 0) produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) produce_v(true);
@@ -308,9 +308,9 @@ struct Forward {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
-      load_k(k_slot, job.range.end - 1, job);
+      load_k(k_slot, kv_tile(job, job.range.end - 1), job);
       load_q(q_slot, job);
-      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
+      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, kv_tile(job, n), job);
     }
     if (!leads) return;
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
@@ -324,12 +324,11 @@ struct Forward {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (!leads) continue;
-      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, kv_tile(job, n), job);
     }
   }
 
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int place, const Query& job) const {
-    const int n = kv_tile(job, place);
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
@@ -337,8 +336,7 @@ struct Forward {
     slot.advance();
   }
 
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int place, const Query& job) const {
-    const int n = kv_tile(job, place);
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
     load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, job);
@@ -415,7 +413,7 @@ struct Forward {
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
     if constexpr (!kEmptyAside && (Config::kCausal || Config::kSplit)) {
-      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, 16, lane);
+      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
     }
 
     Cursor ahead;
@@ -843,20 +841,31 @@ struct Forward {
     }
   }
 
-  /// `count` rows from `first_row` on of all query tiles that no key is visible to: O = 0, log-sum-exp = -inf or the
-  /// sink's logit.
-  FA_DEVICE void store_empty(int first_row, int count, int lane) const {
+  /// This warp's rows of all query tiles that no key is visible to.
+  FA_DEVICE void store_empty(int warp_row, int lane) const {
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Query job = query(round);
+      if (job.range.begin < job.range.end) continue;
+      store_empty_rows(job, warp_row, lane);
+    }
+  }
+
+  /// All rows of these tiles, by one warp.
+  FA_DEVICE void store_empty_tiles(int lane) const {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end || !has_rows(job)) continue;
-      for (int warp_row = first_row; warp_row < first_row + count; warp_row += 16) {
-        TrailingSoftmax no_keys;
-        float inverse_sum[2];
-        finish_rows(no_keys, inverse_sum, job, warp_row, lane);
-        O zeros = {};
-        store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
-      }
+      for (int warp_row = 0; warp_row < kTileM; warp_row += 16) store_empty_rows(job, warp_row, lane);
     }
+  }
+
+  /// O = 0, log-sum-exp = -inf or the sink's logit.
+  FA_DEVICE void store_empty_rows(const Query& job, int warp_row, int lane) const {
+    TrailingSoftmax no_keys;
+    float inverse_sum[2];
+    finish_rows(no_keys, inverse_sum, job, warp_row, lane);
+    O zeros = {};
+    store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
   }
 };
 

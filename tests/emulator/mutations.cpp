@@ -527,7 +527,7 @@ std::vector<Mutation> make_mutations() {
       {"hopper_keys_before_the_window",
        kHopper,
        "if (key < begin[i / 2 % 2] || key >= end[i / 2 % 2])",
-       "if (key >= end[i / 2 % 2])",
+       "if (key < begin[i / 2 % 2] - kTileN || key >= end[i / 2 % 2])",
        1,
        hopper_variant("two_sided"),
        {},
