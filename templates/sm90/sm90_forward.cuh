@@ -227,11 +227,8 @@ struct Forward {
                                          params.m_blocks);
   }
 
-  /// The KV tile at a place of the range: of the tile list, where there is one.
-  FA_DEVICE int kv_tile(const Query& query, int place) const {
-    if constexpr (kLists) return ptx::ld_global_nc(tile_list(query.tile) + place);
-    return place;
-  }
+  /// The KV tile at a place of a tile list.
+  FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
 
   // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
   // has time.
@@ -308,9 +305,9 @@ struct Forward {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
-      load_k(k_slot, kv_tile(job, job.range.end - 1), job);
+      load_k(k_slot, job.range.end - 1, job);
       load_q(q_slot, job);
-      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, kv_tile(job, n), job);
+      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
     }
     if (!leads) return;
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
@@ -324,11 +321,12 @@ struct Forward {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (!leads) continue;
-      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, kv_tile(job, n), job);
+      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
     }
   }
 
   FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
+    if constexpr (kLists) n = listed(job, n);
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
@@ -337,6 +335,7 @@ struct Forward {
   }
 
   FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
+    if constexpr (kLists) n = listed(job, n);
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
     load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, job);
