@@ -64,13 +64,11 @@ struct Forward {
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: 65,536 registers, 512 for a thread of each warpgroup together.
-  static constexpr int kProducerRegisters = !kEmptyAside                 ? (kConsumers == 1   ? 56
-                                                                            : kConsumers == 2 ? 40
-                                                                                              : 32)
-                                            : kConsumers == 1            ? 96
-                                            : kConsumers == 3            ? 56
-                                            : kVarlen || kHeadDimV > 128 ? 80
-                                                                         : 64;
+  static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
+  static constexpr int kSearchingRegisters = kConsumers == 1   ? 96
+                                             : kConsumers == 3 ? 56
+                                                               : (kVarlen || kHeadDimV > 128 ? 80 : 64);
+  static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
   static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : (512 - kProducerRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
@@ -204,10 +202,9 @@ struct Forward {
     const int first = query.tile.m_block * kTileM;
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
-    if (has_rows(query)) {
-      query.range = visible(query, rows.position(first), rows.position(last));
-    } else {
-      query.range = {};
+    query.range = visible(query, rows.position(first), rows.position(last));
+    if constexpr (kVarlen) {
+      if (!has_rows(query)) query.range = {};
     }
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
@@ -230,11 +227,8 @@ struct Forward {
                                          params.m_blocks);
   }
 
-  /// The KV tile at a place of the range: of the tile list, where there is one.
-  FA_DEVICE int kv_tile(const Query& query, int place) const {
-    if constexpr (kLists) return ptx::ld_global_nc(tile_list(query.tile) + place);
-    return place;
-  }
+  /// The KV tile at a place of a tile list.
+  FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
 
   // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
   // has time.
@@ -296,7 +290,7 @@ struct Forward {
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kVarlen || lane == 0)) produce_q_and_k(lane == 0);
       if (warp == 1 && (kVarlen || lane == 0)) produce_v(lane == 0);
-      if (warp == 2) store_empty(0, kTileM, lane);
+      if (warp == 2) store_empty_tiles(lane);
     } else {
       if (ptx::thread_index() == 0) produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) produce_v(true);
@@ -331,8 +325,8 @@ struct Forward {
     }
   }
 
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int place, const Query& job) const {
-    const int n = kv_tile(job, place);
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
+    if constexpr (kLists) n = listed(job, n);
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
@@ -340,8 +334,8 @@ struct Forward {
     slot.advance();
   }
 
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int place, const Query& job) const {
-    const int n = kv_tile(job, place);
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
+    if constexpr (kLists) n = listed(job, n);
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
     load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, job);
@@ -418,7 +412,7 @@ struct Forward {
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
     if constexpr (!kEmptyAside && (Config::kCausal || Config::kSplit)) {
-      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, 16, lane);
+      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
     }
 
     Cursor ahead;
@@ -785,8 +779,9 @@ struct Forward {
 
   /// The Q buffer from which this warp's O left is free for the next Q but one.
   FA_DEVICE void release_staged(int q_buffer, int lane) const {
-    if (lane == 0) ptx::tma_wait_read();
-    release(q_empty(kQBuffers - 1 - q_buffer), lane);
+    if (lane != 0) return;
+    ptx::tma_wait_read();
+    ptx::mbarrier_arrive(q_empty(kQBuffers - 1 - q_buffer));
   }
 
   /// A warp's rows of O from registers: the result, or a split's part of it.
@@ -845,20 +840,31 @@ struct Forward {
     }
   }
 
-  /// `count` rows from `first_row` on of all query tiles that no key is visible to: O = 0, log-sum-exp = -inf or the
-  /// sink's logit.
-  FA_DEVICE void store_empty(int first_row, int count, int lane) const {
+  /// This warp's rows of all query tiles that no key is visible to.
+  FA_DEVICE void store_empty(int warp_row, int lane) const {
+    for (int round = 0; tile_index(round) < tiles; ++round) {
+      const Query job = query(round);
+      if (job.range.begin < job.range.end) continue;
+      store_empty_rows(job, warp_row, lane);
+    }
+  }
+
+  /// All rows of these tiles, by one warp.
+  FA_DEVICE void store_empty_tiles(int lane) const {
     for (int round = 0; tile_index(round) < tiles; ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end || !has_rows(job)) continue;
-      for (int warp_row = first_row; warp_row < first_row + count; warp_row += 16) {
-        TrailingSoftmax no_keys;
-        float inverse_sum[2];
-        finish_rows(no_keys, inverse_sum, job, warp_row, lane);
-        O zeros = {};
-        store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
-      }
+      for (int warp_row = 0; warp_row < kTileM; warp_row += 16) store_empty_rows(job, warp_row, lane);
     }
+  }
+
+  /// O = 0, log-sum-exp = -inf or the sink's logit.
+  FA_DEVICE void store_empty_rows(const Query& job, int warp_row, int lane) const {
+    TrailingSoftmax no_keys;
+    float inverse_sum[2];
+    finish_rows(no_keys, inverse_sum, job, warp_row, lane);
+    O zeros = {};
+    store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
   }
 };
 

@@ -1,11 +1,14 @@
 #include "emulator/mutations.hpp"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
+#include <stdexcept>
 #include <utility>
 
 #include "emulator/backward_specs.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/variant_specs.hpp"
 
 namespace emulator {
 namespace {
@@ -56,6 +59,13 @@ KernelSpec hopper_base() {
   spec.q_buffers = 1;
   spec.take_turns = true;
   return spec;
+}
+
+/// The Hopper kernel of a choice of fa::test::variant_choices().
+KernelSpec hopper_variant(const std::string& choice) {
+  const auto found = std::ranges::find(hopper_variant_kernels(), choice, &VariantKernels::choice);
+  if (found == hopper_variant_kernels().end()) throw std::out_of_range("no such choice: " + choice);
+  return hopper_variant_specs(*found).forward;
 }
 
 /// Two steps of queries, four warps: two groups of keys by two of queries.
@@ -479,8 +489,8 @@ std::vector<Mutation> make_mutations() {
        {deadlock}},
       {"hopper_odd_registers",
        kHopper,
-       "kConsumers == 2 ? 40 : 32",
-       "kConsumers == 2 ? 44 : 32",
+       "kConsumers == 2 ? 40 : 32;",
+       "kConsumers == 2 ? 44 : 32;",
        1,
        hopper,
        {register_pool}},
@@ -498,6 +508,30 @@ std::vector<Mutation> make_mutations() {
        1,
        hopper,
        {bad_descriptor}},
+      {"hopper_listed_tile_not_posted",
+       kHopper,
+       "if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));",
+       "",
+       1,
+       hopper_variant("strided"),
+       {shared_uninitialised},
+       "strided"},
+      {"hopper_mixed_tile_taken_for_a_full_one",
+       kHopper,
+       "cursor.n < cursor.query.range.plain_end) return;",
+       "cursor.n <= cursor.query.range.plain_end) return;",
+       1,
+       hopper_variant("strided"),
+       {},
+       "strided"},
+      {"hopper_keys_before_the_window",
+       kHopper,
+       "if (key < begin[i / 2 % 2] || key >= end[i / 2 % 2])",
+       "if (key < begin[i / 2 % 2] - kTileN || key >= end[i / 2 % 2])",
+       1,
+       hopper_variant("two_sided"),
+       {},
+       "two_sided"},
   };
 }
 

@@ -20,6 +20,7 @@ struct Mutation {
   int count = 1;
   fa::plan::KernelSpec spec;
   std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
+  std::string choice = {};     ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
 };
 
 const std::vector<Mutation>& mutations();

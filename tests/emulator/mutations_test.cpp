@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
+#include "emulator/variant_specs.hpp"
 
 namespace emulator {
 namespace {
@@ -29,6 +31,10 @@ ForwardCase case_of(const Mutation& mutation) {
   c.splits = mutation.spec.split ? 2 : 1;
   c.blocks = 1;
   if (mutation.spec.family == fa::Family::sm90) c.attention.scale = 2.f;  // row maxima grow by more than the slack
+  if (mutation.choice.empty()) return c;
+  static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
+  const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.choice, &VariantKernels::choice);
+  c.variant = &cases.try_emplace(mutation.choice, variant_case(*kernels, c.attention)).first->second;
   return c;
 }
 
@@ -67,7 +73,8 @@ BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c
 /// A mutant that breaks no rule of the machine must at least be wrong.
 void expect_wrong(const Mutation& mutation, const ForwardCase& c, const fa::test::AttentionInputs& inputs,
                   const fa::test::AttentionOutputs& actual) {
-  const fa::test::AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  const fa::test::AttentionOutputs expected =
+      c.variant != nullptr ? fa::test::reference_f64(*c.variant, inputs) : fa::test::reference_f64(c.attention, inputs);
   EXPECT_TRUE(mutation.faults.empty()) << "not caught";
   EXPECT_GT(fa::test::compare(actual.o.view(), expected.o.view()).max_abs, 0.05) << "harmless";
 }

@@ -210,6 +210,7 @@ std::vector<KernelSpec> all_specs() {
   };
   for (const KernelSpec& spec : specs) {
     add(spec);
+    if (spec.op == Op::forward && !spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(spec));
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
   }
   std::vector<BackwardSpecs> backwards = all_backward_specs();
