@@ -63,13 +63,15 @@ struct Forward {
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
-  // What the launch gives every thread, redistributed: 65,536 registers, 512 for a thread of each warpgroup together.
+  // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kConsumers + 1);
   static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
   static constexpr int kSearchingRegisters = kConsumers == 1   ? 96
                                              : kConsumers == 3 ? 56
-                                                               : (kVarlen || kHeadDimV > 128 ? 80 : 64);
+                                                               : (kVarlen || kHeadDimV > 128 ? 88 : 72);
   static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : (512 - kProducerRegisters) / kConsumers / 8 * 8;
+  static constexpr int kConsumerRegisters =
+      kConsumers == 1 ? 256 : (kLaunchRegisters - kProducerRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");

@@ -107,7 +107,7 @@ void Machine::prepare(int block, std::uint64_t seed) {
   warpgroups_.assign((warps_.size() + 3) / 4, {});
   joined_a_ = joined_b_ = joined_ = {};
   const int registers = launch_registers(threads());
-  free_registers_ = kRegisterFile - registers * threads();
+  free_registers_ = 0;  // a block has what it was launched with, also where the multiprocessor has more
   random_ = (seed + 1) * 0x9e3779b97f4a7c15u ^ (static_cast<std::uint64_t>(block) + 1) * 0xd1b54a32d192ed03u;
   if (random_ == 0) random_ = 1;
   for (int i = 0; i < 4; ++i) random();  // neighbouring seeds part ways
