@@ -103,7 +103,8 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
                                             : sm80_backward_specs(problem, fixed, choice, deterministic);
   const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
   if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
-    plan.main.push_back(sm80_backward_specs(problem, fixed, choice, deterministic).front());  // if all spill
+    const Alternatives if_all_spill = sm80_backward_specs(problem, fixed, choice, deterministic);
+    plan.main.insert(plan.main.end(), if_all_spill.begin(), if_all_spill.end());
   }
   if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);

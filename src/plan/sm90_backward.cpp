@@ -21,6 +21,7 @@ constexpr int kJobBytes = 192;  // of a packed batch: two tiles and their barrie
 // What ptxas gives accumulators and operands of a consumer thread without spilling, by consumer warpgroups: of 255, 240
 // and 160.
 constexpr int kFragmentRegisters[] = {224, 212, 128};
+constexpr int kMaxNarrow = 64;  // head dims of kernels with registers to spare
 constexpr int kMaxHeadDim = 128;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -87,6 +88,10 @@ std::string foreign_override(const KernelOverride& fixed) {
   return {};
 }
 
+bool wants_gradients(const Variants& variants) noexcept {
+  return std::ranges::any_of(variants.captures, [](const expression::Capture& c) { return c.requires_grad; });
+}
+
 }  // namespace
 
 const char* sm90_backward_misfit(const Problem& problem) noexcept {
@@ -105,6 +110,13 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (!problem.tensor_maps) return "a stride of q, k, v or dout is zero, negative or 2^40 bytes or more";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
+  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow) {
+    // Beside the sums of dK and dV, ptxas would spill, or wait after each product.
+    if (problem.varlen) return "packed batches at head dims above 64 leave too few registers";
+    if (problem.variants != nullptr && wants_gradients(*problem.variants)) {
+      return "gradients of captures at head dims above 64 leave too few registers";
+    }
+  }
   return nullptr;
 }
 

@@ -483,11 +483,23 @@ TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
                               {"stages", [](auto& s) { s.stages += 1; }},
                               {"write_dq", [](auto& s) { s.write_dq = !s.write_dq; }},
                               {"split", [](auto& s) { s.split = !s.split; }},
-                              {"varlen", [](auto& s) { s.varlen = !s.varlen; }},
-                              {"dropout", [](auto& s) { s.dropout = !s.dropout; }},
-                              {"variants", [](auto& s) { s.variants.sink = !s.variants.sink; }},
                               {"min_blocks", [](auto& s) { s.min_blocks += 1; }},
                           });
+}
+
+TEST(CacheKey, EveryVariantOfAnSm90BackwardSpecMisses) {
+  const plan::Problem problem =
+      api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
+  const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
+  std::set<std::string> digests{api::cache_key(spec).digest()};
+  const std::vector<std::function<void(plan::KernelSpec&)>> changes{
+      [](auto& s) { s.varlen = true; }, [](auto& s) { s.dropout = true; }, [](auto& s) { s.variants.sink = true; },
+      [](auto& s) { s.variants.left_window = true; }, [](auto& s) { s.variants.chunked = true; }};
+  for (const auto& change : changes) {
+    plan::KernelSpec changed = spec;
+    change(changed);
+    EXPECT_TRUE(digests.insert(api::cache_key(changed).digest()).second) << canonical(changed);
+  }
 }
 
 TEST(CacheKey, OptionsTemplatesTargetAndUnitCountEachAlone) {

@@ -1,8 +1,6 @@
 // sm90_backward arch=sm_90a dtype=f16 d_qk=128 d_v=72 causal=1 tile_m=64 tile_n=128 stages=2 write_dq=1 split=0 min_blocks=1 varlen=1 dropout=1 left_window=1 sink=1 score=score*gain captures=gain:f32:0:grad
 #include <sm90/sm90_backward.cuh>
 
-namespace {
-
 static_assert(sizeof(fa::kernel::BackwardParams) == 496);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
@@ -81,7 +79,5 @@ struct Config {
 };
 static_assert(fa::sm90::Backward<Config>::kThreads == 384);
 static_assert(fa::sm90::Backward<Config>::kSharedBytes == 197952);
-
-}  // namespace
 
 FA_KERNEL(fa_sm90_backward, fa::kernel::Sm90BackwardVariantParams, 384, 1) { fa::sm90::backward<Config>(params); }
