@@ -30,6 +30,7 @@ import datetime
 import json
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -257,8 +258,8 @@ def measure_packed_and_dropout(library, args, op, family, d, causal):
     return rows
 
 
-def measure_all(library, args, op, family, peers):
-    rows = []
+def measure_all(library, args, op, family, peers, rows):
+    """Adds to `rows`, one by one."""
     causals = [name == "yes" for name in args.causal]
     for d in args.head_dims or HEAD_DIMS:
         for causal in causals:
@@ -273,7 +274,10 @@ def measure_all(library, args, op, family, peers):
     if "plain" in args.variants and not args.no_f32 and family in F32_FAMILIES:
         for causal in causals:
             rows += measure(library, args, op, family, 4, 32, 4096, 64, torch.float32, causal, ["mem_efficient"])
-    return rows
+
+
+def stop(*_):
+    raise SystemExit("stopped; what was measured is written")
 
 
 def main():
@@ -287,36 +291,43 @@ def main():
 
     matmul_tflops, copy_tbps = ceilings(args.ms)
     print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s", flush=True)
-    table, failed, rows = [], [], []
-    for op in args.ops:
-        for family in args.families:
-            if not args.no_accuracy:
-                entries, broken = accuracy(library, op, family)
-                table += entries
-                failed += broken
-            rows += measure_all(library, args, op, family, peers)
+    table, failed, rows, figures = [], [], [], dict(earlier["latency"])
 
-    figures = earlier["latency"] if args.no_latency else {**earlier["latency"], **latency(args.cli)}
-    if compare_variants.SCORED.intersection(args.variants):
-        figures = {**figures, "score_function_compile_s": compare_variants.compile_times(args.cli)}
-    result = {
-        "gpu": gpu,
-        "driver": info["driver"],
-        "nvrtc": info["nvrtc"]["version"],
-        "templates": info["templates"],
-        "commit": args.commit or commit(),
-        "method": f"{datetime.date.today()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}: "
-        f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, tools/compare.py",
-        "matmul_tflops": matmul_tflops,
-        "copy_tbps": copy_tbps,
-        "attention": kept(earlier["attention"], rows),
-        "accuracy": kept(earlier["accuracy"], table),
-        "latency": figures,
-    }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    def write():
+        result = {
+            "gpu": gpu,
+            "driver": info["driver"],
+            "nvrtc": info["nvrtc"]["version"],
+            "templates": info["templates"],
+            "commit": args.commit or commit(),
+            "method": f"{datetime.date.today()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}: "
+            f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, tools/compare.py",
+            "matmul_tflops": matmul_tflops,
+            "copy_tbps": copy_tbps,
+            "attention": kept(earlier["attention"], rows),
+            "accuracy": kept(earlier["accuracy"], table),
+            "latency": figures,
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=1) + "\n")
+
+    signal.signal(signal.SIGTERM, stop)  # what a time limit sends
+    try:
+        for op in args.ops:
+            for family in args.families:
+                if not args.no_accuracy:
+                    entries, broken = accuracy(library, op, family)
+                    table += entries
+                    failed += broken
+                measure_all(library, args, op, family, peers, rows)
+        if not args.no_latency:
+            figures.update(latency(args.cli))
+        if compare_variants.SCORED.intersection(args.variants):
+            figures["score_function_compile_s"] = compare_variants.compile_times(args.cli)
+    finally:
+        write()
     compare_variants.print_table([row for row in rows if row["variant"]])
-    print(f"wrote {output}; latency {result['latency']}")
+    print(f"wrote {output}; latency {figures}")
     if failed:
         raise SystemExit(f"accuracy bounds broken by {len(failed)} of {len(table)} shapes: {failed}")
 
