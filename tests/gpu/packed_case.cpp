@@ -38,17 +38,11 @@ void set_common(const PackedCase& c, std::vector<expression::CapturedView>& view
   if (c.variant != nullptr) args.variant = variant_args(*c.variant, views);
 }
 
-/// What an error may be of the largest result, or of the terms that cancel in it; three times as much with a fast tanh,
-/// and half as much more with other variants, whose factors on scores the size of a term does not count.
+/// What an error may be of the largest result, or of the terms that cancel in it; three times as much with a fast tanh.
 double tolerance(const PackedCase& c) {
   const DType dtype = c.attention.dtype;
   const bool tanh = c.variant != nullptr && c.variant->config.score.expression.find("tanh") != std::string::npos;
-  return (tanh                   ? 3
-          : c.variant != nullptr ? 1.5
-                                 : 1) *
-         (dtype == DType::bf16  ? 1.5e-2
-          : dtype == DType::f16 ? 2e-3
-                                : 2e-5);
+  return (tanh ? 3 : 1) * (dtype == DType::bf16 ? 1.5e-2 : dtype == DType::f16 ? 2e-3 : 2e-5);
 }
 
 double lse_tolerance(const PackedCase& c) {

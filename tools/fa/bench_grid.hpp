@@ -18,7 +18,7 @@ struct BenchGrid {
   Operation op = Operation::forward;
   bool deterministic = false;
   std::vector<DType> dtypes{DType::bf16};
-  std::vector<int> head_dims{64, 128};
+  std::vector<int> head_dims{64, 128, 256};
   int head_dim_v = 0;
   std::vector<int> seqs{512, 1024, 2048, 4096, 8192, 16384};
   int seq_kv = 0;
