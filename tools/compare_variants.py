@@ -153,7 +153,8 @@ class VariantRow:
 
     def __init__(self, library, op, family, kind, s, d, causal):
         h, b = WIDTH // d, TOKENS // s
-        self.library, self.op, self.family, self.kind, self.causal = library, op, family, kind, causal
+        self.fa_library, self.op, self.family = library, op, family
+        self.kind, self.causal = kind, causal
         self.size = dict(b=b, h_q=h, h_kv=h, s_q=s, s_kv=s, d_qk=d, d_v=d)
         self.q, self.k, self.v = make_inputs(b, h, h, s, s, d, d, DTYPE)
         self.dout = make_inputs(b, h, 1, s, 1, d, 1, DTYPE, seed=1)[0]
@@ -202,7 +203,7 @@ class VariantRow:
 
     def add_plain(self):
         """fa without anything besides, in the same run."""
-        self.plain = VariantRow(self.library, self.op, self.family, Kind("plain"), self.size["s_q"], self.size["d_qk"],
+        self.plain = VariantRow(self.fa_library, self.op, self.family, Kind("plain"), self.size["s_q"], self.size["d_qk"],
                                 self.causal)
         self.plain.check()
         self.calls["fa_plain"] = self.plain.calls["fa"]
