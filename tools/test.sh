@@ -45,7 +45,10 @@ run_ctest() {  # run_ctest NAME BUILD_DIR ARGUMENTS...
     return
   fi
   passed=$((passed + total - fails - skips)) failed=$((failed + fails)) skipped=$((skipped + skips))
-  [[ "$fails" == 0 ]] || failures+=("ctest $name")
+  # By name, so that the last lines tell what to look at.
+  while read -r test; do
+    failures+=("$name: $test")
+  done < <(sed -n -E 's/^[[:space:]]+[0-9]+ - (.*) \((Failed|Timeout|SEGFAULT|Subprocess aborted|Not Run)\).*/\1/p' "$log")
 }
 
 configure() {  # configure PRESET OPTIONS...

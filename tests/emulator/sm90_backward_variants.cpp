@@ -18,7 +18,7 @@ constexpr std::int64_t kAnyLength = 200;
 
 std::vector<Sm90BackwardVariant> chosen() {
   return {
-      {.choice = "softcap_bias", .d_qk = 128, .d_v = 128, .causal = true, .tile_n = 128},
+      {.choice = "softcap_bias", .d_qk = 56, .d_v = 48, .causal = true, .tile_n = 128},
       {.choice = "alibi", .dtype = DType::f16, .d_qk = 16, .d_v = 8, .splits = 3},
       {.choice = "table", .d_qk = 64, .d_v = 40, .causal = true, .tile_m = 128, .tile_n = 128},
       {.choice = "learned", .dtype = DType::f16, .d_qk = 8, .d_v = 64, .splits = 2},
@@ -32,9 +32,9 @@ std::vector<Sm90BackwardVariant> chosen() {
       {.choice = "everything", .d_qk = 16, .d_v = 16, .causal = true, .tile_n = 128},
       {.choice = "plain", .causal = true, .tile_m = 128, .tile_n = 128, .dropout = true},
       {.choice = "plain", .dtype = DType::f16, .tile_n = 128, .dropout = true, .splits = 3},
-      {.choice = "plain", .d_qk = 80, .d_v = 64, .causal = true, .tile_n = 128, .varlen = true},
+      {.choice = "plain", .d_qk = 48, .d_v = 64, .causal = true, .tile_n = 128, .varlen = true},
       {.choice = "plain", .dtype = DType::f16, .tile_m = 128, .tile_n = 128, .varlen = true, .dropout = true},
-      {.choice = "plain", .d_qk = 24, .d_v = 72, .causal = true, .varlen = true, .deterministic = true},
+      {.choice = "plain", .d_qk = 24, .d_v = 56, .causal = true, .varlen = true, .deterministic = true},
       {.choice = "everything", .causal = true, .tile_n = 128, .varlen = true, .dropout = true},
       {.choice = "bias", .dtype = DType::f16, .d_qk = 8, .d_v = 16, .varlen = true, .dropout = true},
       {.choice = "prefix", .tile_n = 128, .varlen = true},
