@@ -6,8 +6,8 @@
 
 // PTX ISA, "wgmma.mma_async": the four warps of a warpgroup compute D = A * B + D with D 64 x N in float, K = 16. Warp
 // w owns rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4 its registers d[4j] to d[4j + 3] are (g, 8j + 2t),
-// (g, 8j + 2t + 1), (g + 8, 8j + 2t), (g + 8, 8j + 2t + 1). A comes from shared memory (K-major) or from registers in
-// the layout of mma.m16n8k16; B from shared memory, K-major or (transposed) N-major.
+// (g, 8j + 2t + 1), (g + 8, 8j + 2t), (g + 8, 8j + 2t + 1). A comes from shared memory, K-major or (transposed)
+// M-major, or from registers in the layout of mma.m16n8k16; B from shared memory, K-major or (transposed) N-major.
 namespace fa::ptx {
 
 using kernel::bf16;
@@ -121,26 +121,26 @@ struct Wgmma;
 #define FA_WGMMA_OUT_128 FA_WGMMA_OUT_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
 // FA_WGMMA(type, N, registers of D, and the numbers of the operands after them)
-#define FA_WGMMA(type, n, regs, i0, i1, i2, i3, i4, i5, i6)                                                        \
-  template <>                                                                                                      \
-  struct Wgmma<type, n> {                                                                                          \
-    template <bool kTransposeB>                                                                                    \
-    static FA_DEVICE void shared(float (&d)[regs], uint64_t a, uint64_t b, bool accumulate) {                      \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n           \
-                   "k16.f32." #type "." #type " {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, %" #i3 \
-                                                                        ";\n}\n"                                   \
-                   : FA_WGMMA_OUT_##regs                                                                           \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeB ? 1 : 0));                 \
-    }                                                                                                              \
-    template <bool kTransposeB>                                                                                    \
-    static FA_DEVICE void registers(float (&d)[regs], const uint32_t (&a)[4], uint64_t b, bool accumulate) {       \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n           \
-                   "k16.f32." #type "." #type " {" FA_WGMMA_REGS_##regs "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3  \
-                                                                        "}, %" #i4 ", p, 1, 1, %" #i6 ";\n}\n"     \
-                   : FA_WGMMA_OUT_##regs                                                                           \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),        \
-                     "n"(kTransposeB ? 1 : 0));                                                                    \
-    }                                                                                                              \
+#define FA_WGMMA(type, n, regs, i0, i1, i2, i3, i4, i5, i6)                                                         \
+  template <>                                                                                                       \
+  struct Wgmma<type, n> {                                                                                           \
+    template <bool kTransposeB, bool kTransposeA = false>                                                           \
+    static FA_DEVICE void shared(float (&d)[regs], uint64_t a, uint64_t b, bool accumulate) {                       \
+      asm volatile(                                                                                                 \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type    \
+          "." #type " {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i4 ", %" #i3 ";\n}\n"            \
+          : FA_WGMMA_OUT_##regs                                                                                     \
+          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeB ? 1 : 0), "n"(kTransposeA ? 1 : 0)); \
+    }                                                                                                               \
+    template <bool kTransposeB>                                                                                     \
+    static FA_DEVICE void registers(float (&d)[regs], const uint32_t (&a)[4], uint64_t b, bool accumulate) {        \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n            \
+                   "k16.f32." #type "." #type " {" FA_WGMMA_REGS_##regs "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3   \
+                                                                        "}, %" #i4 ", p, 1, 1, %" #i6 ";\n}\n"      \
+                   : FA_WGMMA_OUT_##regs                                                                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),         \
+                     "n"(kTransposeB ? 1 : 0));                                                                     \
+    }                                                                                                               \
   };
 #define FA_WGMMA_BOTH(...)    \
   FA_WGMMA(bf16, __VA_ARGS__) \

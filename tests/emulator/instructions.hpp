@@ -63,6 +63,16 @@ void mbarrier_arrive(std::uint32_t barrier, const Site& site);
 void mbarrier_arrive_expect_tx(std::uint32_t barrier, int bytes, const Site& site);
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site);
 
+// Of blocks in a cluster; `cluster_...` addresses are those that map_shared gives.
+int cluster_rank();
+std::uint32_t map_shared(std::uint32_t shared, int rank, const Site& site);
+void cluster_sync(const Site& site);
+void mbarrier_arrive_remote(std::uint32_t cluster_barrier, const Site& site);
+void mbarrier_arrive_expect_tx_remote(std::uint32_t cluster_barrier, int bytes, const Site& site);
+void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity, const Site& site);
+void bulk_copy_to_cluster(std::uint32_t cluster_target, std::uint32_t source, int bytes, std::uint32_t cluster_barrier,
+                          const Site& site);
+
 /// `map` points to the 128 bytes of a tensor map (tensor_map.hpp); `at` to `rank` coordinates, innermost first.
 void prefetch_tensor_map(const void* map, const Site& site);
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site);
@@ -83,7 +93,8 @@ struct WgmmaOperands {
   std::uint64_t b = 0;
   int columns = 0;
   Half half = Half::bf16;
-  bool transposed = false;  // B is N-major
+  bool a_transposed = false;  // A is M-major
+  bool b_transposed = false;  // B is N-major
   bool accumulate = true;
 };
 void wgmma(const WgmmaOperands& operands, const Site& site);

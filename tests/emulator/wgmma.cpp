@@ -123,13 +123,13 @@ void multiply(const float* a, const float* b, float* d, std::size_t columns) {
 
 Operand operand_a(const WgmmaOperands& operands) {
   Operand a;
-  decode(operands.a, true, kRows, a);
+  decode(operands.a, !operands.a_transposed, kRows, a);
   return a;
 }
 
 Operand operand_b(const WgmmaOperands& operands) {
   Operand b;
-  decode(operands.b, !operands.transposed, static_cast<std::uint32_t>(operands.columns), b);
+  decode(operands.b, !operands.b_transposed, static_cast<std::uint32_t>(operands.columns), b);
   return b;
 }
 
@@ -255,8 +255,9 @@ void check_descriptor(const Machine& machine, const Warp& warp, std::uint64_t de
 }
 
 bool same(const WgmmaOperands& x, const WgmmaOperands& y) {
-  return x.a == y.a && x.b == y.b && x.columns == y.columns && x.half == y.half && x.transposed == y.transposed &&
-         x.accumulate == y.accumulate && (x.a_registers == nullptr) == (y.a_registers == nullptr);
+  return x.a == y.a && x.b == y.b && x.columns == y.columns && x.half == y.half && x.a_transposed == y.a_transposed &&
+         x.b_transposed == y.b_transposed && x.accumulate == y.accumulate &&
+         (x.a_registers == nullptr) == (y.a_registers == nullptr);
 }
 
 bool same(const Site& x, const Site& y) {
@@ -353,8 +354,8 @@ void execute_wgmma(Machine& machine, Warp& warp) {
   if (!warp.products.fenced) {
     raise(machine, FaultKind::unfenced, warp, 0, "no wgmma.fence since its registers were in other hands");
   }
-  if (own.a_registers == nullptr) check_descriptor(machine, warp, own.a, true, kRows, "A");
-  check_descriptor(machine, warp, own.b, !own.transposed, own.columns, "B");
+  if (own.a_registers == nullptr) check_descriptor(machine, warp, own.a, !own.a_transposed, kRows, "A");
+  check_descriptor(machine, warp, own.b, !own.b_transposed, own.columns, "B");
   Product& product = next_product(machine, warp);
   attach(machine, warp, product);
   if (own.a_registers == nullptr) {

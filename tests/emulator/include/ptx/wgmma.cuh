@@ -49,16 +49,16 @@ template <class T, int kN>
 struct Wgmma {
   static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256, "N of wgmma");
 
-  template <bool kTransposeB>
+  template <bool kTransposeB, bool kTransposeA = false>
   static FA_DEVICE void shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate,
                                const emulator::Site& site = emulator::Site::current()) {
-    emulator::wgmma({d, nullptr, a, b, kN, kWgmmaHalf<T>, kTransposeB, accumulate}, site);
+    emulator::wgmma({d, nullptr, a, b, kN, kWgmmaHalf<T>, kTransposeA, kTransposeB, accumulate}, site);
   }
 
   template <bool kTransposeB>
   static FA_DEVICE void registers(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,
                                   const emulator::Site& site = emulator::Site::current()) {
-    emulator::wgmma({d, a, 0, b, kN, kWgmmaHalf<T>, kTransposeB, accumulate}, site);
+    emulator::wgmma({d, a, 0, b, kN, kWgmmaHalf<T>, false, kTransposeB, accumulate}, site);
   }
 };
 

@@ -1,0 +1,75 @@
+#ifndef FA_TEMPLATES_PTX_CLUSTER_CUH_
+#define FA_TEMPLATES_PTX_CLUSTER_CUH_
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+// PTX ISA, "Cluster of cooperative thread arrays": consecutive blocks along x that run at the same time and reach each
+// other's shared memory. A shared::cluster address names a place in the shared memory of one of them; only the
+// functions here take one. No block may exit while another may still arrive at its barriers or copy into its memory.
+namespace fa::ptx {
+
+/// %cluster_ctarank: the number of this block in its cluster.
+FA_DEVICE int cluster_rank() {
+  int value;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
+  return value;
+}
+
+/// mapa: the shared::cluster address of the place in block `rank` that `shared` is in this one.
+FA_DEVICE uint32_t map_shared(uint32_t shared, int rank) {
+  uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));
+  return mapped;
+}
+
+/// barrier.cluster.arrive, barrier.cluster.wait: every thread of the cluster, and their accesses, before and after.
+FA_DEVICE void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+/// mbarrier.arrive at a barrier of any block of the cluster; this thread's earlier accesses come before the end of the
+/// phase for those that wait by `mbarrier_wait_cluster`.
+FA_DEVICE void mbarrier_arrive_remote(uint32_t cluster_barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
+}
+
+/// mbarrier.arrive.expect_tx: announces `bytes` of copies there, then one arrival.
+FA_DEVICE void mbarrier_arrive_expect_tx_remote(uint32_t cluster_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+/// mbarrier.try_wait.parity at a barrier of this block, until the phase of that parity is complete: what other blocks
+/// of the cluster did before they arrived comes before.
+FA_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "waiting:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra.uni finished;\n"
+      "bra.uni waiting;\n"
+      "finished:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// cp.async.bulk, shared memory of this block to that of any block of the cluster: `bytes` bytes (a multiple of 16,
+/// like both addresses), completed on a barrier of the target's block. By one thread, after `fence_proxy_async` by
+/// those that wrote the source; the source stays as it is until that barrier's phase is complete.
+FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, int bytes, uint32_t cluster_barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   cluster_target),
+               "r"(source), "r"(bytes), "r"(cluster_barrier)
+               : "memory");
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TEMPLATES_PTX_CLUSTER_CUH_

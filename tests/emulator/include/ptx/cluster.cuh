@@ -1,0 +1,45 @@
+#ifndef FA_TESTS_EMULATOR_PTX_CLUSTER_CUH_
+#define FA_TESTS_EMULATOR_PTX_CLUSTER_CUH_
+
+#include <emulator/instructions.hpp>
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+FA_DEVICE int cluster_rank() {
+  return emulator::cluster_rank();
+}
+
+FA_DEVICE uint32_t map_shared(uint32_t shared, int rank, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::map_shared(shared, rank, site);
+}
+
+FA_DEVICE void cluster_sync(const emulator::Site& site = emulator::Site::current()) {
+  emulator::cluster_sync(site);
+}
+
+FA_DEVICE void mbarrier_arrive_remote(uint32_t cluster_barrier,
+                                      const emulator::Site& site = emulator::Site::current()) {
+  emulator::mbarrier_arrive_remote(cluster_barrier, site);
+}
+
+FA_DEVICE void mbarrier_arrive_expect_tx_remote(uint32_t cluster_barrier, int bytes,
+                                                const emulator::Site& site = emulator::Site::current()) {
+  emulator::mbarrier_arrive_expect_tx_remote(cluster_barrier, bytes, site);
+}
+
+FA_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity,
+                                     const emulator::Site& site = emulator::Site::current()) {
+  emulator::mbarrier_wait_cluster(barrier, parity, site);
+}
+
+FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, int bytes, uint32_t cluster_barrier,
+                                    const emulator::Site& site = emulator::Site::current()) {
+  emulator::bulk_copy_to_cluster(cluster_target, source, bytes, cluster_barrier, site);
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TESTS_EMULATOR_PTX_CLUSTER_CUH_
