@@ -9,6 +9,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90_backward.hpp"
+#include "plan/sm90_backward_pair.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -72,12 +73,14 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
   choice.aligned = problem.aligned;
   // Fields, and tiles, of its kernels.
   const bool of_sm80 = fixed.warps != 0 || fixed.tile_m % 64 != 0 || fixed.tile_n % 64 != 0;
-  if (fixed.family != Family::sm80 && !(fixed.family == Family::automatic && of_sm80) &&
-      sm90_backward_misfit(problem) == nullptr && sm90_backward_obstacle(problem) == nullptr) {
+  const bool automatic = fixed.family == Family::automatic && !of_sm80 && !is_pair(problem);
+  if ((automatic || fixed.family == Family::sm90) && sm90_backward_misfit(problem) == nullptr &&
+      sm90_backward_obstacle(problem) == nullptr) {
     choice.family = Family::sm90;
   }
   if (problem.varlen) return choice;  // how much work a sequence is, the host does not know
-  const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
+  std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
+  if (choice.family == Family::sm90 && is_pair(problem)) enough /= 2;
   const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
   const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
   if (fixed.splits != 0) {
@@ -225,7 +228,9 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
-  if (kernels.main.family == Family::sm90 && !long_tiles && !unequal) {
+  if (kernels.main.cluster > 1) {
+    launch.grids.main *= kernels.main.cluster;
+  } else if (kernels.main.family == Family::sm90 && !long_tiles && !unequal) {
     params.heads_in_flight =
         balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);

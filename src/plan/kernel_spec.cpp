@@ -39,7 +39,7 @@ std::string canonical_sm90_backward(const KernelSpec& spec) {
              "split={:d} min_blocks={}",
              to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.tile_m, spec.tile_n,
              spec.stages, spec.write_dq, spec.split, spec.min_blocks) +
-         switches(spec);
+         (spec.cluster > 1 ? fmt::format(" cluster={}", spec.cluster) : "") + switches(spec);
 }
 
 }  // namespace
@@ -51,7 +51,8 @@ std::string kernel_name(const KernelSpec& spec) {
     case Op::combine:
       return "fa_forward_combine";
     case Op::backward:
-      return fmt::format("fa_{}_backward", family_name(spec.family));
+      return fmt::format("fa_{}_backward{}", family_name(spec.family),
+                         spec.family == Family::sm90 && spec.cluster > 1 ? "_pair" : "");
     case Op::backward_dq:
       return fmt::format("fa_{}_backward_dq", family_name(spec.family));
     case Op::backward_preprocess:

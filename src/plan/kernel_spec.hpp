@@ -58,6 +58,7 @@ struct KernelSpec {
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P
   Variants variants;                ///< what is computed besides plain attention
+  int cluster = 1;                  ///< thread blocks that share a tile
   int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const KernelSpec&, const KernelSpec&) = default;

@@ -9,6 +9,7 @@
 #include <fa/error.hpp>
 
 #include "plan/candidates.hpp"
+#include "plan/sm90_backward_pair.hpp"
 
 namespace fa::plan {
 namespace {
@@ -22,7 +23,6 @@ constexpr int kJobBytes = 192;  // of a packed batch: two tiles and their barrie
 // and 160.
 constexpr int kFragmentRegisters[] = {224, 212, 128};
 constexpr int kMaxNarrow = 64;  // head dims of kernels with registers to spare
-constexpr int kMaxHeadDim = 128;
 constexpr std::size_t kMaxSpecs = 4;
 
 struct Tile {
@@ -32,11 +32,13 @@ struct Tile {
 // In order of preference, measured on an H200 (docs/performance.md).
 constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
+constexpr Tile kPair[] = {{64, 128, 2}};
 
 // With more than plain attention the first may spill.
 constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
 
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
+  if (is_pair(problem)) return kPair;
   if (std::max(problem.d_qk, problem.d_v) > 64) return kMedium;
   return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
 }
@@ -97,7 +99,7 @@ bool wants_gradients(const Variants& variants) noexcept {
 const char* sm90_backward_misfit(const Problem& problem) noexcept {
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
-  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 128";
+  if (is_pair(problem)) return sm90_backward_pair_misfit(problem);
   return nullptr;
 }
 
@@ -110,6 +112,9 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (!problem.tensor_maps) return "a stride of q, k, v or dout is zero, negative or 2^40 bytes or more";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
+  if (is_pair(problem) && !sm90_backward_is_plain(problem)) {
+    return "packed batches, dropout, functions, windows and sinks at head dims above 128 are for another family";
+  }
   if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow) {
     // Beside the sums of dK and dV, ptxas would spill, or wait after each product.
     if (problem.varlen) return "packed batches at head dims above 64 leave too few registers";
@@ -121,6 +126,7 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
 }
 
 int sm90_backward_shared_bytes(const KernelSpec& spec) {
+  if (spec.cluster > 1) return sm90_backward_pair_shared_bytes(spec);
   const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
   const int rows = row_bytes(spec.d_qk) + row_bytes(spec.d_v);
   const int statistics = 2 * static_cast<int>(sizeof(float));
@@ -131,6 +137,7 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
 }
 
 int sm90_backward_registers(const KernelSpec& spec) {
+  if (spec.cluster > 1) return sm90_backward_pair_registers(spec);
   const int sums = (spec.d_qk + spec.d_v) / 2;
   const int scores = spec.tile_m / 2;   // S or dP
   const int operand = spec.tile_m / 4;  // P or dS, rounded
@@ -141,6 +148,7 @@ int sm90_backward_registers(const KernelSpec& spec) {
 }
 
 std::string sm90_backward_refusal(const KernelSpec& spec) {
+  if (spec.cluster > 1) return sm90_backward_pair_refusal(spec);
   if (spec.tile_n < kWarpgroupKeys || spec.tile_n > kMaxConsumers * kWarpgroupKeys ||
       spec.tile_n % kWarpgroupKeys != 0) {
     return fmt::format("tile_n = {}: accepted are 64, 128 and 192", spec.tile_n);
@@ -168,6 +176,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
 }
 
 Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
+  if (is_pair(problem)) return {};
   constexpr double kMultiplyAdds = 4096;  // of wgmma, a cycle
   constexpr double kStepCycles = 800;     // what of a step the tensor cores wait for
   constexpr double kTileCycles = 3000;    // its keys come, its sums leave
@@ -193,7 +202,8 @@ std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const Kernel
   std::string refusal = foreign_override(fixed);
   if (refusal.empty()) {
     for (const Tile& tile : preferred_tiles(problem)) {
-      const KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
+      KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
+      if (is_pair(problem)) spec = as_pair(spec);
       const std::string reason = sm90_backward_refusal(spec);
       if (!reason.empty()) {
         refusal = reason;

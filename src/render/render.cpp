@@ -367,6 +367,12 @@ Parts parts_of(const plan::KernelSpec& spec) {
       return {"common/forward_combine.cuh", "ForwardParams", "kernel::forward_combine", nullptr, forward_layout(),
               combine_config(spec)};
     case plan::Op::backward:
+      if (spec.cluster > 1) {
+        const std::string threads =
+            fmt::format("static_assert(fa::sm90::BackwardPair<Config>::kThreads == {});\n", spec.threads());
+        return {"sm90/sm90_backward_pair.cuh", "Sm90BackwardParams",   "sm90::backward_pair",
+                "sm90::BackwardPair",          sm90_backward_layout(), sm90_backward_config(spec) + threads};
+      }
       if (spec.family == Family::sm90) {
         const std::string threads =
             fmt::format("static_assert(fa::sm90::Backward<Config>::kThreads == {});\n", spec.threads());
@@ -453,13 +459,15 @@ std::string render_unit(const plan::KernelSpec& spec) {
                                         ? ""
                                         : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",
                                                       parts.shared_type, plan::shared_bytes(spec));
+  const std::string cluster = spec.cluster > 1 ? fmt::format(", {}", spec.cluster) : "";
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"
       "{}\n{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
-      "FA_KERNEL({}, fa::kernel::{}, {}, {}) {{ fa::{}<Config>(params); }}\n",
-      canonical(spec), parts.header, parts.layout, parts.config, shared_assert, kernel_name(spec), parts.params,
-      spec.threads(), spec.min_blocks, parts.function);
+      "{}({}, fa::kernel::{}, {}, {}{}) {{ fa::{}<Config>(params); }}\n",
+      canonical(spec), parts.header, parts.layout, parts.config, shared_assert,
+      spec.cluster > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), parts.params, spec.threads(),
+      spec.min_blocks, cluster, parts.function);
 }
 
 /// The name between the brackets of an `#include <name>` line; empty for any other line.

@@ -23,6 +23,13 @@ FA_DEVICE float to_float(float x) {
   return x;
 }
 
+/// Both elements of a pair.
+template <class T>
+FA_DEVICE void unpack(float (&values)[2], uint32_t pair) {
+  values[0] = to_float(T{static_cast<uint16_t>(pair & 0xffffu)});
+  values[1] = to_float(T{static_cast<uint16_t>(pair >> 16)});
+}
+
 /// 16 bytes of a row as floats; one access when kAligned.
 template <bool kAligned, class T>
 FA_DEVICE void load_piece(float (&values)[kPieceElements<T>], const T* source) {

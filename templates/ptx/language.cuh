@@ -14,5 +14,9 @@
 // FA_KERNEL(name, Params, threads, min_blocks) { body using `params` }
 #define FA_KERNEL(name, Params, threads, min_blocks) \
   extern "C" __global__ void __launch_bounds__(threads, min_blocks) name(const __grid_constant__ Params params)
+// The same for clusters of so many consecutive blocks.
+#define FA_CLUSTER_KERNEL(name, Params, threads, min_blocks, cluster)                               \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, min_blocks) \
+      name(const __grid_constant__ Params params)
 
 #endif  // FA_TEMPLATES_PTX_LANGUAGE_CUH_

@@ -17,9 +17,9 @@
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_backward_params.cuh>
+#include <sm90/sm90_backward_store.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
-#include <sm90/sm90_transpose.cuh>
 
 namespace fa::sm90 {
 
@@ -498,21 +498,31 @@ struct Backward {
         for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
       }
       if constexpr (Config::kSplit) {
-        store_partial(dk, work, first_key, 0, lane);
-        store_partial(dv, work, first_key, kHeadDimQk, lane);
+        constexpr int kRow = kHeadDimQk + kHeadDimV;
+        const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
+        float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
+        store_partial<kRow>(dk, rows, first_key, params.s_kv, lane);
+        store_partial<kRow>(dv, rows + kHeadDimQk, first_key, params.s_kv, lane);
       } else {
         FA_UNROLL
         for (int i = 0; i < kHeadDimQk / 2; ++i) dk[i] *= params.scale;
-        store_rows(dk, static_cast<T*>(params.dk), params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work,
-                   first_key, lane);
-        store_rows(dv, static_cast<T*>(params.dv), params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work,
-                   first_key, lane);
+        store(dk, params.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work, first_key, lane);
+        store(dv, params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work, first_key, lane);
       }
       release_job(round);
     }
     if constexpr (Config::kWriteDq) {
       if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
+  }
+
+  template <class Sum>
+  FA_DEVICE void store(const Sum& sum, void* base, int64_t stride_b, int64_t stride_h, int64_t stride_s,
+                       const Job& work, int first_key, int lane) const {
+    T* const rows = static_cast<T*>(base) +
+                    kernel::offset_of_keys<kVarlen>(work.lengths, work.tile.batch, stride_b, stride_s) +
+                    work.tile.head * stride_h;
+    store_rows(sum, rows, stride_s, first_key, work.lengths.s_kv, lane);
   }
 
   /// A consumer's place in the stream of query tiles.
@@ -1014,59 +1024,6 @@ struct Backward {
     const int groups = column_group + kDqColumns / 8 < kColumnGroups ? kDqColumns / 8 : kColumnGroups - column_group;
     ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, groups * 512);
     ptx::tma_commit();
-  }
-
-  /// A warp's 16 keys of dK or dV: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so
-  /// that each stores 16 bytes.
-  template <int kCount>
-  FA_DEVICE void store_rows(const float (&sum)[kCount], T* base, int64_t stride_b, int64_t stride_h, int64_t stride_s,
-                            const Job& work, int first_key, int lane) const {
-    constexpr int kColumnTiles = kCount / 4;
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int key = first_key + lane / 4 + 8 * r;
-      const bool inside = key < work.lengths.s_kv;
-      T* const target = base + kernel::offset_of_keys<kVarlen>(work.lengths, work.tile.batch, stride_b, stride_s) +
-                        work.tile.head * stride_h + (inside ? key : 0) * stride_s;
-      FA_UNROLL
-      for (int j = 0; j + 4 <= kColumnTiles; j += 4) {
-        uint32_t words[4];
-        FA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          words[i] = ptx::convert_pair<T>(sum[4 * (j + i) + 2 * r], sum[4 * (j + i) + 2 * r + 1]);
-        }
-        transpose_quad(words, lane);
-        if (inside) {
-          ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
-        }
-      }
-      FA_UNROLL
-      for (int j = kColumnTiles / 4 * 4; j < kColumnTiles; ++j) {
-        if (inside) {
-          ptx::st_global(reinterpret_cast<uint32_t*>(target + 8 * j + 2 * (lane % 4)),
-                         ptx::convert_pair<T>(sum[4 * j + 2 * r], sum[4 * j + 2 * r + 1]));
-        }
-      }
-    }
-  }
-
-  /// fp32 sums over one split's query tiles, for backward_reduce: into [splits, b, h_kv, s_kv, d_qk + d_v].
-  template <int kCount>
-  FA_DEVICE void store_partial(const float (&sum)[kCount], const Job& work, int first_key, int first_column,
-                               int lane) const {
-    const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int key = first_key + lane / 4 + 8 * r;
-      if (key >= params.s_kv) continue;
-      const int64_t row = (batch * params.h_kv + work.tile.head) * params.s_kv + key;
-      float* const target = params.partial + row * (kHeadDimQk + kHeadDimV) + first_column + 2 * (lane % 4);
-      FA_UNROLL
-      for (int j = 0; j < kCount / 4; ++j) {
-        ptx::st_global(target + 8 * j, sum[4 * j + 2 * r]);
-        ptx::st_global(target + 8 * j + 1, sum[4 * j + 2 * r + 1]);
-      }
-    }
   }
 };
 

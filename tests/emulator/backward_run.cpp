@@ -60,7 +60,7 @@ void copy_values(const HostTensor& from, HostTensor& to) {
 }
 
 void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const void* params, Memory& memory,
-                std::uint64_t seed) {
+                std::uint64_t seed, int cluster = 1) {
   if (grid == 0) return;
   const RegisteredKernel& kernel = registered_kernel(name);
   LaunchOptions options;
@@ -68,6 +68,7 @@ void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, co
   options.threads = kernel.threads;
   options.shared_bytes = shared_bytes;
   options.seed = seed;
+  options.cluster = cluster;
   launch(kernel.entry, params, memory, options);
 }
 
@@ -79,7 +80,7 @@ void run_main(const KernelSpec& spec, const std::string& name, const BackwardLau
     return;
   }
   const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, spec);
-  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed);
+  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed, spec.cluster);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/pairwise.hpp"
 #include "plan/sm80_backward.hpp"
+#include "plan/sm90_backward_pair.hpp"
 
 namespace emulator {
 namespace {
@@ -120,30 +121,44 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 80, 80, 128, 128, 2, false, false, true}, {DType::f16, 40, 48, 64, 192, 3, true, true, false},
 };
 
+// By pairs of blocks: columns in two halves, in unequal ones, in parts of slabs; rings of two and three.
+constexpr Sm90Shape kPairShapes[] = {
+    {DType::bf16, 256, 256, 64, 128, 2, true, true, false}, {DType::f16, 192, 128, 64, 128, 2, false, true, true},
+    {DType::f16, 136, 72, 64, 128, 3, true, true, false},   {DType::bf16, 96, 200, 64, 128, 2, false, false, false},
+    {DType::bf16, 160, 160, 64, 128, 2, true, false, true},
+};
+
+BackwardSpecs to_specs(const Sm90Shape& shape) {
+  KernelSpec spec;
+  spec.op = Op::backward;
+  spec.family = fa::Family::sm90;
+  spec.arch = {9, 0, 'a'};
+  spec.dtype = shape.dtype;
+  spec.d_qk = shape.d_qk;
+  spec.d_v = shape.d_v;
+  spec.causal = shape.causal;
+  BackwardSpecs both{spec, spec};
+  both.main.tile_m = shape.tile_m;
+  both.main.tile_n = shape.tile_n;
+  both.main.warps = 4 * (shape.tile_n / 64 + 1);
+  both.main.stages = shape.stages;
+  both.main.write_dq = shape.write_dq;
+  both.main.split = shape.split;
+  both.dq.op = Op::backward_dq;
+  both.dq.family = fa::Family::sm80;
+  both.dq.tile_m = kDqTiles[0].tile_m;
+  both.dq.tile_n = kDqTiles[0].tile_n;
+  both.dq.warps = kDqTiles[0].warps;
+  both.dq.stages = 1;
+  return both;
+}
+
 std::vector<BackwardSpecs> find_sm90_backward_specs() {
   std::vector<BackwardSpecs> specs;
-  for (const Sm90Shape& shape : kSm90Shapes) {
-    KernelSpec spec;
-    spec.op = Op::backward;
-    spec.family = fa::Family::sm90;
-    spec.arch = {9, 0, 'a'};
-    spec.dtype = shape.dtype;
-    spec.d_qk = shape.d_qk;
-    spec.d_v = shape.d_v;
-    spec.causal = shape.causal;
-    BackwardSpecs both{spec, spec};
-    both.main.tile_m = shape.tile_m;
-    both.main.tile_n = shape.tile_n;
-    both.main.warps = 4 * (shape.tile_n / 64 + 1);
-    both.main.stages = shape.stages;
-    both.main.write_dq = shape.write_dq;
-    both.main.split = shape.split;
-    both.dq.op = Op::backward_dq;
-    both.dq.family = fa::Family::sm80;
-    both.dq.tile_m = kDqTiles[0].tile_m;
-    both.dq.tile_n = kDqTiles[0].tile_n;
-    both.dq.warps = kDqTiles[0].warps;
-    both.dq.stages = 1;
+  for (const Sm90Shape& shape : kSm90Shapes) specs.push_back(to_specs(shape));
+  for (const Sm90Shape& shape : kPairShapes) {
+    BackwardSpecs both = to_specs(shape);
+    both.main = fa::plan::as_pair(both.main);
     specs.push_back(both);
   }
   return specs;

@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 #include <vector>
 
+#include "driver/driver.hpp"
 #include "gpu/backward_case.hpp"
+#include "plan/arch.hpp"
 
 namespace fa::test {
 namespace {
@@ -159,6 +162,36 @@ TEST_F(Backward, RandomProblems) {
     c.seed = random();
     AttentionConfig config = config_of(c);
     config.deterministic = pick(0, 1) == 1;
+    run_backward_case(c, config, pick(0, 1) == 1);
+    if (HasFailure()) break;
+  }
+}
+
+/// The kernel of two blocks a tile, which the planner leaves aside unless it is asked for.
+TEST_F(Backward, PairsOfBlocks) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  std::mt19937_64 random(22);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int i = 0; i < 40; ++i) {
+    AttentionCase c;
+    c.b = pick(1, 3);
+    c.h_kv = pick(1, 3);
+    c.h_q = c.h_kv * pick(1, 4);
+    c.s_q = i % 4 == 0 ? pick(1, 64) : pick(1, 1500);
+    c.s_kv = i % 4 == 1 ? pick(1, 128) : pick(1, 1700);
+    const std::array<std::int64_t, 2> dims[] = {{256, 256}, {192, 128}, {136, 72}, {80, 256}, {160, 200}};
+    c.d_qk = dims[i % 5][0];
+    c.d_v = dims[i % 5][1];
+    c.dtype = pick(0, 1) == 1 ? DType::bf16 : DType::f16;
+    c.causal = pick(0, 1) == 1;
+    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+    c.layout = static_cast<Layout>(pick(0, 1));
+    c.seed = random();
+    AttentionConfig config = config_of(c);
+    config.deterministic = pick(0, 2) == 0;
+    config.kernel_backward = KernelOverride{.family = Family::sm90, .splits = i % 7 == 0 ? 3 : 0};
     run_backward_case(c, config, pick(0, 1) == 1);
     if (HasFailure()) break;
   }

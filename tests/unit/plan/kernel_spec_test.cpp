@@ -46,6 +46,7 @@ constexpr Mutation kMutations[] = {
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
+    {"cluster", [](KernelSpec& spec) { spec.cluster = 2; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
@@ -75,7 +76,7 @@ const std::vector<Operation>& operations() {
                       "variants", "min_blocks"}},
       {Op::backward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "split", "varlen",
-        "dropout", "variants", "min_blocks"},
+        "dropout", "variants", "cluster", "min_blocks"},
        Family::sm90},
       {Op::backward_dq,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages", "varlen",
@@ -107,13 +108,13 @@ TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
-               variants, min_blocks] = some_spec();
+               variants, cluster, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                   operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, varlen, dropout,
-                  variants, min_blocks));
+                  variants, cluster, min_blocks));
 }
 
 // Likewise for what variants are made of.

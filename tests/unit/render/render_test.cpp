@@ -91,6 +91,15 @@ plan::KernelSpec sm90_backward_spec() {
   return spec;
 }
 
+plan::KernelSpec sm90_backward_pair_spec() {
+  plan::KernelSpec spec = sm90_backward_spec();
+  spec.d_qk = 256;
+  spec.d_v = 192;
+  spec.warps = 16;
+  spec.cluster = 2;
+  return spec;
+}
+
 plan::KernelSpec backward_spec(plan::Op op) {
   plan::KernelSpec spec = backward_spec();
   spec.op = op;
@@ -114,6 +123,7 @@ std::vector<plan::KernelSpec> all_specs() {
           combine_spec(),
           backward_spec(),
           sm90_backward_spec(),
+          sm90_backward_pair_spec(),
           backward_spec(plan::Op::backward_dq),
           backward_spec(plan::Op::backward_preprocess),
           backward_spec(plan::Op::backward_convert),
@@ -130,6 +140,10 @@ void expect_golden(const std::string& name, const std::string& text) {
 
 TEST(Render, ForwardUnitIsGolden) {
   expect_golden("sm80_forward.cu", render(forward_spec()).unit);
+}
+
+TEST(Render, Sm90BackwardPairUnitIsGolden) {
+  expect_golden("sm90_backward_pair.cu", render(sm90_backward_pair_spec()).unit);
 }
 
 TEST(Render, Sm90ForwardUnitIsGolden) {
@@ -263,6 +277,16 @@ TEST(Render, WhatTheBackwardDependsOnReachesIt) {
                                                     [](Spec& spec) { spec.variants.chunked = true; },
                                                     [](Spec& spec) { spec.variants.score = "score*2.0"; },
                                                 });
+  expect_reach_the_kernel(sm90_backward_pair_spec(), {
+                                                         [](Spec& spec) { spec.dtype = DType::bf16; },
+                                                         [](Spec& spec) { spec.d_qk = 192; },
+                                                         [](Spec& spec) { spec.d_v = 128; },
+                                                         [](Spec& spec) { spec.causal = false; },
+                                                         [](Spec& spec) { spec.stages = 3; },
+                                                         [](Spec& spec) { spec.write_dq = false; },
+                                                         [](Spec& spec) { spec.split = true; },
+                                                         [](Spec& spec) { spec.cluster = 4; },
+                                                     });
   expect_reach_the_kernel(backward_spec(), {
                                                [](Spec& spec) { spec.arch = plan::parse_arch("sm_80"); },
                                                [](Spec& spec) { spec.dtype = DType::f16; },
@@ -302,7 +326,7 @@ TEST(Render, UnitNamesTheSpecAndTheEntryPoint) {
     const Source source = render(spec);
     EXPECT_EQ(lines_of(source.unit).front(), "// " + canonical(spec));
     EXPECT_EQ(source.kernel_name, kernel_name(spec));
-    EXPECT_EQ(count_of(source.unit, "FA_KERNEL(" + source.kernel_name + ","), 1);
+    EXPECT_EQ(count_of(source.unit, "KERNEL(" + source.kernel_name + ","), 1);
     EXPECT_EQ(source.unit.back(), '\n');
   }
 }

@@ -16,5 +16,6 @@
   }                                                                                    \
   [[maybe_unused]] static constexpr int name##_threads = (threads) + 0 * (min_blocks); \
   static void name(const Params& params)
+#define FA_CLUSTER_KERNEL(name, Params, threads, min_blocks, cluster) FA_KERNEL(name, Params, threads, min_blocks)
 
 #endif  // FA_TESTS_EMULATOR_PTX_LANGUAGE_CUH_

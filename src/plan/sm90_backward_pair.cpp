@@ -1,0 +1,79 @@
+#include "plan/sm90_backward_pair.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fa::plan {
+namespace {
+
+constexpr int kAboveOne = 128;  // head dims that one block serves
+constexpr int kSlabColumns = 64;
+constexpr int kMaxHeadDim = 256;
+constexpr int kTileM = 64;
+constexpr int kTileN = 128;
+constexpr int kRowSlabBytes = kTileM * 128;
+constexpr int kKeySlabBytes = kTileN * 128;
+constexpr int kBarrierBytes = 1024;
+constexpr int kDqBytes = 64 * kSlabColumns * 4;  // of dQ on its way out
+
+int slabs(int d) noexcept {
+  return (d + kSlabColumns - 1) / kSlabColumns;
+}
+
+/// Slabs of a row that the first, or the second block has.
+int own_slabs(int rank, int d) noexcept {
+  return rank == 0 ? (slabs(d) + 1) / 2 : slabs(d) / 2;
+}
+
+int block_bytes(const KernelSpec& spec, int rank) {
+  const int score_head_dim = rank == 0 ? spec.d_qk : spec.d_v;
+  const int own_of_scores = own_slabs(rank, score_head_dim);
+  const int keys = slabs(score_head_dim) + (rank == 0 ? 0 : own_slabs(1, spec.d_qk));
+  const int ring = spec.stages * (own_slabs(rank, spec.d_qk) + own_slabs(rank, spec.d_v));
+  const int rest = slabs(score_head_dim) - own_of_scores;
+  return keys * kKeySlabBytes + (ring + rest) * kRowSlabBytes;
+}
+
+}  // namespace
+
+bool is_pair(const Problem& problem) noexcept {
+  return std::max(problem.d_qk, problem.d_v) > kAboveOne;
+}
+
+const char* sm90_backward_pair_misfit(const Problem& problem) noexcept {
+  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
+  if (std::min(problem.d_qk, problem.d_v) <= kSlabColumns) {
+    return "sm90 with both head dims above 64 where one is above 128";
+  }
+  return nullptr;
+}
+
+KernelSpec as_pair(KernelSpec spec) {
+  spec.cluster = 2;
+  spec.warps = 16;
+  return spec;
+}
+
+int sm90_backward_pair_shared_bytes(const KernelSpec& spec) {
+  const int exchanged = 2 * spec.tile_m * spec.tile_n * 2;  // P and dS
+  return exchanged + (spec.write_dq ? kDqBytes : 0) + kBarrierBytes +
+         std::max(block_bytes(spec, 0), block_bytes(spec, 1));
+}
+
+int sm90_backward_pair_registers(const KernelSpec& spec) {
+  return (own_slabs(0, spec.d_qk) + own_slabs(0, spec.d_v)) * kSlabColumns / 2;
+}
+
+std::string sm90_backward_pair_refusal(const KernelSpec& spec) {
+  if (spec.tile_m != kTileM) return fmt::format("tile_m = {}: above head dim 128 accepted is 64", spec.tile_m);
+  if (spec.tile_n != kTileN) return fmt::format("tile_n = {}: above head dim 128 accepted is 128", spec.tile_n);
+  if (spec.stages < 2 || spec.stages > 4) return fmt::format("stages = {}: accepted are 2 to 4", spec.stages);
+  const int shared = sm90_backward_pair_shared_bytes(spec);
+  const int limit = limits(spec.arch).shared_per_block;
+  if (shared <= limit) return {};
+  return fmt::format("stages = {} need {} bytes of shared memory; {} offers {}", spec.stages, shared,
+                     to_string(spec.arch), limit);
+}
+
+}  // namespace fa::plan

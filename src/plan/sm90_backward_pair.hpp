@@ -1,0 +1,33 @@
+#ifndef FA_SRC_PLAN_SM90_BACKWARD_PAIR_HPP_
+#define FA_SRC_PLAN_SM90_BACKWARD_PAIR_HPP_
+
+#include <string>
+
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+// The Hopper backward of head dims above 128, by two thread blocks of a cluster: part of what sm90_backward.hpp
+// promises, and called from there.
+namespace fa::plan {
+
+/// Whether its head dims are the pair's.
+bool is_pair(const Problem& problem) noexcept;
+
+/// What the pair needs of the head dims that the problem has not; nullptr when it has all.
+const char* sm90_backward_pair_misfit(const Problem& problem) noexcept;
+
+/// The spec with the threads of a pair's block.
+KernelSpec as_pair(KernelSpec spec);
+
+/// Dynamic shared memory of each block: the layout of templates/sm90/sm90_backward_pair.cuh.
+int sm90_backward_pair_shared_bytes(const KernelSpec& spec);
+
+/// Registers that a thread of the warpgroups for dK and dV spends on accumulators.
+int sm90_backward_pair_registers(const KernelSpec& spec);
+
+/// Why the kernel cannot be built, with the limit that it breaks; empty when it can.
+std::string sm90_backward_pair_refusal(const KernelSpec& spec);
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_SM90_BACKWARD_PAIR_HPP_

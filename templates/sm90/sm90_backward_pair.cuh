@@ -1,0 +1,660 @@
+#ifndef FA_TEMPLATES_SM90_SM90_BACKWARD_PAIR_CUH_
+#define FA_TEMPLATES_SM90_SM90_BACKWARD_PAIR_CUH_
+
+#include <common/backward_schedule.cuh>
+#include <common/constants.cuh>
+#include <common/elements.cuh>
+#include <ptx/cluster.cuh>
+#include <ptx/language.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/tma.cuh>
+#include <ptx/wgmma.cuh>
+#include <sm90/sm90_backward_params.cuh>
+#include <sm90/sm90_backward_store.cuh>
+#include <sm90/sm90_ring.cuh>
+#include <sm90/sm90_shared_tile.cuh>
+
+namespace fa::sm90 {
+
+/// dK, dV and additions to dQ's accumulator for head dims above 128, by two thread blocks of a cluster. Sums of 128
+/// keys fill the registers of two multiprocessors, so each block has half of the columns of dK, dV and dQ. What all
+/// columns are needed for is done once: block 0 has K whole and computes P, block 1 has V whole and computes dS from
+/// dP, and the copy engines exchange the two:
+///   block 0:  S = Q K^T,   P = exp2(scale_log2 * S - LSE)  ->  block 1
+///   block 1:  dP = dO V^T,  dS = P o (dP - delta)          ->  block 0
+///   both:     dV += P^T dO,  dK += dS^T Q,  dQ = dS K, of their columns.
+///
+/// The warpgroups of a block have one task each and meet at barriers in shared memory only, so that the tensor cores go
+/// on with the sums of one step while others take the exponentials of the next: warpgroup 0 computes P or dS, 1 and 2
+/// the sums of 64 keys each, 3 dQ. The first thread of 3 starts the copies of what several tasks read.
+///
+/// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
+/// kWriteDq, kSplit.
+template <class Config>
+struct BackwardPair {
+  using T = typename Config::Element;
+  using Params = kernel::BackwardParams;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kThreads = 4 * kWarpgroup;
+  static constexpr int kQkSlabs = ceil_div(kHeadDimQk, kSlabColumns);
+  static constexpr int kVSlabs = ceil_div(kHeadDimV, kSlabColumns);
+  static constexpr int kKeySlabs = kTileN / kSlabColumns;
+  // What the launch gives every thread, 128 registers, redistributed.
+  static constexpr int kScoreRegisters = 96;
+  static constexpr int kSumRegisters = 160;
+  static constexpr int kDqRegisters = 96;
+
+  static_assert(kTileM == 64 && kTileN == 128, "64 rows and 64 keys a warpgroup");
+  static_assert(kQkSlabs >= 2 && kVSlabs >= 2 && kQkSlabs <= 4 && kVSlabs <= 4, "each block has columns");
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
+  static_assert(kScoreRegisters + 2 * kSumRegisters + kDqRegisters <= 4 * 128, "65,536 registers");
+
+  // Columns of a block: slabs [first, first + count).
+  static constexpr int first_slab(int rank, int slabs) { return rank == 0 ? 0 : (slabs + 1) / 2; }
+  static constexpr int slab_count(int rank, int slabs) { return rank == 0 ? (slabs + 1) / 2 : slabs / 2; }
+  static constexpr int columns(int rank, int slabs, int d) {
+    return rank == 0 ? slab_count(0, slabs) * kSlabColumns : d - first_slab(1, slabs) * kSlabColumns;
+  }
+
+  using RowSlab = SwizzledTile<kTileM, kSlabColumns>;  // of Q, dO, and of P and dS: 64 keys
+  using KeySlab = SwizzledTile<kTileN, kSlabColumns>;  // of K and V
+  using ScoreTile = SwizzledTile<kTileM, kTileN>;      // P or dS
+  using ScoreGemm = ptx::Wgmma<T, kTileN>;
+  using Scores = float[kTileN / 2];  // [64, tile_n]
+  static constexpr int kScoreSteps = kTileN / 16;
+  using Operand = uint32_t[kScoreSteps][4];  // the same, rounded
+
+  static constexpr int kWarpBytes = 16 * 128;  // of a warp's rows in a slab of P or dS
+  static constexpr int kDqChunk = 64;          // columns of dQ that leave shared memory together
+  static constexpr int kDqWarpBytes = 16 * kDqChunk * 4;
+  static constexpr int kBarriers = 9 + 4 * kStages;
+
+  // The same in both blocks, which write into each other's.
+  static constexpr int kDsOffset = ScoreTile::kBytes;
+  static constexpr int kDqOffset = 2 * ScoreTile::kBytes;
+  static constexpr int kBarrierOffset = kDqOffset + (Config::kWriteDq ? 4 * kDqWarpBytes : 0);
+  static constexpr int kKeysOffset = kBarrierOffset + 1024;  // swizzled tiles start at multiples of 1024
+  static_assert(8 * kBarriers <= 1024, "the barriers have 1024 bytes");
+
+  /// What follows, in block `rank`.
+  template <int kRank>
+  struct Layout {
+    // The query operand of the scores: Q in block 0, dO in block 1.
+    static constexpr int kScoreSlabs = kRank == 0 ? kQkSlabs : kVSlabs;
+    static constexpr int kQFirst = first_slab(kRank, kQkSlabs);
+    static constexpr int kQSlabs = slab_count(kRank, kQkSlabs);
+    static constexpr int kDoFirst = first_slab(kRank, kVSlabs);
+    static constexpr int kDoSlabs = slab_count(kRank, kVSlabs);
+    static constexpr int kOwnFirst = kRank == 0 ? kQFirst : kDoFirst;  // slabs of that operand in the ring
+    static constexpr int kOwnSlabs = kRank == 0 ? kQSlabs : kDoSlabs;
+    static constexpr int kOtherSlabs = kScoreSlabs - kOwnSlabs;  // for the scores only, in one buffer
+    static constexpr int kOtherFirst = kRank == 0 ? kOwnSlabs : 0;
+    static constexpr int kQkColumns = columns(kRank, kQkSlabs, kHeadDimQk);
+    static constexpr int kVColumns = columns(kRank, kVSlabs, kHeadDimV);
+    static constexpr int kFirstQkColumn = kQFirst * kSlabColumns;
+    static constexpr int kFirstVColumn = kDoFirst * kSlabColumns;
+
+    // Block 0: K, whose first slabs are those for dQ. Block 1: V, and its slabs of K.
+    static constexpr int kDqKeysOffset = kKeysOffset + (kRank == 0 ? 0 : kVSlabs * KeySlab::kBytes);
+    static constexpr int kQOffset = kDqKeysOffset + (kRank == 0 ? kQkSlabs : kQSlabs) * KeySlab::kBytes;
+    static constexpr int kDoOffset = kQOffset + kStages * kQSlabs * RowSlab::kBytes;
+    static constexpr int kOtherOffset = kDoOffset + kStages * kDoSlabs * RowSlab::kBytes;
+    static constexpr int kBytes = kOtherOffset + kOtherSlabs * RowSlab::kBytes;
+  };
+  static constexpr int kSharedBytes = Layout<0>::kBytes > Layout<1>::kBytes ? Layout<0>::kBytes : Layout<1>::kBytes;
+
+  const kernel::Sm90BackwardParams& p;
+  const Params& params;
+  const uint32_t shared = ptx::dynamic_shared();
+
+  FA_DEVICE explicit BackwardPair(const kernel::Sm90BackwardParams& all) : p(all), params(all.base) {}
+
+  FA_DEVICE uint32_t p_shared() const { return shared; }
+  FA_DEVICE uint32_t ds_shared() const { return shared + kDsOffset; }
+  template <int kRank>
+  FA_DEVICE uint32_t q_shared(int stage) const {
+    return shared + Layout<kRank>::kQOffset + stage * (Layout<kRank>::kQSlabs * RowSlab::kBytes);
+  }
+  template <int kRank>
+  FA_DEVICE uint32_t do_shared(int stage) const {
+    return shared + Layout<kRank>::kDoOffset + stage * (Layout<kRank>::kDoSlabs * RowSlab::kBytes);
+  }
+
+  // "Full": what was copied or stored is there. "Empty": every warp has read it.
+  FA_DEVICE uint32_t barrier(int index) const { return shared + kBarrierOffset + 8 * index; }
+  FA_DEVICE uint32_t keys_full() const { return barrier(0); }     // K or V, for the scores
+  FA_DEVICE uint32_t dq_keys_full() const { return barrier(1); }  // K of this block's columns
+  FA_DEVICE uint32_t other_full() const { return barrier(2); }
+  FA_DEVICE uint32_t other_empty() const { return barrier(3); }
+  FA_DEVICE uint32_t p_full() const { return barrier(4); }
+  FA_DEVICE uint32_t p_empty() const { return barrier(5); }  // block 0's: of both blocks
+  FA_DEVICE uint32_t ds_full() const { return barrier(6); }
+  FA_DEVICE uint32_t ds_empty() const { return barrier(7); }  // block 1's: of both blocks
+  FA_DEVICE uint32_t q_full(int stage) const { return barrier(9 + stage); }
+  FA_DEVICE uint32_t q_empty(int stage) const { return barrier(9 + kStages + stage); }
+  FA_DEVICE uint32_t do_full(int stage) const { return barrier(9 + 2 * kStages + stage); }
+  FA_DEVICE uint32_t do_empty(int stage) const { return barrier(9 + 3 * kStages + stage); }
+
+  FA_DEVICE static int stage_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) % kStages); }
+  FA_DEVICE static uint32_t parity_of(int count) { return static_cast<uint32_t>(count) / kStages % 2; }
+  /// Of a buffer of its own.
+  FA_DEVICE static uint32_t parity_of_one(int count) { return static_cast<uint32_t>(count) % 2; }
+
+  FA_DEVICE static int lane_index() { return ptx::thread_index() % kernel::kWarpSize; }
+  FA_DEVICE static int warp_index() { return ptx::shfl(ptx::thread_index() % kWarpgroup / kernel::kWarpSize, 0); }
+
+  FA_DEVICE void run() const {
+    const int rank = ptx::shfl(ptx::cluster_rank(), 0);
+    if (ptx::thread_index() == 0) init_barriers(rank);
+    ptx::sync_warp();
+    ptx::cluster_sync();  // the barriers exist for both blocks
+    const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
+    if (warpgroup == 0) {
+      ptx::decrease_registers<kScoreRegisters>();
+      const Job work = job();
+      if (work.count() > 0) {
+        if (rank == 0) {
+          compute_scores<0>(work);
+        } else {
+          compute_scores<1>(work);
+        }
+      }
+    } else if (warpgroup == 3) {
+      ptx::decrease_registers<kDqRegisters>();
+      const Job work = job();
+      if (work.count() > 0) {
+        if (rank == 0) {
+          copy_and_compute_dq<0>(work);
+        } else {
+          copy_and_compute_dq<1>(work);
+        }
+      }
+    } else {
+      ptx::increase_registers<kSumRegisters>();
+      const Job work = job();
+      if (rank == 0) {
+        sum<0>(work, warpgroup - 1);
+      } else {
+        sum<1>(work, warpgroup - 1);
+      }
+    }
+    ptx::sync_warp();
+    ptx::cluster_sync();  // the other block may still arrive at barriers here, or copy to here
+  }
+
+  FA_DEVICE void init_barriers(int rank) const {
+    // Warps: 4 compute scores, 8 sums, 4 dQ.
+    constexpr int kDqWarps = Config::kWriteDq ? 4 : 0;
+    ptx::mbarrier_init(keys_full(), 1);
+    ptx::mbarrier_init(dq_keys_full(), 1);
+    ptx::mbarrier_init(other_full(), 1);
+    ptx::mbarrier_init(other_empty(), 4);
+    ptx::mbarrier_init(p_full(), 4);
+    ptx::mbarrier_init(p_empty(), 8 + 8 + 4);
+    ptx::mbarrier_init(ds_full(), 4);
+    ptx::mbarrier_init(ds_empty(), 2 * (8 + kDqWarps));
+    FA_UNROLL
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), rank == 0 ? 8 + 4 : 8);
+      ptx::mbarrier_init(do_full(i), 1);
+      ptx::mbarrier_init(do_empty(i), rank == 0 ? 8 : 8 + 4);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  /// A key tile and the query tiles that see it, of every query head of its group.
+  struct Job {
+    kernel::BackwardTile tile;
+    kernel::QuerySteps steps;
+
+    FA_DEVICE int first_key() const { return tile.block * kTileN; }
+    FA_DEVICE int count() const { return steps.end - steps.begin; }
+  };
+
+  FA_DEVICE Job job() const {
+    Job job;
+    job.tile =
+        kernel::backward_tile<Config::kCausal, false>(params, ptx::block_index() / 2, params.n_blocks, params.h_kv);
+    job.steps = kernel::query_steps<Config::kCausal, kTileM>(params, job.first_key(), job.tile.split);
+    return job;
+  }
+
+  /// The query tile of a step.
+  struct Query {
+    int head;
+    int m_block;
+
+    FA_DEVICE Query(const Job& job, const Params& params) {
+      const int visible = params.m_blocks - job.steps.first;
+      const int in_group = job.steps.begin / visible;
+      head = job.tile.head * params.group + in_group;
+      m_block = job.steps.first + job.steps.begin - in_group * visible;
+    }
+    FA_DEVICE void advance(const Job& job, const Params& params) {
+      if (++m_block == params.m_blocks) {
+        m_block = job.steps.first;
+        ++head;
+      }
+    }
+  };
+
+  /// Of a row of the statistics.
+  FA_DEVICE int64_t row_index(const Job& job, const Query& query) const {
+    return (static_cast<int64_t>(job.tile.batch) * params.h_q + query.head) * params.padded_rows +
+           query.m_block * kTileM;
+  }
+
+  // ---- copies from global memory, by one thread
+
+  /// Slabs [first, first + count) of a query tile.
+  FA_DEVICE void load_rows(uint32_t target, const kernel::TensorMap& map, int first, int count, uint32_t full,
+                           const Job& work, const Query& query) const {
+    ptx::mbarrier_arrive_expect_tx(full, count * RowSlab::kBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < count; ++slab) {
+      ptx::tma_load_4d(target + slab * RowSlab::kBytes, map, full, ptx::L2Policy::evict_last,
+                       (first + slab) * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
+    }
+  }
+  /// Likewise of the key tile.
+  FA_DEVICE void load_keys(uint32_t target, const kernel::TensorMap& map, int first, int count, uint32_t full,
+                           const Job& work) const {
+    ptx::mbarrier_arrive_expect_tx(full, count * KeySlab::kBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < count; ++slab) {
+      ptx::tma_load_4d(target + slab * KeySlab::kBytes, map, full, ptx::L2Policy::evict_first,
+                       (first + slab) * kSlabColumns, work.first_key(), work.tile.head, work.tile.batch);
+    }
+  }
+
+  template <int kRank>
+  FA_DEVICE void load_q(const Job& work, const Query& query, int count) const {
+    using L = Layout<kRank>;
+    const int stage = stage_of(count);
+    load_rows(q_shared<kRank>(stage), p.map_q, L::kQFirst, L::kQSlabs, q_full(stage), work, query);
+  }
+  template <int kRank>
+  FA_DEVICE void load_dout(const Job& work, const Query& query, int count) const {
+    using L = Layout<kRank>;
+    const int stage = stage_of(count);
+    load_rows(do_shared<kRank>(stage), p.map_dout, L::kDoFirst, L::kDoSlabs, do_full(stage), work, query);
+  }
+  /// What of the scores' query tile is in no ring.
+  template <int kRank>
+  FA_DEVICE void load_other(const Job& work, const Query& query) const {
+    using L = Layout<kRank>;
+    load_rows(shared + L::kOtherOffset, kRank == 0 ? p.map_q : p.map_dout, L::kOtherFirst, L::kOtherSlabs, other_full(),
+              work, query);
+  }
+  template <int kRank>
+  FA_DEVICE void load_score_keys(const Job& work) const {
+    load_keys(shared + kKeysOffset, kRank == 0 ? p.map_k : p.map_v, 0, Layout<kRank>::kScoreSlabs, keys_full(), work);
+  }
+
+  // ---- warpgroup 0: P in block 0, dS in block 1
+
+  template <int kRank>
+  FA_DEVICE void compute_scores(const Job& work) const {
+    using L = Layout<kRank>;
+    Scores scores;
+    Operand operand;
+    const int steps = work.count();
+    Query query(work, params);
+    const bool loads = ptx::thread_index() == 0;
+    if (loads) {
+      if constexpr (kRank == 0) ptx::prefetch_tensor_map(p.map_q);
+      load_score_keys<kRank>(work);
+      if constexpr (L::kOtherSlabs != 0) load_other<kRank>(work, query);
+    }
+    ptx::sync_warp();  // one lane started the copies
+    ptx::mbarrier_wait(keys_full(), 0);
+    for (int count = 0; count < steps; ++count) {
+      const int stage = stage_of(count);
+      issue_scores<kRank>(scores, count);
+      const float* const statistics =
+          (kRank == 0 ? params.lse_log2 : params.delta) + row_index(work, query) + 16 * warp_index() + lane_index() / 4;
+      const float row[2] = {ptx::ld_global(statistics), ptx::ld_global(statistics + 8)};
+      const int m_block = query.m_block;
+      query.advance(work, params);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(scores);
+      release(kRank == 0 ? q_empty(stage) : do_empty(stage));
+      if constexpr (L::kOtherSlabs != 0) {
+        release(other_empty());
+        if (loads && count + 1 < steps) {
+          ptx::mbarrier_wait(other_empty(), parity_of_one(count));  // the four warps have read it
+          load_other<kRank>(work, query);
+        }
+        ptx::sync_warp();  // one lane started the copies
+      }
+      if constexpr (kRank == 0) {
+        exponentiate(scores, row, work, m_block);
+        pack(operand, scores);
+      } else {
+        ptx::mbarrier_wait_cluster(p_full(), parity_of_one(count));
+        differentiate(operand, scores, row);
+        ptx::sync_warp();  // all lanes have read P
+        if (lane_index() == 0) ptx::mbarrier_arrive_remote(ptx::map_shared(p_empty(), 0));
+      }
+      ptx::mbarrier_wait_cluster(kRank == 0 ? p_empty() : ds_empty(), parity_of_one(count) ^ 1);  // of the last step
+      hand_on<kRank>(operand);
+    }
+  }
+
+  /// One arrival a warp: its share of every wgmma that read the buffer is complete.
+  FA_DEVICE static void release(uint32_t barrier) {
+    if (lane_index() == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  /// Starts S = Q K^T or dP = dO V^T, [64, tile_n].
+  template <int kRank>
+  FA_DEVICE void issue_scores(Scores& scores, int count) const {
+    using L = Layout<kRank>;
+    constexpr int kHeadDim = kRank == 0 ? kHeadDimQk : kHeadDimV;
+    const int stage = stage_of(count);
+    ptx::mbarrier_wait(kRank == 0 ? q_full(stage) : do_full(stage), parity_of(count));
+    if constexpr (L::kOtherSlabs != 0) ptx::mbarrier_wait(other_full(), parity_of_one(count));
+    const uint32_t own = kRank == 0 ? q_shared<0>(stage) : do_shared<1>(stage);
+    ptx::wgmma_forget(scores);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < ceil_div(kHeadDim, 16); ++step) {
+      const int slab = step / 4;
+      const bool in_ring = slab >= L::kOwnFirst && slab < L::kOwnFirst + L::kOwnSlabs;
+      const uint32_t rows = in_ring ? own + (slab - L::kOwnFirst) * RowSlab::kBytes
+                                    : shared + L::kOtherOffset + (slab - L::kOtherFirst) * RowSlab::kBytes;
+      ScoreGemm::template shared<false>(scores, RowSlab::k_major(rows, 0, step % 4),
+                                        KeySlab::k_major(shared + kKeysOffset + slab * KeySlab::kBytes, 0, step % 4),
+                                        step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// P = exp2(scale_log2 * S - LSE), 0 where masked. `lse`: of this thread's two rows.
+  FA_DEVICE void exponentiate(Scores& s, const float (&lse)[2], const Job& work, int m_block) const {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 2; ++i) s[i] = ptx::ex2(ptx::fma(s[i], params.scale_log2, -lse[i / 2 % 2]));
+    const int first_key = work.first_key();
+    const int lane = lane_index();
+    if (first_key + kTileN > params.s_kv) {
+      const int keys = params.s_kv - first_key - 2 * (lane % 4);  // from this thread's first on
+      FA_UNROLL
+      for (int i = 0; i < kTileN / 2; ++i) {
+        if (i / 4 * 8 + i % 2 >= keys) s[i] = 0.f;
+      }
+    }
+    const int first_limit = m_block * kTileM + params.causal_shift - first_key;  // of the tile's first row
+    if (Config::kCausal && first_limit < kTileN - 1) {
+      const int limit = first_limit + 16 * warp_index() + lane / 4 - 2 * (lane % 4);
+      FA_UNROLL
+      for (int i = 0; i < kTileN / 2; ++i) {
+        if (i / 4 * 8 + i % 2 > limit + i / 2 % 2 * 8) s[i] = 0.f;
+      }
+    }
+  }
+
+  FA_DEVICE static void pack(Operand& operand, const Scores& s) {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// dS = P o (dP - delta). `delta`: of this thread's two rows.
+  FA_DEVICE void differentiate(Operand& ds, const Scores& dp, const float (&delta)[2]) const {
+    const int lane = lane_index();
+    const uint32_t tile = p_shared() + warp_index() * kWarpBytes;
+    FA_UNROLL
+    for (int step = 0; step < kScoreSteps; ++step) {
+      uint32_t weights[4];
+      ptx::ldmatrix_x4(weights, matrix_row(tile, lane, step));
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float weight[2];
+        kernel::unpack<T>(weight, weights[i]);
+        const int at = 8 * step + 2 * i;
+        ds[step][i] =
+            ptx::convert_pair<T>(weight[0] * (dp[at] - delta[i % 2]), weight[1] * (dp[at + 1] - delta[i % 2]));
+      }
+    }
+  }
+
+  /// The row whose address this lane gives for the four matrices of 16 rows by 16 keys from 16 * step on: rows 0 and 8
+  /// of the first eight keys, then of the others.
+  FA_DEVICE static uint32_t matrix_row(uint32_t tile, int lane, int step) {
+    const int row = lane / 8 % 2 * 8 + lane % 8;
+    const int chunk = 2 * (step % 4) + lane / 16;
+    return tile + step / 4 * RowSlab::kBytes + row * 128 + (chunk ^ lane % 8) * kernel::kChunkBytes;
+  }
+
+  /// Stores a warp's 16 rows of P or dS for this block, and copies them to the other.
+  template <int kRank>
+  FA_DEVICE void hand_on(const Operand& operand) const {
+    const int lane = lane_index();
+    const uint32_t tile = (kRank == 0 ? p_shared() : ds_shared()) + warp_index() * kWarpBytes;
+    const uint32_t full = kRank == 0 ? p_full() : ds_full();
+    FA_UNROLL
+    for (int step = 0; step < kScoreSteps; ++step) {
+      ptx::stmatrix_x4(matrix_row(tile, lane, step), operand[step][0], operand[step][1], operand[step][2],
+                       operand[step][3]);
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // the rows are complete, for the tensor cores and the copy engine too
+    if (lane != 0) return;
+    ptx::mbarrier_arrive(full);
+    const uint32_t full_there = ptx::map_shared(full, 1 - kRank);
+    ptx::mbarrier_arrive_expect_tx_remote(full_there, kKeySlabs * kWarpBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < kKeySlabs; ++slab) {
+      const uint32_t rows = tile + slab * RowSlab::kBytes;
+      ptx::bulk_copy_to_cluster(ptx::map_shared(rows, 1 - kRank), rows, kWarpBytes, full_there);
+    }
+  }
+
+  // ---- warpgroups 1 and 2: dK and dV of 64 keys each
+
+  template <int kRank>
+  FA_DEVICE void sum(const Job& work, int part) const {
+    using L = Layout<kRank>;
+    using DkGemm = ptx::Wgmma<T, L::kQkColumns>;
+    using DvGemm = ptx::Wgmma<T, L::kVColumns>;
+    float dk[L::kQkColumns / 2] = {};  // [64 keys, columns of this block]
+    float dv[L::kVColumns / 2] = {};   // likewise
+    const int steps = work.count();
+    const uint32_t slab = part * RowSlab::kBytes;  // of this warpgroup's keys
+    for (int count = 0; count < steps; ++count) {
+      const int stage = stage_of(count);
+      ptx::mbarrier_wait(do_full(stage), parity_of(count));
+      await_shared(p_full(), count);
+      issue_sum<DvGemm, SwizzledTile<kTileM, L::kVColumns>>(dv, p_shared() + slab, do_shared<kRank>(stage));
+      if (count != 0) {
+        ptx::wgmma_wait<1>();  // the last step's dK
+        release_ds<kRank>();
+        release(q_empty(stage_of(count - 1)));
+      }
+      ptx::mbarrier_wait(q_full(stage), parity_of(count));
+      await_shared(ds_full(), count);
+      issue_sum<DkGemm, SwizzledTile<kTileM, L::kQkColumns>>(dk, ds_shared() + slab, q_shared<kRank>(stage));
+      ptx::wgmma_wait<1>();  // dV
+      release_p<kRank>();
+      release(do_empty(stage));
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(dk);
+    ptx::wgmma_tie(dv);
+    store<kRank>(dk, dv, work, part);
+  }
+
+  /// P or dS: stored here, or copied to here by the other block.
+  FA_DEVICE static void await_shared(uint32_t full, int count) {
+    ptx::mbarrier_wait_cluster(full, parity_of_one(count));
+  }
+
+  template <int kRank>
+  FA_DEVICE void release_p() const {
+    release_to<kRank, 0>(p_empty());
+  }
+  template <int kRank>
+  FA_DEVICE void release_ds() const {
+    release_to<kRank, 1>(ds_empty());
+  }
+  /// Tells block kTo, from whose warpgroup 0 the buffer is filled.
+  template <int kRank, int kTo>
+  FA_DEVICE static void release_to(uint32_t barrier) {
+    if (lane_index() != 0) return;
+    if constexpr (kRank == kTo) {
+      ptx::mbarrier_arrive(barrier);
+    } else {
+      ptx::mbarrier_arrive_remote(ptx::map_shared(barrier, kTo));
+    }
+  }
+
+  /// Starts dV += P^T dO or dK += dS^T Q, [64 keys, columns].
+  template <class Gemm, class Tile, class Sum>
+  FA_DEVICE static void issue_sum(Sum& sum, uint32_t scores, uint32_t rows) {
+    ptx::wgmma_tie(sum);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kTileM / 16; ++step) {
+      Gemm::template shared<true, true>(sum, RowSlab::mn_major(scores, step), Tile::mn_major(rows, step), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  template <int kRank, class Dk, class Dv>
+  FA_DEVICE void store(Dk& dk, const Dv& dv, const Job& work, int part) const {
+    using L = Layout<kRank>;
+    const int lane = lane_index();
+    const int first_key = work.first_key() + 64 * part + 16 * warp_index();
+    if constexpr (Config::kSplit) {
+      constexpr int kRow = kHeadDimQk + kHeadDimV;
+      const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
+      float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
+      store_partial<kRow>(dk, rows + L::kFirstQkColumn, first_key, params.s_kv, lane);
+      store_partial<kRow>(dv, rows + kHeadDimQk + L::kFirstVColumn, first_key, params.s_kv, lane);
+    } else {
+      FA_UNROLL
+      for (int i = 0; i < L::kQkColumns / 2; ++i) dk[i] *= params.scale;
+      store_rows(dk,
+                 static_cast<T*>(params.dk) + work.tile.batch * params.stride_dk_b +
+                     work.tile.head * params.stride_dk_h + L::kFirstQkColumn,
+                 params.stride_dk_s, first_key, params.s_kv, lane);
+      store_rows(dv,
+                 static_cast<T*>(params.dv) + work.tile.batch * params.stride_dv_b +
+                     work.tile.head * params.stride_dv_h + L::kFirstVColumn,
+                 params.stride_dv_s, first_key, params.s_kv, lane);
+    }
+  }
+
+  // ---- warpgroup 3: copies of what several read, and dQ
+
+  template <int kRank>
+  FA_DEVICE void copy_and_compute_dq(const Job& work) const {
+    using L = Layout<kRank>;
+    using DqGemm = ptx::Wgmma<T, L::kQkColumns>;
+    using DqKeys = SwizzledTile<kTileN, L::kQkColumns>;
+    const int steps = work.count();
+    const bool loads = ptx::thread_index() == 3 * kWarpgroup;
+    Query query(work, params);
+    Query ahead = query;  // of the next copies
+    if (loads) {
+      FA_UNROLL
+      for (int count = 0; count < kStages; ++count) {
+        if (count == steps) break;
+        load_q<kRank>(work, ahead, count);
+        load_dout<kRank>(work, ahead, count);
+        if (count == 0 && kRank == 1) {
+          load_keys(shared + L::kDqKeysOffset, p.map_k, L::kQFirst, L::kQSlabs, dq_keys_full(), work);
+        }
+        ahead.advance(work, params);
+      }
+    }
+    ptx::sync_warp();  // one lane started the copies
+    if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
+    for (int count = 0; count < steps; ++count) {
+      const int stage = stage_of(count);
+      const bool more = loads && count + kStages < steps;
+      float dq[L::kQkColumns / 2];  // [64, columns of this block]
+      if constexpr (Config::kWriteDq) {
+        await_shared(ds_full(), count);
+        ptx::wgmma_forget(dq);
+        ptx::wgmma_fence();
+        FA_UNROLL
+        for (int step = 0; step < kTileN / 16; ++step) {
+          DqGemm::template shared<true>(dq, ScoreTile::k_major(ds_shared(), 0, step),
+                                        DqKeys::mn_major(shared + L::kDqKeysOffset, step), step != 0);
+        }
+        ptx::wgmma_commit();
+      }
+      if (more) {
+        ptx::mbarrier_wait(do_empty(stage), parity_of(count));  // dV and dP have read it
+        load_dout<kRank>(work, ahead, count);
+      }
+      ptx::sync_warp();  // one lane started the copies
+      if constexpr (Config::kWriteDq) {
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(dq);
+        release_ds<kRank>();
+      }
+      if (more) {
+        ptx::mbarrier_wait(q_empty(stage), parity_of(count));  // S and dK have read it
+        load_q<kRank>(work, ahead, count);
+        ahead.advance(work, params);
+      }
+      ptx::sync_warp();  // one lane started the copies
+      if constexpr (Config::kWriteDq) add_dq<kRank>(dq, work, query);
+      query.advance(work, params);
+    }
+    if constexpr (Config::kWriteDq) {
+      if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
+    }
+  }
+
+  /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
+  template <int kRank, class Dq>
+  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query) const {
+    using L = Layout<kRank>;
+    constexpr int kGroups = L::kQkColumns / 8;  // of columns, each with 512 bytes
+    constexpr int kChunkGroups = kDqChunk / 8;
+    const int lane = lane_index();
+    const int warp = warp_index();
+    const uint32_t own = shared + kDqOffset + warp * kDqWarpBytes;
+    const int64_t fragment =
+        (row_index(work, query) / kernel::kRowGroup + warp) * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
+    FA_UNROLL
+    for (int first = 0; first < kGroups; first += kChunkGroups) {
+      const int groups = kGroups - first < kChunkGroups ? kGroups - first : kChunkGroups;
+      if (lane == 0) ptx::tma_wait_read();
+      ptx::sync_warp();  // the last addition has left shared memory
+      FA_UNROLL
+      for (int j = 0; j < groups; ++j) {
+        const int at = 4 * (first + j);
+        ptx::st_shared_chunk(own + j * 512 + lane * 16, {{ptx::bits(dq[at]), ptx::bits(dq[at + 1]),
+                                                          ptx::bits(dq[at + 2]), ptx::bits(dq[at + 3])}});
+      }
+      ptx::fence_proxy_async();
+      ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
+      if (lane == 0) {
+        ptx::bulk_add_f32(params.dq_accum + (fragment + first) * (kernel::kRowGroup * 8), own, groups * 512);
+        ptx::tma_commit();
+      }
+    }
+  }
+};
+
+template <class Config>
+FA_DEVICE void backward_pair(const kernel::Sm90BackwardParams& params) {
+  BackwardPair<Config>(params).run();
+}
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_BACKWARD_PAIR_CUH_
