@@ -592,9 +592,22 @@ void Machine::fence_async(Lane& lane) {
   Gathered gathered;
   release(lane, gathered);
   ++tick_;
-  gathered.known.floor = floor_;
+  if (cluster() == 1) gathered.known.floor = floor_;
+  if (cluster() > 1) keep_own_block(lane, gathered.known);
   gathered.known.join(gathered.fenced);
   lane.knowledge.fenced = std::make_shared<const Clock>(gathered.known);
+}
+
+/// The fence is of the own block's shared memory, which its threads alone store to.
+void Machine::keep_own_block(const Lane& lane, Clock& clock) const {
+  const int first = lane.agent - lane.thread;
+  const Block& block = *lane.warp->block;
+  for (int agent = 0; agent < cluster() * threads(); ++agent) {
+    const auto at = static_cast<std::size_t>(agent);
+    const bool own = agent >= first && agent < first + threads();
+    if (own && block.floor > 0) clock.raise(at, block.floor - 1);
+    if (!own && at < clock.entries.size()) clock.entries[at] = 0;
+  }
 }
 
 // mbarriers.

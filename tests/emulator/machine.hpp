@@ -275,6 +275,7 @@ class Machine {
   void check_register_steps(const Warp& warp, const Site& site) const;
   void grant_registers(Block& block);
   void finish_cluster_barrier_if_complete();
+  void keep_own_block(const Lane& lane, Clock& clock) const;
   Place own(const Lane& lane, std::uint32_t address) const { return {lane.warp->block, address}; }
   Place resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const;
   Mbarrier& barrier_at(const Lane& lane, const Place& place, const char* name, const Site& site);

@@ -94,7 +94,7 @@ TEST(Cluster, BlocksKnowTheirRanks) {
           EXPECT_EQ(cluster_rank(), block_index() % cluster);
           EXPECT_EQ(block_count(), 8);
           EXPECT_LT(thread_index(), 128);
-          store_word(0, 0);
+          store_word(static_cast<std::uint32_t>(4 * thread_index()), 0);
           cluster_sync(here());
         },
         1, 128, cluster, 8);
@@ -152,18 +152,16 @@ TEST(Cluster, MappedAddressesAreForFewInstructions) {
 TEST(ClusterBarrier, OrdersAccesses) {
   const auto body = [](bool ordered) {
     return [ordered] {
-      make_barriers(1);
-      if (is(1, 0)) store_word(kSource, 5);
-      if (is(0, 3)) mbarrier_arrive_remote(peer(kBarrier), here());
-      if (ordered) cluster_sync(here());
-      if (is(1, 77)) {
-        EXPECT_EQ(load_word(kSource), 5u);
-      }
+      if (is(1, 77)) store_word(kSource, 4);
       cluster_sync(here());
+      if (is(1, 0)) store_word(kSource, 5);
+      if (ordered) cluster_sync(here());
+      const std::uint32_t value = is(1, 77) ? load_word(kSource) : 5;
+      EXPECT_TRUE(!ordered || value == 5);
     };
   };
   expect_no_fault(body(true));
-  expect_fault(FaultKind::shared_race, "thread 0 of block 1 wrote here", body(false));
+  expect_fault(FaultKind::shared_race, "of block 1", body(false));
 }
 
 TEST(ClusterBarrier, DoesNotWaitForThreadsThatHaveExited) {
@@ -214,22 +212,85 @@ Body copy_after_reads(bool arrives, bool waits_for_cluster) {
 
 TEST(RemoteArrival, HandsOnWhatItsThreadKnows) {
   expect_no_fault(copy_after_reads(true, true));
-  expect_fault(FaultKind::shared_race, "of block 1", [] { copy_after_reads(true, false)(); });
+  expect_fault(FaultKind::shared_race, "of block 1", copy_after_reads(true, false));
 }
 
-TEST(RemoteArrival, WithoutItTheRaceIsNamed) {
-  // Who reads after the copy has begun finds it in flight.
-  bool race = false;
+/// Who comes after the copy has begun finds it in flight.
+void expect_race_or_in_flight(const Body& body) {
+  int races = 0;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     try {
-      run(copy_after_reads(false, false), seed);
+      run(body, seed);
       ADD_FAILURE() << "no fault under seed " << seed;
     } catch (const Fault& fault) {
       EXPECT_TRUE(fault.kind == FaultKind::shared_race || fault.kind == FaultKind::shared_in_flight) << fault.what();
-      race = race || fault.kind == FaultKind::shared_race;
+      if (fault.kind == FaultKind::shared_race) ++races;
     }
   }
-  EXPECT_TRUE(race);
+  EXPECT_GT(races, 0);
+}
+
+TEST(RemoteArrival, WithoutItTheRaceIsNamed) {
+  expect_race_or_in_flight(copy_after_reads(false, false));
+}
+
+/// Block 1 runs `use`, its thread 33 tells block 0, which copies over what was used.
+Body copy_after(const Body& use, const Body& tell) {
+  return [=] {
+    make_barriers(1);
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), 1);
+    store_word(kSource + static_cast<std::uint32_t>(4 * thread_index()), 2);
+    fence_proxy_async();
+    cluster_sync(here());
+    if (cluster_rank() == 1) use();
+    tell();
+    if (is(0, 1)) bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
+    if (is(1, 0)) mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
+    if (cluster_rank() == 1) {
+      mbarrier_wait(kBarrier, 0, here());
+      EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * thread_index())), 2u);
+    }
+    cluster_sync(here());
+  };
+}
+
+void tell_remotely() {
+  if (is(1, 33)) mbarrier_arrive_remote(peer(kOtherBarrier), here());
+  if (is(0, 1)) mbarrier_wait_cluster(kOtherBarrier, 0, here());
+}
+
+TEST(RemoteArrival, HandsOnWhatTheBlockDidBeforeItsBarriers) {
+  const Body read = [] {
+    EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * thread_index())), 1u);
+    bar_sync(here());
+  };
+  const Body read_apart = [] {
+    load_word(static_cast<std::uint32_t>(4 * thread_index()));
+    if (thread_index() / 32 == 1) bar_warp_sync(here());
+  };
+  const Body store = [] {
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), 5);
+    fence_proxy_async();
+    bar_sync(here());
+  };
+  const Body store_unfenced = [] {
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), 5);
+    bar_sync(here());
+  };
+  for (const Body& tell : {Body(tell_remotely), Body([] { cluster_sync(here()); })}) {
+    expect_no_fault(copy_after(read, tell));
+    expect_no_fault(copy_after(store, tell));
+    expect_fault(FaultKind::unfenced, "of block 1 stored here, and no fence.proxy.async is in between",
+                 copy_after(store_unfenced, tell));
+    // The copying block's fence is of its own memory.
+    expect_fault(FaultKind::unfenced, "of block 1 stored here, and no fence.proxy.async is in between",
+                 copy_after(store_unfenced, [tell] {
+                   tell();
+                   if (cluster_rank() == 0) fence_proxy_async();
+                 }));
+  }
+  expect_race_or_in_flight(copy_after(read_apart, tell_remotely));
+  expect_no_fault(copy_after(read_apart, [] { cluster_sync(here()); }));
 }
 
 TEST(RemoteArrival, CountsAsAnyOther) {
@@ -261,21 +322,24 @@ TEST(RemoteArrival, CountsAsAnyOther) {
 }
 
 TEST(RemoteArrival, WantsAnInitialisationThatItKnowsOf) {
-  expect_fault(FaultKind::shared_race, "thread 0 of block 1 initialised this mbarrier", [] {
-    if (is(1, 0)) mbarrier_init(kBarrier, 1, here());
-    if (is(1, 0)) mbarrier_init(kOtherBarrier, 1, here());
-    if (cluster_rank() == 0) shfl_bfly_b32(0, 1, here());
-    if (is(1, 0)) mbarrier_arrive_remote(map_shared(kOtherBarrier, 1, here()), here());
-    bar_sync(here());
-    if (is(1, 0)) cp_async_wait(0);
-    if (is(1, 0)) mbarrier_wait(kOtherBarrier, 0, here());
-    // Named barriers, and those of all threads, are of one block.
-    if (is(1, 0)) return;
-    if (is(0, 0)) {
-      for (int i = 0; i < 64; ++i) shfl_bfly_b32(0, 1, here());
-    }
-    if (is(0, 0)) mbarrier_arrive_remote(peer(kBarrier), here());
-  });
+  const auto body = [](bool cluster) {
+    return [cluster] {
+      if (is(0, 0)) mbarrier_init(kBarrier, 1, here());
+      cluster_sync(here());
+      if (is(1, 0)) {
+        mbarrier_init(kBarrier, 1, here());
+        mbarrier_arrive_remote(peer(kBarrier), here());
+        mbarrier_wait_cluster(kBarrier, 0, here());
+      }
+      if (is(0, 0)) {
+        if (cluster) mbarrier_wait_cluster(kBarrier, 0, here());
+        if (!cluster) mbarrier_wait(kBarrier, 0, here());
+        mbarrier_arrive_remote(peer(kBarrier), here());
+      }
+    };
+  };
+  expect_no_fault(body(true));
+  expect_fault(FaultKind::shared_race, "thread 0 of block 1 initialised this mbarrier", body(false));
 }
 
 // Copies.
@@ -526,6 +590,38 @@ TEST(WgmmaTransposedA, ASlabBeginsAtAWholeRow) {
     wgmma_fence(here());
     wgmma({d, nullptr, descriptor(kShared + 32, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
   });
+}
+
+/// Block 1 multiplies, and its warps tell block 0, which copies over A.
+Body copy_after_products(bool waits) {
+  return [=] {
+    make_barriers(1, 4);
+    store_slabs(Half::bf16, kShared, 64, [](int k, int m) { return a_value(m, k); });
+    store_slabs(Half::bf16, kB, 16, b_value);
+    fence_proxy_async();
+    cluster_sync(here());
+    if (cluster_rank() == 1) {
+      float d[8];
+      wgmma_fence(here());
+      wgmma({d, nullptr, descriptor(kShared, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
+      wgmma_commit(here());
+      if (waits) wgmma_wait(0, here());
+      if (thread_index() % 32 == 0) mbarrier_arrive_remote(peer(kOtherBarrier), here());
+      if (thread_index() == 0) mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
+      mbarrier_wait(kBarrier, 0, here());
+      wgmma_wait(0, here());
+    }
+    if (is(0, 1)) {
+      mbarrier_wait_cluster(kOtherBarrier, 0, here());
+      bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
+    }
+    cluster_sync(here());
+  };
+}
+
+TEST(RemoteArrival, HandsOnWhichProductsAreOver) {
+  expect_no_fault(copy_after_products(true));
+  expect_fault(FaultKind::source_overwritten, "a product of warpgroup 0 of block 1", copy_after_products(false));
 }
 
 }  // namespace
