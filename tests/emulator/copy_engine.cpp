@@ -107,7 +107,22 @@ void mbarrier_arrive_expect_tx(std::uint32_t barrier, int bytes, const Site& sit
 
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site) {
   Lane& lane = Machine::current();
-  Machine::of(lane).wait(lane, barrier, parity, site);
+  Machine::of(lane).wait(lane, barrier, parity, false, site);
+}
+
+void mbarrier_arrive_remote(std::uint32_t cluster_barrier, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).arrive_remote(lane, cluster_barrier, 0, "mbarrier.arrive.shared::cluster", site);
+}
+
+void mbarrier_arrive_expect_tx_remote(std::uint32_t cluster_barrier, int bytes, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).arrive_remote(lane, cluster_barrier, bytes, "mbarrier.arrive.expect_tx.shared::cluster", site);
+}
+
+void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine::of(lane).wait(lane, barrier, parity, true, site);
 }
 
 void prefetch_tensor_map(const void* map, const Site& site) {
@@ -171,6 +186,20 @@ void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_
   const TensorBox box = flat_box(machine, lane, global, shared, bytes, kName, site);
   check_source(machine, lane, box, kName, site);
   machine.start_copy(lane, shared, box, barrier, kName, site);
+}
+
+void bulk_copy_to_cluster(std::uint32_t cluster_target, std::uint32_t source, int bytes, std::uint32_t cluster_barrier,
+                          const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.shared::cluster.shared::cta";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  if (source % 16 != 0) machine.raise(FaultKind::misaligned, lane, kName, source, site, "wants 16-byte alignment");
+  const std::uint32_t extent = bytes > 0 ? static_cast<std::uint32_t>(bytes) : 0;
+  if (!Machine::shared(lane).inside(source, extent)) {
+    machine.raise({Conflict::out_of_bounds, {}, {}}, lane, kName, source, site);
+  }
+  const TensorBox box = flat_box(machine, lane, Machine::shared(lane).at(source), cluster_target, bytes, kName, site);
+  machine.start_cluster_copy(lane, cluster_target, source, box, cluster_barrier, kName, site);
 }
 
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {

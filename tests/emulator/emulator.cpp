@@ -17,6 +17,8 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxSharedBytes = 227 << 10;
+constexpr int kMaxCluster = 8;
+constexpr int kWarpgroup = 128;
 
 void validate(const LaunchOptions& options) {
   if (options.grid < 1) throw std::invalid_argument(fmt::format("launch: a grid of {} blocks", options.grid));
@@ -26,6 +28,16 @@ void validate(const LaunchOptions& options) {
   if (options.shared_bytes < 0 || options.shared_bytes > kMaxSharedBytes) {
     throw std::invalid_argument(fmt::format("launch: {} bytes of shared memory", options.shared_bytes));
   }
+  if (options.cluster < 1 || options.cluster > kMaxCluster || options.grid % options.cluster != 0) {
+    throw std::invalid_argument(fmt::format("launch: {} blocks in clusters of {}", options.grid, options.cluster));
+  }
+  // More than this the emulator cannot tell apart.
+  if (options.cluster > 1 && (options.cluster * options.threads > kMaxThreads || options.threads % kWarpgroup != 0)) {
+    throw std::invalid_argument(
+        fmt::format("launch: clusters of {} blocks of {} threads; up to {} threads in whole "
+                    "warpgroups are modelled",
+                    options.cluster, options.threads, kMaxThreads));
+  }
 }
 
 /// What the OS threads of a launch share.
@@ -34,17 +46,16 @@ struct Progress {
   std::atomic<std::uint64_t> instructions{0};
   std::mutex mutex;
   int faulty_block = 0;
-  std::exception_ptr fault;  // of the lowest block, so that it does not depend on the OS
+  std::exception_ptr fault;  // of the lowest cluster, so that it does not depend on the OS
 };
 
 void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const LaunchOptions& options,
                 Progress& progress) noexcept {
   int block = 0;
   try {
-    Machine machine(options.threads, options.shared_bytes, options.grid, memory);
-    for (block = progress.next_block++; block < options.grid; block = progress.next_block++) {
-      machine.run_block(kernel, params, block, options.seed);
-    }
+    Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory);
+    const auto next = [&] { return block = progress.next_block.fetch_add(options.cluster); };
+    while (next() < options.grid) machine.run_cluster(kernel, params, block, options.seed);
     progress.instructions += machine.instructions();
   } catch (...) {
     const std::lock_guard lock(progress.mutex);
@@ -62,7 +73,7 @@ LaunchStatistics launch(ErasedKernel kernel, const void* params, Memory& memory,
   validate(options);
   Progress progress;
   std::vector<std::thread> threads;
-  for (int i = 1; i < std::min(options.workers, options.grid); ++i) {
+  for (int i = 1; i < std::min(options.workers, options.grid / options.cluster); ++i) {
     threads.emplace_back([&] { run_blocks(kernel, params, memory, options, progress); });
   }
   run_blocks(kernel, params, memory, options, progress);

@@ -16,7 +16,8 @@ struct LaunchOptions {
   int threads = 32;        ///< of a block, a multiple of 32
   int shared_bytes = 0;    ///< dynamic shared memory of a block
   std::uint64_t seed = 0;  ///< decides the order of threads and when asynchronous copies arrive
-  int workers = 2;         ///< OS threads; blocks are independent
+  int workers = 2;         ///< OS threads; clusters are independent
+  int cluster = 1;         ///< consecutive blocks that reach each other's shared memory; the grid is a multiple of it
 };
 
 struct LaunchStatistics {

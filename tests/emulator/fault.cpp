@@ -54,6 +54,8 @@ const char* to_string(FaultKind kind) noexcept {
       return "source_overwritten";
     case FaultKind::copies_at_exit:
       return "copies_at_exit";
+    case FaultKind::exited_block:
+      return "exited_block";
     case FaultKind::barrier_misuse:
       return "barrier_misuse";
     case FaultKind::unfenced:

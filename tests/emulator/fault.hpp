@@ -25,6 +25,7 @@ enum class FaultKind : std::uint8_t {
   deadlock,              ///< threads wait at a barrier that others can no longer reach
   source_overwritten,    ///< store to bytes that an asynchronous copy or product in flight still reads
   copies_at_exit,        ///< a thread ended before it waited for its asynchronous copies or products
+  exited_block,          ///< shared memory or mbarrier of a block of the cluster that has exited, or may have
   barrier_misuse,        ///< mbarrier or named barrier: counts that do not match, not initialised, initialised twice
   unfenced,              ///< no fence of the proxy, of the initialisation of a barrier, or of a product's registers
   register_in_flight,    ///< accumulators or operands of a product that has not been waited for

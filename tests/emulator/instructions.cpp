@@ -30,6 +30,8 @@ void converge(const Instruction& instruction, const void* operands, const Site& 
 // Barriers.
 
 constexpr Instruction kBarSync{"bar.sync 0", [](Machine& machine, Warp& warp) { machine.block_barrier(warp); }};
+constexpr Instruction kClusterSync{"barrier.cluster",
+                                   [](Machine& machine, Warp& warp) { machine.cluster_barrier(warp); }};
 constexpr Instruction kBarWarpSync{"bar.warp.sync", [](Machine& machine, Warp& warp) { machine.warp_barrier(warp); }};
 
 struct NamedBarrierOperands {
@@ -129,7 +131,7 @@ const std::byte* matrix_row(Machine& machine, Warp& warp, std::size_t lane) {
   if (const Conflict conflict = machine.read_as_warp(warp, address, 16)) {
     machine.raise(conflict, warp.lanes[lane], warp.instruction->name, address, warp.site);
   }
-  return machine.shared().at(address);
+  return Machine::shared(warp).at(address);
 }
 
 template <int kMatrices, bool kTransposed>
@@ -179,13 +181,14 @@ void execute_stmatrix(Machine& machine, Warp& warp) {
       machine.raise(FaultKind::misaligned, lane, warp.instruction->name, address, warp.site,
                     "rows of stmatrix are 16-byte aligned");
     }
-    if (const Conflict conflict = machine.shared().write(address, 16, machine.observer(lane), machine.stamp(lane))) {
+    if (const Conflict conflict =
+            Machine::shared(warp).write(address, 16, machine.observer(lane), machine.stamp(lane))) {
       machine.raise(conflict, lane, warp.instruction->name, address, warp.site);
     }
     for (std::size_t t = 0; t < 4; ++t) {
       const std::uint32_t value = kTransposed ? transposed_pair(warp, i / 8, i % 8, t)
                                               : operands<StmatrixOperands>(warp, i % 8 * 4 + t).r[i / 8];
-      std::memcpy(machine.shared().at(address) + 4 * t, &value, sizeof value);
+      std::memcpy(Machine::shared(warp).at(address) + 4 * t, &value, sizeof value);
     }
   }
 }
@@ -319,10 +322,10 @@ void check_shared_alignment(Lane& lane, std::uint32_t address, std::uint32_t byt
 
 // cp.async
 
-void arrive(Machine& machine, AsyncCopy& copy) {
+void arrive(SharedMemory& shared, AsyncCopy& copy) {
   if (copy.arrived) return;
   copy.arrived = true;
-  std::byte* target = machine.shared().at(copy.target);
+  std::byte* target = shared.at(copy.target);
   if (copy.source != nullptr) {
     std::memcpy(target, copy.source, 16);
   } else {
@@ -337,11 +340,20 @@ int thread_index() {
 }
 
 int block_index() {
-  return Machine::of(Machine::current()).block();
+  return Machine::current().warp->block->index;
 }
 
 int block_count() {
   return Machine::of(Machine::current()).blocks();
+}
+
+int cluster_rank() {
+  return Machine::current().warp->block->rank;
+}
+
+std::uint32_t map_shared(std::uint32_t shared, int rank, const Site& site) {
+  const Lane& lane = Machine::current();
+  return Machine::of(lane).map(lane, shared, rank, site);
 }
 
 std::uint32_t dynamic_shared() {
@@ -350,6 +362,10 @@ std::uint32_t dynamic_shared() {
 
 void bar_sync(const Site& site) {
   converge(kBarSync, nullptr, site);
+}
+
+void cluster_sync(const Site& site) {
+  converge(kClusterSync, nullptr, site);
 }
 
 void bar_warp_sync(const Site& site) {
@@ -422,7 +438,7 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   Lane& lane = Machine::current();
   if (const int reader = Machine::of(lane).copying_from(address, bytes); reader >= 0) {
     Machine::of(lane).raise(FaultKind::source_overwritten, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
-                            fmt::format("thread {} has a copy of it in flight", reader));
+                            Machine::of(lane).name(reader) + " has a copy of it in flight");
   }
   for (std::size_t i = 0; i < bytes; ++i) {
     if ((flags[i] & Memory::kWritable) == 0) {
@@ -445,20 +461,22 @@ void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const 
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
   check_shared_alignment(lane, address, bytes, name, site);
-  if (const Conflict conflict = machine.shared().read(address, bytes, machine.observer(lane), machine.reader(lane))) {
+  if (const Conflict conflict =
+          Machine::shared(lane).read(address, bytes, machine.observer(lane), machine.reader(lane))) {
     machine.raise(conflict, lane, name, address, site);
   }
-  std::memcpy(value, machine.shared().at(address), bytes);
+  std::memcpy(value, Machine::shared(lane).at(address), bytes);
 }
 
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site) {
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
   check_shared_alignment(lane, address, bytes, name, site);
-  if (const Conflict conflict = machine.shared().write(address, bytes, machine.observer(lane), machine.stamp(lane))) {
+  if (const Conflict conflict =
+          Machine::shared(lane).write(address, bytes, machine.observer(lane), machine.stamp(lane))) {
     machine.raise(conflict, lane, name, address, site);
   }
-  std::memcpy(machine.shared().at(address), value, bytes);
+  std::memcpy(Machine::shared(lane).at(address), value, bytes);
 }
 
 void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site) {
@@ -472,18 +490,18 @@ void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Sit
     machine.raise(FaultKind::misaligned, lane, kName, reinterpret_cast<std::uintptr_t>(global), site,
                   "an address that is not read is still 16-byte aligned");
   }
-  const Stamp writer{0, static_cast<std::uint16_t>(lane.thread), Stamp::copying};
-  if (const Conflict conflict = machine.shared().write(shared, 16, machine.observer(lane), writer)) {
+  const Stamp writer{0, static_cast<std::uint16_t>(lane.agent), Stamp::copying};
+  if (const Conflict conflict = Machine::shared(lane).write(shared, 16, machine.observer(lane), writer)) {
     machine.raise(conflict, lane, kName, shared, site);
   }
-  std::memset(machine.shared().at(shared), 0xff, 16);
+  std::memset(Machine::shared(lane).at(shared), 0xff, 16);
   AsyncCopies& async = lane.async;
   async.copies.push_back({shared, valid ? static_cast<const std::byte*>(global) : nullptr, false});
   ++async.uncommitted;
   // Some arrive at once, some later, some only when they are waited for.
   const std::uint64_t dice = machine.random() >> 40;
-  if ((dice & 3) == 0) arrive(machine, async.copies.back());
-  if ((dice & 12) == 0) arrive(machine, async.copies[(dice >> 4) % async.copies.size()]);
+  if ((dice & 3) == 0) arrive(Machine::shared(lane), async.copies.back());
+  if ((dice & 12) == 0) arrive(Machine::shared(lane), async.copies[(dice >> 4) % async.copies.size()]);
 }
 
 void cp_async_commit() {
@@ -502,8 +520,8 @@ void cp_async_wait(int pending) {
   for (int i = 0; i < done; ++i) copies += async.groups[static_cast<std::size_t>(i)];
   for (int i = 0; i < copies; ++i) {
     AsyncCopy& copy = async.copies[static_cast<std::size_t>(i)];
-    arrive(machine, copy);
-    machine.shared().arrived(copy.target, machine.stamp(lane));
+    arrive(Machine::shared(lane), copy);
+    Machine::shared(lane).arrived(copy.target, machine.stamp(lane));
   }
   async.copies.erase(async.copies.begin(), async.copies.begin() + copies);
   async.groups.erase(async.groups.begin(), async.groups.begin() + done);

@@ -93,9 +93,9 @@ struct WgmmaOperands {
   std::uint64_t b = 0;
   int columns = 0;
   Half half = Half::bf16;
-  bool a_transposed = false;  // A is M-major
   bool b_transposed = false;  // B is N-major
   bool accumulate = true;
+  bool a_transposed = false;  // A in shared memory is M-major
 };
 void wgmma(const WgmmaOperands& operands, const Site& site);
 void wgmma_fence(const Site& site);

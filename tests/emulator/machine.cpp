@@ -37,14 +37,6 @@ struct FiberStack {
   void deallocate(boost::context::stack_context& stack) noexcept { StackPool::deallocate(stack); }
 };
 
-std::string who(const Reader& reader) {
-  if (reader.product) return fmt::format("a product of warpgroup {}", reader.who);
-  if (std::has_single_bit(reader.lanes)) {
-    return fmt::format("thread {}", kWarpSize * reader.who + std::countr_zero(reader.lanes));
-  }
-  return fmt::format("warp {}", reader.who);
-}
-
 std::string lanes_text(std::uint32_t mask) {
   return mask == kAllLanes ? std::string("all lanes") : fmt::format("lanes {:#010x}", mask);
 }
@@ -59,21 +51,30 @@ Machine& Machine::of(const Lane&) {
   return *current_machine;
 }
 
-Machine::Machine(int threads, int shared_bytes, int blocks, Memory& memory)
-    : memory_(memory), shared_(shared_bytes), blocks_(blocks) {
-  for (int w = 0; w < threads / kWarpSize; ++w) {
-    Warp& warp = *warps_.emplace_back(std::make_unique<Warp>());
-    warp.index = w;
-    for (int i = 0; i < kWarpSize; ++i) {
-      warp.lanes[static_cast<std::size_t>(i)].warp = &warp;
-      warp.lanes[static_cast<std::size_t>(i)].thread = w * kWarpSize + i;
+Machine::Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory)
+    : memory_(memory), blocks_(blocks) {
+  for (int rank = 0; rank < cluster; ++rank) {
+    Block& block = *cluster_.emplace_back(std::make_unique<Block>(shared_bytes));
+    block.rank = rank;
+    for (int w = 0; w < threads / kWarpSize; ++w) {
+      Warp& warp = *warps_.emplace_back(std::make_unique<Warp>());
+      warp.block = &block;
+      warp.number = w;
+      warp.index = static_cast<int>(warps_.size()) - 1;
+      block.warps.push_back(&warp);
+      for (int i = 0; i < kWarpSize; ++i) {
+        Lane& lane = warp.lanes[static_cast<std::size_t>(i)];
+        lane.warp = &warp;
+        lane.thread = warp.number * kWarpSize + i;
+        lane.agent = warp.index * kWarpSize + i;
+      }
     }
   }
   start_fibers();
 }
 
-/// Fibers between two blocks end when they are told to; those that a fault left inside the kernel are unwound by their
-/// destructors.
+/// Fibers between two clusters end when they are told to; those that a fault left inside the kernel are unwound by
+/// their destructors.
 Machine::~Machine() {
   quit_ = true;
   for (const auto& warp : warps_) {
@@ -92,46 +93,54 @@ void Machine::start_fibers() {
   }
 }
 
-void Machine::prepare(int block, std::uint64_t seed) {
-  shared_.reset();
-  block_ = block;
-  at_barrier_ = 0;
+void Machine::prepare(int first_block, std::uint64_t seed) {
+  for (const auto& block : cluster_) {
+    block->shared.reset();
+    block->index = first_block + block->rank;
+    block->at_barrier = 0;
+    block->finished = 0;
+    block->free_registers = 0;  // a block has what it was launched with, also where the multiprocessor has more
+    block->floor = 0;
+    block->named = {};
+    block->reached = {};
+  }
+  at_cluster_barrier_ = 0;
   finished_ = 0;
   tick_ = 1;
   floor_ = 0;
   barriers_.clear();
-  named_ = {};
   copies_.clear();
   stores_.clear();
   writes_.clear();
   warpgroups_.assign((warps_.size() + 3) / 4, {});
   joined_a_ = joined_b_ = joined_ = {};
-  const int registers = launch_registers(threads());
-  free_registers_ = 0;  // a block has what it was launched with, also where the multiprocessor has more
-  random_ = (seed + 1) * 0x9e3779b97f4a7c15u ^ (static_cast<std::uint64_t>(block) + 1) * 0xd1b54a32d192ed03u;
+  random_ = (seed + 1) * 0x9e3779b97f4a7c15u ^ (static_cast<std::uint64_t>(first_block) + 1) * 0xd1b54a32d192ed03u;
   if (random_ == 0) random_ = 1;
   for (int i = 0; i < 4; ++i) random();  // neighbouring seeds part ways
-  for (const auto& warp : warps_) {
-    warp->state = Warp::State::runnable;
-    warp->waiting = 0;
-    warp->exited = 0;
-    warp->blocked = 0;
-    warp->floor = 0;
-    warp->products = {};
-    warp->registers = registers;
-    warp->wanted_registers = registers;
-    warp->wants_registers = false;
-    warp->register_steps.clear();
-    for (Lane& lane : warp->lanes) lane.knowledge = {};
-    warp->step = static_cast<int>(random() >> 32 & 31) | 1;
-    warp->resume = &warp->lanes[random() >> 40 & 31];
-  }
+  for (const auto& warp : warps_) prepare(*warp, launch_registers(threads()));
 }
 
-void Machine::run_block(Kernel kernel, const void* context, int block, std::uint64_t seed) {
+void Machine::prepare(Warp& warp, int registers) {
+  warp.state = Warp::State::runnable;
+  warp.waiting = 0;
+  warp.exited = 0;
+  warp.blocked = 0;
+  warp.floor = 0;
+  warp.products = {};
+  warp.registers = registers;
+  warp.wanted_registers = registers;
+  warp.wants_registers = false;
+  warp.at_cluster_barrier = false;
+  warp.register_steps.clear();
+  for (Lane& lane : warp.lanes) lane.knowledge = {};
+  warp.step = static_cast<int>(random() >> 32 & 31) | 1;
+  warp.resume = &warp.lanes[random() >> 40 & 31];
+}
+
+void Machine::run_cluster(Kernel kernel, const void* context, int first_block, std::uint64_t seed) {
   kernel_ = kernel;
   context_ = context;
-  prepare(block, seed);
+  prepare(first_block, seed);
   current_machine = this;
   transfer(scheduler_, pick_warp()->resume->context);
   current_lane = nullptr;
@@ -182,7 +191,7 @@ void Machine::check_exit(const Lane& lane) const {
           fmt::format("{} products were never waited for", products.issued - products.done));
   }
   for (const TensorStore& store : stores_) {
-    if (store.thread != lane.thread) continue;
+    if (store.lane != &lane) continue;
     raise(FaultKind::copies_at_exit, lane, "exit", store.source, Site(), "a tensor store was never waited for");
   }
   if (lane.warp->waiting != 0) raise_divergence(lane, "exit", Site());
@@ -195,15 +204,51 @@ void Machine::finish_lane(Lane& lane) {
   if (warp.exited == kAllLanes) {
     warp.state = Warp::State::finished;
     check_register_steps(warp, Site());
-    if (++finished_ == static_cast<int>(warps_.size())) {
+    ++finished_;
+    ++warp.block->finished;
+    if (warp.block->exited()) check_block_exit(lane);
+    if (finished_ == static_cast<int>(warps_.size())) {
       while (!writes_.empty()) finish_write(writes_.size() - 1);
-      if (copies_.empty()) return;
-      raise(FaultKind::copies_at_exit, lane, "exit", copies_.front().target, Site(),
-            fmt::format("{} boxes are still to land", copies_.size()));
+      return;
     }
+    finish_cluster_barrier_if_complete();
   }
   next_ = successor(lane);
   if (next_ == nullptr) raise_deadlock(lane);
+}
+
+/// With its last thread a block's shared memory is gone: whatever reaches it comes before, in that a thread of the
+/// block knows of it.
+void Machine::check_block_exit(const Lane& lane) {
+  const Block& block = *lane.warp->block;
+  for (const TensorCopy& copy : copies_) {
+    const bool to_here = copy.target.block == &block;
+    if (to_here && copy.source.block == nullptr) {
+      const auto count = std::count_if(copies_.begin(), copies_.end(),
+                                       [&](const TensorCopy& other) { return other.target.block == &block; });
+      raise(FaultKind::copies_at_exit, lane, "exit", copy.target.address, Site(),
+            fmt::format("{} boxes are still to land", count));
+    }
+    if (to_here || copy.source.block == &block) {
+      raise(FaultKind::exited_block, lane, "exit", to_here ? copy.target.address : copy.source.address, Site(),
+            fmt::format("the last thread leaves, and a copy of {} {} here", name(copy.agent),
+                        to_here ? "is still to land" : "still reads"));
+    }
+  }
+  if (block.reached.entries.empty()) return;
+  Gathered gathered;
+  for (const Warp* warp : block.warps) release(*warp, gathered);
+  for (std::size_t agent = 0; agent < block.reached.entries.size(); ++agent) {
+    const std::uint32_t tick = block.reached.entries[agent];
+    if (gathered.known.at(agent) >= tick || (agent < kFirstProduct && tick < floor_)) continue;
+    raise(FaultKind::exited_block, lane, "exit", 0, Site(),
+          agent < kFirstProduct
+              ? fmt::format("the last thread leaves, and {} may still arrive at a barrier here: nobody waited for that",
+                            name(static_cast<int>(agent)))
+              : fmt::format("the last thread leaves, and a copy for the {} may still be under way: nobody waited for "
+                            "that",
+                            barriers_[agent - kFirstBarrier].describe()));
+  }
 }
 
 /// The next lane of the same warp that can run, in the order of this round.
@@ -291,24 +336,54 @@ void Machine::converge(Lane& lane, const Instruction& instruction, const void* o
 }
 
 void Machine::block_barrier(Warp& warp) {
+  Block& block = *warp.block;
   pause(warp);
-  if (++at_barrier_ < static_cast<int>(warps_.size())) return;
-  at_barrier_ = 0;
+  if (++block.at_barrier < static_cast<int>(block.warps.size())) return;
+  block.at_barrier = 0;
   Gathered gathered;
   bool partial = false;  // somebody knows or has done more than block barriers tell
-  for (const auto& other : warps_) {
+  for (const Warp* other : block.warps) {
     partial = partial || other->products.done != 0;
     for (const Lane& lane : other->lanes) partial = partial || lane.knowledge.known || lane.knowledge.fenced;
   }
   if (partial) {
-    for (const auto& other : warps_) release(*other, gathered);
+    for (const Warp* other : block.warps) release(*other, gathered);
     const Knowledge shared = gathered.share();
-    for (const auto& other : warps_) {
+    for (Warp* other : block.warps) {
       for (Lane& lane : other->lanes) lane.knowledge = shared;
     }
   }
-  floor_ = ++tick_;
-  for (const auto& other : warps_) resume(*other);
+  block.floor = ++tick_;
+  if (cluster() == 1) floor_ = block.floor;
+  for (Warp* other : block.warps) resume(*other);
+}
+
+void Machine::cluster_barrier(Warp& warp) {
+  pause(warp);
+  warp.at_cluster_barrier = true;
+  ++at_cluster_barrier_;
+  finish_cluster_barrier_if_complete();
+}
+
+/// Threads that have exited are not waited for, and hand on nothing.
+void Machine::finish_cluster_barrier_if_complete() {
+  if (at_cluster_barrier_ == 0 || at_cluster_barrier_ + finished_ < static_cast<int>(warps_.size())) return;
+  at_cluster_barrier_ = 0;
+  Gathered gathered;
+  for (const auto& warp : warps_) {
+    if (warp->at_cluster_barrier) release(*warp, gathered);
+  }
+  const Knowledge shared = gathered.share();
+  ++tick_;
+  for (const auto& warp : warps_) {
+    if (!warp->at_cluster_barrier) continue;
+    warp->at_cluster_barrier = false;
+    for (Lane& lane : warp->lanes) lane.knowledge = shared;
+    resume(*warp);
+  }
+  if (finished_ != 0) return;
+  floor_ = tick_;
+  for (const auto& block : cluster_) block->floor = tick_;
 }
 
 void Machine::warp_barrier(Warp& warp) {
@@ -333,17 +408,17 @@ void Machine::named_barrier(Warp& warp, int id, int threads, bool waits) {
   if (threads < kWarpSize || threads % kWarpSize != 0 || threads > this->threads()) {
     refuse(fmt::format("barrier {} of {} threads in a block of {}", id, threads, this->threads()));
   }
-  NamedBarrier& barrier = named_[static_cast<std::size_t>(id)];
+  NamedBarrier& barrier = warp.block->named[static_cast<std::size_t>(id)];
   if (barrier.arrived == 0) barrier.threads = threads;
   if (barrier.threads != threads) {
     refuse(fmt::format("barrier {} of {} threads, but warps {:#x} came for {}", id, threads, barrier.arrived,
                        barrier.threads));
   }
-  if ((barrier.arrived >> warp.index & 1) != 0) {
-    refuse(fmt::format("warp {} comes to barrier {} twice while warps {:#x} have come of {} threads", warp.index, id,
+  if ((barrier.arrived >> warp.number & 1) != 0) {
+    refuse(fmt::format("warp {} comes to barrier {} twice while warps {:#x} have come of {} threads", warp.number, id,
                        barrier.arrived, threads));
   }
-  barrier.arrived |= 1u << warp.index;
+  barrier.arrived |= 1u << warp.number;
   release(warp, barrier.gathered);
   ++tick_;
   if (waits) {
@@ -378,17 +453,17 @@ void Machine::set_registers(Warp& warp, int registers, bool increase) {
     warp.wants_registers = true;
     pause(warp);
   } else {
-    free_registers_ += (warp.registers - registers) * kWarpSize;
+    warp.block->free_registers += (warp.registers - registers) * kWarpSize;
     warp.registers = registers;
   }
-  grant_registers();
+  grant_registers(*warp.block);
 }
 
-void Machine::grant_registers() {
-  for (const auto& warp : warps_) {
+void Machine::grant_registers(Block& block) {
+  for (Warp* warp : block.warps) {
     const int missing = (warp->wanted_registers - warp->registers) * kWarpSize;
-    if (!warp->wants_registers || missing > free_registers_) continue;
-    free_registers_ -= missing;
+    if (!warp->wants_registers || missing > block.free_registers) continue;
+    block.free_registers -= missing;
     warp->registers = warp->wanted_registers;
     warp->wants_registers = false;
     resume(*warp);
@@ -406,18 +481,18 @@ void Machine::check_register_steps(const Warp& warp, const Site& site) const {
     const bool both_over = warp.state == Warp::State::finished && other.state == Warp::State::finished;
     if (same && (!both_over || warp.register_steps.size() == other.register_steps.size())) continue;
     raise(FaultKind::register_pool, warp.lanes[0], "setmaxnreg", 0, site,
-          fmt::format("warps {} and {} of one warpgroup differ in their setmaxnreg", warp.index, other.index));
+          fmt::format("warps {} and {} of one warpgroup differ in their setmaxnreg", warp.number, other.number));
   }
 }
 
 // The order of accesses.
 
-Observer Machine::observer(const Lane& lane) const {
+Observer Machine::observer(const Lane& lane, const Block& block) const {
   const Warp& warp = *lane.warp;
   Observer observer;
-  observer.thread = lane.thread;
+  observer.thread = lane.agent;
   observer.warp = warp.index;
-  observer.floor = floor_;
+  observer.floor = &block == warp.block ? block.floor : floor_;
   observer.warp_floor = warp.floor;
   observer.products = warp.products.done;
   observer.first_product = kFirstProduct;
@@ -427,8 +502,8 @@ Observer Machine::observer(const Lane& lane) const {
   return observer;
 }
 
-Observer Machine::async_observer(const Lane& lane) const {
-  Observer result = observer(lane);
+Observer Machine::async_observer(const Lane& lane, const Block& block) const {
+  Observer result = observer(lane, block);
   result.async = true;
   return result;
 }
@@ -451,7 +526,7 @@ Conflict Machine::read_as_warp(const Warp& warp, std::uint32_t address, std::uin
     seen = &lane.knowledge.known;
     Observer observer = this->observer(lane);
     observer.thread = -1;
-    if (const Conflict conflict = shared_.read(address, bytes, observer, reader(warp))) return conflict;
+    if (const Conflict conflict = shared(warp).read(address, bytes, observer, reader(warp))) return conflict;
   }
   return {};
 }
@@ -460,12 +535,17 @@ void Machine::release(const Lane& lane, Gathered& gathered) {
   const Warp& warp = *lane.warp;
   if (lane.knowledge.known) gathered.known.join(*lane.knowledge.known);
   if (lane.knowledge.fenced) gathered.fenced.join(*lane.knowledge.fenced);
-  if (warp.floor > 0) {
-    for (const Lane& other : warp.lanes) {
-      gathered.known.raise(static_cast<std::size_t>(other.thread), warp.floor - 1);
+  if (warp.block->floor > floor_) {  // which other blocks do not take for granted
+    for (int agent = lane.agent - lane.thread; agent < lane.agent - lane.thread + threads(); ++agent) {
+      gathered.known.raise(static_cast<std::size_t>(agent), warp.block->floor - 1);
     }
   }
-  gathered.known.raise(static_cast<std::size_t>(lane.thread), tick_);
+  if (warp.floor > 0) {
+    for (const Lane& other : warp.lanes) {
+      gathered.known.raise(static_cast<std::size_t>(other.agent), warp.floor - 1);
+    }
+  }
+  gathered.known.raise(static_cast<std::size_t>(lane.agent), tick_);
   if (warp.products.done > 0) {
     gathered.known.raise(kFirstProduct + static_cast<std::size_t>(warp.index), warp.products.done);
   }
@@ -478,7 +558,7 @@ void Machine::release(const Warp& warp, Gathered& gathered) {
         before->knowledge.fenced != lane.knowledge.fenced) {
       release(lane, gathered);
     } else {
-      gathered.known.raise(static_cast<std::size_t>(lane.thread), tick_);
+      gathered.known.raise(static_cast<std::size_t>(lane.agent), tick_);
     }
     before = &lane;
   }
@@ -512,15 +592,30 @@ void Machine::fence_async(Lane& lane) {
   Gathered gathered;
   release(lane, gathered);
   ++tick_;
-  gathered.known.floor = floor_;
+  if (cluster() == 1) gathered.known.floor = floor_;
+  if (cluster() > 1) keep_own_block(lane, gathered.known);
   gathered.known.join(gathered.fenced);
   lane.knowledge.fenced = std::make_shared<const Clock>(gathered.known);
+}
+
+/// The fence is of the own block's shared memory, which its threads alone store to.
+void Machine::keep_own_block(const Lane& lane, Clock& clock) const {
+  const int first = lane.agent - lane.thread;
+  const Block& block = *lane.warp->block;
+  for (int agent = 0; agent < cluster() * threads(); ++agent) {
+    const auto at = static_cast<std::size_t>(agent);
+    const bool own = agent >= first && agent < first + threads();
+    if (own && block.floor > 0) clock.raise(at, block.floor - 1);
+    if (!own && at < clock.entries.size()) clock.entries[at] = 0;
+  }
 }
 
 // mbarriers.
 
 std::string Mbarrier::describe() const {
-  std::string text = fmt::format("mbarrier at {:#x}: phase {} lacks {} of {} arrivals", address, phase, pending, count);
+  std::string text = fmt::format("mbarrier at {:#x}", address);
+  if (in_cluster) text += fmt::format(" of block {}", block->index);
+  text += fmt::format(": phase {} lacks {} of {} arrivals", phase, pending, count);
   if (bytes > 0) text += fmt::format(" and {} bytes that were announced", bytes);
   if (bytes < 0) text += fmt::format(", and {} bytes came that nobody announced", -bytes);
   return text;
@@ -529,17 +624,19 @@ std::string Mbarrier::describe() const {
 void Machine::init_barrier(Lane& lane, std::uint32_t address, int count, const Site& site) {
   constexpr const char* kName = "mbarrier.init";
   if (address % 8 != 0) raise(FaultKind::misaligned, lane, kName, address, site, "wants 8-byte alignment");
-  if (!shared_.inside(address, 8)) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
+  if (!shared(lane).inside(address, 8)) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
   if (count < 1 || count > Mbarrier::kMaxCount) {
     raise(FaultKind::barrier_misuse, lane, kName, address, site, fmt::format("a count of {} arrivals", count));
   }
   for (const Mbarrier& other : barriers_) {
-    if (other.address != address) continue;
+    if (other.address != address || other.block != lane.warp->block) continue;
     raise(FaultKind::barrier_misuse, lane, kName, address, site, "initialised again; " + other.describe());
   }
-  shared_.make_barrier(address);
+  shared(lane).make_barrier(address);
   Mbarrier barrier;
   barrier.address = address;
+  barrier.block = lane.warp->block;
+  barrier.in_cluster = cluster() > 1;
   barrier.number = barriers_.size();
   barrier.count = count;
   barrier.pending = count;
@@ -549,31 +646,38 @@ void Machine::init_barrier(Lane& lane, std::uint32_t address, int count, const S
 
 void Machine::fence_barriers(const Lane& lane) {
   for (Mbarrier& barrier : barriers_) {
-    barrier.fenced = barrier.fenced || barrier.initialised.who == lane.thread;
+    barrier.fenced = barrier.fenced || barrier.initialised.who == lane.agent;
   }
 }
 
-Mbarrier& Machine::barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site) {
+Mbarrier& Machine::barrier_at(const Lane& lane, const Place& place, const char* name, const Site& site) {
+  const std::uint32_t address = place.address;
   if (address % 8 != 0) raise(FaultKind::misaligned, lane, name, address, site, "wants 8-byte alignment");
   for (Mbarrier& barrier : barriers_) {
-    if (barrier.address != address) continue;
-    if (observer(lane).knows(barrier.initialised)) return barrier;
+    if (barrier.address != address || barrier.block != place.block) continue;
+    if (observer(lane, *place.block).knows(barrier.initialised)) return barrier;
     raise(FaultKind::shared_race, lane, name, address, site,
-          fmt::format("thread {} initialised this mbarrier, and no barrier is in between", barrier.initialised.who));
+          this->name(barrier.initialised.who) + " initialised this mbarrier, and no barrier is in between");
   }
+  if (address >> kRankShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, name, address, site);
   raise(FaultKind::barrier_misuse, lane, name, address, site, "no mbarrier was initialised here");
 }
 
 void Machine::arrive(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site) {
-  Mbarrier& barrier = barrier_at(lane, address, name, site);
+  arrive(lane, barrier_at(lane, own(lane, address), name, site), bytes, name, site);
+}
+
+void Machine::arrive(Lane& lane, Mbarrier& barrier, int bytes, const char* name, const Site& site) {
   if (bytes < 0 || bytes > Mbarrier::kMaxCount) {
-    raise(FaultKind::barrier_misuse, lane, name, address, site, fmt::format("{} bytes announced", bytes));
+    raise(FaultKind::barrier_misuse, lane, name, barrier.address, site, fmt::format("{} bytes announced", bytes));
   }
   if (barrier.pending == 0) {
-    raise(FaultKind::barrier_misuse, lane, name, address, site,
+    raise(FaultKind::barrier_misuse, lane, name, barrier.address, site,
           "one arrival more than the count of the phase; " + barrier.describe());
   }
-  release(lane, barrier.gathered);
+  const bool remote = barrier.block != lane.warp->block;
+  release(lane, remote ? barrier.gathered_remotely : barrier.gathered);
+  if (remote) barrier.block->reached.raise(static_cast<std::size_t>(lane.agent), tick_);
   ++tick_;
   barrier.bytes += bytes;
   --barrier.pending;
@@ -586,7 +690,13 @@ void Machine::finish_phase_if_complete(Mbarrier& barrier) {
   ++barrier.phase;
   barrier.pending = barrier.count;
   barrier.gathered.known.raise(kFirstBarrier + barrier.number, barrier.phase);
-  barrier.completed = barrier.gathered.share();
+  barrier.completed = barrier.completed_cluster = barrier.gathered.share();
+  if (!barrier.gathered_remotely.known.entries.empty()) {
+    barrier.gathered.known.join(barrier.gathered_remotely.known);
+    barrier.gathered.fenced.join(barrier.gathered_remotely.fenced);
+    barrier.completed_cluster = barrier.gathered.share();
+    barrier.gathered_remotely = {};
+  }
   barrier.gathered = {};
   for (Lane* lane : barrier.waiting) {
     Warp& warp = *lane->warp;
@@ -598,9 +708,9 @@ void Machine::finish_phase_if_complete(Mbarrier& barrier) {
   barrier.waiting.clear();
 }
 
-void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site) {
+void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, bool cluster, const Site& site) {
   constexpr const char* kName = "mbarrier.try_wait.parity";
-  const std::size_t number = barrier_at(lane, address, kName, site).number;
+  const std::size_t number = barrier_at(lane, own(lane, address), kName, site).number;
   if (parity > 1) {
     raise(FaultKind::barrier_misuse, lane, kName, address, site, fmt::format("a parity of {}", parity));
   }
@@ -612,7 +722,7 @@ void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, cons
     lane.warp->blocked |= 1u << lane.index();
     yield(lane);
   }
-  acquire(lane, barriers_[number].completed);
+  acquire(lane, cluster ? barriers_[number].completed_cluster : barriers_[number].completed);
   step(lane);
 }
 
@@ -629,19 +739,23 @@ void for_each_chunk(const TensorBox& box, std::uint32_t shared, const Visit& vis
 
 void Machine::start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier,
                          const char* name, const Site& site) {
-  const Mbarrier& signalled = barrier_at(lane, barrier, name, site);
+  const Mbarrier& signalled = barrier_at(lane, own(lane, barrier), name, site);
+  launch_copy(lane, {box, own(lane, target), signalled.number, lane.agent}, signalled, name, site);
+}
+
+void Machine::launch_copy(Lane& lane, TensorCopy copy, const Mbarrier& signalled, const char* name, const Site& site) {
   if (!signalled.fenced) {
-    raise(FaultKind::unfenced, lane, name, barrier, site,
+    raise(FaultKind::unfenced, lane, name, signalled.address, site,
           "no fence.mbarrier_init has shown this mbarrier to the copy engine");
   }
-  TensorCopy copy{box, target, signalled.number, lane.thread};
-  const Observer observer = async_observer(lane);
-  const Stamp writer{tick_, static_cast<std::uint16_t>(lane.thread), Stamp::tensor_copy};
-  for_each_chunk(copy.box, target, [&](std::uint32_t address, std::uint32_t) {
-    if (const Conflict conflict = shared_.write(address, 16, observer, writer)) {
+  SharedMemory& shared = copy.target.block->shared;
+  const Observer observer = async_observer(lane, *copy.target.block);
+  const Stamp writer{tick_, static_cast<std::uint16_t>(lane.agent), Stamp::tensor_copy};
+  for_each_chunk(copy.box, copy.target.address, [&](std::uint32_t address, std::uint32_t) {
+    if (const Conflict conflict = shared.write(address, 16, observer, writer)) {
       raise(conflict, lane, name, address, site);
     }
-    std::memset(shared_.at(address), 0xff, 16);
+    std::memset(shared.at(address), 0xff, 16);
   });
   copies_.push_back(std::move(copy));
   step(lane);
@@ -658,18 +772,77 @@ void Machine::land(std::size_t index) {
   copies_[index] = std::move(copies_.back());
   copies_.pop_back();
   Mbarrier& barrier = barriers_[copy.barrier];
+  SharedMemory& shared = copy.target.block->shared;
   const Stamp writer{barrier.phase + 1, static_cast<std::uint16_t>(barrier.number), Stamp::landed};
   std::vector<std::byte> bytes(copy.box.bytes());
   for (std::size_t i = 0; i < copy.box.rows().size(); ++i) {
     const TensorBox::Row& row = copy.box.rows()[i];
     if (row.bytes != 0) std::memcpy(bytes.data() + i * copy.box.row_bytes() + row.skip, row.source, row.bytes);
   }
-  for_each_chunk(copy.box, copy.target, [&](std::uint32_t address, std::uint32_t at) {
-    std::memcpy(shared_.at(address), bytes.data() + at, 16);
-    shared_.arrived(address, writer);
+  for_each_chunk(copy.box, copy.target.address, [&](std::uint32_t address, std::uint32_t at) {
+    std::memcpy(shared.at(address), bytes.data() + at, 16);
+    shared.arrived(address, writer);
   });
+  if (copy.source.block != nullptr) finish_source(copy, barrier.phase + 1);
   barrier.bytes -= copy.box.bytes();
   finish_phase_if_complete(barrier);
+}
+
+// Between the blocks of a cluster.
+
+std::uint32_t Machine::map(const Lane& lane, std::uint32_t address, int rank, const Site& site) const {
+  constexpr const char* kName = "mapa.shared::cluster";
+  if (address >> kRankShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
+  if (rank < 0 || rank >= cluster()) {
+    raise(FaultKind::shared_out_of_bounds, lane, kName, address, site,
+          fmt::format("block {} of a cluster of {}", rank, cluster()));
+  }
+  return address | (static_cast<std::uint32_t>(rank) + 1) << kRankShift;
+}
+
+/// An address that was not mapped is one of the thread's own block.
+Place Machine::resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const {
+  const std::uint32_t rank = address >> kRankShift;
+  if (rank == 0) return own(lane, address);
+  if (rank > cluster_.size()) raise(FaultKind::shared_out_of_bounds, lane, name, address, site, "no address");
+  Block& block = *cluster_[rank - 1];
+  if (block.exited()) {
+    raise(FaultKind::exited_block, lane, name, address, site,
+          fmt::format("shared memory of a block that has exited: block {}", block.index));
+  }
+  return {&block, address & ((1u << kRankShift) - 1)};
+}
+
+void Machine::arrive_remote(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site) {
+  arrive(lane, barrier_at(lane, resolve(lane, address, name, site), name, site), bytes, name, site);
+}
+
+/// The copy engine reads the source when the copy lands. Until the barrier's phase tells so, it may still read.
+void Machine::start_cluster_copy(Lane& lane, std::uint32_t target, std::uint32_t source, const TensorBox& box,
+                                 std::uint32_t barrier, const char* name, const Site& site) {
+  const Place to = resolve(lane, target, name, site);
+  const Mbarrier& signalled = barrier_at(lane, resolve(lane, barrier, name, site), name, site);
+  if (signalled.block != to.block) {
+    raise(FaultKind::barrier_misuse, lane, name, barrier, site,
+          fmt::format("an mbarrier of block {} for a copy to block {}", signalled.block->index, to.block->index));
+  }
+  const Observer observer = async_observer(lane);
+  const Reader reader{Reader::kInFlight, 1, static_cast<std::uint16_t>(signalled.number), Reader::cluster_copy};
+  for_each_chunk(box, source, [&](std::uint32_t address, std::uint32_t) {
+    if (const Conflict conflict = shared(lane).read(address, 16, observer, reader)) {
+      raise(conflict, lane, name, address, site);
+    }
+  });
+  launch_copy(lane, {box, to, signalled.number, lane.agent, own(lane, source)}, signalled, name, site);
+}
+
+void Machine::finish_source(const TensorCopy& copy, std::uint32_t phase) {
+  const Reader reader{phase, 1, static_cast<std::uint16_t>(copy.barrier), Reader::cluster_copy};
+  for_each_chunk(copy.box, copy.source.address,
+                 [&](std::uint32_t address, std::uint32_t) { copy.source.block->shared.finish_read(address, reader); });
+  if (copy.source.block == copy.target.block) return;
+  copy.source.block->reached.raise(kFirstBarrier + copy.barrier, phase);
+  copy.target.block->reached.raise(kFirstBarrier + copy.barrier, phase);
 }
 
 /// The copy engine reads the source at some moment up to the wait.
@@ -679,11 +852,11 @@ void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box
   Reader reader = this->reader(lane);
   reader.tick = Reader::kInFlight;
   for_each_chunk(box, source, [&](std::uint32_t address, std::uint32_t) {
-    if (const Conflict conflict = shared_.read(address, 16, observer, reader)) {
+    if (const Conflict conflict = shared(lane).read(address, 16, observer, reader)) {
       raise(conflict, lane, name, address, site);
     }
   });
-  stores_.push_back({box, effect, source, lane.thread, false, false});
+  stores_.push_back({box, effect, source, &lane, false, false});
   if (random() >> 63 != 0) read_source(stores_.back());
   step(lane);
 }
@@ -693,7 +866,7 @@ void Machine::read_source(TensorStore& store) {
   store.read = true;
   std::vector<std::byte> bytes(store.box.bytes());
   for_each_chunk(store.box, store.source, [&](std::uint32_t address, std::uint32_t at) {
-    std::memcpy(bytes.data() + at, shared_.at(address), 16);
+    std::memcpy(bytes.data() + at, shared(*store.lane).at(address), 16);
   });
   writes_.push_back({store, std::move(bytes)});
   if (random() >> 63 != 0) finish_write(writes_.size() - 1);
@@ -731,19 +904,19 @@ void Machine::finish_write(std::size_t index) {
 }
 
 void Machine::commit_stores(const Lane& lane) {
-  for (TensorStore& store : stores_) store.committed = store.committed || store.thread == lane.thread;
+  for (TensorStore& store : stores_) store.committed = store.committed || store.lane == &lane;
 }
 
 void Machine::wait_stores(const Lane& lane, bool read) {
   for (TensorStore& store : stores_) {
-    if (store.thread != lane.thread || !store.committed) continue;
+    if (store.lane != &lane || !store.committed) continue;
     read_source(store);
     for_each_chunk(store.box, store.source,
-                   [&](std::uint32_t address, std::uint32_t) { shared_.finish_read(address, reader(lane)); });
+                   [&](std::uint32_t address, std::uint32_t) { shared(lane).finish_read(address, reader(lane)); });
   }
-  std::erase_if(stores_, [&](const TensorStore& store) { return store.thread == lane.thread && store.committed; });
+  std::erase_if(stores_, [&](const TensorStore& store) { return store.lane == &lane && store.committed; });
   for (std::size_t i = writes_.size(); !read && i-- > 0;) {
-    if (writes_[i].store.thread == lane.thread) finish_write(i);
+    if (writes_[i].store.lane == &lane) finish_write(i);
   }
 }
 
@@ -759,17 +932,36 @@ int Machine::copying_from(const void* address, std::size_t bytes) const {
     for (const Lane& lane : warp->lanes) {
       for (const AsyncCopy& copy : lane.async.copies) {
         const auto source = reinterpret_cast<std::uintptr_t>(copy.source);
-        if (copy.source != nullptr && first < source + 16 && source < first + bytes) return lane.thread;
+        if (copy.source != nullptr && first < source + 16 && source < first + bytes) return lane.agent;
       }
     }
   }
   for (const TensorCopy& copy : copies_) {
     for (const TensorBox::Row& row : copy.box.rows()) {
       const auto source = reinterpret_cast<std::uintptr_t>(row.source);
-      if (row.bytes != 0 && first < source + row.bytes && source < first + bytes) return copy.thread;
+      if (row.bytes != 0 && first < source + row.bytes && source < first + bytes) return copy.agent;
     }
   }
   return -1;
+}
+
+std::string Machine::block_text(const Block& block) const {
+  return cluster() == 1 ? std::string() : fmt::format(" of block {}", block.index);
+}
+
+std::string Machine::name(int agent) const {
+  const Warp& warp = *warps_[static_cast<std::size_t>(agent / kWarpSize)];
+  const Lane& lane = warp.lanes[static_cast<std::size_t>(agent % kWarpSize)];
+  return fmt::format("thread {}{}", lane.thread, block_text(*warp.block));
+}
+
+std::string Machine::who(const Reader& reader) const {
+  if (reader.kind == Reader::cluster_copy) return "a copy for the " + barriers_[reader.who].describe();
+  const bool product = reader.kind == Reader::product;
+  const Warp& warp = *warps_[static_cast<std::size_t>(product ? 4 * reader.who : reader.who)];
+  if (product) return fmt::format("a product of warpgroup {}{}", warp.number / 4, block_text(*warp.block));
+  if (std::has_single_bit(reader.lanes)) return name(kWarpSize * reader.who + std::countr_zero(reader.lanes));
+  return fmt::format("warp {}{}", warp.number, block_text(*warp.block));
 }
 
 /// xorshift64*
@@ -782,7 +974,7 @@ std::uint64_t Machine::random() {
 
 void Machine::raise(FaultKind kind, const Lane& lane, const char* instruction, std::uint64_t address, const Site& site,
                     const std::string& detail) const {
-  throw Fault(kind, block_, lane.thread, instruction, address, site, detail);
+  throw Fault(kind, lane.warp->block->index, lane.thread, instruction, address, site, detail);
 }
 
 void Machine::raise(const Conflict& conflict, const Lane& lane, const char* instruction, std::uint32_t address,
@@ -793,9 +985,13 @@ void Machine::raise(const Conflict& conflict, const Lane& lane, const char* inst
   };
   switch (conflict.kind) {
     case Conflict::out_of_bounds:
+      if (address >> kRankShift != 0) {
+        raise(FaultKind::shared_out_of_bounds, lane, instruction, address, site,
+              "a shared::cluster address, and this instruction takes those of its own block");
+      }
       raise(FaultKind::shared_out_of_bounds, lane, instruction, address, site,
             fmt::format("dynamic shared memory is [{:#x}, {:#x})", SharedMemory::kBase,
-                        SharedMemory::kBase + shared_.bytes()));
+                        SharedMemory::kBase + shared(lane).bytes()));
     case Conflict::uninitialised:
       raise(FaultKind::shared_uninitialised, lane, instruction, address, site, "nobody has written here");
     case Conflict::in_flight:
@@ -808,29 +1004,33 @@ void Machine::raise(const Conflict& conflict, const Lane& lane, const char* inst
       }
       raise(FaultKind::shared_in_flight, lane, instruction, address, site,
             conflict.writer.kind == Stamp::tensor_copy
-                ? fmt::format("a box that thread {} asked for is still to land here", writer)
-                : fmt::format("thread {} has not waited for its asynchronous copy to here", writer));
+                ? fmt::format("a box that {} asked for is still to land here", name(writer))
+                : name(writer) + " has not waited for its asynchronous copy to here");
     case Conflict::unfenced:
       raise(FaultKind::unfenced, lane, instruction, address, site,
-            fmt::format("thread {} stored here, and no fence.proxy.async is in between", writer));
+            name(writer) + " stored here, and no fence.proxy.async is in between");
     case Conflict::barrier_object:
       raise(FaultKind::barrier_misuse, lane, instruction, address, site, "these bytes are an mbarrier");
     case Conflict::write_then_read:
-      race(fmt::format("thread {} wrote here, and no barrier is in between", writer));
+      race(name(writer) + " wrote here, and no barrier is in between");
       break;
     case Conflict::write_then_write:
-      race(fmt::format("thread {} wrote here too, and no barrier is in between", writer));
+      race(name(writer) + " wrote here too, and no barrier is in between");
       break;
     case Conflict::read_then_write:
     case Conflict::none:
       break;
   }
   const Reader& reader = conflict.reader;
-  if (!reader.product && reader.tick == Reader::kInFlight) {
+  if (reader.kind == Reader::cluster_copy) {
+    raise(FaultKind::source_overwritten, lane, instruction, address, site,
+          who(reader) + " may still read here: this thread does not know that its phase is complete");
+  }
+  if (reader.kind == Reader::lanes_of_warp && reader.tick == Reader::kInFlight) {
     raise(FaultKind::source_overwritten, lane, instruction, address, site,
           fmt::format("the copy engine may still read here for {}, which has not waited for that", who(reader)));
   }
-  if (reader.product) {
+  if (reader.kind == Reader::product) {
     const auto first = warps_.begin() + 4 * reader.who;
     const bool waited = std::all_of(
         first, first + 4, [&](const std::unique_ptr<Warp>& warp) { return warp->products.done >= reader.tick; });
@@ -870,15 +1070,18 @@ std::string Machine::waiting_lanes() const {
   std::string text;
   for (const auto& warp : warps_) {
     if (!text.empty()) text += ", ";
-    text += fmt::format("warp {} {}", warp->index, waiting_text(*warp));
+    text += fmt::format("warp {}{} {}", warp->number, block_text(*warp->block), waiting_text(*warp));
   }
   for (const Mbarrier& barrier : barriers_) {
     if (!barrier.waiting.empty()) text += "; " + barrier.describe();
   }
-  for (std::size_t id = 0; id < named_.size(); ++id) {
-    if (named_[id].waiting.empty()) continue;
-    text +=
-        fmt::format("; barrier {} of {} threads: warps {:#x} have come", id, named_[id].threads, named_[id].arrived);
+  for (const auto& block : cluster_) {
+    for (std::size_t id = 0; id < block->named.size(); ++id) {
+      const NamedBarrier& barrier = block->named[id];
+      if (barrier.waiting.empty()) continue;
+      text += fmt::format("; barrier {}{} of {} threads: warps {:#x} have come", id, block_text(*block),
+                          barrier.threads, barrier.arrived);
+    }
   }
   return text;
 }
@@ -892,7 +1095,7 @@ std::string Machine::waiting_text(const Warp& warp) const {
   }
   std::string text = fmt::format("waits at {} [{}]", warp.instruction->name, to_string(warp.site));
   if (warp.wanted_registers > warp.registers) {
-    text += fmt::format(" for {} registers a thread, {} are free", warp.wanted_registers, free_registers_);
+    text += fmt::format(" for {} registers a thread, {} are free", warp.wanted_registers, warp.block->free_registers);
   }
   return text;
 }

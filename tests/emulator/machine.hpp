@@ -24,6 +24,7 @@ inline constexpr int kWarpSize = 32;
 
 class Machine;
 struct Warp;
+struct Block;
 
 /// A warp-wide instruction. It executes once, when every lane has brought its operands.
 struct Instruction {
@@ -49,11 +50,12 @@ struct AsyncCopies {
 struct Lane {
   boost::context::fiber context;  // where it goes on; empty while it runs
   Warp* warp = nullptr;
-  int thread = 0;
+  int thread = 0;                  // of its block
+  int agent = 0;                   // of its cluster
   const void* operands = nullptr;  // of the warp-wide instruction it waits at
   AsyncCopies async;
   Knowledge knowledge;
-  std::uint32_t awaited_barrier = 0;  // of the mbarrier that it is blocked at
+  std::uint32_t awaited_barrier = 0;  // address of the mbarrier that it is blocked at
   std::uint32_t awaited_parity = 0;
   Site awaited_site;
 
@@ -66,7 +68,9 @@ struct Warp {
   enum class State : std::uint8_t { runnable, waiting, blocked, finished };
 
   std::array<Lane, kWarpSize> lanes;
-  int index = 0;
+  Block* block = nullptr;
+  int number = 0;  // in its block
+  int index = 0;   // in its cluster
   State state = State::runnable;
   std::uint32_t waiting = 0;  // lanes that have arrived at `instruction`
   std::uint32_t exited = 0;
@@ -80,7 +84,8 @@ struct Warp {
   WarpProducts products;
   int registers = 0;  // of a thread
   int wanted_registers = 0;
-  bool wants_registers = false;     // waits for them
+  bool wants_registers = false;  // waits for them
+  bool at_cluster_barrier = false;
   std::vector<int> register_steps;  // operands of its setmaxnreg so far
 
   int warpgroup() const { return index / 4; }
@@ -94,6 +99,30 @@ struct NamedBarrier {
   Gathered gathered;
 };
 
+/// What the threads of a block have in common. Everything else is of the cluster.
+struct Block {
+  explicit Block(int shared_bytes) : shared(shared_bytes) {}
+
+  SharedMemory shared;
+  int rank = 0;  // in its cluster
+  int index = 0;
+  int at_barrier = 0;  // warps
+  int finished = 0;
+  int free_registers = 0;
+  std::uint32_t floor = 0;  // tick of its last barrier of all threads
+  std::array<NamedBarrier, 16> named;
+  Clock reached;  // what other blocks have done to its memory and its barriers
+  std::vector<Warp*> warps;
+
+  bool exited() const { return finished == static_cast<int>(warps.size()); }
+};
+
+/// A place in the shared memory of a block.
+struct Place {
+  Block* block;
+  std::uint32_t address;  // for that block
+};
+
 /// One box on its way from shared to global memory.
 struct TensorStore {
   enum Effect : std::uint8_t { overwrite, add_f32 };
@@ -101,7 +130,7 @@ struct TensorStore {
   TensorBox box;
   Effect effect = overwrite;
   std::uint32_t source = 0;
-  int thread = 0;
+  Lane* lane = nullptr;
   bool committed = false;
   bool read = false;  // its source
 };
@@ -112,27 +141,28 @@ struct PendingWrite {
   std::vector<std::byte> bytes;
 };
 
-/// One box on its way from global to shared memory.
+/// One box on its way from global memory, or that of a block of the cluster, to shared memory.
 struct TensorCopy {
   TensorBox box;
-  std::uint32_t target = 0;
+  Place target;
   std::size_t barrier = 0;  // number
-  int thread = 0;
+  int agent = 0;
+  Place source{nullptr, 0};  // where it is shared memory
 };
 
-/// Runs thread blocks one after another on the calling OS thread. Every CUDA thread is a fiber; the lanes of a warp run
-/// one by one up to a warp-wide instruction, and warps take turns, in an order that the seed decides.
+/// Runs clusters of thread blocks one after another on the calling OS thread. Every CUDA thread is a fiber; the lanes
+/// of a warp run one by one up to a warp-wide instruction, and warps take turns, in an order that the seed decides.
 class Machine {
  public:
   using Kernel = void (*)(const void* context);
 
-  Machine(int threads, int shared_bytes, int blocks, Memory& memory);
+  Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory);
   ~Machine();
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  /// Runs one block to its end. Throws the first Fault; the machine is of no use after that.
-  void run_block(Kernel kernel, const void* context, int block, std::uint64_t seed);
+  /// Runs the blocks of one cluster to their end. Throws the first Fault; the machine is of no use after that.
+  void run_cluster(Kernel kernel, const void* context, int first_block, std::uint64_t seed);
 
   std::uint64_t instructions() const { return instructions_; }
 
@@ -141,12 +171,13 @@ class Machine {
   static Lane& current();
   static Machine& of(const Lane& lane);
 
-  int block() const { return block_; }
-  SharedMemory& shared() { return shared_; }
+  static SharedMemory& shared(const Warp& warp) { return warp.block->shared; }
+  static SharedMemory& shared(const Lane& lane) { return shared(*lane.warp); }
   Memory& memory() { return memory_; }
 
   int blocks() const { return blocks_; }
-  int threads() const { return static_cast<int>(warps_.size()) * kWarpSize; }
+  int cluster() const { return static_cast<int>(cluster_.size()); }
+  int threads() const { return static_cast<int>(cluster_.front()->warps.size()) * kWarpSize; }
 
   /// Waits until all lanes of the warp have called this for the same instruction and site; the last one executes it.
   void converge(Lane& lane, const Instruction& instruction, const void* operands, const Site& site);
@@ -155,21 +186,27 @@ class Machine {
   void step(Lane& lane);
 
   void block_barrier(Warp& warp);
+  void cluster_barrier(Warp& warp);
   void warp_barrier(Warp& warp);
   void named_barrier(Warp& warp, int id, int threads, bool waits);
   void set_registers(Warp& warp, int registers, bool increase);
 
   // The order of accesses.
 
-  Observer observer(const Lane& lane) const;
-  Observer async_observer(const Lane& lane) const;
+  Observer observer(const Lane& lane) const { return observer(lane, *lane.warp->block); }
+  Observer async_observer(const Lane& lane) const { return async_observer(lane, *lane.warp->block); }
+  /// In the shared memory of some block of the cluster.
+  Observer observer(const Lane& lane, const Block& block) const;
+  Observer async_observer(const Lane& lane, const Block& block) const;
   /// Lanes of the warp that between them know no more than what every lane does.
   std::vector<const Lane*> witnesses(const Warp& warp) const;
-  Stamp stamp(const Lane& lane) const { return {tick_, static_cast<std::uint16_t>(lane.thread), Stamp::thread}; }
+  Stamp stamp(const Lane& lane) const { return {tick_, static_cast<std::uint16_t>(lane.agent), Stamp::thread}; }
   Reader reader(const Lane& lane) const {
-    return {tick_, 1u << lane.index(), static_cast<std::uint16_t>(lane.warp->index), false};
+    return {tick_, 1u << lane.index(), static_cast<std::uint16_t>(lane.warp->index), Reader::lanes_of_warp};
   }
-  Reader reader(const Warp& warp) const { return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), false}; }
+  Reader reader(const Warp& warp) const {
+    return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), Reader::lanes_of_warp};
+  }
   Conflict read_as_warp(const Warp& warp, std::uint32_t address, std::uint32_t bytes);
 
   /// Adds what the thread has done and knows.
@@ -184,9 +221,17 @@ class Machine {
   void init_barrier(Lane& lane, std::uint32_t address, int count, const Site& site);
   void fence_barriers(const Lane& lane);
   void arrive(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site);
-  void wait(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site);
+  /// With `cluster` the thread also learns what other blocks' arrivals hand on.
+  void wait(Lane& lane, std::uint32_t address, std::uint32_t parity, bool cluster, const Site& site);
   void start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier, const char* name,
                   const Site& site);
+
+  // Between the blocks of a cluster, by shared::cluster addresses.
+
+  std::uint32_t map(const Lane& lane, std::uint32_t address, int rank, const Site& site) const;
+  void arrive_remote(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site);
+  void start_cluster_copy(Lane& lane, std::uint32_t target, std::uint32_t source, const TensorBox& box,
+                          std::uint32_t barrier, const char* name, const Site& site);
 
   void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
                    const Site& site);
@@ -199,8 +244,11 @@ class Machine {
   void pause(Warp& warp) { warp.state = Warp::State::waiting; }
   void resume(Warp& warp) { warp.state = Warp::State::runnable; }
 
-  /// A thread of the block with a copy in flight that reads some of these global bytes, else -1.
+  /// A thread (agent) with a copy in flight that reads some of these global bytes, else -1.
   int copying_from(const void* address, std::size_t bytes) const;
+
+  /// "thread 5", in a cluster "thread 5 of block 3"
+  std::string name(int agent) const;
 
   std::uint64_t random();
 
@@ -211,7 +259,8 @@ class Machine {
 
  private:
   void start_fibers();
-  void prepare(int block, std::uint64_t seed);
+  void prepare(int first_block, std::uint64_t seed);
+  void prepare(Warp& warp, int registers);
   boost::context::fiber lane_main(Lane& lane, boost::context::fiber from);
   void run_lane(Lane& lane);
   void finish_lane(Lane& lane);
@@ -222,9 +271,17 @@ class Machine {
   void switch_warp(Lane& lane);
   Warp* pick_warp();
   void check_exit(const Lane& lane) const;
+  void check_block_exit(const Lane& lane);
   void check_register_steps(const Warp& warp, const Site& site) const;
-  void grant_registers();
-  Mbarrier& barrier_at(const Lane& lane, std::uint32_t address, const char* name, const Site& site);
+  void grant_registers(Block& block);
+  void finish_cluster_barrier_if_complete();
+  void keep_own_block(const Lane& lane, Clock& clock) const;
+  Place own(const Lane& lane, std::uint32_t address) const { return {lane.warp->block, address}; }
+  Place resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const;
+  Mbarrier& barrier_at(const Lane& lane, const Place& place, const char* name, const Site& site);
+  void arrive(Lane& lane, Mbarrier& barrier, int bytes, const char* name, const Site& site);
+  void launch_copy(Lane& lane, TensorCopy copy, const Mbarrier& signalled, const char* name, const Site& site);
+  void finish_source(const TensorCopy& copy, std::uint32_t phase);
   void finish_phase_if_complete(Mbarrier& barrier);
   void land(std::size_t copy);
   void land_some(std::uint64_t dice);
@@ -235,29 +292,28 @@ class Machine {
   void fail(Lane& lane);
   [[noreturn]] void raise_divergence(const Lane& lane, const char* instruction, const Site& site) const;
   [[noreturn]] void raise_deadlock(const Lane& lane) const;
+  std::string block_text(const Block& block) const;
+  std::string who(const Reader& reader) const;
   std::string waiting_lanes() const;
   std::string waiting_text(const Warp& warp) const;
 
   Memory& memory_;
-  SharedMemory shared_;
   int blocks_;
+  std::vector<std::unique_ptr<Block>> cluster_;
   std::vector<std::unique_ptr<Warp>> warps_;
-  boost::context::fiber scheduler_;            // run_block
+  boost::context::fiber scheduler_;            // run_cluster
   boost::context::fiber* previous_ = nullptr;  // where the fiber that was left just now belongs
   Kernel kernel_ = nullptr;
   const void* context_ = nullptr;
-  int block_ = 0;
-  int at_barrier_ = 0;
+  int at_cluster_barrier_ = 0;  // warps
   int finished_ = 0;
   std::uint32_t tick_ = 1;   // grows whenever somebody hands on what he knows
-  std::uint32_t floor_ = 0;  // that of the last block barrier
+  std::uint32_t floor_ = 0;  // that of the last barrier of the whole cluster
   std::vector<Mbarrier> barriers_;
-  std::array<NamedBarrier, 16> named_;
   std::vector<TensorCopy> copies_;   // in flight
   std::vector<TensorStore> stores_;  // not waited for
   std::vector<PendingWrite> writes_;
   std::vector<Warpgroup> warpgroups_;
-  int free_registers_ = 0;
   Knowledge joined_a_, joined_b_, joined_;  // the last join: all lanes of a warp ask for the same
   Lane* next_ = nullptr;                    // after a lane that ends
   std::uint64_t random_ = 1;

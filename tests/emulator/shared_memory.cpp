@@ -32,7 +32,7 @@ bool Observer::lacks_fence(const Stamp& write) const {
 }
 
 bool Observer::knows(const Reader& read) const {
-  if (read.product) {
+  if (read.kind == Reader::product) {
     for (int w = 4 * read.who; w < 4 * read.who + 4; ++w) {
       const std::uint32_t waited = w == warp          ? products
                                    : known != nullptr ? known->at(first_product + static_cast<std::size_t>(w))
@@ -42,6 +42,7 @@ bool Observer::knows(const Reader& read) const {
     return true;
   }
   if (read.tick == Reader::kInFlight) return false;
+  if (read.kind == Reader::cluster_copy) return known != nullptr && known->at(first_barrier + read.who) >= read.tick;
   if (read.tick < floor || (read.who == warp && read.tick < warp_floor)) return true;
   for (int i = 0; i < 32; ++i) {
     if ((read.lanes >> i & 1) != 0 && !knows_thread(32 * read.who + i, read.tick)) return false;
@@ -103,13 +104,13 @@ bool SharedMemory::alone(const Cell& cell, const Observer& observer) const {
 /// Who is known to this reader is known to everybody who knows of this reader, and need not be remembered.
 void SharedMemory::note_read(Cell& cell, const Observer& observer, const Reader& reader) {
   const auto same = [&](Reader& other) {
-    if (other.product != reader.product || other.who != reader.who) return false;
-    if (other.tick != reader.tick && !reader.product) return false;
+    if (other.kind != reader.kind || other.who != reader.who) return false;
+    if (other.tick != reader.tick && reader.kind != Reader::product) return false;
     other.tick = std::max(other.tick, reader.tick);  // the products of a warpgroup end in their order
     other.lanes |= reader.lanes;
     return true;
   };
-  if (cell.read.product && same(cell.read)) return;
+  if (cell.read.kind == Reader::product && same(cell.read)) return;
   if (alone(cell, observer)) {
     cell.read = reader;
     return;
@@ -238,8 +239,8 @@ void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
 
 void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
   const auto finish = [&](Reader& other) {
-    const bool own = other.tick == Reader::kInFlight && other.who == reader.who && other.lanes == reader.lanes;
-    if (own && !other.product) other.tick = reader.tick;
+    const bool own = other.kind == reader.kind && other.who == reader.who && other.lanes == reader.lanes;
+    if (own && other.tick == Reader::kInFlight) other.tick = reader.tick;
   };
   const std::uint32_t offset = address - kBase;
   Piece& piece = pieces_[offset / kPiece];

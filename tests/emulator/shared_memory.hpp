@@ -26,14 +26,16 @@ struct Stamp {
   friend bool operator==(const Stamp&, const Stamp&) = default;
 };
 
-/// Who has read a byte since, and when: some lanes of a warp, or a product of a warpgroup (wgmma).
+/// Who has read a byte since, and when: some lanes of a warp, a product of a warpgroup (wgmma), or a copy to a block of
+/// the cluster.
 struct Reader {
+  enum Kind : std::uint8_t { lanes_of_warp, product, cluster_copy };
   static constexpr std::uint32_t kInFlight = 0xffffffff;  ///< the copy engine reads for it, and it has not waited
 
-  std::uint32_t tick = 0;   ///< for a product: its number
+  std::uint32_t tick = 0;   ///< of a product its number; of a copy the phase (+ 1) that it counts for
   std::uint32_t lanes = 0;  ///< 0: nobody
-  std::uint16_t who = 0;    ///< warp, or warpgroup
-  bool product = false;
+  std::uint16_t who = 0;    ///< warp, warpgroup, or number of the barrier that the copy signals
+  Kind kind = lanes_of_warp;
 
   bool empty() const { return lanes == 0; }
   friend bool operator==(const Reader&, const Reader&) = default;
@@ -44,7 +46,7 @@ struct Observer {
   int thread = 0;  ///< -1: a warp as a whole
   int warp = 0;
   bool async = false;             ///< by the asynchronous proxy
-  std::uint32_t floor = 0;        ///< tick of the last block barrier
+  std::uint32_t floor = 0;        ///< tick of the last barrier with all threads of the memory's block
   std::uint32_t warp_floor = 0;   ///< and of the warp's last barrier
   std::uint32_t products = 0;     ///< what the warp has waited for
   std::size_t first_product = 0;  ///< agents of a Clock
@@ -81,6 +83,9 @@ struct Conflict {
   explicit operator bool() const { return kind != none; }
 };
 
+/// Where the addresses of other blocks of the cluster begin: the bits from here on are 1 + the block's rank.
+inline constexpr int kRankShift = 24;
+
 /// A block's dynamic shared memory, and who last wrote and read each byte of it. 16-byte pieces that are touched as a
 /// whole are tracked as a whole, which is what makes ldmatrix cheap.
 class SharedMemory {
@@ -110,7 +115,7 @@ class SharedMemory {
   /// 16 bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
   void arrived(std::uint32_t address, const Stamp& writer);
 
-  /// The copy engine has read the 16 bytes at `address` for the thread that `reader` names.
+  /// The copy engine has read the 16 bytes at `address` for whom `reader` names.
   void finish_read(std::uint32_t address, const Reader& reader);
 
   /// The 8 bytes of a barrier are for its instructions only.

@@ -78,11 +78,11 @@ float element(Half half, std::uint16_t bits) {
                             : fa::reference::decode_f16(bits);
 }
 
-void load(Machine& machine, const Operand& operand, Half half, std::vector<float>& values, std::uint32_t extent_pitch,
-          std::uint32_t depth_pitch) {
+void load(SharedMemory& shared, const Operand& operand, Half half, std::vector<float>& values,
+          std::uint32_t extent_pitch, std::uint32_t depth_pitch) {
   operand.for_each_chunk([&](std::uint32_t address, std::uint32_t index, std::uint32_t k) {
     std::uint16_t bits[kChunkElements];
-    std::memcpy(bits, machine.shared().at(address), sizeof bits);
+    std::memcpy(bits, shared.at(address), sizeof bits);
     for (std::uint32_t i = 0; i < kChunkElements; ++i) {
       const std::uint32_t along = operand.k_major ? index : index + i;
       const std::uint32_t depth = operand.k_major ? k + i : k;
@@ -133,7 +133,7 @@ Operand operand_b(const WgmmaOperands& operands) {
   return b;
 }
 
-void compute(Machine& machine, Product& product) {
+void compute(SharedMemory& shared, Product& product) {
   const WgmmaOperands& operands = product.operands;
   const auto columns = static_cast<std::uint32_t>(operands.columns);
   std::vector<float> a(kRows * kDepth);
@@ -141,9 +141,9 @@ void compute(Machine& machine, Product& product) {
   if (operands.a_registers != nullptr) {
     load_registers(product, a);
   } else {
-    load(machine, operand_a(operands), operands.half, a, kDepth, 1);
+    load(shared, operand_a(operands), operands.half, a, kDepth, 1);
   }
-  load(machine, operand_b(operands), operands.half, b, 1, columns);
+  load(shared, operand_b(operands), operands.half, b, 1, columns);
   std::vector<float>& d = product.accumulator->tile;
   if (!operands.accumulate) std::fill(d.begin(), d.end(), 0.f);
   multiply(a.data(), b.data(), d.data(), columns);
@@ -230,14 +230,15 @@ void attach(Machine& machine, Warp& warp, Product& product) {
 
 /// The first warp to come notes the read for all four.
 void check_operand(Machine& machine, const Warp& warp, const Operand& operand, const Product& product) {
-  const Reader reader{product.number, 1, static_cast<std::uint16_t>(warp.warpgroup()), true};
+  const Reader reader{product.number, 1, static_cast<std::uint16_t>(warp.warpgroup()), Reader::product};
   bool noted = product.issued != 0;
+  SharedMemory& shared = Machine::shared(warp);
   for (const Lane* lane : machine.witnesses(warp)) {
     const Observer observer = machine.async_observer(*lane);
     Stamp last;
     operand.for_each_chunk([&](std::uint32_t address, std::uint32_t, std::uint32_t) {
-      const Conflict conflict = noted ? machine.shared().check(address, observer, last)
-                                      : machine.shared().read(address, kChunk, observer, reader);
+      const Conflict conflict =
+          noted ? shared.check(address, observer, last) : shared.read(address, kChunk, observer, reader);
       if (conflict) {
         machine.raise(conflict, *lane, warp.instruction->name, address, warp.site);
       }
@@ -325,7 +326,7 @@ void finish_wait(Machine& machine, Warp& warp) {
   WarpProducts& own = warp.products;
   for (Product& product : group.products) {
     if (product.number > own.target) break;
-    if (!product.computed) compute(machine, product);
+    if (!product.computed) compute(Machine::shared(warp), product);
     if (product.number > own.done) check_a_registers(machine, warp, product);
   }
   std::erase_if(own.in_flight, [&](const std::shared_ptr<Accumulator>& accumulator) {

@@ -52,13 +52,13 @@ struct Wgmma {
   template <bool kTransposeB, bool kTransposeA = false>
   static FA_DEVICE void shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate,
                                const emulator::Site& site = emulator::Site::current()) {
-    emulator::wgmma({d, nullptr, a, b, kN, kWgmmaHalf<T>, kTransposeA, kTransposeB, accumulate}, site);
+    emulator::wgmma({d, nullptr, a, b, kN, kWgmmaHalf<T>, kTransposeB, accumulate, kTransposeA}, site);
   }
 
   template <bool kTransposeB>
   static FA_DEVICE void registers(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,
                                   const emulator::Site& site = emulator::Site::current()) {
-    emulator::wgmma({d, a, 0, b, kN, kWgmmaHalf<T>, false, kTransposeB, accumulate}, site);
+    emulator::wgmma({d, a, 0, b, kN, kWgmmaHalf<T>, kTransposeB, accumulate}, site);
   }
 };
 
