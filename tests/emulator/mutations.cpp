@@ -27,6 +27,7 @@ constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 constexpr const char* kBackward = "sm80/sm80_backward.cuh";
 constexpr const char* kHopperBackward = "sm90/sm90_backward.cuh";
+constexpr const char* kHopperBackwardStore = "sm90/sm90_backward_store.cuh";
 constexpr const char* kBackwardDq = "sm80/sm80_backward_dq.cuh";
 constexpr const char* kPreprocess = "common/backward_preprocess.cuh";
 constexpr const char* kReduce = "common/backward_reduce.cuh";
@@ -945,16 +946,16 @@ std::vector<Mutation> make_hopper_backward_mutations() {
        hopper,
        {}},
       {"hopper_backward_keys_past_the_end",
-       kHopperBackward,
-       "const bool inside = key < work.lengths.s_kv;",
-       "const bool inside = true;",
+       kHopperBackwardStore,
+       "const bool inside = key < keys;",
+       "const bool inside = key < keys + 64;",
        1,
        hopper,
        {global_out_of_bounds, global_not_writable}},
       {"hopper_backward_partials_past_the_end",
-       kHopperBackward,
-       "if (key >= params.s_kv) continue;",
-       "",
+       kHopperBackwardStore,
+       "if (key >= s_kv) continue;",
+       "if (key >= s_kv + 64) continue;",
        1,
        split,
        {global_out_of_bounds, global_not_writable}},
