@@ -341,7 +341,8 @@ void Machine::block_barrier(Warp& warp) {
   if (++block.at_barrier < static_cast<int>(block.warps.size())) return;
   block.at_barrier = 0;
   Gathered gathered;
-  bool partial = false;  // somebody knows or has done more than block barriers tell
+  // Somebody knows or has done more than block barriers tell; other blocks do not know of those.
+  bool partial = cluster() > 1;
   for (const Warp* other : block.warps) {
     partial = partial || other->products.done != 0;
     for (const Lane& lane : other->lanes) partial = partial || lane.knowledge.known || lane.knowledge.fenced;
@@ -535,11 +536,6 @@ void Machine::release(const Lane& lane, Gathered& gathered) {
   const Warp& warp = *lane.warp;
   if (lane.knowledge.known) gathered.known.join(*lane.knowledge.known);
   if (lane.knowledge.fenced) gathered.fenced.join(*lane.knowledge.fenced);
-  if (warp.block->floor > floor_) {  // which other blocks do not take for granted
-    for (int agent = lane.agent - lane.thread; agent < lane.agent - lane.thread + threads(); ++agent) {
-      gathered.known.raise(static_cast<std::size_t>(agent), warp.block->floor - 1);
-    }
-  }
   if (warp.floor > 0) {
     for (const Lane& other : warp.lanes) {
       gathered.known.raise(static_cast<std::size_t>(other.agent), warp.floor - 1);
@@ -601,12 +597,9 @@ void Machine::fence_async(Lane& lane) {
 /// The fence is of the own block's shared memory, which its threads alone store to.
 void Machine::keep_own_block(const Lane& lane, Clock& clock) const {
   const int first = lane.agent - lane.thread;
-  const Block& block = *lane.warp->block;
-  for (int agent = 0; agent < cluster() * threads(); ++agent) {
-    const auto at = static_cast<std::size_t>(agent);
-    const bool own = agent >= first && agent < first + threads();
-    if (own && block.floor > 0) clock.raise(at, block.floor - 1);
-    if (!own && at < clock.entries.size()) clock.entries[at] = 0;
+  const int agents = std::min(cluster() * threads(), static_cast<int>(clock.entries.size()));
+  for (int agent = 0; agent < agents; ++agent) {
+    if (agent < first || agent >= first + threads()) clock.entries[static_cast<std::size_t>(agent)] = 0;
   }
 }
 

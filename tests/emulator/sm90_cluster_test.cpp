@@ -291,6 +291,10 @@ TEST(RemoteArrival, HandsOnWhatTheBlockDidBeforeItsBarriers) {
   }
   expect_race_or_in_flight(copy_after(read_apart, tell_remotely));
   expect_no_fault(copy_after(read_apart, [] { cluster_sync(here()); }));
+  expect_race_or_in_flight(copy_after(read, [] {  // barriers of the copying block
+    if (cluster_rank() == 0) bar_sync(here());
+    if (cluster_rank() == 0) bar_sync(here());
+  }));
 }
 
 TEST(RemoteArrival, CountsAsAnyOther) {
