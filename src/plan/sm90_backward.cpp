@@ -115,12 +115,9 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (is_pair(problem) && !sm90_backward_is_plain(problem)) {
     return "packed batches, dropout, functions, windows and sinks at head dims above 128 are for another family";
   }
-  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow) {
-    // Beside the sums of dK and dV, ptxas would spill, or wait after each product.
-    if (problem.varlen) return "packed batches at head dims above 64 leave too few registers";
-    if (problem.variants != nullptr && wants_gradients(*problem.variants)) {
-      return "gradients of captures at head dims above 64 leave too few registers";
-    }
+  const bool gradients = problem.variants != nullptr && wants_gradients(*problem.variants);
+  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && gradients) {
+    return "gradients of captures at head dims above 64 leave too few registers";  // beside the sums of dK and dV
   }
   return nullptr;
 }

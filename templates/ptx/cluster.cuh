@@ -3,6 +3,7 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <ptx/mbarrier.cuh>
 
 // PTX ISA, "Cluster of cooperative thread arrays": consecutive blocks along x that run at the same time and reach each
 // other's shared memory. A shared::cluster address names a place in the shared memory of one of them; only the
@@ -31,33 +32,25 @@ FA_DEVICE void cluster_sync() {
           : "memory");
 }
 
-/// mbarrier.arrive at a barrier of any block of the cluster; this thread's earlier accesses come before the end of the
-/// phase for those that wait by `mbarrier_wait_cluster`.
+// Arrivals and waits across blocks are those of one block: with .release.cluster and .acquire.cluster the compiler puts
+// a fence for all of global memory before each arrival, and an invalidation of the L1 cache behind each wait. What is
+// handed on is what the barrier itself orders: that buffers in shared memory have been read, and that copies have landed.
+
+/// mbarrier.arrive at a barrier of any block of the cluster.
 FA_DEVICE void mbarrier_arrive_remote(uint32_t cluster_barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
 
 /// mbarrier.arrive.expect_tx: announces `bytes` of copies there, then one arrival.
 FA_DEVICE void mbarrier_arrive_expect_tx_remote(uint32_t cluster_barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier),
-               "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier), "r"(bytes)
                : "memory");
 }
 
-/// mbarrier.try_wait.parity at a barrier of this block, until the phase of that parity is complete: what other blocks
-/// of the cluster did before they arrived comes before.
+/// mbarrier.try_wait.parity at a barrier of this block at which others of the cluster arrive, until the phase of that
+/// parity is complete.
 FA_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "waiting:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni finished;\n"
-      "bra.uni waiting;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+  mbarrier_wait(barrier, parity);
 }
 
 /// cp.async.bulk, shared memory of this block to that of any block of the cluster: `bytes` bytes (a multiple of 16,

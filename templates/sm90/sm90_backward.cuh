@@ -41,7 +41,7 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// exponentials are taken while the products for dK and dQ run, and dQ is handed over while that for dV runs.
 ///
 /// A function needs S and dP at once: its loop takes them together, and only the scores are computed ahead. In a packed
-/// batch the producer, a warp then, finds the sequences ahead of the consumers and tells them in shared memory.
+/// batch a warp finds the sequences ahead of the others and tells them in shared memory.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
@@ -60,14 +60,9 @@ struct Backward {
   static constexpr int kStages = Config::kStages;
   static constexpr int kConsumers = kTileN / 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  // What the launch gives every thread, redistributed: 65,536 registers in all. A producer that looks for sequences
-  // needs more than one that counts.
-  static constexpr int kMoreForProducer = kernel::kVarlen<Config> && kConsumers > 1 ? 8 : 0;  // of each consumer
-  static constexpr int kProducerRegisters = (kConsumers == 1   ? 56
-                                             : kConsumers == 2 ? 24
-                                                               : 32) +
-                                            kConsumers * kMoreForProducer;
-  static constexpr int kConsumerRegisters = (kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160) - kMoreForProducer;
+  // What the launch gives every thread, redistributed: 65,536 registers in all.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
   static constexpr int kQkSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kVSteps = kernel::ceil_div(kHeadDimV, 16);
   static constexpr int kMSteps = kTileM / 16;
@@ -146,7 +141,7 @@ struct Backward {
   FA_DEVICE uint32_t do_full(int stage) const { return q_full(kStages + stage); }
   FA_DEVICE uint32_t step_empty(int stage) const { return q_full(2 * kStages + stage); }  // Q and dO
 
-  // Of a packed batch: two jobs on their way from the producer to the consumers.
+  // Of a packed batch: two jobs on their way from the warp that finds them to the others.
   FA_DEVICE uint32_t job_shared(int slot) const { return shared + kJobOffset + slot * kJobBytes; }
   FA_DEVICE uint32_t job_full(int slot) const { return job_shared(2) + 8 * slot; }
   FA_DEVICE uint32_t job_empty(int slot) const { return job_full(2 + slot); }
@@ -157,7 +152,10 @@ struct Backward {
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
-      if (kVarlen ? ptx::thread_index() < kWarpSize : ptx::thread_index() == 0) produce();
+      if (ptx::thread_index() == 0) produce();
+      if constexpr (kVarlen) {
+        if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) == 1) find_jobs();
+      }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
@@ -180,7 +178,7 @@ struct Backward {
       FA_UNROLL
       for (int i = 0; i < 2; ++i) {
         ptx::mbarrier_init(job_full(i), 1);
-        ptx::mbarrier_init(job_empty(i), kReaders);
+        ptx::mbarrier_init(job_empty(i), kReaders + 1);  // and the producer
       }
     }
     ptx::fence_mbarrier_init();
@@ -198,7 +196,7 @@ struct Backward {
     FA_DEVICE bool has_steps() const { return steps.begin < steps.end; }
   };
 
-  /// The job of a round: of a packed batch what the producer has told.
+  /// The job of a round: of a packed batch what was told.
   FA_DEVICE Job job(int round) const {
     if constexpr (kVarlen) {
       return told_job(round % 2);
@@ -268,9 +266,9 @@ struct Backward {
            query.m_block * kTileM;
   }
 
-  // ---- packed batches: jobs are told by the producer
+  // ---- packed batches: a warp finds the jobs and tells them
 
-  /// Whether there is a job for the consumers in their round: all warps come here together with the producer's slots.
+  /// Whether there is a job in a round: one that was told, or a tile of the grid.
   FA_DEVICE bool has_job(int round) const {
     if constexpr (kVarlen) {
       ptx::mbarrier_wait(job_full(round % 2), static_cast<uint32_t>(round) / 2 % 2);
@@ -319,7 +317,24 @@ struct Backward {
     return job;
   }
 
-  /// Tells the consumers of the `count`th job; one thread.
+  /// What the copies need of it, for a thread of few registers.
+  FA_DEVICE Job job_for_copies(int round) const {
+    if constexpr (kVarlen) {
+      const auto told = [&](int i) { return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2) + 4 * i)); };
+      Job part;
+      part.tile = {told(0), told(1), 0, 0};
+      part.steps = {told(3), 0, told(4), told(5)};
+      part.lengths.first_row = told(10);
+      part.lengths.first_key = told(11);
+      part.lengths.padded_rows = told(12);
+      part.lengths.first_padded_row = told(13);
+      return part;
+    } else {
+      return job(round);
+    }
+  }
+
+  /// Tells of the `count`th job; one thread.
   FA_DEVICE void tell(const Job& job, int count) const {
     const int values[16] = {job.tile.block,
                             job.tile.head,
@@ -347,68 +362,86 @@ struct Backward {
     ptx::mbarrier_arrive(job_full(slot));
   }
 
-  /// The job of a tile of the grid, of which a packed batch has some without keys. Called by a whole warp there.
-  FA_DEVICE Job find_job(int round) const {
-    if constexpr (kVarlen) {
+  /// Looks through the slots of the grid, some of which have no keys; a warp beside the producer's, so that neither
+  /// needs many registers.
+  FA_DEVICE void find_jobs() const {
+    int count = 0;
+    for (int round = 0; tile_index(round) < tiles; ++round) {
       Job job;
       job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round), params.n_blocks, params.h_kv);
       job.lengths = kernel::backward_entry<true, kTileM>(params, job.tile.batch);
+      if (job.first_key() < 0 || job.first_key() >= job.lengths.s_kv) continue;  // a slot without a tile
       job.steps = steps_of(job.tile, job.lengths);
-      return job;
-    } else {
-      return job(round);
+      if (lane_index() == 0) tell(job, count);
+      ++count;
     }
-  }
-
-  /// Tells them that there are no more.
-  FA_DEVICE void tell_end(int count) const {
     Job none = {};
-    none.tile.block = -1;
-    tell(none, count);
+    none.tile.block = -1;  // tells that there are no more
+    if (lane_index() == 0) tell(none, count);
   }
 
-  // ---- producer: one thread, or one warp, whose first thread starts the copies
+  // ---- producer: one thread
 
   FA_DEVICE void produce() const {
     ptx::prefetch_tensor_map(p.map_q);
     ptx::prefetch_tensor_map(p.map_k);
     ptx::prefetch_tensor_map(p.map_v);
     ptx::prefetch_tensor_map(p.map_dout);
-    RingSlot<kStages> slot;
-    uint32_t parity = 0;
-    [[maybe_unused]] int count = 0;  // of jobs told
-    for (int round = 0; tile_index(round) < tiles; ++round) {
-      const Job work = find_job(round);
+    int count = 0;        // steps loaded
+    uint32_t parity = 0;  // of the K and V barriers
+    for (int round = 0; has_job(round); ++round) {
+      const Job work = job_for_copies(round);
       if constexpr (kVarlen) {
-        if (work.first_key() < 0 || work.first_key() >= work.lengths.s_kv) continue;  // a slot without a tile
-        if (ptx::thread_index() == 0) tell(work, count);
-        ++count;
-        if (ptx::thread_index() != 0) continue;
-      }
-      if (work.steps.begin >= work.steps.end) continue;
-      Query query(work, stop(work), params.group);
-      FA_UNROLL_BY(kVarlen ? 1 : 0)  // 0: as the compiler likes; copies of the loop need more registers
-      for (int step = work.steps.begin; step < work.steps.end; ++step) {
-        const Query at = located(work, query);
-        ptx::mbarrier_wait(step_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-        load_q(slot.index, work, at);
-        if (step == work.steps.begin) {
-          ptx::mbarrier_wait(k_empty(), parity ^ 1);  // the last tile is through with it
-          load_keys<KTile>(k_shared(), p.map_k, k_full(), work);
-        }
-        load_dout(slot.index, work, at);
-        if (step == work.steps.begin) {
-          ptx::mbarrier_wait(v_empty(), parity ^ 1);  // the last tile is through with it
-          load_keys<VTile>(v_shared(), p.map_v, v_full(), work);
-          parity ^= 1;
-        }
-        slot.advance();
-        query.advance(work, stop(work));
+        if (work.has_steps()) load_again(work, round, count, parity);
+        ptx::mbarrier_arrive(job_empty(round % 2));
+      } else {
+        if (work.has_steps()) load(work, count, parity);
       }
     }
-    if constexpr (kVarlen) {
-      if (ptx::thread_index() == 0) tell_end(count);
+  }
+
+  /// The query tiles of all steps of a job, and its keys beside the first.
+  FA_DEVICE void load(const Job& work, int& count, uint32_t& parity) const {
+    Query query(work, stop(work), params.group);
+    for (int step = work.steps.begin; step < work.steps.end; ++step) {
+      const Query at = located(work, query);
+      const int stage = stage_of(count);
+      ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
+      load_q(stage, work, at);
+      if (step == work.steps.begin) load_k(work, parity);
+      load_dout(stage, work, at);
+      if (step == work.steps.begin) load_v(work, parity);
+      ++count;
+      query.advance(work, stop(work));
     }
+    parity ^= 1;
+  }
+
+  /// The same for a thread that has too few registers to keep the job.
+  FA_DEVICE void load_again(const Job& work, int round, int& count, uint32_t& parity) const {
+    load_k(work, parity);
+    load_v(work, parity);
+    parity ^= 1;
+    Query query(work, stop(work), params.group);
+    FA_UNROLL_BY(1)
+    for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
+      const int stage = stage_of(count);
+      ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
+      const Job now = job_for_copies(round);
+      load_q(stage, now, query);
+      load_dout(stage, now, query);
+      ++count;
+      query.advance(now, stop(now));
+    }
+  }
+
+  FA_DEVICE void load_k(const Job& work, uint32_t parity) const {
+    ptx::mbarrier_wait(k_empty(), parity ^ 1);  // the last tile is through with it
+    load_keys<KTile>(k_shared(), p.map_k, k_full(), work);
+  }
+  FA_DEVICE void load_v(const Job& work, uint32_t parity) const {
+    ptx::mbarrier_wait(v_empty(), parity ^ 1);  // the last tile is through with it
+    load_keys<VTile>(v_shared(), p.map_v, v_full(), work);
   }
 
   FA_DEVICE void load_q(int stage, const Job& work, const Query& query) const {

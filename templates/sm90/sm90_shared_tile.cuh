@@ -25,8 +25,8 @@ struct SwizzledTile {
     return descriptor((tile + row * 128) / 16, (step / 4 * kSlabBytes + step % 4 * 32) / 16, 1);
   }
 
-  /// Operand whose K axis runs along the rows: rows 16 * step to 16 * step + 15. As B its N axis runs along all columns;
-  /// as A its 64 rows are the columns of one slab, so that `tile` is the address of that slab.
+  /// Operand whose K axis runs along the rows: rows 16 * step to 16 * step + 15. As B its N axis runs along all
+  /// columns; as A its 64 rows are the columns of one slab, so that `tile` is the address of that slab.
   static FA_DEVICE uint64_t mn_major(uint32_t tile, int step) {
     return descriptor(tile / 16, step * 16 * 128 / 16, kSlabBytes / 16);
   }

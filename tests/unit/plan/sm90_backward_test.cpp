@@ -86,8 +86,7 @@ TEST(Sm90BackwardPlan, VariantsHaveKernelsAndAnotherFamilyBehindThem) {
           problem.total_q = problem.total_kv = 4 * 4096;
           const Alternatives specs = plan_backward(problem, {}, false).main;
           const bool plain = variants == nullptr && !varlen && !dropout;
-          const Family first = varlen && d > 64 ? Family::sm80 : Family::sm90;
-          EXPECT_EQ(specs.front().family, first);
+          EXPECT_EQ(specs.front().family, Family::sm90);
           EXPECT_EQ(specs.back().family, plain ? Family::sm90 : Family::sm80);
           for (const KernelSpec& spec : specs) {
             if (spec.family == Family::sm90) expect_fits(spec);
@@ -97,7 +96,7 @@ TEST(Sm90BackwardPlan, VariantsHaveKernelsAndAnotherFamilyBehindThem) {
             EXPECT_EQ(spec.dropout, dropout);
             EXPECT_EQ(spec.variants, variants == nullptr ? Variants{} : *variants);
           }
-          EXPECT_EQ(plan_backward(problem, {.family = Family::sm90}, false).main.back().family, first);
+          EXPECT_EQ(plan_backward(problem, {.family = Family::sm90}, false).main.back().family, Family::sm90);
           ASSERT_FALSE(HasFailure());
         }
       }
