@@ -343,7 +343,6 @@ struct BackwardPair {
       } else {
         ptx::mbarrier_wait_cluster(p_full(), parity_of_one(count));
         differentiate(operand, scores, row);
-        ptx::sync_warp();  // all lanes have read P
         if (lane_index() == 0) ptx::mbarrier_arrive_remote(ptx::map_shared(p_empty(), 0));
       }
       ptx::mbarrier_wait_cluster(kRank == 0 ? p_empty() : ds_empty(), parity_of_one(count) ^ 1);  // of the last step

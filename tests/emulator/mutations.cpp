@@ -835,7 +835,7 @@ std::vector<Mutation> make_hopper_backward_mutations() {
       {"hopper_backward_k_loaded_without_waiting",
        kHopperBackward,
        "ptx::mbarrier_wait(k_empty(), parity ^ 1);",
-       "",
+       "static_cast<void>(parity);",
        1,
        hopper,
        {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
@@ -978,7 +978,8 @@ std::vector<Mutation> make_hopper_backward_mutations() {
 
 std::vector<Mutation> all_mutations() {
   std::vector<Mutation> list = make_mutations();
-  for (std::vector<Mutation>& more : std::array{make_backward_mutations(), make_hopper_backward_mutations()}) {
+  for (std::vector<Mutation>& more :
+       std::array{make_backward_mutations(), make_hopper_backward_mutations(), pair_mutations()}) {
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }
   return list;

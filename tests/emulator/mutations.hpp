@@ -25,6 +25,9 @@ struct Mutation {
 
 const std::vector<Mutation>& mutations();
 
+/// Those of sm90_backward_pair.cuh, which `mutations` has too.
+std::vector<Mutation> pair_mutations();
+
 bool is_backward(const Mutation& mutation);
 
 }  // namespace emulator
