@@ -23,6 +23,7 @@ constexpr const char* kTf32 = "sm80/sm80_tf32x3.cuh";
 constexpr const char* kTile = "common/shared_tile.cuh";
 constexpr const char* kSoftmax = "common/online_softmax.cuh";
 constexpr const char* kHopper = "sm90/sm90_forward.cuh";
+constexpr const char* kHopperSoftmax = "sm90/sm90_softmax.cuh";
 constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 constexpr const char* kBackward = "sm80/sm80_backward.cuh";
@@ -524,6 +525,14 @@ std::vector<Mutation> make_mutations() {
        hopper_variant("strided"),
        {},
        "strided"},
+      {"hopper_first_key_behind_the_first_piece",
+       kHopperSoftmax,
+       "highest[0] = kBitsAboveAll;",
+       "highest[0] = kBitsBelowAll;",
+       1,
+       hopper_variant("deep_scores"),
+       {},
+       "deep_scores"},
       {"hopper_keys_before_the_window",
        kHopper,
        "if (key < begin[i / 2 % 2] || key >= end[i / 2 % 2])",

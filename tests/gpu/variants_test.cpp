@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "gpu/backward_case.hpp"
@@ -238,6 +239,27 @@ TEST_P(HiddenRows, AreZeroWithoutGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sink, HiddenRows, testing::Bool());
+
+/// Rows see a few keys anywhere in a tile, then others far away, or scores whose exponentials are 0 in float.
+class LateKeys : public GpuTest, public testing::WithParamInterface<std::tuple<DType, bool>> {};
+
+TEST_P(LateKeys, CountInFull) {
+  const auto [dtype, deep] = GetParam();
+  AttentionConfig config;
+  if (deep) {
+    config.score = ScoreFunction{"score - 100.0"};
+    config.window_left = 3;
+  } else {
+    config.mask = MaskFunction{"kv >= s_kv - q - 6 && kv < s_kv - q || kv < 5"};
+  }
+  const AttentionCase a{
+      .b = 1, .h_q = 4, .h_kv = 2, .s_q = 330, .s_kv = 400, .d_qk = 64, .d_v = 64, .dtype = dtype, .causal = deep};
+  const VariantCase c(a, {"late_keys", config});
+  run(c, Attention::create(c.config));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LateKeys,
+                         testing::Combine(testing::Values(DType::bf16, DType::f16, DType::f32), testing::Bool()));
 
 }  // namespace
 }  // namespace fa::test
