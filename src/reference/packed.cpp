@@ -118,22 +118,27 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
              -std::numeric_limits<double>::infinity());
 }
 
+BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& sequences, std::int64_t i) {
+  const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
+  const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
+  BackwardArgs part = args;
+  for (TensorView BackwardArgs::*tensor : {&BackwardArgs::q, &BackwardArgs::o, &BackwardArgs::lse, &BackwardArgs::dout,
+                                           &BackwardArgs::dlse, &BackwardArgs::dq}) {
+    part.*tensor = rows_of(args.*tensor, rows);
+  }
+  for (TensorView BackwardArgs::*tensor : {&BackwardArgs::k, &BackwardArgs::v, &BackwardArgs::dk, &BackwardArgs::dv}) {
+    part.*tensor = rows_of(args.*tensor, keys);
+  }
+  part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
+  part.variant.part.b = i;
+  part.variant.accumulate = true;
+  return part;
+}
+
 void backward(const BackwardArgs& args, const PackedSequences& sequences, bool clear) {
   VariantSums sums(args.variant);
   for (std::int64_t i = 0; i < sequences.b; ++i) {
-    const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
-    const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
-    BackwardArgs part = args;
-    for (TensorView BackwardArgs::*tensor : {&BackwardArgs::q, &BackwardArgs::o, &BackwardArgs::lse,
-                                             &BackwardArgs::dout, &BackwardArgs::dlse, &BackwardArgs::dq}) {
-      part.*tensor = rows_of(args.*tensor, rows);
-    }
-    for (TensorView BackwardArgs::*tensor :
-         {&BackwardArgs::k, &BackwardArgs::v, &BackwardArgs::dk, &BackwardArgs::dv}) {
-      part.*tensor = rows_of(args.*tensor, keys);
-    }
-    part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.part.b = i;
+    BackwardArgs part = call_of_sequence(args, sequences, i);
     sums.add_to(&part.variant);
     backward(part);
   }

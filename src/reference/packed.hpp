@@ -14,6 +14,9 @@ namespace fa::reference {
 void forward(const ForwardArgs& args, const PackedSequences& sequences, bool clear);
 void backward(const BackwardArgs& args, const PackedSequences& sequences, bool clear);
 
+/// The part of such a call that is sequence `i`, which adds to the gradients of captures and sinks.
+BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& sequences, std::int64_t i);
+
 }  // namespace fa::reference
 
 #endif  // FA_SRC_REFERENCE_PACKED_HPP_

@@ -61,6 +61,8 @@ struct Forward {
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  // A row may see keys of a tile, but not the first ones.
+  static constexpr bool kHoles = kTwoSided || Variant::kMask || Variant::kScore;
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
@@ -429,7 +431,7 @@ struct Forward {
     release(k_empty(k_slot.index), lane);
     k_slot.advance();
     finish_scores(s, ahead, warp_row, lane);
-    softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+    softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
     drop(s, ahead, warp_row, lane);
     pack(probabilities, s);
 
@@ -464,7 +466,7 @@ struct Forward {
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
       finish_scores(s, ahead, warp_row, lane);
-      const bool rescale = softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
+      const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
       drop(s, ahead, warp_row, lane);
       ptx::settle(softmax.sum[0], shared + kJobOffset);
       ptx::settle(softmax.sum[1], shared + kJobOffset);

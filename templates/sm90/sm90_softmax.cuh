@@ -25,7 +25,10 @@ struct TrailingSoftmax {
 
   /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
   /// exponentials of the one before. True when O must be rescaled by `factor`.
-  template <int kChunks, int kCount>
+  ///
+  /// A row's first visible key gives it its offset. Without kHoles a tile that a row sees any of shows it its first
+  /// key, so that only the first piece looks for rows without an offset.
+  template <int kChunks, bool kHoles, int kCount>
   FA_DEVICE bool update(float (&s)[kCount], float scale_log2) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     bool rescale = false;
@@ -48,6 +51,9 @@ struct TrailingSoftmax {
       }
       FA_UNROLL
       for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
+      if constexpr (kHoles) {
+        if (offset[0] == -kInfinity || offset[1] == -kInfinity) highest[0] = kBitsAboveAll;
+      }
       float total[2][2] = {};
       FA_UNROLL
       for (int j = 0; j < kTiles; ++j) {

@@ -23,6 +23,7 @@ constexpr const char* kTf32 = "sm80/sm80_tf32x3.cuh";
 constexpr const char* kTile = "common/shared_tile.cuh";
 constexpr const char* kSoftmax = "common/online_softmax.cuh";
 constexpr const char* kHopper = "sm90/sm90_forward.cuh";
+constexpr const char* kHopperSoftmax = "sm90/sm90_softmax.cuh";
 constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 constexpr const char* kBackward = "sm80/sm80_backward.cuh";
@@ -525,6 +526,14 @@ std::vector<Mutation> make_mutations() {
        hopper_variant("strided"),
        {},
        "strided"},
+      {"hopper_first_key_behind_the_first_piece",
+       kHopperSoftmax,
+       "highest[0] = kBitsAboveAll;",
+       "highest[0] = kBitsBelowAll;",
+       1,
+       hopper_variant("deep_scores"),
+       {},
+       "deep_scores"},
       {"hopper_keys_before_the_window",
        kHopper,
        "if (key < begin[i / 2 % 2] || key >= end[i / 2 % 2])",
@@ -976,10 +985,67 @@ std::vector<Mutation> make_hopper_backward_mutations() {
   };
 }
 
+/// Mistakes in what the Hopper backward does for functions, windows, packed batches and dropout.
+std::vector<Mutation> make_hopper_backward_variant_mutations() {
+  const Sm90BackwardVariant packed{.choice = "plain", .d_qk = 48, .causal = true, .tile_n = 128, .varlen = true};
+  const Sm90BackwardVariant persistent{
+      .choice = "plain", .dtype = DType::f16, .d_v = 48, .tile_n = 128, .varlen = true};  // many jobs a block
+  const Sm90BackwardVariant dropout{.choice = "plain", .dtype = DType::f16, .tile_n = 128, .dropout = true};
+  const Sm90BackwardVariant function{.choice = "key_bias", .tile_n = 128, .dropout = true};
+  const Sm90BackwardVariant window{.choice = "two_sided", .tile_n = 128};
+  const Sm90BackwardVariant listed{.choice = "strided", .tile_n = 128};
+  using enum FaultKind;
+  const auto mutation = [](const char* name, const char* before, const char* after, const Sm90BackwardVariant& variant,
+                           std::set<FaultKind> faults, const char* header = kHopperBackward) {
+    return Mutation{std::string("hopper_backward_") + name,
+                    header,
+                    before,
+                    after,
+                    1,
+                    backward_specs_of(variant).main,
+                    std::move(faults),
+                    {},
+                    variant};
+  };
+  return {
+      mutation("keys_of_others_not_cleared",
+               "if constexpr (kVarlen) clear_rows<KTile, kTileN>(k_shared(), work.lengths.s_kv - work.first_key());",
+               "static_cast<void>(work);", packed, {}),
+      mutation("values_of_others_not_cleared",
+               "if constexpr (kVarlen) clear_rows<VTile, kTileN>(v_shared(), work.lengths.s_kv - work.first_key());",
+               "static_cast<void>(work);", packed, {}),
+      mutation("rows_of_others_not_cleared", "clear_rows<QTile, kTileM>(q_shared(stage), rows);", "", packed,
+               {shared_race}),
+      mutation("rows_of_others_have_statistics", "fill_stats(lse_shared(stage), rows, kernel::kInfinity);", "", packed,
+               {shared_uninitialised}),
+      mutation("last_rows_of_dq_left_out", "16 * warp >= rows) return;", "16 * warp >= rows - 16) return;", packed, {}),
+      mutation("dropout_of_other_keys", "dropout.draw_transposed(draws, first_key, place.m_block",
+               "dropout.draw_transposed(draws, first_key + 16, place.m_block", dropout, {}),
+      mutation("dropout_of_other_rows", "draw(draws, first_row + 8 * n);", "draw(draws, first_row + 8 * n + 16);",
+               function, {}, "common/variant_backward.cuh"),
+      mutation("window_ends_a_row_late",
+               "const int rows_end = kernel::rows_end<Variant>(params, work.lengths, key) - first_query;",
+               "const int rows_end = kernel::rows_end<Variant>(params, work.lengths, key) - first_query + 1;", window,
+               {}),
+      mutation("next_tile_of_the_list", "return ptx::ld_global_nc(tile_list(job.tile) + index);",
+               "return ptx::ld_global_nc(tile_list(job.tile) + index + 1);", listed,
+               {global_uninitialised, global_out_of_bounds}),
+      mutation("mixed_tile_taken_for_a_full_one", "place.index < ptx::ld_global_nc(tile_list(work.tile) - 1)",
+               "place.index <= ptx::ld_global_nc(tile_list(work.tile) - 1)", listed, {}),
+      mutation("job_released_before_all_lanes_have_read_it", "ptx::sync_warp();  // all lanes have read it", "",
+               persistent, {shared_race}),
+      mutation("job_released_before_it_is_read_again", "if (any) parity ^= 1;",
+               "if (any) parity ^= 1;\n      release_job(round);", persistent, {shared_race, barrier_misuse, deadlock}),
+      mutation("job_told_over_the_last_but_one",
+               "ptx::mbarrier_wait(job_empty(slot), static_cast<uint32_t>(count) / 2 % 2 ^ 1);", "", persistent,
+               {shared_race, barrier_misuse}),
+  };
+}
+
 std::vector<Mutation> all_mutations() {
   std::vector<Mutation> list = make_mutations();
-  for (std::vector<Mutation>& more :
-       std::array{make_backward_mutations(), make_hopper_backward_mutations(), pair_mutations()}) {
+  for (std::vector<Mutation>& more : std::array{make_backward_mutations(), make_hopper_backward_mutations(),
+                                                make_hopper_backward_variant_mutations(), pair_mutations()}) {
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }
   return list;

@@ -1,11 +1,13 @@
 #ifndef FA_TESTS_EMULATOR_MUTATIONS_HPP_
 #define FA_TESTS_EMULATOR_MUTATIONS_HPP_
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "emulator/fault.hpp"
+#include "emulator/sm90_backward_variants.hpp"
 #include "plan/kernel_spec.hpp"
 
 namespace emulator {
@@ -21,6 +23,8 @@ struct Mutation {
   fa::plan::KernelSpec spec;
   std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
   std::string choice = {};     ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
+  /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
+  std::optional<Sm90BackwardVariant> hopper_backward = {};
 };
 
 const std::vector<Mutation>& mutations();

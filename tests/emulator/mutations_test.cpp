@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
+#include "emulator/sm90_backward_cases.hpp"
 #include "emulator/variant_specs.hpp"
 
 namespace emulator {
@@ -96,9 +98,48 @@ void expect_wrong(const Mutation& mutation, const BackwardCase& c, const Backwar
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// How far gradients are off; rows that kernels leave alone are NaN, and 0 in what is expected.
+double worst_of(const fa::test::HostTensor& actual, const fa::test::HostTensor& expected, bool all) {
+  double worst = 0, largest = 0;
+  const fa::TensorView view = expected.view();
+  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+      const double wanted = expected.at(b, h, s, d), got = actual.at(b, h, s, d);
+      largest = std::max(largest, std::abs(wanted));
+      if (!all && std::isnan(got) && wanted == 0) continue;
+      worst = std::isnan(got) ? HUGE_VAL : std::max(worst, std::abs(got - wanted));
+    }
+  });
+  return worst / largest;
+}
+
+void run_hopper_backward(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  const Sm90BackwardVariant& kernel = *mutation.hopper_backward;
+  PackedCase c = sm90_backward_case(kernel, 1);  // which has rows of no sequence, NaN
+  const fa::test::VariantCase variant = variant_of(kernel, c);
+  if (mutation.spec.variants.any()) c.variant = &variant;
+  if (changed) c.main_kernel = "mutant " + mutation.name;
+  c.schedule = seed;
+  if (kernel.varlen) c.main_blocks = 1;  // which then has many jobs
+  const BackwardData data = make_data(c);
+  const fa::test::AttentionGradients actual = run_packed(backward_specs_of(kernel), c, data);
+  const fa::test::AttentionGradients expected = expected_of(c, data);
+  const bool all = !c.sequences || c.clear;
+  const double worst = std::max({worst_of(actual.dq, expected.dq, all), worst_of(actual.dk, expected.dk, all),
+                                 worst_of(actual.dv, expected.dv, all)});
+  if (!changed) {
+    EXPECT_LT(worst, 0.02);
+    return;
+  }
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  EXPECT_GT(worst, 0.05) << "harmless";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
-  if (is_backward(mutation)) {
+  if (mutation.hopper_backward) {
+    run_hopper_backward(mutation, changed, seed);
+  } else if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
     const BackwardData data = make_backward_data(c);
     const fa::test::AttentionGradients actual =

@@ -141,14 +141,14 @@ class Call {
     return view;
   }
 
-  void run(const KernelSpec& spec, std::int64_t grid, const void* params) {
+  void run(const KernelSpec& spec, std::int64_t grid, const void* params, const std::string& name = {}) {
     if (grid == 0) return;
-    const RegisteredKernel& kernel = registered_kernel(canonical(spec));
+    const RegisteredKernel& kernel = registered_kernel(name.empty() ? canonical(spec) : name);
     LaunchOptions options;
     options.grid = static_cast<int>(grid);
     options.threads = kernel.threads;
     options.shared_bytes = fa::plan::shared_bytes(spec);
-    options.seed = 1;
+    options.seed = c_.schedule;
     launch(kernel.entry, params, memory_, options);
   }
 
@@ -329,9 +329,9 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   if (variant) run_mask_tiles(call.memory(), problem, main, launch.params.variant, 1);
   if (main.family == fa::Family::sm90) {
     const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, main);
-    call.run(main, launch.grids.main, &params);
+    call.run(main, c.main_blocks != 0 ? c.main_blocks : launch.grids.main, &params, c.main_kernel);
   } else {
-    call.run(main, launch.grids.main, &launch.params);
+    call.run(main, launch.grids.main, &launch.params, c.main_kernel);
   }
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
   if (variant && deterministic) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
@@ -397,6 +397,10 @@ AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa
     fa::reference::backward(args, c.sequences->view(), true);
   } else {
     fa::reference::backward(args);
+  }
+  if (extra != nullptr) {
+    const fa::PackedSequences sequences = c.sequences ? c.sequences->view() : fa::PackedSequences{};
+    extra->bounds = fa::test::error_bounds(args, c.attention.dtype, c.sequences ? &sequences : nullptr);
   }
   return gradients;
 }

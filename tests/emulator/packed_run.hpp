@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "emulator/backward_run.hpp"
@@ -38,6 +39,9 @@ struct PackedCase {
   bool trust = true;  ///< rows of no sequence can be neither read nor, without `clear`, written; else all can
   bool dlse = false;
   int splits = 1;
+  std::uint64_t schedule = 1;
+  std::int64_t main_blocks = 0;  ///< of backward's main kernel of the sm90 family, if not those of the library
+  std::string main_kernel = {};  ///< registered name of backward's main kernel, if not that of its spec
   /// What is computed besides, if anything; its b counts the sequences.
   const fa::test::VariantCase* variant = nullptr;
 

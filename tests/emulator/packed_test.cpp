@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "emulator/packed_run.hpp"
@@ -19,6 +20,7 @@ using fa::plan::KernelSpec;
 using fa::test::AttentionGradients;
 using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
+using fa::test::Rows;
 
 Sequences pack(const std::vector<int>& rows, const std::vector<int>& keys) {
   Sequences sequences;
@@ -155,6 +157,68 @@ TEST_P(PackedBackward, MatchesTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PackedBackward, testing::Range<std::size_t>(0, packed_backward_specs().size()));
+
+/// NaN or infinity in all of one sequence leaves the bits of all others alone.
+class Neighbours : public testing::TestWithParam<double> {
+ protected:
+  static constexpr std::int64_t kSpoiled = 2;  // of the sequences of the first batch, amid others
+
+  static Rows spoiled(const std::vector<std::int32_t>& cu) { return {cu[kSpoiled], cu[kSpoiled + 1] - cu[kSpoiled]}; }
+
+  static PackedCase case_of(const KernelSpec& spec) {
+    PackedCase c = make_case(spec, 0);
+    c.sequences = pack({5, 10, 33, 1, 20}, {9, 20, 40, 3, 7});
+    c.attention.s_q = c.sequences->cu_q.back();
+    c.attention.s_kv = c.sequences->cu_kv.back();
+    return c;
+  }
+};
+
+TEST_P(Neighbours, KeepTheirOutputs) {
+  for (const KernelSpec& spec : packed_forward_specs()) {
+    if (!spec.varlen) continue;
+    const PackedCase c = case_of(spec);
+    SCOPED_TRACE(canonical(spec));
+    const Rows rows = spoiled(c.sequences->cu_q);
+    const Rows keys = spoiled(c.sequences->cu_kv);
+    fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
+    const AttentionOutputs clean = run_packed(spec, c, inputs);
+    fill(inputs.q, rows, GetParam());
+    fill(inputs.k, keys, GetParam());
+    fill(inputs.v, keys, GetParam());
+    const AttentionOutputs beside = run_packed(spec, c, inputs);
+    EXPECT_TRUE(equal_outside(beside.o, clean.o, rows)) << "o";
+    EXPECT_TRUE(equal_outside(beside.lse, clean.lse, rows)) << "lse";
+    EXPECT_FALSE(equal_outside(beside.o, clean.o, {})) << "nothing was spoiled";
+  }
+}
+
+TEST_P(Neighbours, KeepTheirGradients) {
+  for (const BackwardSpecs& specs : packed_backward_specs()) {
+    if (!specs.main.varlen) continue;
+    PackedCase c = case_of(specs.main);
+    c.dlse = true;
+    SCOPED_TRACE(canonical(specs.main));
+    const Rows rows = spoiled(c.sequences->cu_q);
+    const Rows keys = spoiled(c.sequences->cu_kv);
+    BackwardData data = make_data(c);
+    const AttentionGradients clean = run_packed(specs, c, data);
+    for (HostTensor* tensor : {&data.inputs.q, &data.dout, &data.dlse, &data.outputs.o, &data.outputs.lse}) {
+      fill(*tensor, rows, GetParam());
+    }
+    for (HostTensor* tensor : {&data.inputs.k, &data.inputs.v}) fill(*tensor, keys, GetParam());
+    const AttentionGradients beside = run_packed(specs, c, data);
+    EXPECT_TRUE(equal_outside(beside.dq, clean.dq, rows)) << "dq";
+    EXPECT_TRUE(equal_outside(beside.dk, clean.dk, keys)) << "dk";
+    EXPECT_TRUE(equal_outside(beside.dv, clean.dv, keys)) << "dv";
+    EXPECT_FALSE(equal_outside(beside.dv, clean.dv, {})) << "nothing was spoiled";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, Neighbours,
+                         testing::Values(std::numeric_limits<double>::quiet_NaN(),
+                                         std::numeric_limits<double>::infinity(),
+                                         -std::numeric_limits<double>::infinity()));
 
 /// Lengths of every wrong kind: none may lead a kernel out of its tensors.
 TEST(Varlen, WrongLengthsStayInBounds) {

@@ -222,6 +222,13 @@ std::vector<KernelSpec> all_specs() {
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
     add(deterministic ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
   }
+  for (const Mutation& mutation : mutations()) {
+    if (!mutation.hopper_backward) continue;
+    add(mutation.spec);
+    add(backward_helper_spec(mutation.spec, Op::backward_preprocess));
+    add(backward_helper_spec(mutation.spec, Op::backward_convert));
+    if (!mutation.spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(mutation.spec));
+  }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
   }

@@ -24,6 +24,21 @@ AttentionCase attention(DType dtype, std::int64_t d_qk, std::int64_t d_v, bool c
   return c;
 }
 
+/// Rows see a few keys anywhere, and the first ones: tiles of which they see nothing but the end, before others.
+fa::test::VariantChoice late_keys() {
+  fa::AttentionConfig config;
+  config.mask = fa::MaskFunction{"kv >= s_kv - q - 6 && kv < s_kv - q || kv < 5"};
+  return {"late_keys", config};
+}
+
+/// Scores whose exponentials are 0 in float, seen from anywhere on in a tile.
+fa::test::VariantChoice deep_scores() {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{"score - 100.0"};
+  config.window_left = 3;
+  return {"deep_scores", config};
+}
+
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -51,6 +66,8 @@ const std::vector<VariantKernels>& variant_kernels() {
       {"two_sided", attention(DType::bf16, 16, 16, false), false, 1, 2},
       {"window_sink", attention(DType::f32, 16, 8, true), true, 2, 1, true},
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
+      {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
+      {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
   };
   return list;
 }
@@ -109,6 +126,9 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
       {"window_sink", attention(DType::f16, 16, 8, true), true, 2},
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
       {"everything", attention(DType::f16, 16, 16, false), true, 3},
+      {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
+      {.choice = "late_keys", .attention = attention(DType::f16, 16, 8, true), .pack_gqa = true, .own = late_keys()},
+      {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
   };
   return list;
 }

@@ -22,6 +22,10 @@ struct DeviceVariant {
   TensorView sink_view, dsink_view;
 };
 
+/// Holds gradients of captures or sinks to float64, by the bounds of support/error_bounds.hpp.
+void expect_near(const std::string& name, const DeviceBuffer& actual, const std::vector<double>& expected,
+                 const std::vector<double>& bounds);
+
 /// A problem with dropout, or a packed batch, or both, and whatever else a configuration may ask for.
 struct PackedCase {
   /// Of a packed batch b is 1, and s_q and s_kv are the rows of the packed tensors.
@@ -77,8 +81,6 @@ class DevicePackedCase {
   AttentionOutputs exact() const;
   void expect_near(const char* name, const DeviceTensor& actual, const HostTensor& expected, bool keys, double terms,
                    double bound);
-  void expect_near(const std::string& name, const DeviceBuffer& actual, const std::vector<double>& expected,
-                   double terms, double bound);
   bool in_sequence(std::int64_t row, bool keys) const;
 };
 

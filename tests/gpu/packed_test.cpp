@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "gpu/packed_case.hpp"
@@ -255,6 +256,63 @@ TEST_F(Packed, LengthsAndDropoutStateChangeBetweenReplays) {
     device.expect_backward();
   }
 }
+
+/// NaN or infinity in all of one sequence leaves the bits of all others alone, in kernels of both families.
+class Neighbours : public GpuTest, public ::testing::WithParamInterface<std::tuple<Family, double>> {};
+
+TEST_P(Neighbours, KeepTheirResults) {
+  const auto [family, value] = GetParam();
+  PackedCase c;
+  c.attention = {.h_q = 4, .h_kv = 2, .causal = true, .layout = Layout::bshd};
+  c.cu_q = cumulative({70, 33, 150, 1, 90});
+  c.cu_kv = cumulative({90, 64, 170, 3, 200});
+  c.attention.s_q = c.cu_q.back();
+  c.attention.s_kv = c.cu_kv.back();
+  c.kernel.family = family;
+  c.deterministic = true;  // dq too has the same bits in every run
+  c.dlse = true;
+  const Rows rows{c.cu_q[2], c.cu_q[3] - c.cu_q[2]}, keys{c.cu_kv[2], c.cu_kv[3] - c.cu_kv[2]};
+  struct Results {
+    AttentionOutputs outputs;
+    AttentionGradients gradients;
+  };
+  DevicePackedCase device(c);
+  const Attention attention = Attention::create(c.config());
+  const auto compute = [&] {
+    device.forget();
+    attention.forward(device.inputs(), device.outputs());
+    attention.backward(device.backward_inputs(), device.backward_outputs());
+    driver::check(api().cuCtxSynchronize(), "cuCtxSynchronize");
+    Results results{make_outputs(c.attention), make_gradients(c.attention)};
+    device.o.read(results.outputs.o);
+    device.lse.read(results.outputs.lse);
+    device.dq.read(results.gradients.dq);
+    device.dk.read(results.gradients.dk);
+    device.dv.read(results.gradients.dv);
+    return results;
+  };
+  const Results clean = compute();
+  const auto spoil = [&, value = value](HostTensor tensor, DeviceTensor& target, const Rows& of) {
+    fill(tensor, of, value);
+    target.buffer.write(tensor.bytes());
+  };
+  spoil(device.host.q, device.q, rows);
+  spoil(device.host.k, device.k, keys);
+  spoil(device.host.v, device.v, keys);
+  spoil(device.host_dout, device.dout, rows);
+  spoil(device.host_dlse, device.dlse, rows);
+  const Results beside = compute();
+  EXPECT_TRUE(equal_outside(beside.outputs.o, clean.outputs.o, rows)) << "o";
+  EXPECT_TRUE(equal_outside(beside.outputs.lse, clean.outputs.lse, rows)) << "lse";
+  EXPECT_TRUE(equal_outside(beside.gradients.dq, clean.gradients.dq, rows)) << "dq";
+  EXPECT_TRUE(equal_outside(beside.gradients.dk, clean.gradients.dk, keys)) << "dk";
+  EXPECT_TRUE(equal_outside(beside.gradients.dv, clean.gradients.dv, keys)) << "dv";
+  EXPECT_FALSE(equal_outside(beside.outputs.o, clean.outputs.o, {})) << "nothing was spoiled";
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, Neighbours,
+                         ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
+                                            ::testing::Values(std::nan(""), HUGE_VAL, -HUGE_VAL)));
 
 /// Lengths of every wrong kind: nothing is written outside of the tensors, and the context lives on.
 TEST_F(Packed, WrongLengthsDoNoHarm) {

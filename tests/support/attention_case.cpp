@@ -154,6 +154,33 @@ void HostTensor::set(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_
   reference::store_element(view(), reference::row_offset(layout_, b, h, s) + d * layout_.strides[3], value);
 }
 
+void fill(HostTensor& tensor, const Rows& rows, double value) {
+  const TensorView t = tensor.view();
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+      for (std::int64_t s = rows.first; s < rows.first + rows.count; ++s) {
+        for (std::int64_t d = 0; d < (t.rank == 4 ? t.shape[3] : 1); ++d) tensor.set(b, h, s, d, value);
+      }
+    }
+  }
+}
+
+bool equal_outside(const HostTensor& a, const HostTensor& b, const Rows& rows) {
+  const TensorView t = a.view();
+  const auto equal = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+  for (std::int64_t n = 0; n < t.shape[0]; ++n) {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < t.shape[2]; ++s) {
+        if (rows.contain(s)) continue;
+        for (std::int64_t d = 0; d < (t.rank == 4 ? t.shape[3] : 1); ++d) {
+          if (!equal(a.at(n, h, s, d), b.at(n, h, s, d))) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 AttentionInputs make_inputs(const AttentionCase& c) {
   AttentionInputs inputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
                          HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),

@@ -67,6 +67,18 @@ class HostTensor {
   TensorView layout_;  // dtype, shape and strides; its pointer stays null
 };
 
+/// Rows of the axis s, of all batch entries and heads.
+struct Rows {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+
+  bool contain(std::int64_t s) const { return s >= first && s < first + count; }
+};
+void fill(HostTensor& tensor, const Rows& rows, double value);
+
+/// Whether two tensors of one shape have equal numbers, or NaN, in all other rows.
+bool equal_outside(const HostTensor& a, const HostTensor& b, const Rows& rows);
+
 struct AttentionInputs {
   HostTensor q;  ///< [b, h_q, s_q, d_qk]
   HostTensor k;  ///< [b, h_kv, s_kv, d_qk]

@@ -55,15 +55,21 @@ MaskFunction random_mask(std::mt19937_64& engine) {
   return pick(engine, masks);
 }
 
+std::int64_t longest(const std::vector<std::int32_t>& cu) {
+  std::int64_t result = 0;
+  for (std::size_t i = 1; i < cu.size(); ++i) result = std::max<std::int64_t>(result, cu[i] - cu[i - 1]);
+  return result;
+}
+
 /// Lengths from 0 on, and how much of them counts.
 void make_packed(std::mt19937_64& engine, bool brief, RandomProblem* problem) {
   const auto count = pick(engine, brief ? std::array{1, 3, 4} : std::array{1, 3, 6});
-  const std::int64_t longest = brief ? 45 : 250;
+  const std::int64_t most = brief ? 45 : 250;
   const auto lay_out = [&](std::vector<std::int32_t>* cu, std::vector<std::int32_t>* used) {
     cu->push_back(static_cast<std::int32_t>(up_to(engine, 2)));
     const bool in_part = sometimes(engine, 3);
     for (int i = 0; i < count; ++i) {
-      const std::int64_t length = sometimes(engine, 6) ? 0 : up_to(engine, longest);
+      const std::int64_t length = sometimes(engine, 6) ? 0 : up_to(engine, most);
       cu->push_back(cu->back() + static_cast<std::int32_t>(length));
       if (in_part) used->push_back(static_cast<std::int32_t>(up_to(engine, length)));
     }
@@ -74,8 +80,8 @@ void make_packed(std::mt19937_64& engine, bool brief, RandomProblem* problem) {
   problem->attention.s_kv = lay_out(&problem->cu_kv, &problem->used_kv);
   problem->attention.layout = Layout::bshd;
   if (sometimes(engine, 2)) {
-    problem->max_s_q = longest_sequence(problem->cu_q, {});
-    problem->max_s_kv = longest_sequence(problem->cu_kv, {});
+    problem->max_s_q = longest(problem->cu_q);
+    problem->max_s_kv = longest(problem->cu_kv);
   }
 }
 
@@ -138,18 +144,6 @@ RandomProblem random_problem(const RandomKernel& kernel, std::size_t index, std:
   c.s_kv = pick(engine, brief ? std::array{1, 20, 40, 70} : std::array{33, 128, 300, 600});
   c.layout = sometimes(engine, 2) ? Layout::bhsd : Layout::bshd;
   return problem;
-}
-
-double greatest_derivative(const NamedTensor& capture, std::int64_t longest) {
-  return capture.name == "slope" ? static_cast<double>(longest) : 1;
-}
-
-std::int64_t longest_sequence(const std::vector<std::int32_t>& cu_q, const std::vector<std::int32_t>& cu_kv) {
-  std::int64_t longest = 0;
-  for (const std::vector<std::int32_t>* cu : {&cu_q, &cu_kv}) {
-    for (std::size_t i = 1; i < cu->size(); ++i) longest = std::max<std::int64_t>(longest, (*cu)[i] - (*cu)[i - 1]);
-  }
-  return longest;
 }
 
 VariantCase RandomProblem::variant(const RandomKernel& kernel) const {

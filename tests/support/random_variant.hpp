@@ -41,12 +41,6 @@ struct RandomProblem {
   /// Its captures; b counts the sequences.
   VariantCase variant(const RandomKernel& kernel) const;
 };
-/// What a term of the sum that is a capture's gradient may be, in units of dS: the greatest derivative of the function,
-/// which for slopes is a distance, of sequences of `longest` rows or keys at most.
-double greatest_derivative(const NamedTensor& capture, std::int64_t longest);
-
-/// The longest sequence, of rows or keys.
-std::int64_t longest_sequence(const std::vector<std::int32_t>& cu_q, const std::vector<std::int32_t>& cu_kv);
 
 RandomProblem random_problem(const RandomKernel& kernel, std::size_t index, std::size_t launch);
 

@@ -230,6 +230,7 @@ VariantGradients reference_gradients_f64(const VariantCase& c, const AttentionIn
   add_gradients(c, views, gradients.captures);
   if (c.config.sink) args.variant.dsink = TensorView(gradients.dsink.data(), DType::f64, {a.h_q});
   reference::backward(args);
+  gradients.bounds = error_bounds(args, a.dtype);
   return gradients;
 }
 

@@ -11,6 +11,7 @@
 #include "api/variants.hpp"
 #include "reference/variant.hpp"
 #include "support/attention_case.hpp"
+#include "support/error_bounds.hpp"
 
 namespace fa::test {
 
@@ -62,6 +63,7 @@ struct VariantGradients {
   AttentionGradients usual;
   std::vector<std::vector<double>> captures;  ///< row-major; empty where none is required
   std::vector<double> dsink;
+  ErrorBounds bounds = {};  ///< of what kernels make of `captures` and `dsink`
 };
 VariantGradients reference_gradients_f64(const VariantCase& c, const AttentionInputs& inputs, const TensorView& dout,
                                          const TensorView& dlse = {});
