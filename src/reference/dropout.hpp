@@ -18,7 +18,7 @@ class DropoutMask {
   /// `probability` of being dropped, in [0, 1): rounded to a multiple of 2^-16.
   DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset);
 
-  bool active() const noexcept { return threshold_ != 0; }
+  bool active() const noexcept { return dropped_ != 0; }
   /// What a kept element is multiplied with: 1 / (1 - probability), of the rounded one.
   double scale() const noexcept { return scale_; }
 
@@ -32,7 +32,7 @@ class DropoutMask {
  private:
   std::uint64_t seed_ = 0;
   std::uint64_t offset_ = 0;
-  std::uint32_t threshold_ = 0;  // of 2^16
+  std::uint32_t dropped_ = 0;  // of 2^16 draws
   double scale_ = 1;
   std::int64_t first_row_ = 0;
   std::int64_t first_key_ = 0;

@@ -89,6 +89,9 @@ struct Forward {
   using O = float[kHeadDimV / 2];
   using Rows = kernel::RowMap<Config::kPackGqa>;
 
+  // Where registers allow, what is dropped is drawn while the product S is under way, else beside P V.
+  static constexpr bool kDrawAhead = kDropout && kConsumers < 3 && kTileN + kHeadDimV / 2 <= 192;
+
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
   static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
@@ -101,6 +104,7 @@ struct Forward {
   static constexpr int kJobOffset = kBarrierOffset + 256;
   static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
   static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
+  static constexpr int kDropoutOffset = kListedOffset + 32;  // seed and offset
   static constexpr int kSharedBytes = kBarrierOffset + 1024;
 
   const Params& p;
@@ -125,10 +129,11 @@ struct Forward {
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
+  FA_DEVICE uint32_t dropout_shared() const { return shared + kDropoutOffset; }
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
-    ptx::sync_threads();  // the barriers exist for all
+    ptx::sync_threads();  // the barriers exist for all, and the seed of dropout
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
@@ -153,6 +158,7 @@ struct Forward {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), kReaders);
     }
+    if constexpr (kDropout) kernel::Dropout::share(params.dropout, dropout_shared());
     ptx::fence_mbarrier_init();
   }
 
@@ -258,6 +264,12 @@ struct Forward {
       word(14, query.sequence.diagonal);
       word(15, query.sequence.first_row);
     }
+  }
+
+  FA_DEVICE ForwardTile read_tile(int buffer) const {
+    const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
+    const auto word = [&](int i) { return static_cast<int>(tile.word[i]); };
+    return {word(0), word(1), word(2), word(3)};
   }
 
   FA_DEVICE Query read(int buffer) const {
@@ -410,6 +422,7 @@ struct Forward {
     S s;
     P probabilities;
     O o;
+    [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`
     TrailingSoftmax softmax;
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
@@ -430,8 +443,13 @@ struct Forward {
     k_slot.advance();
     finish_scores(s, ahead, warp_row, lane);
     softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
-    drop(s, ahead, warp_row, lane);
-    pack(probabilities, s);
+    if constexpr (kDropout) {
+      draw(draws, ahead.query.tile, kv_tile(ahead), warp_row, lane);
+      convert(pairs, s);
+      keep(probabilities, pairs, draws);
+    } else {
+      convert(probabilities, s);
+    }
 
     Query query = ahead.query;  // whose O is in the making
     bool first = true;          // of its KV tiles: O is not yet defined
@@ -459,13 +477,26 @@ struct Forward {
       if (Config::kTakeTurns) {
         ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
       }
+      if constexpr (kDrawAhead) {
+        ptx::sync_warp();  // the products are issued first
+        draw(draws, read_tile(q_buffer), kv_tile(ahead), warp_row, lane);
+        settle_draws(draws);
+      }
       ptx::wgmma_wait<1>();
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
       finish_scores(s, ahead, warp_row, lane);
       const bool rescale = softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
-      drop(s, ahead, warp_row, lane);
+      if constexpr (kDropout) {
+        convert(pairs, s);
+        settle_pairs(pairs);
+        if constexpr (!kDrawAhead) {
+          ptx::sync_warp();  // no draw before P takes half of its registers
+          draw(draws, read_tile(q_buffer), kv_tile(ahead), warp_row, lane);
+          settle_draws(draws);
+        }
+      }
       ptx::settle(softmax.sum[0], shared + kJobOffset);
       ptx::settle(softmax.sum[1], shared + kJobOffset);
       ptx::wgmma_wait<0>();
@@ -483,7 +514,11 @@ struct Forward {
         multiply(o, softmax.factor);
       }
       first = crosses;
-      pack(probabilities, s);
+      if constexpr (kDropout) {
+        keep(probabilities, pairs, draws);
+      } else {
+        convert(probabilities, s);
+      }
     }
 
     ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
@@ -644,35 +679,51 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// Dropout of P, after the row sums have taken it whole.
-  FA_DEVICE void drop(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    if constexpr (kDropout) {
-      const ForwardTile& tile = cursor.query.tile;
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
-      const int first_row = tile.m_block * kTileM + warp_row;
-      const int first_key = kv_tile(cursor) * kTileN;
-      if constexpr (Config::kPackGqa) {
-        const Rows rows{params.group, tile.head};
-        const kernel::Dropout dropout(params.dropout, heads_before);
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int row = first_row + lane / 4 + 8 * r;
-          dropout.template drop_row<kTileN / 8>([&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; },
-                                                rows.position(row), rows.query_head(row), first_key, lane);
-        }
-      } else {
-        kernel::Dropout(params.dropout, heads_before + tile.head)
-            .template drop_block<kTileN / 8>([&](int n, int i) -> float& { return s[4 * n + i]; }, first_row, first_key,
-                                             lane);
+  /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone.
+  FA_DEVICE void draw(P& draws, const ForwardTile& tile, int n, int warp_row, int lane) const {
+    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+    const int first_row = tile.m_block * kTileM + warp_row;
+    if constexpr (Config::kPackGqa) {
+      const Rows rows{params.group, tile.head};
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + lane / 4 + 8 * r;
+        dropout.draw_row(draws, r, rows.position(row), rows.query_head(row), n * kTileN, lane);
       }
+    } else {
+      kernel::Dropout(params.dropout, dropout_shared(), heads_before + tile.head)
+          .draw_block(draws, first_row, n * kTileN, lane);
     }
   }
 
-  /// Accumulators become the A operand of the next product.
-  FA_DEVICE static void pack(P& probabilities, const S& s) {
+  /// The same for pairs of P, which have no sign.
+  FA_DEVICE void settle_pairs(const P& pairs) const {
+    uint32_t all = 0;
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) all |= pairs[i / 4][i % 4];
+    ptx::settle(all >> 31 & 1u, shared + kJobOffset);
+  }
+
+  /// Keeps the draws in front of what follows, beside the product that is under way: their halves are 0 or 0xffff.
+  FA_DEVICE void settle_draws(const P& draws) const {
+    uint32_t all = 0;
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step) all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
+    ptx::settle(all, shared + kJobOffset);
+  }
+
+  /// Accumulators become the A operand of the next product,
+  FA_DEVICE static void convert(P& pairs, const S& s) {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// without those that are dropped, which the row sums have taken all the same.
+  FA_DEVICE void keep(P& probabilities, const P& pairs, const P& draws) const {
     FA_UNROLL
     for (int i = 0; i < kTileN / 4; ++i) {
-      probabilities[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+      probabilities[i / 4][i % 4] = kernel::Dropout::keep_pair(params.dropout, pairs[i / 4][i % 4], draws[i / 4][i % 4]);
     }
   }
 
