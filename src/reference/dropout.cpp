@@ -53,6 +53,10 @@ Words philox(Words counter, std::uint64_t key) noexcept {
   return counter;
 }
 
+bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept {
+  return is_rank(dropped) ? !ranks_below(draw, dropped) : ranks_below(draw, 65536 - dropped);
+}
+
 DropoutMask::DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset) : seed_(seed), offset_(offset) {
   dropped_ = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
   scale_ = kDraws / (kDraws - dropped_);
@@ -78,8 +82,7 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
     const Words words = philox({row_word, key_word, low(stream), high(stream)}, seed_);
     const std::uint32_t word = words[row_half + (key % 16 >= 8 ? 1 : 0)];
     const std::uint32_t draw = key % 2 == 0 ? word & 0xffff : word >> 16;
-    const bool kept = is_rank(dropped_) ? !ranks_below(draw, dropped_) : ranks_below(draw, 65536 - dropped_);
-    keep[j] = kept ? 1 : 0;
+    keep[j] = keeps(draw, dropped_) ? 1 : 0;
   }
 }
 

@@ -9,6 +9,11 @@ namespace fa::reference {
 /// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
+/// Whether an element with this draw of 16 bits is kept when `dropped` of the 65536 draws drop theirs. Draws are f16
+/// numbers: those less than all others drop, NaN never; only where that cannot make `dropped` draws (31745, and from
+/// 63490 on) it is the least 65536 - dropped draws that are kept, and NaN drops.
+bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept;
+
 /// Which elements of P dropout keeps, on the host: a pure function of seed, offset, batch, query head, row and key, and
 /// bit for bit that of templates/common/dropout.cuh, which describes it.
 class DropoutMask {

@@ -165,10 +165,10 @@ class Dropout {
     }
   }
 
-  /// Of two draws: all ones in the halves of a word whose elements are dropped.
-  FA_DEVICE uint32_t dropped(uint32_t draws) const { return ptx::less_pair(draws, threshold_) ^ flip_; }
+  /// Of two draws: all ones in the halves of a word whose elements are dropped, or with DropoutParams::flip kept.
+  FA_DEVICE uint32_t below(uint32_t draws) const { return ptx::less_pair(draws, threshold_); }
 
-  /// The same as flags.
+  /// Whether the elements of two draws are dropped.
   FA_DEVICE void dropped(bool& low, bool& high, uint32_t draws) const {
     ptx::less_pair(low, high, draws, threshold_);
     low = low != (flip_ != 0);

@@ -66,9 +66,7 @@ struct Forward {
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kConsumers + 1);
   static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kSearchingRegisters = kConsumers == 1   ? 96
-                                             : kConsumers == 3 ? 56
-                                                               : (kVarlen || kHeadDimV > 128 ? 88 : 72);
+  static constexpr int kSearchingRegisters = kConsumers == 1 ? 96 : kConsumers == 2 ? 40 : 32;
   static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kProducerRegisters) / kConsumers / 8 * 8;
@@ -174,7 +172,19 @@ struct Forward {
     Sequence sequence;  // of a packed batch
   };
 
-  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, ptx::block_index(), ptx::block_count()); }
+  // A packed batch's grid has several waves of blocks (rounds_of_wave); else blocks stay for all rounds.
+  FA_DEVICE int wave_size() const { return kVarlen ? params.sequences.wave : ptx::block_count(); }
+  FA_DEVICE int place_in_wave() const {
+    return kVarlen ? ptx::block_index() % params.sequences.wave : ptx::block_index();
+  }
+  FA_DEVICE Rounds rounds() const {
+    if constexpr (!kVarlen) return {0, 0};
+    return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
+  }
+  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
+  FA_DEVICE bool has_tile(const Rounds& own, int round) const {
+    return (!kVarlen || round < own.end) && tile_index(round) < tiles;
+  }
 
   /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
   FA_DEVICE const auto& lengths_of(const Query& query) const {
@@ -316,7 +326,8 @@ struct Forward {
     ptx::prefetch_tensor_map(p.map_k);
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
       load_k(k_slot, job.range.end - 1, job);
@@ -332,7 +343,8 @@ struct Forward {
   FA_DEVICE void produce_v(bool leads) const {
     ptx::prefetch_tensor_map(p.map_v);
     RingSlot<kStages> v_slot;
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads) continue;
       for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
@@ -444,7 +456,7 @@ struct Forward {
     finish_scores(s, ahead, warp_row, lane);
     softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
     if constexpr (kDropout) {
-      draw(draws, ahead.query.tile, kv_tile(ahead), warp_row, lane);
+      draw(draws, ahead.query.tile, kv_tile(ahead));
       convert(pairs, s);
       keep(probabilities, pairs, draws);
     } else {
@@ -479,7 +491,7 @@ struct Forward {
       }
       if constexpr (kDrawAhead) {
         ptx::sync_warp();  // the products are issued first
-        draw(draws, read_tile(q_buffer), kv_tile(ahead), warp_row, lane);
+        draw(draws, read_tile(q_buffer), kv_tile(ahead));
         settle_draws(draws);
       }
       ptx::wgmma_wait<1>();
@@ -493,7 +505,7 @@ struct Forward {
         settle_pairs(pairs);
         if constexpr (!kDrawAhead) {
           ptx::sync_warp();  // no draw before P takes half of its registers
-          draw(draws, read_tile(q_buffer), kv_tile(ahead), warp_row, lane);
+          draw(draws, read_tile(q_buffer), kv_tile(ahead));
           settle_draws(draws);
         }
       }
@@ -680,7 +692,10 @@ struct Forward {
   }
 
   /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone.
-  FA_DEVICE void draw(P& draws, const ForwardTile& tile, int n, int warp_row, int lane) const {
+  FA_DEVICE void draw(P& draws, const ForwardTile& tile, int n) const {
+    const int thread = ptx::thread_index();  // anew: no register between two draws
+    const int lane = thread % kWarpSize;
+    const int warp_row = (thread - kWarpgroup) / kWarpSize * 16;
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
     const int first_row = tile.m_block * kTileM + warp_row;
     if constexpr (Config::kPackGqa) {
@@ -709,7 +724,8 @@ struct Forward {
   FA_DEVICE void settle_draws(const P& draws) const {
     uint32_t all = 0;
     FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
+    for (int step = 0; step < kPSteps; ++step)
+      all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
     ptx::settle(all, shared + kJobOffset);
   }
 
@@ -723,7 +739,8 @@ struct Forward {
   FA_DEVICE void keep(P& probabilities, const P& pairs, const P& draws) const {
     FA_UNROLL
     for (int i = 0; i < kTileN / 4; ++i) {
-      probabilities[i / 4][i % 4] = kernel::Dropout::keep_pair(params.dropout, pairs[i / 4][i % 4], draws[i / 4][i % 4]);
+      probabilities[i / 4][i % 4] =
+          kernel::Dropout::keep_pair(params.dropout, pairs[i / 4][i % 4], draws[i / 4][i % 4]);
     }
   }
 
@@ -895,19 +912,48 @@ struct Forward {
 
   /// This warp's rows of all query tiles that no key is visible to.
   FA_DEVICE void store_empty(int warp_row, int lane) const {
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end) continue;
       store_empty_rows(job, warp_row, lane);
     }
   }
 
-  /// All rows of these tiles, by one warp.
+  /// All rows of these tiles, by one warp, 16 bytes of O a lane: with few registers, which the consumers need.
   FA_DEVICE void store_empty_tiles(int lane) const {
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    using Value = typename kernel::Either<float, T, Config::kSplit>::type;
+    constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
+    constexpr int kChunks = kHeadDimV / kColumns;  // of a row
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end || !has_rows(job)) continue;
-      for (int warp_row = 0; warp_row < kTileM; warp_row += 16) store_empty_rows(job, warp_row, lane);
+      const Rows rows{params.group, job.tile.head};
+      const int first = job.tile.m_block * kTileM;
+      const int end = first + kTileM < row_count(job) ? first + kTileM : row_count(job);
+      FA_UNROLL_BY(1)
+      for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
+        const int row = first + i / kChunks;
+        const int column = i % kChunks * kColumns;
+        if constexpr (Config::kSplit) {
+          ptx::st_global_chunk(params.partial_o + partial_row(job.tile, rows, row) * kHeadDimV + column, {});
+        } else {
+          ptx::st_global_chunk(o_row(job, rows, row) + column, {});
+        }
+        if (column == 0 && (Config::kSplit || params.lse != nullptr)) {
+          ptx::st_global(lse_row(job, rows, row), lse_without_keys(rows.query_head(row)));
+        }
+      }
+    }
+  }
+
+  /// Log-sum-exp of a row that no key is visible to: that of the sink alone.
+  FA_DEVICE float lse_without_keys(int query_head) const {
+    if constexpr (Variant::kSink && !Config::kSplit) {
+      return kernel::log_add(-kInfinity, kernel::sink_of(params.variant, query_head));
+    } else {
+      return -kInfinity;
     }
   }
 
