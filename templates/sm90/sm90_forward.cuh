@@ -65,9 +65,8 @@ struct Forward {
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kConsumers + 1);
-  static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kSearchingRegisters = kConsumers == 1 ? 96 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
+  static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
+  static constexpr int kProducerRegisters = kConsumers == 1 ? kLoneProducerRegisters : kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kProducerRegisters) / kConsumers / 8 * 8;
 
@@ -502,8 +501,8 @@ struct Forward {
       const bool rescale = softmax.template update<Config::kSoftmaxChunks>(s, softmax_scale_log2());
       if constexpr (kDropout) {
         convert(pairs, s);
-        settle_pairs(pairs);
         if constexpr (!kDrawAhead) {
+          settle_pairs(pairs);
           ptx::sync_warp();  // no draw before P takes half of its registers
           draw(draws, read_tile(q_buffer), kv_tile(ahead));
           settle_draws(draws);
