@@ -411,7 +411,7 @@ std::vector<Mutation> make_mutations() {
       {"hopper_p_packed_before_the_wait",
        kHopper,
        "ptx::wgmma_wait<0>();\n      ptx::wgmma_tie(o);\n      release(v_empty",
-       "pack(probabilities, s);\n      ptx::wgmma_wait<0>();\n      ptx::wgmma_tie(o);\n      release(v_empty",
+       "convert(probabilities, s);\n      ptx::wgmma_wait<0>();\n      ptx::wgmma_tie(o);\n      release(v_empty",
        1,
        hopper,
        {register_in_flight}},
