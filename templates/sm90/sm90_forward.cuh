@@ -277,6 +277,7 @@ struct Forward {
 
   FA_DEVICE ForwardTile read_tile(int buffer) const {
     const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
+    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     const auto word = [&](int i) { return static_cast<int>(tile.word[i]); };
     return {word(0), word(1), word(2), word(3)};
   }
