@@ -1,6 +1,7 @@
 #include "plan/forward_launch.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "plan/sm90_forward.hpp"
@@ -45,12 +46,31 @@ TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t
 
 }  // namespace
 
+namespace {
+
+constexpr std::uint32_t kDraws = 65536;                // patterns of 16 bits
+constexpr std::uint32_t kNegative = 0x7c00;            // of them are f16 numbers less than zero; as many are greater
+constexpr std::uint32_t kNumbers = 2 * kNegative + 2;  // with the two zeros; the rest are NaN
+
+/// Whether there is a number that `count` patterns are less than.
+bool is_rank(std::uint32_t count) noexcept {
+  return count < kNumbers && count != kNegative + 1;
+}
+
+/// The number that `count` patterns are less than.
+std::uint32_t number_of_rank(std::uint32_t count) noexcept {
+  return count <= kNegative ? 0x8000 | (kNegative - count) : count - kNegative - 1;
+}
+
+}  // namespace
+
 kernel::DropoutParams dropout_params(double probability) noexcept {
-  constexpr double kDraws = 65536;
+  const auto dropped = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1.0));
   kernel::DropoutParams params{};
-  params.threshold = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
-  params.keep = static_cast<float>((kDraws - params.threshold) / kDraws);
-  params.inverse_keep = static_cast<float>(kDraws / (kDraws - params.threshold));
+  params.flip = is_rank(dropped) ? 0 : 0xffffffff;
+  params.threshold = number_of_rank(params.flip == 0 ? dropped : kDraws - dropped) * 0x10001;
+  params.keep = static_cast<float>(double(kDraws - dropped) / kDraws);
+  params.inverse_keep = static_cast<float>(double(kDraws) / (kDraws - dropped));
   return params;
 }
 
@@ -63,6 +83,10 @@ kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceP
 
 std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept {
   return total_rows / tile + b;
+}
+
+int waves(std::int64_t rounds) noexcept {
+  return std::bit_width(static_cast<std::uint64_t>(rounds));
 }
 
 PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::int32_t* cu, const std::int32_t* used,
@@ -122,6 +146,10 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
+  if (persistent && problem.varlen) {
+    params.sequences.wave = static_cast<int>(std::max<std::int64_t>(launch.grid, 1));
+    launch.grid *= waves(ceil_div(launch.tiles, params.sequences.wave));
+  }
   return launch;
 }
 

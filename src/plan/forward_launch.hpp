@@ -31,7 +31,8 @@ struct PackedArgs {
   kernel::DropoutParams dropout{};
 };
 
-/// `threshold`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a multiple of 2^-16.
+/// `threshold`, `flip`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a multiple of
+/// 2^-16.
 kernel::DropoutParams dropout_params(double probability) noexcept;
 
 /// The sequences as a kernel for `problem` takes them.
@@ -39,6 +40,10 @@ kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceP
 
 /// Slots of a grid over the tiles of a packed batch (templates/common/sequences.cuh).
 std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept;
+
+/// Waves of a packed batch's persistent grid: each takes half of the rounds that are left (sm90/sm90_ring.cuh), until
+/// there are none.
+int waves(std::int64_t rounds) noexcept;
 
 /// Rows of a packed tensor that belong to no sequence, for clear_padding.
 struct PaddingLaunch {

@@ -22,6 +22,22 @@ std::uint32_t low(std::uint64_t x) {
   return static_cast<std::uint32_t>(x);
 }
 
+/// How many patterns of 16 bits are f16 numbers less than `draw`, itself a number. There are 0x7c00 negative ones, two
+/// zeros of the same rank, and as many positive ones.
+std::uint32_t rank(std::uint32_t draw) {
+  const std::uint32_t magnitude = draw & 0x7fff;
+  if (magnitude == 0) return 0x7c00;
+  return draw >= 0x8000 ? 0x7c00 - magnitude : 0x7c01 + magnitude;
+}
+
+/// Whether the rank of a draw is less than `count`, which holds for `count` of the draws if it is a rank itself.
+bool ranks_below(std::uint32_t draw, std::uint32_t count) {
+  return (draw & 0x7fff) <= 0x7c00 && rank(draw) < count;
+}
+bool is_rank(std::uint32_t count) {
+  return count <= 0xf801 && count != 0x7c01;
+}
+
 }  // namespace
 
 Words philox(Words counter, std::uint64_t key) noexcept {
@@ -37,9 +53,13 @@ Words philox(Words counter, std::uint64_t key) noexcept {
   return counter;
 }
 
+bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept {
+  return is_rank(dropped) ? !ranks_below(draw, dropped) : ranks_below(draw, 65536 - dropped);
+}
+
 DropoutMask::DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset) : seed_(seed), offset_(offset) {
-  threshold_ = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
-  scale_ = kDraws / (kDraws - threshold_);
+  dropped_ = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1));
+  scale_ = kDraws / (kDraws - dropped_);
 }
 
 DropoutMask DropoutMask::part(std::int64_t first_head, std::int64_t first_row, std::int64_t first_key) const noexcept {
@@ -62,7 +82,7 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
     const Words words = philox({row_word, key_word, low(stream), high(stream)}, seed_);
     const std::uint32_t word = words[row_half + (key % 16 >= 8 ? 1 : 0)];
     const std::uint32_t draw = key % 2 == 0 ? word & 0xffff : word >> 16;
-    keep[j] = draw >= threshold_ ? 1 : 0;
+    keep[j] = keeps(draw, dropped_) ? 1 : 0;
   }
 }
 

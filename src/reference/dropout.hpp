@@ -9,6 +9,11 @@ namespace fa::reference {
 /// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
+/// Whether an element with this draw of 16 bits is kept when `dropped` of the 65536 draws drop theirs. Draws are f16
+/// numbers: those less than all others drop, NaN never; only where that cannot make `dropped` draws (31745, and from
+/// 63490 on) it is the least 65536 - dropped draws that are kept, and NaN drops.
+bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept;
+
 /// Which elements of P dropout keeps, on the host: a pure function of seed, offset, batch, query head, row and key, and
 /// bit for bit that of templates/common/dropout.cuh, which describes it.
 class DropoutMask {
@@ -18,7 +23,7 @@ class DropoutMask {
   /// `probability` of being dropped, in [0, 1): rounded to a multiple of 2^-16.
   DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset);
 
-  bool active() const noexcept { return threshold_ != 0; }
+  bool active() const noexcept { return dropped_ != 0; }
   /// What a kept element is multiplied with: 1 / (1 - probability), of the rounded one.
   double scale() const noexcept { return scale_; }
 
@@ -32,7 +37,7 @@ class DropoutMask {
  private:
   std::uint64_t seed_ = 0;
   std::uint64_t offset_ = 0;
-  std::uint32_t threshold_ = 0;  // of 2^16
+  std::uint32_t dropped_ = 0;  // of 2^16 draws
   double scale_ = 1;
   std::int64_t first_row_ = 0;
   std::int64_t first_key_ = 0;

@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_COMMON_DROPOUT_CUH_
 #define FA_TEMPLATES_COMMON_DROPOUT_CUH_
 
+#include <common/constants.cuh>
 #include <common/online_softmax.cuh>
 #include <common/packed_params.cuh>
 #include <ptx/language.cuh>
@@ -17,8 +18,8 @@ FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_hig
   constexpr uint32_t kSteps[2] = {0x9e3779b9u, 0xbb67ae85u};
   FA_UNROLL
   for (int round = 0; round < 7; ++round) {
-    const uint64_t a = static_cast<uint64_t>(kMultipliers[0]) * counter[0];
-    const uint64_t b = static_cast<uint64_t>(kMultipliers[1]) * counter[2];
+    const uint64_t a = ptx::mul_wide(counter[0], kMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(counter[2], kMultipliers[1]);
     counter[0] = static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key_low;
     counter[1] = static_cast<uint32_t>(b);
     counter[2] = static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key_high;
@@ -34,7 +35,8 @@ FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_hig
 /// each makes one call for both, and no bit is drawn twice or in vain.
 ///
 /// The counter is {row block * 8 + r, key block * 4 + c / 2, the 64 bits of offset + batch * h_q + head}, the key is
-/// the seed. In the word 2 * (row >= 8) + (key >= 8) the even key has the low half.
+/// the seed. In the word 2 * (row >= 8) + (key >= 8) the even key has the low half. Draws are compared as f16 numbers:
+/// one instruction decides on both halves of a word.
 class Dropout {
  public:
   /// `heads_before` is batch * h_q, and the head too where it is the same for the whole block.
@@ -48,7 +50,28 @@ class Dropout {
     key_[0] = static_cast<uint32_t>(seed);
     key_[1] = static_cast<uint32_t>(seed >> 32);
     stream_ = offset + static_cast<uint64_t>(heads_before);
-    threshold_ = params.threshold << 16;
+    threshold_ = params.threshold;
+    flip_ = params.flip;
+  }
+
+  /// The same from what `share` left in shared memory. Called by whole warps: that a warp's threads agree on the seed
+  /// is then known, and what follows from it alone is computed once a warp.
+  FA_DEVICE Dropout(const DropoutParams& params, uint32_t shared, int64_t heads_before) {
+    const Chunk state = ptx::ld_shared_chunk(shared);
+    FA_UNROLL
+    for (int i = 0; i < 2; ++i) key_[i] = ptx::shfl(state.word[i], 0);
+    stream_ = (static_cast<uint64_t>(state.word[3]) << 32 | state.word[2]) + static_cast<uint64_t>(heads_before);
+    threshold_ = params.threshold;
+    flip_ = params.flip;
+  }
+
+  /// Seed and offset into 16 bytes of shared memory: what they are is then found there, and takes no registers.
+  FA_DEVICE static void share(const DropoutParams& params, uint32_t shared) {
+    const Dropout dropout(params, 0);
+    ptx::st_shared_b32(shared, dropout.key_[0]);
+    ptx::st_shared_b32(shared + 4, dropout.key_[1]);
+    ptx::st_shared_b32(shared + 8, static_cast<uint32_t>(dropout.stream_));
+    ptx::st_shared_b32(shared + 12, static_cast<uint32_t>(dropout.stream_ >> 32));
   }
 
   /// Zeroes what is dropped of a warp's fragments [rows, keys]; `row` and `key` are multiples of 16.
@@ -66,13 +89,47 @@ class Dropout {
     FA_UNROLL
     for (int n = 0; n < kNTiles; n += 2) {
       uint32_t words[4];
-      draw(words, row / 2 + lane / 4, key / 4 + 2 * n + lane % 4, stream_);
+      draw(words, row / 2 + lane / 4, column<kNTiles>(key, n, lane), stream_);
       FA_UNROLL
       for (int half = 0; half < 2; ++half) {
         FA_UNROLL
         for (int r = 0; r < 2; ++r) drop_pair(p(n + half, 2 * r), p(n + half, 2 * r + 1), words[2 * r + half]);
       }
     }
+  }
+
+  /// Draws for the accumulators of a warp's 16 rows by 16 * kSteps keys, compared, in the order of the A operands that
+  /// they become: `below[n / 2][n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half.
+  template <int kSteps>
+  FA_DEVICE void draw_block(uint32_t (&below)[kSteps][4], int row, int key, int lane) const {
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t words[4];
+      draw(words, row / 2 + lane / 4, column<2 * kSteps>(key, 2 * step, lane), stream_);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) below[step][i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
+    }
+  }
+
+  /// The same for row half r alone, which is of any position and head.
+  template <int kSteps>
+  FA_DEVICE void draw_row(uint32_t (&below)[kSteps][4], int r, int position, int head, int key, int lane) const {
+    const bool lower = position % 16 >= 8;
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t words[4];
+      draw(words, position / 16 * 8 + position % 8, column<2 * kSteps>(key, 2 * step, lane),
+           stream_ + static_cast<uint64_t>(head));
+      FA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        below[step][2 * half + r] = ptx::less_pair(lower ? words[2 + half] : words[half], threshold_);
+      }
+    }
+  }
+
+  /// 0 for what is dropped of a packed pair of elements.
+  static FA_DEVICE uint32_t keep_pair(const DropoutParams& params, uint32_t pair, uint32_t below) {
+    return pair & ~(below ^ params.flip);
   }
 
   /// The same for one row, of any position and head, of which p(n, 0) and p(n, 1) are the registers.
@@ -82,7 +139,8 @@ class Dropout {
     FA_UNROLL
     for (int n = 0; n < kNTiles; n += 2) {
       uint32_t words[4];
-      draw(words, position / 16 * 8 + position % 8, key / 4 + 2 * n + lane % 4, stream_ + static_cast<uint64_t>(head));
+      draw(words, position / 16 * 8 + position % 8, column<kNTiles>(key, n, lane),
+           stream_ + static_cast<uint64_t>(head));
       FA_UNROLL
       for (int half = 0; half < 2; ++half) {
         drop_pair(p(n + half, 0), p(n + half, 1), lower ? words[2 + half] : words[half]);
@@ -107,11 +165,24 @@ class Dropout {
     }
   }
 
-  /// Whether the draw in the low, or the high half of a word drops its element.
-  FA_DEVICE bool drops_low(uint32_t draws) const { return draws << 16 < threshold_; }
-  FA_DEVICE bool drops_high(uint32_t draws) const { return draws < threshold_; }
+  /// Of two draws: all ones in the halves of a word whose elements are dropped, or with DropoutParams::flip kept.
+  FA_DEVICE uint32_t below(uint32_t draws) const { return ptx::less_pair(draws, threshold_); }
+
+  /// Whether the elements of two draws are dropped.
+  FA_DEVICE void dropped(bool& low, bool& high, uint32_t draws) const {
+    ptx::less_pair(low, high, draws, threshold_);
+    low = low != (flip_ != 0);
+    high = high != (flip_ != 0);
+  }
 
  private:
+  /// The counter's word for n8 tile n (even) of kNTiles that start at `key`, a multiple of their keys.
+  template <int kNTiles>
+  static FA_DEVICE int column(int key, int n, int lane) {
+    const int first = key / 4 + lane % 4;
+    return (kNTiles & (kNTiles - 1)) == 0 ? first ^ 2 * n : first + 2 * n;  // one instruction with the next XOR
+  }
+
   FA_DEVICE void draw(uint32_t (&words)[4], int row, int column, uint64_t stream) const {
     words[0] = static_cast<uint32_t>(row);
     words[1] = static_cast<uint32_t>(column);
@@ -121,13 +192,16 @@ class Dropout {
   }
 
   FA_DEVICE void drop_pair(float& even, float& odd, uint32_t draws) const {
-    if (drops_low(draws)) even = 0.f;
-    if (drops_high(draws)) odd = 0.f;
+    bool low, high;
+    dropped(low, high, draws);
+    if (low) even = 0.f;
+    if (high) odd = 0.f;
   }
 
   uint32_t key_[2];
   uint64_t stream_;
-  uint32_t threshold_;  // in the high half
+  uint32_t threshold_;
+  uint32_t flip_;
 };
 
 }  // namespace fa::kernel

@@ -15,7 +15,7 @@ struct SequenceParams {
   int32_t total_q;         // rows of the packed q
   int32_t total_kv;        // rows of the packed k and v
   int32_t bottom_right;    // the diagonal of causal masks and windows ends in the last row and key of a sequence
-  int32_t reserved;
+  int32_t wave;            // persistent grids: blocks of a wave
 };
 
 /// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.
@@ -23,10 +23,10 @@ struct DropoutParams {
   const uint64_t* state;  // {seed, offset} on the device; null: the two values below
   uint64_t seed;
   uint64_t offset;
-  uint32_t threshold;  // a draw of 16 bits below it drops an element
+  uint32_t threshold;  // twice the f16 that a draw, 16 bits read as f16, has to be less than to drop its element
+  uint32_t flip;       // all ones: to keep it
   float keep;          // 1 - p
   float inverse_keep;  // 1 / keep
-  uint32_t reserved;
 };
 
 }  // namespace fa::kernel

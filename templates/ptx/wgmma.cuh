@@ -36,6 +36,12 @@ FA_DEVICE void settle(float x, uint32_t shared) {
                : "memory");
 }
 
+/// The same for a word that is never 1.
+FA_DEVICE void settle(uint32_t x, uint32_t shared) {
+  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 1;\n@p st.shared.u32 [%1], %0;\n}\n" ::"r"(x), "r"(shared)
+               : "memory");
+}
+
 /// Keeps the compiler from moving accesses to accumulators across a wgmma fence or wait.
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount]) {

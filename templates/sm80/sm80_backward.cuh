@@ -445,13 +445,16 @@ struct Backward {
         FA_UNROLL
         for (int half = 0; half < 2; ++half) {
           FA_UNROLL
-          for (int e = 0; e < 4; ++e) {
-            const uint32_t draw = draws[half][e % 2];
-            const bool dropped = e < 2 ? dropout.drops_low(draw) : dropout.drops_high(draw);
-            float& weight = p[m][n + half][e];
-            float& gradient = ds[m][n + half][e];
-            gradient = weight * ptx::fma(delta[half][e % 2], -params.dropout.keep, dropped ? 0.f : gradient);
-            if (dropped) weight = 0.f;
+          for (int column = 0; column < 2; ++column) {
+            bool dropped[2];
+            dropout.dropped(dropped[0], dropped[1], draws[half][column]);
+            FA_UNROLL
+            for (int r = 0; r < 2; ++r) {
+              float& weight = p[m][n + half][2 * r + column];
+              float& gradient = ds[m][n + half][2 * r + column];
+              gradient = weight * ptx::fma(delta[half][column], -params.dropout.keep, dropped[r] ? 0.f : gradient);
+              if (dropped[r]) weight = 0.f;
+            }
           }
         }
       }

@@ -67,11 +67,8 @@ struct Forward {
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kConsumers + 1);
-  static constexpr int kPlainProducerRegisters = kConsumers == 1 ? 56 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kSearchingRegisters = kConsumers == 1   ? 96
-                                             : kConsumers == 3 ? 56
-                                                               : (kVarlen || kHeadDimV > 128 ? 88 : 72);
-  static constexpr int kProducerRegisters = kEmptyAside ? kSearchingRegisters : kPlainProducerRegisters;
+  static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
+  static constexpr int kProducerRegisters = kConsumers == 1 ? kLoneProducerRegisters : kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kProducerRegisters) / kConsumers / 8 * 8;
 
@@ -91,6 +88,9 @@ struct Forward {
   using O = float[kHeadDimV / 2];
   using Rows = kernel::RowMap<Config::kPackGqa>;
 
+  // Where registers allow, what is dropped is drawn while the product S is under way, else beside P V.
+  static constexpr bool kDrawAhead = kDropout && kConsumers < 3 && kTileN + kHeadDimV / 2 <= 192;
+
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
   static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
@@ -103,6 +103,7 @@ struct Forward {
   static constexpr int kJobOffset = kBarrierOffset + 256;
   static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
   static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
+  static constexpr int kDropoutOffset = kListedOffset + 32;  // seed and offset
   static constexpr int kSharedBytes = kBarrierOffset + 1024;
 
   const Params& p;
@@ -127,10 +128,11 @@ struct Forward {
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
+  FA_DEVICE uint32_t dropout_shared() const { return shared + kDropoutOffset; }
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
-    ptx::sync_threads();  // the barriers exist for all
+    ptx::sync_threads();  // the barriers exist for all, and the seed of dropout
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
@@ -155,6 +157,7 @@ struct Forward {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), kReaders);
     }
+    if constexpr (kDropout) kernel::Dropout::share(params.dropout, dropout_shared());
     ptx::fence_mbarrier_init();
   }
 
@@ -170,7 +173,19 @@ struct Forward {
     Sequence sequence;  // of a packed batch
   };
 
-  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, ptx::block_index(), ptx::block_count()); }
+  // A packed batch's grid has several waves of blocks (rounds_of_wave); else blocks stay for all rounds.
+  FA_DEVICE int wave_size() const { return kVarlen ? params.sequences.wave : ptx::block_count(); }
+  FA_DEVICE int place_in_wave() const {
+    return kVarlen ? ptx::block_index() % params.sequences.wave : ptx::block_index();
+  }
+  FA_DEVICE Rounds rounds() const {
+    if constexpr (!kVarlen) return {0, 0};
+    return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
+  }
+  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
+  FA_DEVICE bool has_tile(const Rounds& own, int round) const {
+    return (!kVarlen || round < own.end) && tile_index(round) < tiles;
+  }
 
   /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
   FA_DEVICE const auto& lengths_of(const Query& query) const {
@@ -262,6 +277,13 @@ struct Forward {
     }
   }
 
+  FA_DEVICE ForwardTile read_tile(int buffer) const {
+    const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
+    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
+    const auto word = [&](int i) { return static_cast<int>(tile.word[i]); };
+    return {word(0), word(1), word(2), word(3)};
+  }
+
   FA_DEVICE Query read(int buffer) const {
     const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
     const kernel::Chunk rest = ptx::ld_shared_chunk(job_shared(buffer) + 16);
@@ -306,7 +328,8 @@ struct Forward {
     ptx::prefetch_tensor_map(p.map_k);
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
       load_k(k_slot, job.range.end - 1, job);
@@ -322,7 +345,8 @@ struct Forward {
   FA_DEVICE void produce_v(bool leads) const {
     ptx::prefetch_tensor_map(p.map_v);
     RingSlot<kStages> v_slot;
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads) continue;
       for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
@@ -412,6 +436,7 @@ struct Forward {
     S s;
     P probabilities;
     O o;
+    [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`
     TrailingSoftmax softmax;
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
@@ -432,8 +457,13 @@ struct Forward {
     k_slot.advance();
     finish_scores(s, ahead, warp_row, lane);
     softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
-    drop(s, ahead, warp_row, lane);
-    pack(probabilities, s);
+    if constexpr (kDropout) {
+      draw(draws, ahead.query.tile, kv_tile(ahead));
+      convert(pairs, s);
+      keep(probabilities, pairs, draws);
+    } else {
+      convert(probabilities, s);
+    }
 
     Query query = ahead.query;  // whose O is in the making
     bool first = true;          // of its KV tiles: O is not yet defined
@@ -461,13 +491,26 @@ struct Forward {
       if (Config::kTakeTurns) {
         ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
       }
+      if constexpr (kDrawAhead) {
+        ptx::sync_warp();  // the products are issued first
+        draw(draws, read_tile(q_buffer), kv_tile(ahead));
+        settle_draws(draws);
+      }
       ptx::wgmma_wait<1>();
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
       finish_scores(s, ahead, warp_row, lane);
       const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
-      drop(s, ahead, warp_row, lane);
+      if constexpr (kDropout) {
+        convert(pairs, s);
+        if constexpr (!kDrawAhead) {
+          settle_pairs(pairs);
+          ptx::sync_warp();  // no draw before P takes half of its registers
+          draw(draws, read_tile(q_buffer), kv_tile(ahead));
+          settle_draws(draws);
+        }
+      }
       ptx::settle(softmax.sum[0], shared + kJobOffset);
       ptx::settle(softmax.sum[1], shared + kJobOffset);
       ptx::wgmma_wait<0>();
@@ -485,7 +528,11 @@ struct Forward {
         multiply(o, softmax.factor);
       }
       first = crosses;
-      pack(probabilities, s);
+      if constexpr (kDropout) {
+        keep(probabilities, pairs, draws);
+      } else {
+        convert(probabilities, s);
+      }
     }
 
     ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
@@ -646,35 +693,56 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// Dropout of P, after the row sums have taken it whole.
-  FA_DEVICE void drop(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    if constexpr (kDropout) {
-      const ForwardTile& tile = cursor.query.tile;
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
-      const int first_row = tile.m_block * kTileM + warp_row;
-      const int first_key = kv_tile(cursor) * kTileN;
-      if constexpr (Config::kPackGqa) {
-        const Rows rows{params.group, tile.head};
-        const kernel::Dropout dropout(params.dropout, heads_before);
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int row = first_row + lane / 4 + 8 * r;
-          dropout.template drop_row<kTileN / 8>([&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; },
-                                                rows.position(row), rows.query_head(row), first_key, lane);
-        }
-      } else {
-        kernel::Dropout(params.dropout, heads_before + tile.head)
-            .template drop_block<kTileN / 8>([&](int n, int i) -> float& { return s[4 * n + i]; }, first_row, first_key,
-                                             lane);
+  /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone.
+  FA_DEVICE void draw(P& draws, const ForwardTile& tile, int n) const {
+    const int thread = ptx::thread_index();  // anew: no register between two draws
+    const int lane = thread % kWarpSize;
+    const int warp_row = (thread - kWarpgroup) / kWarpSize * 16;
+    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+    const int first_row = tile.m_block * kTileM + warp_row;
+    if constexpr (Config::kPackGqa) {
+      const Rows rows{params.group, tile.head};
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + lane / 4 + 8 * r;
+        dropout.draw_row(draws, r, rows.position(row), rows.query_head(row), n * kTileN, lane);
       }
+    } else {
+      kernel::Dropout(params.dropout, dropout_shared(), heads_before + tile.head)
+          .draw_block(draws, first_row, n * kTileN, lane);
     }
   }
 
-  /// Accumulators become the A operand of the next product.
-  FA_DEVICE static void pack(P& probabilities, const S& s) {
+  /// The same for pairs of P, which have no sign.
+  FA_DEVICE void settle_pairs(const P& pairs) const {
+    uint32_t all = 0;
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) all |= pairs[i / 4][i % 4];
+    ptx::settle(all >> 31 & 1u, shared + kJobOffset);
+  }
+
+  /// Keeps the draws in front of what follows, beside the product that is under way: their halves are 0 or 0xffff.
+  FA_DEVICE void settle_draws(const P& draws) const {
+    uint32_t all = 0;
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step)
+      all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
+    ptx::settle(all, shared + kJobOffset);
+  }
+
+  /// Accumulators become the A operand of the next product,
+  FA_DEVICE static void convert(P& pairs, const S& s) {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 4; ++i) pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// without those that are dropped, which the row sums have taken all the same.
+  FA_DEVICE void keep(P& probabilities, const P& pairs, const P& draws) const {
     FA_UNROLL
     for (int i = 0; i < kTileN / 4; ++i) {
-      probabilities[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+      probabilities[i / 4][i % 4] =
+          kernel::Dropout::keep_pair(params.dropout, pairs[i / 4][i % 4], draws[i / 4][i % 4]);
     }
   }
 
@@ -846,19 +914,48 @@ struct Forward {
 
   /// This warp's rows of all query tiles that no key is visible to.
   FA_DEVICE void store_empty(int warp_row, int lane) const {
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end) continue;
       store_empty_rows(job, warp_row, lane);
     }
   }
 
-  /// All rows of these tiles, by one warp.
+  /// All rows of these tiles, by one warp, 16 bytes of O a lane: with few registers, which the consumers need.
   FA_DEVICE void store_empty_tiles(int lane) const {
-    for (int round = 0; tile_index(round) < tiles; ++round) {
+    using Value = typename kernel::Either<float, T, Config::kSplit>::type;
+    constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
+    constexpr int kChunks = kHeadDimV / kColumns;  // of a row
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (job.range.begin < job.range.end || !has_rows(job)) continue;
-      for (int warp_row = 0; warp_row < kTileM; warp_row += 16) store_empty_rows(job, warp_row, lane);
+      const Rows rows{params.group, job.tile.head};
+      const int first = job.tile.m_block * kTileM;
+      const int end = first + kTileM < row_count(job) ? first + kTileM : row_count(job);
+      FA_UNROLL_BY(1)
+      for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
+        const int row = first + i / kChunks;
+        const int column = i % kChunks * kColumns;
+        if constexpr (Config::kSplit) {
+          ptx::st_global_chunk(params.partial_o + partial_row(job.tile, rows, row) * kHeadDimV + column, {});
+        } else {
+          ptx::st_global_chunk(o_row(job, rows, row) + column, {});
+        }
+        if (column == 0 && (Config::kSplit || params.lse != nullptr)) {
+          ptx::st_global(lse_row(job, rows, row), lse_without_keys(rows.query_head(row)));
+        }
+      }
+    }
+  }
+
+  /// Log-sum-exp of a row that no key is visible to: that of the sink alone.
+  FA_DEVICE float lse_without_keys(int query_head) const {
+    if constexpr (Variant::kSink && !Config::kSplit) {
+      return kernel::log_add(-kInfinity, kernel::sink_of(params.variant, query_head));
+    } else {
+      return -kInfinity;
     }
   }
 

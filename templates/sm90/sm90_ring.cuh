@@ -29,6 +29,20 @@ FA_DEVICE int tile_of_round(int round, int block, int blocks) {
   return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
 }
 
+struct Rounds {
+  int begin;
+  int end;
+};
+
+/// The rounds of wave `wave` of a grid whose tiles differ by more than such turns even out: each wave has half of the
+/// rounds that the waves before it leave, so that a multiprocessor which is done early takes a block of a later wave.
+/// rounds_of_wave(rounds, w) is empty from w = bits of `rounds` on. The host counts the same waves.
+FA_DEVICE Rounds rounds_of_wave(int rounds, int wave) {
+  int rest = rounds;
+  for (int i = 0; i < wave; ++i) rest /= 2;
+  return {rounds - rest, rounds - rest / 2};
+}
+
 }  // namespace fa::sm90
 
 #endif  // FA_TEMPLATES_SM90_SM90_RING_CUH_

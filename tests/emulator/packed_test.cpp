@@ -255,8 +255,11 @@ TEST(Varlen, WrongLengthsStayInBounds) {
   run(nullptr, &packed_backward_specs()[2]);
 }
 
+/// More than draws can be less than a number: what is kept is compared.
+constexpr float kFlipped = 0.99f;
+
 /// A case whose P is 1 / s_kv everywhere: what a kernel multiplies with a unit matrix is its mask.
-PackedCase uniform_case(const KernelSpec& spec) {
+PackedCase uniform_case(const KernelSpec& spec, float dropout) {
   PackedCase c;
   c.attention.dtype = spec.dtype;
   c.attention.d_qk = spec.d_qk;
@@ -267,7 +270,7 @@ PackedCase uniform_case(const KernelSpec& spec) {
   c.attention.s_q = 57;
   c.attention.s_kv = 61;
   c.attention.scale = 1e-6f;
-  c.dropout = 0.4f;
+  c.dropout = dropout;
   c.splits = spec.split ? 3 : 1;
   if (!spec.varlen) return c;
   c.attention.b = 1;
@@ -307,12 +310,14 @@ void set_unit(HostTensor& tensor, std::int64_t rows, std::int64_t first, std::in
   }
 }
 
-TEST(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
+class DropoutMask : public testing::TestWithParam<float> {};
+
+TEST_P(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
   int kernels = 0;
   for (const KernelSpec& spec : packed_forward_specs()) {
     if (!spec.dropout || spec.d_v < 61) continue;
     ++kernels;
-    PackedCase c = uniform_case(spec);
+    PackedCase c = uniform_case(spec, GetParam());
     c.attention.causal = spec.causal;
     SCOPED_TRACE(canonical(spec));
     auto inputs = fa::test::make_inputs(c.attention);
@@ -329,12 +334,12 @@ TEST(DropoutMask, ForwardKernelsDrawWhatTheHostDraws) {
   EXPECT_GE(kernels, 4);
 }
 
-TEST(DropoutMask, BackwardKernelsDrawWhatTheHostDraws) {
+TEST_P(DropoutMask, BackwardKernelsDrawWhatTheHostDraws) {
   int kernels = 0;
   for (const BackwardSpecs& specs : packed_backward_specs()) {
     if (!specs.main.dropout || specs.main.d_v < 57) continue;
     ++kernels;
-    PackedCase c = uniform_case(specs.main);
+    PackedCase c = uniform_case(specs.main, GetParam());
     c.attention.causal = specs.main.causal;
     c.attention.h_kv = c.attention.h_q;  // dV of one query head
     SCOPED_TRACE(canonical(specs.main));
@@ -351,6 +356,8 @@ TEST(DropoutMask, BackwardKernelsDrawWhatTheHostDraws) {
   }
   EXPECT_GE(kernels, 3);
 }
+
+INSTANTIATE_TEST_SUITE_P(Probabilities, DropoutMask, testing::Values(0.4f, kFlipped));
 
 }  // namespace
 }  // namespace emulator

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "plan/planner.hpp"
+#include "reference/dropout.hpp"
 
 namespace fa::plan {
 namespace {
@@ -86,6 +87,9 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   EXPECT_EQ(launch.params.m_blocks, 1000 / spec.tile_m + 2);
   EXPECT_EQ(launch.tiles, std::int64_t{launch.params.m_blocks} * 8);
   EXPECT_EQ(launch.grid, std::min<std::int64_t>(launch.tiles, 132));
+  const ForwardLaunch small = forward_launch(p, call.tensors, 0.5, 1, spec, 8, variants);
+  EXPECT_EQ(small.params.sequences.wave, 8);
+  EXPECT_EQ(small.grid, 8 * waves((small.tiles + 7) / 8));
   const KernelSpec sm80 = plan_forward(p, {.family = Family::sm80}).kernel;
   EXPECT_EQ(forward_launch(p, call.tensors, 0.5, 1, sm80, 132, variants).grid, (1000 / sm80.tile_m + 2) * 8);
   EXPECT_EQ(launch.params.sequences.cu_q, cu);
@@ -96,12 +100,42 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
 }
 
 TEST(ForwardLaunch, DropoutIsRoundedToStepsOfADraw) {
-  EXPECT_EQ(dropout_params(0.5).threshold, 32768U);
+  EXPECT_EQ(dropout_params(0.5).threshold, 0x03ff03ffU);
   EXPECT_EQ(dropout_params(0.5).inverse_keep, 2.f);
-  EXPECT_EQ(dropout_params(0.1).threshold, 6554U);
+  EXPECT_EQ(dropout_params(0.1).threshold, 0xe266e266U);
   EXPECT_FLOAT_EQ(dropout_params(0.1).keep, 58982.f / 65536);
-  EXPECT_EQ(dropout_params(0.9999999).threshold, 65535U);  // never everything
-  EXPECT_EQ(dropout_params(1e-9).threshold, 0U);
+  EXPECT_EQ(dropout_params(0.9999999).inverse_keep, 65536.f);  // never everything
+  EXPECT_EQ(dropout_params(1e-9).threshold, 0xfc00fc00U);      // less than -inf: nothing
+  EXPECT_EQ(dropout_params(1e-9).flip, 0U);
+}
+
+/// As many patterns of 16 bits drop their element as should, and the same as the host's mask says.
+TEST(ForwardLaunch, DrawsAreComparedAsNumbers) {
+  const auto key = [](std::uint32_t half) {  // of an order
+    const int magnitude = static_cast<int>(half & 0x7fff);
+    return half & 0x8000 ? -magnitude : magnitude;
+  };
+  for (const std::uint32_t dropped : {0U, 1U, 6554U, 31744U, 31745U, 31746U, 32768U, 63489U, 63490U, 65535U}) {
+    const kernel::DropoutParams params = dropout_params(dropped / 65536.);
+    EXPECT_EQ(params.threshold >> 16, params.threshold & 0xffff);
+    std::uint32_t count = 0;
+    for (std::uint32_t draw = 0; draw < 65536; ++draw) {
+      const bool number = (draw & 0x7fff) <= 0x7c00;
+      const bool below = number && key(draw) < key(params.threshold & 0xffff);
+      const bool drops = below != (params.flip != 0);
+      EXPECT_EQ(drops, !reference::keeps(draw, dropped)) << draw;
+      count += drops;
+    }
+    EXPECT_EQ(count, dropped);
+  }
+}
+
+/// 85 rounds: 43, 21, 11, 5, 3, 1 and 1 in waves that halve what is left.
+TEST(ForwardLaunch, WavesOfAPackedBatchHalveItsRounds) {
+  EXPECT_EQ(waves(1), 1);
+  EXPECT_EQ(waves(2), 2);
+  EXPECT_EQ(waves(3), 2);
+  EXPECT_EQ(waves(85), 7);
 }
 
 TEST(ForwardMaps, DescribeTheTensors) {

@@ -87,6 +87,24 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return result;
 }
 
+FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
+  return static_cast<uint64_t>(a) * b;
+}
+
+FA_DEVICE void less_pair(bool& low, bool& high, uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t pair, int shift) {
+    return emulator::convert_from_f16(static_cast<uint16_t>(pair >> shift));
+  };
+  low = half(a, 0) < half(b, 0);
+  high = half(a, 16) < half(b, 16);
+}
+
+FA_DEVICE uint32_t less_pair(uint32_t a, uint32_t b) {
+  bool low, high;
+  less_pair(low, high, a, b);
+  return (low ? 0xffffu : 0u) | (high ? 0xffff0000u : 0u);
+}
+
 template <class T>
 FA_DEVICE T convert(float x);
 

@@ -29,6 +29,8 @@ FA_DEVICE void settle(float x, uint32_t, const emulator::Site& site = emulator::
   emulator::check_register(x, "setp.lt.f32", site);
 }
 
+FA_DEVICE void settle(uint32_t, uint32_t) {}
+
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount], const emulator::Site& site = emulator::Site::current()) {
   emulator::wgmma_tie(d, kCount, site);
