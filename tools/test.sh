@@ -118,7 +118,7 @@ if [[ $quick == no ]]; then
 
   say "install and use: static"
   cmake -S . -B build/static -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DFA_BUILD_TESTS=OFF \
-    -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
+    -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_PRECOMPILE=ON >/dev/null
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
 

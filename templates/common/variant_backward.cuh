@@ -165,7 +165,9 @@ struct VariantScores {
     }
   }
   FA_DEVICE bool dropped(uint32_t draw, int e) const {
-    return e < 2 ? dropout().drops_low(draw) : dropout().drops_high(draw);
+    bool low, high;
+    dropout().dropped(low, high, draw);
+    return e < 2 ? low : high;
   }
 
   FA_DEVICE bool in_bounds(const Place& at) const {

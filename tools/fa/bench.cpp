@@ -4,6 +4,7 @@
 // half of that under a causal mask, 2.5 times that for backward; of packed batches by the lengths that they have.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <map>

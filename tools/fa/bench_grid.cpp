@@ -1,5 +1,7 @@
 #include "bench_grid.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <map>
 #include <string>

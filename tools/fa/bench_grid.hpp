@@ -1,8 +1,6 @@
 #ifndef FA_TOOLS_FA_BENCH_GRID_HPP_
 #define FA_TOOLS_FA_BENCH_GRID_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -10,6 +8,10 @@
 #include "gpu.hpp"
 #include "options.hpp"
 #include "variant_options.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

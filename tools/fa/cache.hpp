@@ -1,13 +1,15 @@
 #ifndef FA_TOOLS_FA_CACHE_HPP_
 #define FA_TOOLS_FA_CACHE_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "cache/store.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

@@ -1,7 +1,9 @@
 #ifndef FA_TOOLS_FA_COMMANDS_HPP_
 #define FA_TOOLS_FA_COMMANDS_HPP_
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

@@ -1,6 +1,7 @@
 #include "compile_grid.hpp"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <mutex>

@@ -1,8 +1,6 @@
 #ifndef FA_TOOLS_FA_COMPILE_GRID_HPP_
 #define FA_TOOLS_FA_COMPILE_GRID_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,6 +10,10 @@
 #include "api/build.hpp"
 #include "cache/store.hpp"
 #include "plan_options.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

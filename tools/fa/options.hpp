@@ -1,14 +1,16 @@
 #ifndef FA_TOOLS_FA_OPTIONS_HPP_
 #define FA_TOOLS_FA_OPTIONS_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <fa/attention.hpp>
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

@@ -1,5 +1,7 @@
 #include "plan_options.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <map>
 
 #include "api/packed.hpp"

@@ -1,8 +1,6 @@
 #ifndef FA_TOOLS_FA_PLAN_OPTIONS_HPP_
 #define FA_TOOLS_FA_PLAN_OPTIONS_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +12,10 @@
 #include "plan/arch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "variant_options.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 

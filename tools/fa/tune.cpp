@@ -3,6 +3,7 @@
 // candidates exactly as a first call does.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +13,7 @@
 namespace fa::cli {
 namespace {
 
-constexpr std::array kDTypes{DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32};
+constexpr std::array kCaptureDTypes{DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32};
 
 /// "name:dtype" or "name:dtype:grad".
 Capture parse_capture(const std::string& text) {
@@ -22,8 +23,8 @@ Capture parse_capture(const std::string& text) {
   const std::size_t second = std::min(text.find(':', first + 1), text.size());
   Capture capture{text.substr(0, first)};
   const std::string name = text.substr(first + 1, second - first - 1);
-  const auto* const dtype = std::ranges::find_if(kDTypes, [&](DType type) { return name == to_string(type); });
-  if (dtype == kDTypes.end()) return refuse();
+  const auto* const dtype = std::ranges::find_if(kCaptureDTypes, [&](DType type) { return name == to_string(type); });
+  if (dtype == kCaptureDTypes.end()) return refuse();
   capture.dtype = *dtype;
   if (second == text.size()) return capture;
   if (text.substr(second) != ":grad") return refuse();

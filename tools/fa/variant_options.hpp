@@ -1,13 +1,15 @@
 #ifndef FA_TOOLS_FA_VARIANT_OPTIONS_HPP_
 #define FA_TOOLS_FA_VARIANT_OPTIONS_HPP_
 
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
+
+namespace CLI {
+class App;
+}
 
 namespace fa::cli {
 
