@@ -34,7 +34,8 @@ FA_DEVICE void cluster_sync() {
 
 // Arrivals and waits across blocks are those of one block: with .release.cluster and .acquire.cluster the compiler puts
 // a fence for all of global memory before each arrival, and an invalidation of the L1 cache behind each wait. What is
-// handed on is what the barrier itself orders: that buffers in shared memory have been read, and that copies have landed.
+// handed on is what the barrier itself orders: that buffers in shared memory have been read, and that copies have
+// landed.
 
 /// mbarrier.arrive at a barrier of any block of the cluster.
 FA_DEVICE void mbarrier_arrive_remote(uint32_t cluster_barrier) {
