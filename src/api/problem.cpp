@@ -14,7 +14,7 @@ const char* family_name(Family family) {
 }
 
 /// As a shell takes it.
-std::string quoted(std::string_view text) {
+std::string quoted_for_shell(std::string_view text) {
   std::string result = "'";
   for (const char c : text) {
     if (c == '\'') {
@@ -28,8 +28,8 @@ std::string quoted(std::string_view text) {
 
 void add_variants(const plan::Problem& problem, std::string* command) {
   const plan::Variants& variants = *problem.variants;
-  if (!variants.score.empty()) *command += " --score " + quoted(variants.score);
-  if (!variants.mask.empty()) *command += " --mask " + quoted(variants.mask);
+  if (!variants.score.empty()) *command += " --score " + quoted_for_shell(variants.score);
+  if (!variants.mask.empty()) *command += " --mask " + quoted_for_shell(variants.mask);
   for (const expression::Capture& capture : variants.captures) {
     *command +=
         fmt::format(" --capture {}:{}{}", capture.name, to_string(capture.dtype), capture.requires_grad ? ":grad" : "");
@@ -106,7 +106,7 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   add_number("--splits", fixed.splits);
   add_number("--q-buffers", fixed.q_buffers);
   add_switch("--take-turns", fixed.take_turns);
-  if (!directory.empty()) add(" --directory {}", quoted(directory));
+  if (!directory.empty()) add(" --directory {}", quoted_for_shell(directory));
   return command;
 }
 
@@ -117,8 +117,8 @@ std::string remedy(const plan::Problem& problem, const AttentionConfig& config, 
       compile_command(problem, fixed.value_or(KernelOverride{}), cache.directory, op, config.deterministic);
   if (config.zero_padding) command += " --zero-padding";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
-  command += " && fa cache export " + quoted(cache.packs.front());
-  if (!cache.directory.empty()) command += " --directory " + quoted(cache.directory);
+  command += " && fa cache export " + quoted_for_shell(cache.packs.front());
+  if (!cache.directory.empty()) command += " --directory " + quoted_for_shell(cache.directory);
   return command;
 }
 

@@ -59,9 +59,9 @@ struct BackwardPair {
   static_assert(kScoreRegisters + 2 * kSumRegisters + kDqRegisters <= 4 * 128, "65,536 registers");
 
   // Columns of a block: slabs [first, first + count).
-  static constexpr int first_slab(int rank, int slabs) { return rank == 0 ? 0 : (slabs + 1) / 2; }
-  static constexpr int slab_count(int rank, int slabs) { return rank == 0 ? (slabs + 1) / 2 : slabs / 2; }
-  static constexpr int columns(int rank, int slabs, int d) {
+  FA_DEVICE static constexpr int first_slab(int rank, int slabs) { return rank == 0 ? 0 : (slabs + 1) / 2; }
+  FA_DEVICE static constexpr int slab_count(int rank, int slabs) { return rank == 0 ? (slabs + 1) / 2 : slabs / 2; }
+  FA_DEVICE static constexpr int columns(int rank, int slabs, int d) {
     return rank == 0 ? slab_count(0, slabs) * kSlabColumns : d - first_slab(1, slabs) * kSlabColumns;
   }
 

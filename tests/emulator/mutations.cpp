@@ -1032,7 +1032,7 @@ std::vector<Mutation> make_hopper_backward_variant_mutations() {
                "if (any) parity ^= 1;\n      release_job(round);", persistent, {shared_race, barrier_misuse, deadlock}),
       mutation("job_told_over_the_last_but_one",
                "ptx::mbarrier_wait(job_empty(slot), static_cast<uint32_t>(count) / 2 % 2 ^ 1);", "", persistent,
-               {shared_race, barrier_misuse}),
+               {shared_race, barrier_misuse, deadlock}),
   };
 }
 
