@@ -336,7 +336,12 @@ TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
   }
   std::ranges::sort(milliseconds);
   RecordProperty("miss_ms", std::to_string(milliseconds[10]));
-  EXPECT_LT(milliseconds[10], 1.0);
+#ifdef __SANITIZE_ADDRESS__
+  constexpr double kLimit = 10;  // the promise is that of an optimised build
+#else
+  constexpr double kLimit = 1;
+#endif
+  EXPECT_LT(milliseconds[10], kLimit);
   EXPECT_FALSE(process_maps("libnvrtc"));
 }
 
