@@ -30,8 +30,9 @@ int block_bytes(const KernelSpec& spec, int rank) {
   const int score_head_dim = rank == 0 ? spec.d_qk : spec.d_v;
   const int own_of_scores = own_slabs(rank, score_head_dim);
   const int keys = slabs(score_head_dim) + (rank == 0 ? 0 : own_slabs(1, spec.d_qk));
-  const int ring = spec.stages * (own_slabs(rank, spec.d_qk) + own_slabs(rank, spec.d_v));
-  const int rest = slabs(score_head_dim) - own_of_scores;
+  const int more = rank == 0 ? 1 : 0;  // block 0 has a buffer more where it waits for Q
+  const int ring = (spec.stages + more) * own_slabs(rank, spec.d_qk) + spec.stages * own_slabs(rank, spec.d_v);
+  const int rest = (1 + more) * (slabs(score_head_dim) - own_of_scores);
   return keys * kKeySlabBytes + (ring + rest) * kRowSlabBytes;
 }
 

@@ -24,6 +24,12 @@ FA_DEVICE uint32_t map_shared(uint32_t shared, int rank) {
   return mapped;
 }
 
+/// The address within this block's window: from bit 24 on shared addresses carry the rank, and matrix descriptors have
+/// no room for it.
+FA_DEVICE uint32_t without_rank(uint32_t shared) {
+  return shared & 0x00ffffff;
+}
+
 /// barrier.cluster.arrive, barrier.cluster.wait: every thread of the cluster, and their accesses, before and after.
 FA_DEVICE void cluster_sync() {
   asm volatile(

@@ -71,12 +71,14 @@ struct BackwardPair {
   using ScoreGemm = ptx::Wgmma<T, kTileN>;
   using Scores = float[kTileN / 2];  // [64, tile_n]
   static constexpr int kScoreSteps = kTileN / 16;
-  using Operand = uint32_t[kScoreSteps][4];  // the same, rounded
 
   static constexpr int kWarpBytes = 16 * 128;  // of a warp's rows in a slab of P or dS
   static constexpr int kDqChunk = 64;          // columns of dQ that leave shared memory together
   static constexpr int kDqWarpBytes = 16 * kDqChunk * 4;
-  static constexpr int kBarriers = 9 + 4 * kStages;
+  // Block 0 needs Q from before S to behind dK, and has room where block 1 has K beside V: a buffer more.
+  static constexpr int kMaxQStages = kStages + 1;
+  static constexpr int kMaxOtherStages = 2;
+  static constexpr int kBarriers = 6 + 2 * (kMaxOtherStages + kMaxQStages + kStages);
 
   // The same in both blocks, which write into each other's.
   static constexpr int kDsOffset = ScoreTile::kBytes;
@@ -96,8 +98,11 @@ struct BackwardPair {
     static constexpr int kDoSlabs = slab_count(kRank, kVSlabs);
     static constexpr int kOwnFirst = kRank == 0 ? kQFirst : kDoFirst;  // slabs of that operand in the ring
     static constexpr int kOwnSlabs = kRank == 0 ? kQSlabs : kDoSlabs;
-    static constexpr int kOtherSlabs = kScoreSlabs - kOwnSlabs;  // for the scores only, in one buffer
+    static constexpr int kOtherSlabs = kScoreSlabs - kOwnSlabs;  // for the scores only
     static constexpr int kOtherFirst = kRank == 0 ? kOwnSlabs : 0;
+    static constexpr int kQStages = kRank == 0 ? kMaxQStages : kStages;
+    static constexpr int kOtherStages = kRank == 0 ? kMaxOtherStages : 1;
+    static constexpr int kScoreStages = kRank == 0 ? kQStages : kStages;
     static constexpr int kQkColumns = columns(kRank, kQkSlabs, kHeadDimQk);
     static constexpr int kVColumns = columns(kRank, kVSlabs, kHeadDimV);
     static constexpr int kFirstQkColumn = kQFirst * kSlabColumns;
@@ -106,9 +111,9 @@ struct BackwardPair {
     // Block 0: K, whose first slabs are those for dQ. Block 1: V, and its slabs of K.
     static constexpr int kDqKeysOffset = kKeysOffset + (kRank == 0 ? 0 : kVSlabs * KeySlab::kBytes);
     static constexpr int kQOffset = kDqKeysOffset + (kRank == 0 ? kQkSlabs : kQSlabs) * KeySlab::kBytes;
-    static constexpr int kDoOffset = kQOffset + kStages * kQSlabs * RowSlab::kBytes;
+    static constexpr int kDoOffset = kQOffset + kQStages * kQSlabs * RowSlab::kBytes;
     static constexpr int kOtherOffset = kDoOffset + kStages * kDoSlabs * RowSlab::kBytes;
-    static constexpr int kBytes = kOtherOffset + kOtherSlabs * RowSlab::kBytes;
+    static constexpr int kBytes = kOtherOffset + kOtherStages * kOtherSlabs * RowSlab::kBytes;
   };
   static constexpr int kSharedBytes = Layout<0>::kBytes > Layout<1>::kBytes ? Layout<0>::kBytes : Layout<1>::kBytes;
 
@@ -129,23 +134,38 @@ struct BackwardPair {
     return shared + Layout<kRank>::kDoOffset + stage * (Layout<kRank>::kDoSlabs * RowSlab::kBytes);
   }
 
+  template <int kRank>
+  FA_DEVICE uint32_t other_shared(int stage) const {
+    return shared + Layout<kRank>::kOtherOffset + stage * (Layout<kRank>::kOtherSlabs * RowSlab::kBytes);
+  }
+
   // "Full": what was copied or stored is there. "Empty": every warp has read it.
   FA_DEVICE uint32_t barrier(int index) const { return shared + kBarrierOffset + 8 * index; }
   FA_DEVICE uint32_t keys_full() const { return barrier(0); }     // K or V, for the scores
   FA_DEVICE uint32_t dq_keys_full() const { return barrier(1); }  // K of this block's columns
-  FA_DEVICE uint32_t other_full() const { return barrier(2); }
-  FA_DEVICE uint32_t other_empty() const { return barrier(3); }
-  FA_DEVICE uint32_t p_full() const { return barrier(4); }
-  FA_DEVICE uint32_t p_empty() const { return barrier(5); }  // block 0's: of both blocks
-  FA_DEVICE uint32_t ds_full() const { return barrier(6); }
-  FA_DEVICE uint32_t ds_empty() const { return barrier(7); }  // block 1's: of both blocks
-  FA_DEVICE uint32_t q_full(int stage) const { return barrier(9 + stage); }
-  FA_DEVICE uint32_t q_empty(int stage) const { return barrier(9 + kStages + stage); }
-  FA_DEVICE uint32_t do_full(int stage) const { return barrier(9 + 2 * kStages + stage); }
-  FA_DEVICE uint32_t do_empty(int stage) const { return barrier(9 + 3 * kStages + stage); }
+  FA_DEVICE uint32_t p_full() const { return barrier(2); }
+  FA_DEVICE uint32_t p_empty() const { return barrier(3); }  // block 0's: of both blocks
+  FA_DEVICE uint32_t ds_full() const { return barrier(4); }
+  FA_DEVICE uint32_t ds_empty() const { return barrier(5); }  // block 1's: of both blocks
+  FA_DEVICE uint32_t other_full(int stage) const { return barrier(6 + stage); }
+  FA_DEVICE uint32_t other_empty(int stage) const { return other_full(kMaxOtherStages + stage); }
+  FA_DEVICE uint32_t do_full(int stage) const { return other_full(2 * kMaxOtherStages + stage); }
+  FA_DEVICE uint32_t do_empty(int stage) const { return do_full(kStages + stage); }
+  FA_DEVICE uint32_t q_full(int stage) const { return do_full(2 * kStages + stage); }
+  FA_DEVICE uint32_t q_empty(int stage) const { return q_full(kMaxQStages + stage); }
 
-  FA_DEVICE static int stage_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) % kStages); }
-  FA_DEVICE static uint32_t parity_of(int count) { return static_cast<uint32_t>(count) / kStages % 2; }
+  /// Where in a ring of buffers the next step is.
+  template <int kBuffers>
+  struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;  // of "full"; of "empty" when what this step reads has been read
+
+    FA_DEVICE void advance() {
+      if (++stage != kBuffers) return;
+      stage = 0;
+      parity ^= 1;
+    }
+  };
   /// Of a buffer of its own.
   FA_DEVICE static uint32_t parity_of_one(int count) { return static_cast<uint32_t>(count) % 2; }
 
@@ -196,16 +216,22 @@ struct BackwardPair {
     constexpr int kDqWarps = Config::kWriteDq ? 4 : 0;
     ptx::mbarrier_init(keys_full(), 1);
     ptx::mbarrier_init(dq_keys_full(), 1);
-    ptx::mbarrier_init(other_full(), 1);
-    ptx::mbarrier_init(other_empty(), 4);
     ptx::mbarrier_init(p_full(), 4);
     ptx::mbarrier_init(p_empty(), 8 + 8 + 4);
     ptx::mbarrier_init(ds_full(), 4);
     ptx::mbarrier_init(ds_empty(), 2 * (8 + kDqWarps));
     FA_UNROLL
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kMaxOtherStages; ++i) {
+      ptx::mbarrier_init(other_full(i), 1);
+      ptx::mbarrier_init(other_empty(i), 4);
+    }
+    FA_UNROLL
+    for (int i = 0; i < kMaxQStages; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), rank == 0 ? 8 + 4 : 8);
+    }
+    FA_UNROLL
+    for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(do_full(i), 1);
       ptx::mbarrier_init(do_empty(i), rank == 0 ? 8 : 8 + 4);
     }
@@ -278,23 +304,21 @@ struct BackwardPair {
   }
 
   template <int kRank>
-  FA_DEVICE void load_q(const Job& work, const Query& query, int count) const {
+  FA_DEVICE void load_q(const Job& work, const Query& query, int stage) const {
     using L = Layout<kRank>;
-    const int stage = stage_of(count);
     load_rows(q_shared<kRank>(stage), p.map_q, L::kQFirst, L::kQSlabs, q_full(stage), work, query);
   }
   template <int kRank>
-  FA_DEVICE void load_dout(const Job& work, const Query& query, int count) const {
+  FA_DEVICE void load_dout(const Job& work, const Query& query, int stage) const {
     using L = Layout<kRank>;
-    const int stage = stage_of(count);
     load_rows(do_shared<kRank>(stage), p.map_dout, L::kDoFirst, L::kDoSlabs, do_full(stage), work, query);
   }
   /// What of the scores' query tile is in no ring.
   template <int kRank>
-  FA_DEVICE void load_other(const Job& work, const Query& query) const {
+  FA_DEVICE void load_other(const Job& work, const Query& query, int stage) const {
     using L = Layout<kRank>;
-    load_rows(shared + L::kOtherOffset, kRank == 0 ? p.map_q : p.map_dout, L::kOtherFirst, L::kOtherSlabs, other_full(),
-              work, query);
+    load_rows(other_shared<kRank>(stage), kRank == 0 ? p.map_q : p.map_dout, L::kOtherFirst, L::kOtherSlabs,
+              other_full(stage), work, query);
   }
   template <int kRank>
   FA_DEVICE void load_score_keys(const Job& work) const {
@@ -307,20 +331,28 @@ struct BackwardPair {
   FA_DEVICE void compute_scores(const Job& work) const {
     using L = Layout<kRank>;
     Scores scores;
-    Operand operand;
     const int steps = work.count();
     Query query(work, params);
+    Query ahead = query;  // of the next copies
+    Ring<L::kScoreStages> ring;
+    Ring<L::kOtherStages> others;
     const bool loads = ptx::thread_index() == 0;
     if (loads) {
       if constexpr (kRank == 0) ptx::prefetch_tensor_map(p.map_q);
       load_score_keys<kRank>(work);
-      if constexpr (L::kOtherSlabs != 0) load_other<kRank>(work, query);
+      if constexpr (L::kOtherSlabs != 0) {
+        FA_UNROLL
+        for (int stage = 0; stage < L::kOtherStages; ++stage) {
+          if (stage == steps) break;
+          load_other<kRank>(work, ahead, stage);
+          ahead.advance(work, params);
+        }
+      }
     }
     ptx::sync_warp();  // one lane started the copies
     ptx::mbarrier_wait(keys_full(), 0);
     for (int count = 0; count < steps; ++count) {
-      const int stage = stage_of(count);
-      issue_scores<kRank>(scores, count);
+      issue_scores<kRank>(scores, ring, others);
       const float* const statistics =
           (kRank == 0 ? params.lse_log2 : params.delta) + row_index(work, query) + 16 * warp_index() + lane_index() / 4;
       const float row[2] = {ptx::ld_global(statistics), ptx::ld_global(statistics + 8)};
@@ -328,25 +360,28 @@ struct BackwardPair {
       query.advance(work, params);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(scores);
-      release(kRank == 0 ? q_empty(stage) : do_empty(stage));
+      release(kRank == 0 ? q_empty(ring.stage) : do_empty(ring.stage));
       if constexpr (L::kOtherSlabs != 0) {
-        release(other_empty());
-        if (loads && count + 1 < steps) {
-          ptx::mbarrier_wait(other_empty(), parity_of_one(count));  // the four warps have read it
-          load_other<kRank>(work, query);
+        release(other_empty(others.stage));
+        if (loads && count + L::kOtherStages < steps) {
+          ptx::mbarrier_wait(other_empty(others.stage), others.parity);  // the four warps have read it
+          load_other<kRank>(work, ahead, others.stage);
+          ahead.advance(work, params);
         }
         ptx::sync_warp();  // one lane started the copies
       }
+      ring.advance();
+      others.advance();
       if constexpr (kRank == 0) {
         exponentiate(scores, row, work, m_block);
-        pack(operand, scores);
       } else {
         ptx::mbarrier_wait_cluster(p_full(), parity_of_one(count));
-        differentiate(operand, scores, row);
+        differentiate(scores, row);
+        ptx::sync_warp();  // all lanes have read P
         if (lane_index() == 0) ptx::mbarrier_arrive_remote(ptx::map_shared(p_empty(), 0));
       }
       ptx::mbarrier_wait_cluster(kRank == 0 ? p_empty() : ds_empty(), parity_of_one(count) ^ 1);  // of the last step
-      hand_on<kRank>(operand);
+      hand_on<kRank>(scores);
     }
   }
 
@@ -357,24 +392,25 @@ struct BackwardPair {
 
   /// Starts S = Q K^T or dP = dO V^T, [64, tile_n].
   template <int kRank>
-  FA_DEVICE void issue_scores(Scores& scores, int count) const {
+  FA_DEVICE void issue_scores(Scores& scores, const Ring<Layout<kRank>::kScoreStages>& ring,
+                              const Ring<Layout<kRank>::kOtherStages>& others) const {
     using L = Layout<kRank>;
     constexpr int kHeadDim = kRank == 0 ? kHeadDimQk : kHeadDimV;
-    const int stage = stage_of(count);
-    ptx::mbarrier_wait(kRank == 0 ? q_full(stage) : do_full(stage), parity_of(count));
-    if constexpr (L::kOtherSlabs != 0) ptx::mbarrier_wait(other_full(), parity_of_one(count));
-    const uint32_t own = kRank == 0 ? q_shared<0>(stage) : do_shared<1>(stage);
+    ptx::mbarrier_wait(kRank == 0 ? q_full(ring.stage) : do_full(ring.stage), ring.parity);
+    if constexpr (L::kOtherSlabs != 0) ptx::mbarrier_wait(other_full(others.stage), others.parity);
+    const uint32_t own = ptx::without_rank(kRank == 0 ? q_shared<0>(ring.stage) : do_shared<1>(ring.stage));
+    const uint32_t other = ptx::without_rank(other_shared<kRank>(others.stage));
+    const uint32_t keys = ptx::without_rank(shared + kKeysOffset);
     ptx::wgmma_forget(scores);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < ceil_div(kHeadDim, 16); ++step) {
       const int slab = step / 4;
       const bool in_ring = slab >= L::kOwnFirst && slab < L::kOwnFirst + L::kOwnSlabs;
-      const uint32_t rows = in_ring ? own + (slab - L::kOwnFirst) * RowSlab::kBytes
-                                    : shared + L::kOtherOffset + (slab - L::kOtherFirst) * RowSlab::kBytes;
+      const uint32_t rows =
+          in_ring ? own + (slab - L::kOwnFirst) * RowSlab::kBytes : other + (slab - L::kOtherFirst) * RowSlab::kBytes;
       ScoreGemm::template shared<false>(scores, RowSlab::k_major(rows, 0, step % 4),
-                                        KeySlab::k_major(shared + kKeysOffset + slab * KeySlab::kBytes, 0, step % 4),
-                                        step != 0);
+                                        KeySlab::k_major(keys + slab * KeySlab::kBytes, 0, step % 4), step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -402,13 +438,8 @@ struct BackwardPair {
     }
   }
 
-  FA_DEVICE static void pack(Operand& operand, const Scores& s) {
-    FA_UNROLL
-    for (int i = 0; i < kTileN / 4; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
-  }
-
   /// dS = P o (dP - delta). `delta`: of this thread's two rows.
-  FA_DEVICE void differentiate(Operand& ds, const Scores& dp, const float (&delta)[2]) const {
+  FA_DEVICE void differentiate(Scores& dp, const float (&delta)[2]) const {
     const int lane = lane_index();
     const uint32_t tile = p_shared() + warp_index() * kWarpBytes;
     FA_UNROLL
@@ -420,8 +451,8 @@ struct BackwardPair {
         float weight[2];
         kernel::unpack<T>(weight, weights[i]);
         const int at = 8 * step + 2 * i;
-        ds[step][i] =
-            ptx::convert_pair<T>(weight[0] * (dp[at] - delta[i % 2]), weight[1] * (dp[at + 1] - delta[i % 2]));
+        dp[at] = weight[0] * (dp[at] - delta[i % 2]);
+        dp[at + 1] = weight[1] * (dp[at + 1] - delta[i % 2]);
       }
     }
   }
@@ -434,16 +465,17 @@ struct BackwardPair {
     return tile + step / 4 * RowSlab::kBytes + row * 128 + (chunk ^ lane % 8) * kernel::kChunkBytes;
   }
 
-  /// Stores a warp's 16 rows of P or dS for this block, and copies them to the other.
+  /// Stores a warp's 16 rows of P or dS, rounded, for this block, and copies them to the other.
   template <int kRank>
-  FA_DEVICE void hand_on(const Operand& operand) const {
+  FA_DEVICE void hand_on(const Scores& scores) const {
     const int lane = lane_index();
     const uint32_t tile = (kRank == 0 ? p_shared() : ds_shared()) + warp_index() * kWarpBytes;
     const uint32_t full = kRank == 0 ? p_full() : ds_full();
     FA_UNROLL
     for (int step = 0; step < kScoreSteps; ++step) {
-      ptx::stmatrix_x4(matrix_row(tile, lane, step), operand[step][0], operand[step][1], operand[step][2],
-                       operand[step][3]);
+      const float* const s = scores + 8 * step;
+      ptx::stmatrix_x4(matrix_row(tile, lane, step), ptx::convert_pair<T>(s[0], s[1]), ptx::convert_pair<T>(s[2], s[3]),
+                       ptx::convert_pair<T>(s[4], s[5]), ptx::convert_pair<T>(s[6], s[7]));
     }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the rows are complete, for the tensor cores and the copy engine too
@@ -469,24 +501,25 @@ struct BackwardPair {
     float dv[L::kVColumns / 2] = {};   // likewise
     const int steps = work.count();
     const uint32_t slab = part * RowSlab::kBytes;  // of this warpgroup's keys
+    Ring<kStages> ring_do;
+    Ring<L::kQStages> ring_q;
+    // Each product is waited for at once: P is free for the next step before this step's dS is there.
     for (int count = 0; count < steps; ++count) {
-      const int stage = stage_of(count);
-      ptx::mbarrier_wait(do_full(stage), parity_of(count));
+      ptx::mbarrier_wait(do_full(ring_do.stage), ring_do.parity);
       await_shared(p_full(), count);
-      issue_sum<DvGemm, SwizzledTile<kTileM, L::kVColumns>>(dv, p_shared() + slab, do_shared<kRank>(stage));
-      if (count != 0) {
-        ptx::wgmma_wait<1>();  // the last step's dK
-        release_ds<kRank>();
-        release(q_empty(stage_of(count - 1)));
-      }
-      ptx::mbarrier_wait(q_full(stage), parity_of(count));
-      await_shared(ds_full(), count);
-      issue_sum<DkGemm, SwizzledTile<kTileM, L::kQkColumns>>(dk, ds_shared() + slab, q_shared<kRank>(stage));
-      ptx::wgmma_wait<1>();  // dV
+      issue_sum<DvGemm, SwizzledTile<kTileM, L::kVColumns>>(dv, p_shared() + slab, do_shared<kRank>(ring_do.stage));
+      ptx::wgmma_wait<0>();  // dV
       release_p<kRank>();
-      release(do_empty(stage));
+      release(do_empty(ring_do.stage));
+      ring_do.advance();
+      ptx::mbarrier_wait(q_full(ring_q.stage), ring_q.parity);
+      await_shared(ds_full(), count);
+      issue_sum<DkGemm, SwizzledTile<kTileM, L::kQkColumns>>(dk, ds_shared() + slab, q_shared<kRank>(ring_q.stage));
+      ptx::wgmma_wait<0>();  // dK
+      release_ds<kRank>();
+      release(q_empty(ring_q.stage));
+      ring_q.advance();
     }
-    ptx::wgmma_wait<0>();
     ptx::wgmma_tie(dk);
     ptx::wgmma_tie(dv);
     store<kRank>(dk, dv, work, part);
@@ -519,6 +552,8 @@ struct BackwardPair {
   /// Starts dV += P^T dO or dK += dS^T Q, [64 keys, columns].
   template <class Gemm, class Tile, class Sum>
   FA_DEVICE static void issue_sum(Sum& sum, uint32_t scores, uint32_t rows) {
+    scores = ptx::without_rank(scores);
+    rows = ptx::without_rank(rows);
     ptx::wgmma_tie(sum);
     ptx::wgmma_fence();
     FA_UNROLL
@@ -563,24 +598,35 @@ struct BackwardPair {
     const int steps = work.count();
     const bool loads = ptx::thread_index() == 3 * kWarpgroup;
     Query query(work, params);
-    Query ahead = query;  // of the next copies
+    Query ahead_q = query;  // of the next copies
+    Query ahead_do = query;
+    Ring<kStages> ring_do;
+    Ring<L::kQStages> ring_q;
     if (loads) {
       FA_UNROLL
-      for (int count = 0; count < kStages; ++count) {
-        if (count == steps) break;
-        load_q<kRank>(work, ahead, count);
-        load_dout<kRank>(work, ahead, count);
-        if (count == 0 && kRank == 1) {
+      for (int stage = 0; stage < L::kQStages; ++stage) {
+        if (stage == steps) break;
+        load_q<kRank>(work, ahead_q, stage);
+        ahead_q.advance(work, params);
+        if (stage < kStages) {
+          load_dout<kRank>(work, ahead_do, stage);
+          ahead_do.advance(work, params);
+        }
+        if (stage == 0 && kRank == 1) {
           load_keys(shared + L::kDqKeysOffset, p.map_k, L::kQFirst, L::kQSlabs, dq_keys_full(), work);
         }
-        ahead.advance(work, params);
       }
     }
     ptx::sync_warp();  // one lane started the copies
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
     for (int count = 0; count < steps; ++count) {
-      const int stage = stage_of(count);
-      const bool more = loads && count + kStages < steps;
+      if (loads && count + kStages < steps) {
+        ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
+        load_dout<kRank>(work, ahead_do, ring_do.stage);
+        ahead_do.advance(work, params);
+      }
+      ptx::sync_warp();  // one lane started the copies
+      ring_do.advance();
       float dq[L::kQkColumns / 2];  // [64, columns of this block]
       if constexpr (Config::kWriteDq) {
         await_shared(ds_full(), count);
@@ -588,28 +634,23 @@ struct BackwardPair {
         ptx::wgmma_fence();
         FA_UNROLL
         for (int step = 0; step < kTileN / 16; ++step) {
-          DqGemm::template shared<true>(dq, ScoreTile::k_major(ds_shared(), 0, step),
-                                        DqKeys::mn_major(shared + L::kDqKeysOffset, step), step != 0);
+          DqGemm::template shared<true>(dq, ScoreTile::k_major(ptx::without_rank(ds_shared()), 0, step),
+                                        DqKeys::mn_major(ptx::without_rank(shared + L::kDqKeysOffset), step),
+                                        step != 0);
         }
         ptx::wgmma_commit();
-      }
-      if (more) {
-        ptx::mbarrier_wait(do_empty(stage), parity_of(count));  // dV and dP have read it
-        load_dout<kRank>(work, ahead, count);
-      }
-      ptx::sync_warp();  // one lane started the copies
-      if constexpr (Config::kWriteDq) {
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
         release_ds<kRank>();
+        add_dq<kRank>(dq, work, query);
       }
-      if (more) {
-        ptx::mbarrier_wait(q_empty(stage), parity_of(count));  // S and dK have read it
-        load_q<kRank>(work, ahead, count);
-        ahead.advance(work, params);
+      if (loads && count + L::kQStages < steps) {
+        ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
+        load_q<kRank>(work, ahead_q, ring_q.stage);
+        ahead_q.advance(work, params);
       }
       ptx::sync_warp();  // one lane started the copies
-      if constexpr (Config::kWriteDq) add_dq<kRank>(dq, work, query);
+      ring_q.advance();
       query.advance(work, params);
     }
     if constexpr (Config::kWriteDq) {

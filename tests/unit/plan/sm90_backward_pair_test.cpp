@@ -77,7 +77,8 @@ TEST(Sm90BackwardPair, NeedsColumnsForBothBlocks) {
   }
 }
 
-// Slabs of 64 columns: the first block has K and what of Q, dO falls to it, the second V, its slabs of K, and the same.
+// Slabs of 64 columns: the first block has K and what of Q, dO falls to it, and a buffer more of Q; the second V, its
+// slabs of K, and the same.
 TEST(Sm90BackwardPair, CountsSharedMemory) {
   constexpr int kExchanged = 2 * 64 * 128 * 2;
   constexpr int kDq = 4 * 16 * 64 * 4;
@@ -85,13 +86,14 @@ TEST(Sm90BackwardPair, CountsSharedMemory) {
   constexpr int kKeys = 128 * 128;  // likewise
   KernelSpec spec = plan_backward(problem_of(256, 256), kHopper, false).main.front();
   EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + (4 + 2) * kKeys + (2 * (2 + 2) + 2) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + 4 * kKeys + (3 * 2 + 2 * 2 + 2 * 2) * kRows);
   spec.write_dq = false;
   EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + (4 + 2) * kKeys + (2 * (2 + 2) + 2) * kRows);
   spec.d_qk = 192;
   spec.d_v = 128;
-  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (2 * (2 + 1) + 1) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (3 * 2 + 2 * 1 + 2 * 1) * kRows);
   spec.stages = 3;
-  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (3 * (2 + 1) + 1) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (4 * 2 + 3 * 1 + 2 * 1) * kRows);
 }
 
 TEST(Sm90BackwardPair, NamesTheLimitOfAnOverride) {

@@ -16,6 +16,10 @@ FA_DEVICE uint32_t map_shared(uint32_t shared, int rank, const emulator::Site& s
   return emulator::map_shared(shared, rank, site);
 }
 
+FA_DEVICE uint32_t without_rank(uint32_t shared) {
+  return shared & 0x00ffffff;
+}
+
 FA_DEVICE void cluster_sync(const emulator::Site& site = emulator::Site::current()) {
   emulator::cluster_sync(site);
 }

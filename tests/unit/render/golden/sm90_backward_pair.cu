@@ -33,6 +33,6 @@ struct Config {
   static constexpr bool kSplit = false;
 };
 static_assert(fa::sm90::BackwardPair<Config>::kThreads == 512);
-static_assert(fa::sm90::BackwardPair<Config>::kSharedBytes == 197632);
+static_assert(fa::sm90::BackwardPair<Config>::kSharedBytes == 230400);
 
 FA_CLUSTER_KERNEL(fa_sm90_backward_pair, fa::kernel::Sm90BackwardParams, 512, 1, 2) { fa::sm90::backward_pair<Config>(params); }
