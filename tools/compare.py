@@ -322,7 +322,7 @@ def main():
                 measure_all(library, args, op, family, peers, rows)
         if not args.no_latency:
             figures.update(latency(args.cli))
-        if compare_variants.SCORED.intersection(args.variants):
+        if not args.no_latency and compare_variants.SCORED.intersection(args.variants):
             figures["score_function_compile_s"] = compare_variants.compile_times(args.cli)
     finally:
         write()

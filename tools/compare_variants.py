@@ -106,7 +106,7 @@ KINDS = {
     "document": (document, [(128, 16384)], [False, True]),
     "bias": (bias, [(64, 2048), (64, 4096), (128, 2048), (128, 4096)], [False]),
 }
-FLEX = ("window", "alibi", "softcap", "document")
+FLEX = ("window", "alibi", "document")
 SCORED = {"alibi", "softcap", "bias"}
 
 

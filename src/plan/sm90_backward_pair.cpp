@@ -15,7 +15,6 @@ constexpr int kTileN = 128;
 constexpr int kRowSlabBytes = kTileM * 128;
 constexpr int kKeySlabBytes = kTileN * 128;
 constexpr int kBarrierBytes = 1024;
-constexpr int kDqBytes = 64 * kSlabColumns * 4;  // of dQ on its way out
 
 int slabs(int d) noexcept {
   return (d + kSlabColumns - 1) / kSlabColumns;
@@ -29,11 +28,16 @@ int own_slabs(int rank, int d) noexcept {
 int block_bytes(const KernelSpec& spec, int rank) {
   const int score_head_dim = rank == 0 ? spec.d_qk : spec.d_v;
   const int own_of_scores = own_slabs(rank, score_head_dim);
+  const int own_of_sums = own_slabs(rank, rank == 0 ? spec.d_v : spec.d_qk);
   const int keys = slabs(score_head_dim) + (rank == 0 ? 0 : own_slabs(1, spec.d_qk));
   const int more = rank == 0 ? 1 : 0;  // block 0 has a buffer more where it waits for Q
-  const int ring = (spec.stages + more) * own_slabs(rank, spec.d_qk) + spec.stages * own_slabs(rank, spec.d_v);
   const int rest = (1 + more) * (slabs(score_head_dim) - own_of_scores);
-  return keys * kKeySlabBytes + (ring + rest) * kRowSlabBytes;
+  return keys * kKeySlabBytes + ((spec.stages + more) * own_of_scores + own_of_sums + rest) * kRowSlabBytes;
+}
+
+/// Of dQ on its way out.
+int dq_bytes(const KernelSpec& spec) {
+  return kTileM * own_slabs(0, spec.d_qk) * kSlabColumns * 4;
 }
 
 }  // namespace
@@ -58,7 +62,7 @@ KernelSpec as_pair(KernelSpec spec) {
 
 int sm90_backward_pair_shared_bytes(const KernelSpec& spec) {
   const int exchanged = 2 * spec.tile_m * spec.tile_n * 2;  // P and dS
-  return exchanged + (spec.write_dq ? kDqBytes : 0) + kBarrierBytes +
+  return exchanged + (spec.write_dq ? dq_bytes(spec) : 0) + kBarrierBytes +
          std::max(block_bytes(spec, 0), block_bytes(spec, 1));
 }
 

@@ -73,9 +73,9 @@ struct BackwardPair {
   static constexpr int kScoreSteps = kTileN / 16;
 
   static constexpr int kWarpBytes = 16 * 128;  // of a warp's rows in a slab of P or dS
-  static constexpr int kDqChunk = 64;          // columns of dQ that leave shared memory together
-  static constexpr int kDqWarpBytes = 16 * kDqChunk * 4;
-  // Block 0 needs Q from before S to behind dK, and has room where block 1 has K beside V: a buffer more.
+  static constexpr int kDqWarpBytes = 16 * ceil_div(kQkSlabs, 2) * kSlabColumns * 4;  // of a warp's rows of dQ
+  // Buffers. Block 0 needs Q from before S to behind dK, and has room where block 1 has K beside V: one more. What only
+  // a sum needs, dO in block 0 and Q in block 1, comes while the next scores are computed.
   static constexpr int kMaxQStages = kStages + 1;
   static constexpr int kMaxOtherStages = 2;
   static constexpr int kBarriers = 6 + 2 * (kMaxOtherStages + kMaxQStages + kStages);
@@ -100,9 +100,10 @@ struct BackwardPair {
     static constexpr int kOwnSlabs = kRank == 0 ? kQSlabs : kDoSlabs;
     static constexpr int kOtherSlabs = kScoreSlabs - kOwnSlabs;  // for the scores only
     static constexpr int kOtherFirst = kRank == 0 ? kOwnSlabs : 0;
-    static constexpr int kQStages = kRank == 0 ? kMaxQStages : kStages;
+    static constexpr int kQStages = kRank == 0 ? kMaxQStages : 1;
+    static constexpr int kDoStages = kRank == 0 ? 1 : kStages;
     static constexpr int kOtherStages = kRank == 0 ? kMaxOtherStages : 1;
-    static constexpr int kScoreStages = kRank == 0 ? kQStages : kStages;
+    static constexpr int kScoreStages = kRank == 0 ? kQStages : kDoStages;
     static constexpr int kQkColumns = columns(kRank, kQkSlabs, kHeadDimQk);
     static constexpr int kVColumns = columns(kRank, kVSlabs, kHeadDimV);
     static constexpr int kFirstQkColumn = kQFirst * kSlabColumns;
@@ -112,7 +113,7 @@ struct BackwardPair {
     static constexpr int kDqKeysOffset = kKeysOffset + (kRank == 0 ? 0 : kVSlabs * KeySlab::kBytes);
     static constexpr int kQOffset = kDqKeysOffset + (kRank == 0 ? kQkSlabs : kQSlabs) * KeySlab::kBytes;
     static constexpr int kDoOffset = kQOffset + kQStages * kQSlabs * RowSlab::kBytes;
-    static constexpr int kOtherOffset = kDoOffset + kStages * kDoSlabs * RowSlab::kBytes;
+    static constexpr int kOtherOffset = kDoOffset + kDoStages * kDoSlabs * RowSlab::kBytes;
     static constexpr int kBytes = kOtherOffset + kOtherStages * kOtherSlabs * RowSlab::kBytes;
   };
   static constexpr int kSharedBytes = Layout<0>::kBytes > Layout<1>::kBytes ? Layout<0>::kBytes : Layout<1>::kBytes;
@@ -375,8 +376,10 @@ struct BackwardPair {
       if constexpr (kRank == 0) {
         exponentiate(scores, row, work, m_block);
       } else {
+        FA_UNROLL
+        for (int i = 0; i < kTileN / 2; ++i) scores[i] -= row[i / 2 % 2];
         ptx::mbarrier_wait_cluster(p_full(), parity_of_one(count));
-        differentiate(scores, row);
+        multiply_by_p(scores);
         ptx::sync_warp();  // all lanes have read P
         if (lane_index() == 0) ptx::mbarrier_arrive_remote(ptx::map_shared(p_empty(), 0));
       }
@@ -438,8 +441,8 @@ struct BackwardPair {
     }
   }
 
-  /// dS = P o (dP - delta). `delta`: of this thread's two rows.
-  FA_DEVICE void differentiate(Scores& dp, const float (&delta)[2]) const {
+  /// dS = P o (dP - delta), from the difference.
+  FA_DEVICE void multiply_by_p(Scores& ds) const {
     const int lane = lane_index();
     const uint32_t tile = p_shared() + warp_index() * kWarpBytes;
     FA_UNROLL
@@ -450,9 +453,8 @@ struct BackwardPair {
       for (int i = 0; i < 4; ++i) {
         float weight[2];
         kernel::unpack<T>(weight, weights[i]);
-        const int at = 8 * step + 2 * i;
-        dp[at] = weight[0] * (dp[at] - delta[i % 2]);
-        dp[at + 1] = weight[1] * (dp[at + 1] - delta[i % 2]);
+        ds[8 * step + 2 * i] *= weight[0];
+        ds[8 * step + 2 * i + 1] *= weight[1];
       }
     }
   }
@@ -501,7 +503,7 @@ struct BackwardPair {
     float dv[L::kVColumns / 2] = {};   // likewise
     const int steps = work.count();
     const uint32_t slab = part * RowSlab::kBytes;  // of this warpgroup's keys
-    Ring<kStages> ring_do;
+    Ring<L::kDoStages> ring_do;
     Ring<L::kQStages> ring_q;
     // Each product is waited for at once: P is free for the next step before this step's dS is there.
     for (int count = 0; count < steps; ++count) {
@@ -600,15 +602,17 @@ struct BackwardPair {
     Query query(work, params);
     Query ahead_q = query;  // of the next copies
     Query ahead_do = query;
-    Ring<kStages> ring_do;
+    Ring<L::kDoStages> ring_do;
     Ring<L::kQStages> ring_q;
     if (loads) {
       FA_UNROLL
-      for (int stage = 0; stage < L::kQStages; ++stage) {
+      for (int stage = 0; stage < kMaxQStages; ++stage) {
         if (stage == steps) break;
-        load_q<kRank>(work, ahead_q, stage);
-        ahead_q.advance(work, params);
-        if (stage < kStages) {
+        if (stage < L::kQStages) {
+          load_q<kRank>(work, ahead_q, stage);
+          ahead_q.advance(work, params);
+        }
+        if (stage < L::kDoStages) {
           load_dout<kRank>(work, ahead_do, stage);
           ahead_do.advance(work, params);
         }
@@ -620,7 +624,7 @@ struct BackwardPair {
     ptx::sync_warp();  // one lane started the copies
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
     for (int count = 0; count < steps; ++count) {
-      if (loads && count + kStages < steps) {
+      if (loads && count + L::kDoStages < steps) {
         ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
         load_dout<kRank>(work, ahead_do, ring_do.stage);
         ahead_do.advance(work, params);
@@ -663,29 +667,23 @@ struct BackwardPair {
   FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query) const {
     using L = Layout<kRank>;
     constexpr int kGroups = L::kQkColumns / 8;  // of columns, each with 512 bytes
-    constexpr int kChunkGroups = kDqChunk / 8;
     const int lane = lane_index();
     const int warp = warp_index();
     const uint32_t own = shared + kDqOffset + warp * kDqWarpBytes;
     const int64_t fragment =
         (row_index(work, query) / kernel::kRowGroup + warp) * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
+    if (lane == 0) ptx::tma_wait_read();
+    ptx::sync_warp();  // the last addition has left shared memory
     FA_UNROLL
-    for (int first = 0; first < kGroups; first += kChunkGroups) {
-      const int groups = kGroups - first < kChunkGroups ? kGroups - first : kChunkGroups;
-      if (lane == 0) ptx::tma_wait_read();
-      ptx::sync_warp();  // the last addition has left shared memory
-      FA_UNROLL
-      for (int j = 0; j < groups; ++j) {
-        const int at = 4 * (first + j);
-        ptx::st_shared_chunk(own + j * 512 + lane * 16, {{ptx::bits(dq[at]), ptx::bits(dq[at + 1]),
-                                                          ptx::bits(dq[at + 2]), ptx::bits(dq[at + 3])}});
-      }
-      ptx::fence_proxy_async();
-      ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-      if (lane == 0) {
-        ptx::bulk_add_f32(params.dq_accum + (fragment + first) * (kernel::kRowGroup * 8), own, groups * 512);
-        ptx::tma_commit();
-      }
+    for (int j = 0; j < kGroups; ++j) {
+      ptx::st_shared_chunk(own + j * 512 + lane * 16, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]),
+                                                        ptx::bits(dq[4 * j + 2]), ptx::bits(dq[4 * j + 3])}});
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
+    if (lane == 0) {
+      ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, kGroups * 512);
+      ptx::tma_commit();
     }
   }
 };

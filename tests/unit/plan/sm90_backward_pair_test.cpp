@@ -81,19 +81,19 @@ TEST(Sm90BackwardPair, NeedsColumnsForBothBlocks) {
 // slabs of K, and the same.
 TEST(Sm90BackwardPair, CountsSharedMemory) {
   constexpr int kExchanged = 2 * 64 * 128 * 2;
-  constexpr int kDq = 4 * 16 * 64 * 4;
+  constexpr int kDq = 64 * 128 * 4;
   constexpr int kRows = 64 * 128;   // bytes of a slab
   constexpr int kKeys = 128 * 128;  // likewise
   KernelSpec spec = plan_backward(problem_of(256, 256), kHopper, false).main.front();
-  EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + (4 + 2) * kKeys + (2 * (2 + 2) + 2) * kRows);
-  EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + 4 * kKeys + (3 * 2 + 2 * 2 + 2 * 2) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + 4 * kKeys + (3 * 2 + 2 + 2 * 2) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + kDq + 1024 + (4 + 2) * kKeys + (2 * 2 + 2 + 2) * kRows);
   spec.write_dq = false;
-  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + (4 + 2) * kKeys + (2 * (2 + 2) + 2) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + (4 + 2) * kKeys + (2 * 2 + 2 + 2) * kRows);
   spec.d_qk = 192;
   spec.d_v = 128;
-  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (3 * 2 + 2 * 1 + 2 * 1) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (3 * 2 + 1 + 2 * 1) * kRows);
   spec.stages = 3;
-  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (4 * 2 + 3 * 1 + 2 * 1) * kRows);
+  EXPECT_EQ(shared_bytes(spec), kExchanged + 1024 + 3 * kKeys + (4 * 2 + 1 + 2 * 1) * kRows);
 }
 
 TEST(Sm90BackwardPair, NamesTheLimitOfAnOverride) {
