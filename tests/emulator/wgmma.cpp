@@ -49,10 +49,11 @@ struct Operand {
   }
 };
 
-/// Returns what is wrong with the descriptor, or "".
+/// Returns what is wrong with the descriptor, or "". The start is that in the window of a block: there is no room for
+/// its rank.
 std::string decode(std::uint64_t descriptor, bool k_major, std::uint32_t extent, Operand& operand) {
-  constexpr std::uint64_t kUnused = 0x3ff1c000c000c000;                  // 14-15, 30-31, 46-48, 52-61
-  operand.start = static_cast<std::uint32_t>(descriptor & 0x3fff) * 16;  // without the rank, which has no room
+  constexpr std::uint64_t kUnused = 0x3ff1c000c000c000;  // 14-15, 30-31, 46-48, 52-61
+  operand.start = static_cast<std::uint32_t>(descriptor & 0x3fff) * 16;
   operand.leading = static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) * 16;
   operand.stride = static_cast<std::uint32_t>(descriptor >> 32 & 0x3fff) * 16;
   operand.k_major = k_major;
@@ -121,7 +122,8 @@ void multiply(const float* a, const float* b, float* d, std::size_t columns) {
   }
 }
 
-/// Operands lie in the window of the block that multiplies.
+// Operands lie in the window of the block that multiplies.
+
 Operand operand_a(const SharedMemory& shared, const WgmmaOperands& operands) {
   Operand a;
   decode(operands.a, !operands.a_transposed, kRows, a);
