@@ -357,7 +357,7 @@ std::uint32_t map_shared(std::uint32_t shared, int rank, const Site& site) {
 }
 
 std::uint32_t dynamic_shared() {
-  return SharedMemory::kBase;
+  return Machine::shared(Machine::current()).base();
 }
 
 void bar_sync(const Site& site) {

@@ -54,8 +54,7 @@ Machine& Machine::of(const Lane&) {
 Machine::Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory)
     : memory_(memory), blocks_(blocks) {
   for (int rank = 0; rank < cluster; ++rank) {
-    Block& block = *cluster_.emplace_back(std::make_unique<Block>(shared_bytes));
-    block.rank = rank;
+    Block& block = *cluster_.emplace_back(std::make_unique<Block>(shared_bytes, rank));
     for (int w = 0; w < threads / kWarpSize; ++w) {
       Warp& warp = *warps_.emplace_back(std::make_unique<Warp>());
       warp.block = &block;
@@ -652,7 +651,7 @@ Mbarrier& Machine::barrier_at(const Lane& lane, const Place& place, const char* 
     raise(FaultKind::shared_race, lane, name, address, site,
           this->name(barrier.initialised.who) + " initialised this mbarrier, and no barrier is in between");
   }
-  if (address >> kRankShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, name, address, site);
+  if (address >> kMappedShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, name, address, site);
   raise(FaultKind::barrier_misuse, lane, name, address, site, "no mbarrier was initialised here");
 }
 
@@ -746,7 +745,7 @@ void Machine::launch_copy(Lane& lane, TensorCopy copy, const Mbarrier& signalled
   const Stamp writer{tick_, static_cast<std::uint16_t>(lane.agent), Stamp::tensor_copy};
   for_each_chunk(copy.box, copy.target.address, [&](std::uint32_t address, std::uint32_t) {
     if (const Conflict conflict = shared.write(address, 16, observer, writer)) {
-      raise(conflict, lane, name, address, site);
+      raise(conflict, lane, shared, name, address, site);
     }
     std::memset(shared.at(address), 0xff, 16);
   });
@@ -785,25 +784,26 @@ void Machine::land(std::size_t index) {
 
 std::uint32_t Machine::map(const Lane& lane, std::uint32_t address, int rank, const Site& site) const {
   constexpr const char* kName = "mapa.shared::cluster";
-  if (address >> kRankShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
+  if (address >> kMappedShift != 0) raise({Conflict::out_of_bounds, {}, {}}, lane, kName, address, site);
   if (rank < 0 || rank >= cluster()) {
     raise(FaultKind::shared_out_of_bounds, lane, kName, address, site,
           fmt::format("block {} of a cluster of {}", rank, cluster()));
   }
-  return address | (static_cast<std::uint32_t>(rank) + 1) << kRankShift;
+  const std::uint32_t there = without_rank(address) | cluster_[static_cast<std::size_t>(rank)]->shared.window();
+  return there | (static_cast<std::uint32_t>(rank) + 1) << kMappedShift;
 }
 
 /// An address that was not mapped is one of the thread's own block.
 Place Machine::resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const {
-  const std::uint32_t rank = address >> kRankShift;
-  if (rank == 0) return own(lane, address);
-  if (rank > cluster_.size()) raise(FaultKind::shared_out_of_bounds, lane, name, address, site, "no address");
-  Block& block = *cluster_[rank - 1];
+  const std::uint32_t mapped = address >> kMappedShift;
+  if (mapped == 0) return own(lane, address);
+  if (mapped > cluster_.size()) raise(FaultKind::shared_out_of_bounds, lane, name, address, site, "no address");
+  Block& block = *cluster_[mapped - 1];
   if (block.exited()) {
     raise(FaultKind::exited_block, lane, name, address, site,
           fmt::format("shared memory of a block that has exited: block {}", block.index));
   }
-  return {&block, address & ((1u << kRankShift) - 1)};
+  return {&block, address & ((1u << kMappedShift) - 1)};
 }
 
 void Machine::arrive_remote(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site) {
@@ -970,21 +970,20 @@ void Machine::raise(FaultKind kind, const Lane& lane, const char* instruction, s
   throw Fault(kind, lane.warp->block->index, lane.thread, instruction, address, site, detail);
 }
 
-void Machine::raise(const Conflict& conflict, const Lane& lane, const char* instruction, std::uint32_t address,
-                    const Site& site) const {
+void Machine::raise(const Conflict& conflict, const Lane& lane, const SharedMemory& shared, const char* instruction,
+                    std::uint32_t address, const Site& site) const {
   const int writer = conflict.writer.who;
   const auto race = [&](const std::string& detail) {
     raise(FaultKind::shared_race, lane, instruction, address, site, detail);
   };
   switch (conflict.kind) {
     case Conflict::out_of_bounds:
-      if (address >> kRankShift != 0) {
+      if (address >> kMappedShift != 0) {
         raise(FaultKind::shared_out_of_bounds, lane, instruction, address, site,
               "a shared::cluster address, and this instruction takes those of its own block");
       }
       raise(FaultKind::shared_out_of_bounds, lane, instruction, address, site,
-            fmt::format("dynamic shared memory is [{:#x}, {:#x})", SharedMemory::kBase,
-                        SharedMemory::kBase + shared(lane).bytes()));
+            fmt::format("dynamic shared memory is [{:#x}, {:#x})", shared.base(), shared.base() + shared.bytes()));
     case Conflict::uninitialised:
       raise(FaultKind::shared_uninitialised, lane, instruction, address, site, "nobody has written here");
     case Conflict::in_flight:

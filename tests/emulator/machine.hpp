@@ -101,10 +101,10 @@ struct NamedBarrier {
 
 /// What the threads of a block have in common. Everything else is of the cluster.
 struct Block {
-  explicit Block(int shared_bytes) : shared(shared_bytes) {}
+  Block(int shared_bytes, int rank_in_cluster) : shared(shared_bytes, rank_in_cluster), rank(rank_in_cluster) {}
 
   SharedMemory shared;
-  int rank = 0;  // in its cluster
+  int rank;  // in its cluster
   int index = 0;
   int at_barrier = 0;  // warps
   int finished = 0;
@@ -120,7 +120,7 @@ struct Block {
 /// A place in the shared memory of a block.
 struct Place {
   Block* block;
-  std::uint32_t address;  // for that block
+  std::uint32_t address;  // in that block's own window
 };
 
 /// One box on its way from shared to global memory.
@@ -255,7 +255,12 @@ class Machine {
   [[noreturn]] void raise(FaultKind kind, const Lane& lane, const char* instruction, std::uint64_t address,
                           const Site& site, const std::string& detail) const;
   [[noreturn]] void raise(const Conflict& conflict, const Lane& lane, const char* instruction, std::uint32_t address,
-                          const Site& site) const;
+                          const Site& site) const {
+    raise(conflict, lane, shared(lane), instruction, address, site);
+  }
+  /// In the shared memory of some block of the cluster.
+  [[noreturn]] void raise(const Conflict& conflict, const Lane& lane, const SharedMemory& shared,
+                          const char* instruction, std::uint32_t address, const Site& site) const;
 
  private:
   void start_fibers();

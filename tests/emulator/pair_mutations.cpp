@@ -30,6 +30,9 @@ std::vector<Mutation> pair_mutations() {
   const KernelSpec pair = pair_base();
   KernelSpec causal = pair;
   causal.causal = true;
+  KernelSpec wide = pair;  // two slabs of q and k in each block
+  wide.d_qk = 256;
+  wide.d_v = 128;
   using enum FaultKind;
   return {
       {"pair_leaves_before_the_other_block",
@@ -159,6 +162,14 @@ std::vector<Mutation> pair_mutations() {
        1,
        pair,
        {}},
+      {"pair_rank_in_the_descriptors_of_q", kPair, "rows = ptx::without_rank(rows);", "", 1, wide, {bad_descriptor}},
+      {"pair_rank_in_the_descriptors_of_k",
+       kPair,
+       "ptx::without_rank(shared + L::kDqKeysOffset)",
+       "shared + L::kDqKeysOffset",
+       1,
+       wide,
+       {bad_descriptor}},
       {"pair_no_causal_mask",
        kPair,
        "if (Config::kCausal && first_limit < kTileN - 1)",

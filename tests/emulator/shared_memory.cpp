@@ -50,8 +50,9 @@ bool Observer::knows(const Reader& read) const {
   return true;
 }
 
-SharedMemory::SharedMemory(int bytes)
-    : bytes_(static_cast<std::uint32_t>(bytes)),
+SharedMemory::SharedMemory(int bytes, int rank)
+    : base_(kBase | static_cast<std::uint32_t>(rank) << kRankShift),
+      bytes_(static_cast<std::uint32_t>(bytes)),
       data_((bytes_ + kPiece - 1) / kPiece * kPiece),
       pieces_(data_.size() / kPiece) {}
 
@@ -162,7 +163,7 @@ bool SharedMemory::holds_barrier(std::uint32_t offset, std::uint32_t bytes) cons
 Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, const Observer& observer,
                             const Reader& reader) {
   if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}, {}};
-  const std::uint32_t offset = address - kBase;
+  const std::uint32_t offset = address - base_;
   Piece& piece = pieces_[offset / kPiece];
   const auto mask = static_cast<std::uint16_t>(((1u << bytes) - 1) << offset % kPiece);
   if (!piece.split) {
@@ -197,7 +198,7 @@ Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, const Ob
 Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, const Observer& observer,
                              const Stamp& writer) {
   if (!inside(address, bytes)) return {Conflict::out_of_bounds, {}, {}};
-  const std::uint32_t offset = address - kBase;
+  const std::uint32_t offset = address - base_;
   if (!barriers_.empty() && holds_barrier(offset, bytes)) return {Conflict::barrier_object, {}, {}};
   Piece& piece = pieces_[offset / kPiece];
   if (bytes == kPiece && !piece.split) {
@@ -219,7 +220,7 @@ Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, const O
 
 Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, Stamp& last) {
   if (!inside(address, kPiece)) return {Conflict::out_of_bounds, {}, {}};
-  const std::uint32_t offset = address - kBase;
+  const std::uint32_t offset = address - base_;
   const Piece& piece = pieces_[offset / kPiece];
   if (!piece.split) {
     if (piece.cell.write == last && last.kind != Stamp::nobody) return {};
@@ -234,7 +235,7 @@ Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, St
 }
 
 void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
-  pieces_[(address - kBase) / kPiece].cell.write = writer;
+  pieces_[(address - base_) / kPiece].cell.write = writer;
 }
 
 void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
@@ -242,7 +243,7 @@ void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
     const bool own = other.kind == reader.kind && other.who == reader.who && other.lanes == reader.lanes;
     if (own && other.tick == Reader::kInFlight) other.tick = reader.tick;
   };
-  const std::uint32_t offset = address - kBase;
+  const std::uint32_t offset = address - base_;
   Piece& piece = pieces_[offset / kPiece];
   Cell* cells = piece.split ? cells_.data() + offset : &piece.cell;
   for (std::uint32_t i = 0; i < (piece.split ? kPiece : 1); ++i) {
@@ -253,7 +254,7 @@ void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {
 }
 
 void SharedMemory::make_barrier(std::uint32_t address) {
-  const std::uint32_t offset = address - kBase;
+  const std::uint32_t offset = address - base_;
   barriers_begin_ = barriers_.empty() ? offset : std::min(barriers_begin_, offset);
   barriers_end_ = barriers_.empty() ? offset + 8 : std::max(barriers_end_, offset + 8);
   barriers_.push_back(offset);

@@ -83,25 +83,38 @@ struct Conflict {
   explicit operator bool() const { return kind != none; }
 };
 
-/// Where the addresses of other blocks of the cluster begin: the bits from here on are 1 + the block's rank.
+/// As on Hopper, the bits of a shared address from here on are the rank of its block in the cluster.
 inline constexpr int kRankShift = 24;
+
+/// What map_shared gives has 1 + the rank once more from here on, so that it is not taken for an address of the own
+/// block.
+inline constexpr int kMappedShift = 28;
+
+/// What `address` is within the window of its block.
+constexpr std::uint32_t without_rank(std::uint32_t address) {
+  return address & ((1u << kRankShift) - 1);
+}
 
 /// A block's dynamic shared memory, and who last wrote and read each byte of it. 16-byte pieces that are touched as a
 /// whole are tracked as a whole, which is what makes ldmatrix cheap.
 class SharedMemory {
  public:
-  /// Where the window starts: as on hardware, 1024 bytes belong to the system.
+  /// Where dynamic shared memory begins in the window of a block: as on hardware, 1024 bytes belong to the system.
   static constexpr std::uint32_t kBase = 1024;
 
-  explicit SharedMemory(int bytes);
+  explicit SharedMemory(int bytes, int rank = 0);
 
   /// Everything is uninitialised again.
   void reset();
 
-  std::byte* at(std::uint32_t address) { return data_.data() + (address - kBase); }
+  /// Where the window of the block begins.
+  std::uint32_t window() const { return base_ - kBase; }
+  std::uint32_t base() const { return base_; }
+
+  std::byte* at(std::uint32_t address) { return data_.data() + (address - base_); }
   std::uint32_t bytes() const { return bytes_; }
   bool inside(std::uint32_t address, std::uint32_t bytes) const {
-    return address >= kBase && address - kBase <= bytes_ && bytes <= bytes_ - (address - kBase);
+    return address >= base_ && address - base_ <= bytes_ && bytes <= bytes_ - (address - base_);
   }
 
   /// Checks and notes an access to [address, address + bytes), which does not straddle a 16-byte boundary.
@@ -143,6 +156,7 @@ class SharedMemory {
   bool holds_barrier(std::uint32_t offset, std::uint32_t bytes) const;
   Cell* split(std::uint32_t piece);
 
+  std::uint32_t base_;
   std::uint32_t bytes_;
   std::vector<std::byte> data_;
   std::vector<Piece> pieces_;

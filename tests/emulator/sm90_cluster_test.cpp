@@ -18,12 +18,10 @@ namespace {
 
 using Body = std::function<void()>;
 
-constexpr std::uint32_t kShared = SharedMemory::kBase;
-constexpr std::uint32_t kBarrier = kShared + 32768;
-constexpr std::uint32_t kOtherBarrier = kBarrier + 8;
+constexpr std::uint32_t kSource = 4096;  // offsets
+constexpr std::uint32_t kBarriers = 32768;
 constexpr int kSharedBytes = 32768 + 1024;
-constexpr std::uint32_t kSource = 4096;  // offset
-constexpr int kBytes = 512;              // of a copy
+constexpr int kBytes = 512;  // of a copy
 
 Site here(const Site& site = Site::current()) {
   return site;
@@ -57,13 +55,26 @@ void expect_fault(FaultKind kind, const std::string& text, const Body& body) {
   }
 }
 
+/// An address in this block's shared memory.
+std::uint32_t own(std::uint32_t offset = 0) {
+  return dynamic_shared() + offset;
+}
+
+std::uint32_t barrier() {
+  return own(kBarriers);
+}
+
+std::uint32_t other_barrier() {
+  return own(kBarriers + 8);
+}
+
 void store_word(std::uint32_t offset, std::uint32_t value) {
-  store_shared(kShared + offset, &value, 4, "st.shared.b32", here());
+  store_shared(own(offset), &value, 4, "st.shared.b32", here());
 }
 
 std::uint32_t load_word(std::uint32_t offset) {
   std::uint32_t value = 0;
-  load_shared(kShared + offset, &value, 4, "ld.shared.b32", here());
+  load_shared(own(offset), &value, 4, "ld.shared.b32", here());
   return value;
 }
 
@@ -78,8 +89,8 @@ bool is(int rank, int thread) {
 /// Two barriers in every block, which all blocks may use.
 void make_barriers(int count, int other_count = 1) {
   if (thread_index() == 0) {
-    mbarrier_init(kBarrier, count, here());
-    mbarrier_init(kOtherBarrier, other_count, here());
+    mbarrier_init(barrier(), count, here());
+    mbarrier_init(other_barrier(), other_count, here());
     fence_mbarrier_init();
   }
   cluster_sync(here());
@@ -101,6 +112,29 @@ TEST(Cluster, BlocksKnowTheirRanks) {
   }
 }
 
+TEST(Cluster, AddressesCarryTheRank) {
+  for (const int cluster : {1, 2, 4}) {
+    run([] { EXPECT_EQ(own(), 0x400u | static_cast<std::uint32_t>(cluster_rank()) << 24); }, 1, 128, cluster, 4);
+  }
+  expect_no_fault([] {
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), static_cast<std::uint32_t>(cluster_rank()));
+    EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * thread_index())), static_cast<std::uint32_t>(cluster_rank()));
+  });
+  const auto load = [](std::uint32_t address) {
+    std::uint32_t value = 0;
+    load_shared(address, &value, 4, "ld.shared.b32", here());
+  };
+  // Those of the other block are not the own block's.
+  expect_fault(FaultKind::shared_out_of_bounds, "dynamic shared memory is [0x1000400, 0x1008800)", [=] {
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), 0);
+    if (is(1, 0)) load(without_rank(own()));
+  });
+  expect_fault(FaultKind::shared_out_of_bounds, "dynamic shared memory is [0x400, 0x8800)", [=] {
+    store_word(static_cast<std::uint32_t>(4 * thread_index()), 0);
+    if (is(0, 0)) load(own() | 1u << kRankShift);
+  });
+}
+
 TEST(Cluster, LaunchesWantWholeClusters) {
   const Body nothing = [] {};
   EXPECT_THROW(run(nothing, 1, 128, 2, 3), std::invalid_argument);
@@ -113,11 +147,11 @@ TEST(Cluster, LaunchesWantWholeClusters) {
 TEST(Cluster, BlocksHaveTheirOwnMemoryBarriersAndRegisters) {
   expect_no_fault(
       [] {
-        const auto own = static_cast<std::uint32_t>(block_index());
+        const auto block = static_cast<std::uint32_t>(block_index());
         set_max_registers(thread_index() < 128 ? 24 : 240, thread_index() >= 128, here());
-        store_word(static_cast<std::uint32_t>(4 * thread_index()), own);
+        store_word(static_cast<std::uint32_t>(4 * thread_index()), block);
         bar_sync(here());
-        EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * ((thread_index() + 1) % 384))), own);
+        EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * ((thread_index() + 1) % 384))), block);
         bar_sync(1, 384, here());
         if (cluster_rank() == 0) bar_sync(2, 384, here());
       },
@@ -129,24 +163,24 @@ TEST(Cluster, MappedAddressesAreForFewInstructions) {
   const auto refused = [&](const std::function<void(std::uint32_t)>& use) {
     expect_fault(FaultKind::shared_out_of_bounds, text, [&] {
       make_barriers(1);
-      if (is(0, 0)) use(peer(kShared));
+      if (is(0, 0)) use(peer(own()));
       cluster_sync(here());
     });
     expect_fault(FaultKind::shared_out_of_bounds, text, [&] {  // also where it is the own block's
       make_barriers(1);
-      if (is(0, 0)) use(map_shared(kShared, 0, here()));
+      if (is(0, 0)) use(map_shared(own(), 0, here()));
       cluster_sync(here());
     });
   };
   refused([](std::uint32_t at) { load_shared(at, &at, 4, "ld.shared.b32", here()); });
   refused([](std::uint32_t at) { store_shared(at, &at, 4, "st.shared.b32", here()); });
   refused([](std::uint32_t at) { mbarrier_init(at, 1, here()); });
-  refused([](std::uint32_t at) { mbarrier_arrive(at + 32768, here()); });
-  refused([](std::uint32_t at) { mbarrier_wait_cluster(at + 32768, 0, here()); });
+  refused([](std::uint32_t at) { mbarrier_arrive(at + kBarriers, here()); });
+  refused([](std::uint32_t at) { mbarrier_wait_cluster(at + kBarriers, 0, here()); });
   refused([](std::uint32_t at) { cp_async_16(at, nullptr, false, here()); });
   refused([](std::uint32_t at) { map_shared(at, 1, here()); });
-  refused([](std::uint32_t at) { bulk_copy_to_cluster(at, at, 16, at + 32768, here()); });
-  expect_fault(FaultKind::shared_out_of_bounds, "block 2 of a cluster of 2", [] { map_shared(kShared, 2, here()); });
+  refused([](std::uint32_t at) { bulk_copy_to_cluster(at, at, 16, at + kBarriers, here()); });
+  expect_fault(FaultKind::shared_out_of_bounds, "block 2 of a cluster of 2", [] { map_shared(own(), 2, here()); });
 }
 
 TEST(ClusterBarrier, OrdersAccesses) {
@@ -173,14 +207,14 @@ TEST(ClusterBarrier, DoesNotWaitForThreadsThatHaveExited) {
 }
 
 TEST(ClusterBarrier, AHangNamesTheBlocks) {
-  expect_fault(FaultKind::deadlock, "mbarrier at 0x8400 of block 1: phase 0 lacks 1 of 1 arrivals", [] {
+  expect_fault(FaultKind::deadlock, "mbarrier at 0x1008400 of block 1: phase 0 lacks 1 of 1 arrivals", [] {
     make_barriers(1);
-    if (is(1, 0)) mbarrier_wait_cluster(kBarrier, 0, here());
+    if (is(1, 0)) mbarrier_wait_cluster(barrier(), 0, here());
     cluster_sync(here());
   });
   expect_fault(FaultKind::deadlock, "warp 2 of block 0 waits at barrier.cluster", [] {
     make_barriers(1);
-    if (is(1, 0)) mbarrier_wait(kBarrier, 0, here());
+    if (is(1, 0)) mbarrier_wait(barrier(), 0, here());
     cluster_sync(here());
   });
 }
@@ -196,16 +230,16 @@ Body copy_after_reads(bool arrives, bool waits_for_cluster) {
     fence_proxy_async();
     cluster_sync(here());
     if (is(1, 0)) {
-      mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
+      mbarrier_arrive_expect_tx(barrier(), kBytes, here());
       EXPECT_EQ(load_word(0), 1u);
-      if (arrives) mbarrier_arrive_remote(peer(kOtherBarrier), here());
+      if (arrives) mbarrier_arrive_remote(peer(other_barrier()), here());
     }
     if (is(0, 64)) {
-      if (arrives && waits_for_cluster) mbarrier_wait_cluster(kOtherBarrier, 0, here());
-      if (arrives && !waits_for_cluster) mbarrier_wait(kOtherBarrier, 0, here());
-      bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
+      if (arrives && waits_for_cluster) mbarrier_wait_cluster(other_barrier(), 0, here());
+      if (arrives && !waits_for_cluster) mbarrier_wait(other_barrier(), 0, here());
+      bulk_copy_to_cluster(peer(own()), own(kSource), kBytes, peer(barrier()), here());
     }
-    if (cluster_rank() == 1) mbarrier_wait(kBarrier, 0, here());
+    if (cluster_rank() == 1) mbarrier_wait(barrier(), 0, here());
     cluster_sync(here());
   };
 }
@@ -244,10 +278,10 @@ Body copy_after(const Body& use, const Body& tell) {
     cluster_sync(here());
     if (cluster_rank() == 1) use();
     tell();
-    if (is(0, 1)) bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
-    if (is(1, 0)) mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
+    if (is(0, 1)) bulk_copy_to_cluster(peer(own()), own(kSource), kBytes, peer(barrier()), here());
+    if (is(1, 0)) mbarrier_arrive_expect_tx(barrier(), kBytes, here());
     if (cluster_rank() == 1) {
-      mbarrier_wait(kBarrier, 0, here());
+      mbarrier_wait(barrier(), 0, here());
       EXPECT_EQ(load_word(static_cast<std::uint32_t>(4 * thread_index())), 2u);
     }
     cluster_sync(here());
@@ -255,8 +289,8 @@ Body copy_after(const Body& use, const Body& tell) {
 }
 
 void tell_remotely() {
-  if (is(1, 33)) mbarrier_arrive_remote(peer(kOtherBarrier), here());
-  if (is(0, 1)) mbarrier_wait_cluster(kOtherBarrier, 0, here());
+  if (is(1, 33)) mbarrier_arrive_remote(peer(other_barrier()), here());
+  if (is(0, 1)) mbarrier_wait_cluster(other_barrier(), 0, here());
 }
 
 TEST(RemoteArrival, HandsOnWhatTheBlockDidBeforeItsBarriers) {
@@ -301,25 +335,25 @@ TEST(RemoteArrival, CountsAsAnyOther) {
   expect_no_fault([] {
     make_barriers(2);
     if (thread_index() == 0) {
-      mbarrier_arrive(kBarrier, here());
-      mbarrier_arrive_remote(peer(kBarrier), here());
+      mbarrier_arrive(barrier(), here());
+      mbarrier_arrive_remote(peer(barrier()), here());
     }
-    mbarrier_wait_cluster(kBarrier, 0, here());
+    mbarrier_wait_cluster(barrier(), 0, here());
     cluster_sync(here());
   });
   expect_no_fault([] {  // an address that is not mapped is the own block's
     make_barriers(1);
-    if (thread_index() == 0) mbarrier_arrive_remote(kBarrier, here());
-    if (thread_index() == 1) mbarrier_arrive_remote(map_shared(kOtherBarrier, cluster_rank(), here()), here());
-    mbarrier_wait(kBarrier, 0, here());
-    mbarrier_wait(kOtherBarrier, 0, here());
+    if (thread_index() == 0) mbarrier_arrive_remote(barrier(), here());
+    if (thread_index() == 1) mbarrier_arrive_remote(map_shared(other_barrier(), cluster_rank(), here()), here());
+    mbarrier_wait(barrier(), 0, here());
+    mbarrier_wait(other_barrier(), 0, here());
   });
-  expect_fault(FaultKind::barrier_misuse, "one arrival more than the count of the phase; mbarrier at 0x8400 of block 1",
-               [] {
+  expect_fault(FaultKind::barrier_misuse,
+               "one arrival more than the count of the phase; mbarrier at 0x1008400 of block 1", [] {
                  make_barriers(1);
                  if (is(0, 0)) {
-                   mbarrier_arrive_expect_tx_remote(peer(kBarrier), 16, here());
-                   mbarrier_arrive_remote(peer(kBarrier), here());
+                   mbarrier_arrive_expect_tx_remote(peer(barrier()), 16, here());
+                   mbarrier_arrive_remote(peer(barrier()), here());
                  }
                  cluster_sync(here());
                });
@@ -328,17 +362,17 @@ TEST(RemoteArrival, CountsAsAnyOther) {
 TEST(RemoteArrival, WantsAnInitialisationThatItKnowsOf) {
   const auto body = [](bool cluster) {
     return [cluster] {
-      if (is(0, 0)) mbarrier_init(kBarrier, 1, here());
+      if (is(0, 0)) mbarrier_init(barrier(), 1, here());
       cluster_sync(here());
       if (is(1, 0)) {
-        mbarrier_init(kBarrier, 1, here());
-        mbarrier_arrive_remote(peer(kBarrier), here());
-        mbarrier_wait_cluster(kBarrier, 0, here());
+        mbarrier_init(barrier(), 1, here());
+        mbarrier_arrive_remote(peer(barrier()), here());
+        mbarrier_wait_cluster(barrier(), 0, here());
       }
       if (is(0, 0)) {
-        if (cluster) mbarrier_wait_cluster(kBarrier, 0, here());
-        if (!cluster) mbarrier_wait(kBarrier, 0, here());
-        mbarrier_arrive_remote(peer(kBarrier), here());
+        if (cluster) mbarrier_wait_cluster(barrier(), 0, here());
+        if (!cluster) mbarrier_wait(barrier(), 0, here());
+        mbarrier_arrive_remote(peer(barrier()), here());
       }
     };
   };
@@ -361,7 +395,7 @@ void expect_target(std::uint32_t first) {
 }
 
 void copy_to_peer() {
-  bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
+  bulk_copy_to_cluster(peer(own()), own(kSource), kBytes, peer(barrier()), here());
 }
 
 /// Each block copies to the other. `mistake` runs in all threads once the copies have been issued.
@@ -372,11 +406,11 @@ Body exchange(const Body& mistake, bool fences = true, bool waits = true, bool s
     if (fences) fence_proxy_async();
     bar_sync(here());
     if (thread_index() == 0) {
-      mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
+      mbarrier_arrive_expect_tx(barrier(), kBytes, here());
       copy_to_peer();
     }
     mistake();
-    if (waits) mbarrier_wait(kBarrier, 0, here());
+    if (waits) mbarrier_wait(barrier(), 0, here());
     if (waits) expect_target(static_cast<std::uint32_t>(1000 * (1 - cluster_rank())));
     if (syncs) cluster_sync(here());
   };
@@ -390,11 +424,11 @@ TEST(ClusterCopy, Delivers) {
     fence_proxy_async();
     bar_sync(here());
     if (is(0, 0)) {
-      mbarrier_arrive_expect_tx_remote(peer(kBarrier), kBytes, here());
+      mbarrier_arrive_expect_tx_remote(peer(barrier()), kBytes, here());
       copy_to_peer();
     }
     if (cluster_rank() == 1) {
-      mbarrier_wait_cluster(kBarrier, 0, here());
+      mbarrier_wait_cluster(barrier(), 0, here());
       expect_target(7);
     }
     cluster_sync(here());
@@ -417,14 +451,14 @@ TEST(ClusterCopy, SourcesStayUntilTheTargetsPhase) {
                }));
   // The phase of the own barrier tells of the other direction.
   expect_fault(FaultKind::source_overwritten, text, exchange([] {
-                 mbarrier_wait(kBarrier, 0, here());
+                 mbarrier_wait(barrier(), 0, here());
                  if (thread_index() == 0) store_word(kSource, 1);
                }));
   // The other block knows, and says so.
   expect_no_fault(exchange([] {
-    mbarrier_wait(kBarrier, 0, here());
-    if (thread_index() == 5) mbarrier_arrive_remote(peer(kOtherBarrier), here());
-    mbarrier_wait_cluster(kOtherBarrier, 0, here());
+    mbarrier_wait(barrier(), 0, here());
+    if (thread_index() == 5) mbarrier_arrive_remote(peer(other_barrier()), here());
+    mbarrier_wait_cluster(other_barrier(), 0, here());
     store_word(kSource + static_cast<std::uint32_t>(4 * thread_index()), 1);
   }));
 }
@@ -440,27 +474,26 @@ TEST(ClusterCopy, Misuse) {
       cluster_sync(here());
     });
   };
-  const std::uint32_t source = kShared + kSource;
   refused(FaultKind::barrier_misuse, "an mbarrier of block 0 for a copy to block 1",
-          [=] { bulk_copy_to_cluster(peer(kShared), source, 16, kBarrier, here()); });
+          [=] { bulk_copy_to_cluster(peer(own()), own(kSource), 16, barrier(), here()); });
   refused(FaultKind::misaligned, "16-byte",
-          [=] { bulk_copy_to_cluster(peer(kShared + 8), source, 16, peer(kBarrier), here()); });
+          [=] { bulk_copy_to_cluster(peer(own(8)), own(kSource), 16, peer(barrier()), here()); });
   refused(FaultKind::misaligned, "16-byte",
-          [=] { bulk_copy_to_cluster(peer(kShared), source + 8, 16, peer(kBarrier), here()); });
+          [=] { bulk_copy_to_cluster(peer(own()), own(kSource + 8), 16, peer(barrier()), here()); });
   refused(FaultKind::misaligned, "multiple of 16",
-          [=] { bulk_copy_to_cluster(peer(kShared), source, 24, peer(kBarrier), here()); });
-  refused(FaultKind::shared_out_of_bounds, "dynamic shared memory",
-          [=] { bulk_copy_to_cluster(peer(kShared + kSharedBytes - 16), source, 32, peer(kBarrier), here()); });
-  refused(FaultKind::shared_out_of_bounds, "dynamic shared memory",
-          [=] { bulk_copy_to_cluster(peer(kShared), kShared + kSharedBytes - 16, 32, peer(kBarrier), here()); });
+          [=] { bulk_copy_to_cluster(peer(own()), own(kSource), 24, peer(barrier()), here()); });
+  refused(FaultKind::shared_out_of_bounds, "dynamic shared memory is [0x1000400, 0x1008800)",
+          [=] { bulk_copy_to_cluster(peer(own(kSharedBytes - 16)), own(kSource), 32, peer(barrier()), here()); });
+  refused(FaultKind::shared_out_of_bounds, "dynamic shared memory is [0x400, 0x8800)",
+          [=] { bulk_copy_to_cluster(peer(own()), own(kSharedBytes - 16), 32, peer(barrier()), here()); });
   refused(FaultKind::barrier_misuse, "an mbarrier",
-          [=] { bulk_copy_to_cluster(peer(kBarrier), source, 16, peer(kBarrier), here()); });
+          [=] { bulk_copy_to_cluster(peer(barrier()), own(kSource), 16, peer(barrier()), here()); });
   refused(FaultKind::shared_uninitialised, "nobody has written",
-          [=] { bulk_copy_to_cluster(peer(kShared), source + kBytes, 16, peer(kBarrier), here()); });
+          [=] { bulk_copy_to_cluster(peer(own()), own(kSource + kBytes), 16, peer(barrier()), here()); });
   expect_fault(FaultKind::unfenced, "no fence.mbarrier_init", [] {
     fill_source(0);
     fence_proxy_async();
-    if (thread_index() == 0) mbarrier_init(kBarrier, 1, here());
+    if (thread_index() == 0) mbarrier_init(barrier(), 1, here());
     cluster_sync(here());
     if (is(0, 0)) copy_to_peer();
     cluster_sync(here());
@@ -472,7 +505,7 @@ TEST(ClusterCopy, Misuse) {
 TEST(ClusterExit, NobodyMayStillCome) {
   const Body arrives = [] {
     make_barriers(1);
-    if (is(0, 0)) mbarrier_arrive_remote(peer(kBarrier), here());
+    if (is(0, 0)) mbarrier_arrive_remote(peer(barrier()), here());
   };
   expect_fault(FaultKind::exited_block, "block", arrives);
   expect_no_fault([=] {
@@ -481,7 +514,7 @@ TEST(ClusterExit, NobodyMayStillCome) {
   });
   expect_no_fault([=] {
     arrives();
-    if (is(1, 9)) mbarrier_wait_cluster(kBarrier, 0, here());
+    if (is(1, 9)) mbarrier_wait_cluster(barrier(), 0, here());
   });
 }
 
@@ -501,7 +534,7 @@ TEST(ClusterExit, IsNamedWhenItHasHappened) {
             make_barriers(1);
             if (cluster_rank() == 1) return;
             for (int i = 0; i < 512; ++i) shfl_bfly_b32(0, 1, here());
-            if (is(0, 0)) mbarrier_arrive_remote(peer(kBarrier), here());
+            if (is(0, 0)) mbarrier_arrive_remote(peer(barrier()), here());
           },
           seed);
       ADD_FAILURE() << "no fault under seed " << seed;
@@ -523,7 +556,9 @@ float b_value(int k, int n) {
   return static_cast<float>((k * 5 + n * 2) % 13 - 6);
 }
 
-std::uint64_t descriptor(std::uint32_t address, std::uint32_t leading) {
+/// Of a place in this block's memory; without `masked` the rank is left in the address.
+std::uint64_t descriptor(std::uint32_t offset, std::uint32_t leading, bool masked = true) {
+  const std::uint32_t address = masked ? without_rank(own(offset)) : own(offset);
   return std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32 | std::uint64_t{leading / 16} << 16 | address / 16;
 }
 
@@ -534,7 +569,7 @@ void store_half(Half half, std::uint32_t address, float value) {
 
 constexpr int kDepth = 64;
 constexpr std::uint32_t kSlab = kDepth * 128;
-constexpr std::uint32_t kB = kShared + 2 * kSlab;
+constexpr std::uint32_t kB = 2 * kSlab;  // offset
 
 /// [kDepth][columns] in slabs of 64 columns.
 template <class Value>
@@ -557,17 +592,18 @@ void expect_transposed_product(const float* d, int n, int slab) {
   }
 }
 
-void multiply_transposed(Half half, int n, int slab) {
-  store_slabs(half, kShared, 128, [](int k, int m) { return a_value(m, k); });
-  store_slabs(half, kB, n, b_value);
+void multiply_transposed(Half half, int n, int slab, bool masked = true) {
+  store_slabs(half, own(), 128, [](int k, int m) { return a_value(m, k); });
+  store_slabs(half, own(kB), n, b_value);
   fence_proxy_async();
   bar_sync(here());
   float d[64];
   wgmma_fence(here());
   for (std::uint32_t step = 0; step < kDepth / 16; ++step) {
     const std::uint32_t rows = step * 16 * 128;
-    const std::uint32_t a = kShared + static_cast<std::uint32_t>(slab) * kSlab + rows;
-    wgmma({d, nullptr, descriptor(a, kSlab), descriptor(kB + rows, kSlab), n, half, true, step != 0, true}, here());
+    const std::uint64_t a = descriptor(static_cast<std::uint32_t>(slab) * kSlab + rows, kSlab, masked);
+    const std::uint64_t b = descriptor(kB + rows, kSlab, masked);
+    wgmma({d, nullptr, a, b, n, half, true, step != 0, true}, here());
   }
   wgmma_commit(here());
   wgmma_wait(0, here());
@@ -585,14 +621,28 @@ TEST(WgmmaTransposedA, IsThePlainProduct) {
 }
 
 TEST(WgmmaTransposedA, InBothBlocksOfACluster) {
-  run([] { multiply_transposed(Half::bf16, 64, cluster_rank()); });
+  for (const int n : {64, 128}) {
+    run([=] { multiply_transposed(Half::bf16, n, cluster_rank()); });
+  }
+}
+
+/// Of an address with the rank in it, the rank lands in the leading byte offset, which several slabs need.
+TEST(WgmmaDescriptor, HasNoRoomForTheRank) {
+  const auto body = [](int rank, int n) {
+    return [=] {
+      if (cluster_rank() == rank) multiply_transposed(Half::bf16, n, 0, false);
+    };
+  };
+  expect_fault(FaultKind::bad_descriptor, "slabs of 64 columns 8448 bytes apart", body(1, 128));
+  expect_no_fault(body(0, 128));
+  expect_no_fault(body(1, 64));
 }
 
 TEST(WgmmaTransposedA, ASlabBeginsAtAWholeRow) {
   expect_fault(FaultKind::bad_descriptor, "in the middle of a row", [] {
     float d[8];
     wgmma_fence(here());
-    wgmma({d, nullptr, descriptor(kShared + 32, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
+    wgmma({d, nullptr, descriptor(32, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
   });
 }
 
@@ -600,24 +650,24 @@ TEST(WgmmaTransposedA, ASlabBeginsAtAWholeRow) {
 Body copy_after_products(bool waits) {
   return [=] {
     make_barriers(1, 4);
-    store_slabs(Half::bf16, kShared, 64, [](int k, int m) { return a_value(m, k); });
-    store_slabs(Half::bf16, kB, 16, b_value);
+    store_slabs(Half::bf16, own(), 64, [](int k, int m) { return a_value(m, k); });
+    store_slabs(Half::bf16, own(kB), 16, b_value);
     fence_proxy_async();
     cluster_sync(here());
     if (cluster_rank() == 1) {
       float d[8];
       wgmma_fence(here());
-      wgmma({d, nullptr, descriptor(kShared, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
+      wgmma({d, nullptr, descriptor(0, 16), descriptor(kB, 16), 16, Half::bf16, true, false, true}, here());
       wgmma_commit(here());
       if (waits) wgmma_wait(0, here());
-      if (thread_index() % 32 == 0) mbarrier_arrive_remote(peer(kOtherBarrier), here());
-      if (thread_index() == 0) mbarrier_arrive_expect_tx(kBarrier, kBytes, here());
-      mbarrier_wait(kBarrier, 0, here());
+      if (thread_index() % 32 == 0) mbarrier_arrive_remote(peer(other_barrier()), here());
+      if (thread_index() == 0) mbarrier_arrive_expect_tx(barrier(), kBytes, here());
+      mbarrier_wait(barrier(), 0, here());
       wgmma_wait(0, here());
     }
     if (is(0, 1)) {
-      mbarrier_wait_cluster(kOtherBarrier, 0, here());
-      bulk_copy_to_cluster(peer(kShared), kShared + kSource, kBytes, peer(kBarrier), here());
+      mbarrier_wait_cluster(other_barrier(), 0, here());
+      bulk_copy_to_cluster(peer(own()), own(kSource), kBytes, peer(barrier()), here());
     }
     cluster_sync(here());
   };

@@ -49,7 +49,8 @@ struct Operand {
   }
 };
 
-/// Returns what is wrong with the descriptor, or "".
+/// Returns what is wrong with the descriptor, or "". The start is that in the window of a block: there is no room for
+/// its rank.
 std::string decode(std::uint64_t descriptor, bool k_major, std::uint32_t extent, Operand& operand) {
   constexpr std::uint64_t kUnused = 0x3ff1c000c000c000;  // 14-15, 30-31, 46-48, 52-61
   operand.start = static_cast<std::uint32_t>(descriptor & 0x3fff) * 16;
@@ -121,15 +122,19 @@ void multiply(const float* a, const float* b, float* d, std::size_t columns) {
   }
 }
 
-Operand operand_a(const WgmmaOperands& operands) {
+// Operands lie in the window of the block that multiplies.
+
+Operand operand_a(const SharedMemory& shared, const WgmmaOperands& operands) {
   Operand a;
   decode(operands.a, !operands.a_transposed, kRows, a);
+  a.start |= shared.window();
   return a;
 }
 
-Operand operand_b(const WgmmaOperands& operands) {
+Operand operand_b(const SharedMemory& shared, const WgmmaOperands& operands) {
   Operand b;
   decode(operands.b, !operands.b_transposed, static_cast<std::uint32_t>(operands.columns), b);
+  b.start |= shared.window();
   return b;
 }
 
@@ -141,9 +146,9 @@ void compute(SharedMemory& shared, Product& product) {
   if (operands.a_registers != nullptr) {
     load_registers(product, a);
   } else {
-    load(shared, operand_a(operands), operands.half, a, kDepth, 1);
+    load(shared, operand_a(shared, operands), operands.half, a, kDepth, 1);
   }
-  load(shared, operand_b(operands), operands.half, b, 1, columns);
+  load(shared, operand_b(shared, operands), operands.half, b, 1, columns);
   std::vector<float>& d = product.accumulator->tile;
   if (!operands.accumulate) std::fill(d.begin(), d.end(), 0.f);
   multiply(a.data(), b.data(), d.data(), columns);
@@ -360,7 +365,7 @@ void execute_wgmma(Machine& machine, Warp& warp) {
   Product& product = next_product(machine, warp);
   attach(machine, warp, product);
   if (own.a_registers == nullptr) {
-    check_operand(machine, warp, operand_a(own), product);
+    check_operand(machine, warp, operand_a(Machine::shared(warp), own), product);
   } else {
     for (std::size_t i = 0; i < kLanes; ++i) {
       const std::size_t thread = in_group(warp.lanes[i]);
@@ -368,7 +373,7 @@ void execute_wgmma(Machine& machine, Warp& warp) {
       std::copy_n(operands(warp, i).a_registers, 4, product.a_values[thread].begin());
     }
   }
-  check_operand(machine, warp, operand_b(own), product);
+  check_operand(machine, warp, operand_b(Machine::shared(warp), own), product);
   product.issued |= 1u << warp.index % 4;
   if (product.issued != 0xf) return;
   const Warpgroup& group = machine.warpgroup(warp);
