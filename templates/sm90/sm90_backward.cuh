@@ -99,6 +99,11 @@ struct Backward {
   using Dk = float[kHeadDimQk / 2];      // [64 keys, d_qk]
   using Dq = float[kDqColumns / 2];      // [64 rows, dq_columns]
 
+  // P^T and dS^T of a warp under functions. Where they are given elements of a captured tensor, these are read while
+  // the products S and dP are under way.
+  using Functions = kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4>;
+  static constexpr bool kLoadAhead = kernel::kLoadsAhead<Variant> && kTileM == 64;
+
   static constexpr int kDqWarpBytes = 16 * kDqColumns * 4;
   static constexpr int kStatsBytes = kTileM * 4;
 
@@ -745,6 +750,7 @@ struct Backward {
     Operand p_operand;
     Operand ds_operand;
     Dq dq;
+    [[maybe_unused]] typename Functions::Loaded loaded;
     const Job work = job(round);
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
@@ -759,6 +765,7 @@ struct Backward {
 
     while (true) {
       const int stage = stage_of(count);
+      if constexpr (kLoadAhead) functions(work, next, stage).load(loaded);
       const int buffer = count % 2;
       const int row_group = next.row_group;
       const int rows = rows_of(work, next);
@@ -767,7 +774,7 @@ struct Backward {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
-      apply_functions(s, dp, work, next, stage);
+      apply_functions(s, dp, work, next, stage, loaded);
       pack(p_operand, s);
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
@@ -814,25 +821,30 @@ struct Backward {
     }
   }
 
-  /// S^T becomes P^T, and dP^T becomes dS^T.
-  FA_DEVICE void apply_functions(S& s, S& dp, const Job& work, const Place& place, int stage) const {
+  FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
-    const kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4> scores{
-        params,
-        work.lengths,
-        work.tile.batch,
-        place.head,
-        place.m_block * kTileM,
-        work.first_key(),
-        lse_shared(stage) + statistics,
-        delta_shared(stage) + statistics,
-        true};
+    return {params,
+            work.lengths,
+            work.tile.batch,
+            place.head,
+            place.m_block * kTileM,
+            work.first_key(),
+            lse_shared(stage) + statistics,
+            delta_shared(stage) + statistics,
+            true};
+  }
+
+  /// S^T becomes P^T, and dP^T becomes dS^T.
+  FA_DEVICE void apply_functions(S& s, S& dp, const Job& work, const Place& place, int stage,
+                                 const typename Functions::Loaded& loaded) const {
+    const Functions scores = functions(work, place, stage);
     if constexpr (kLists) {
-      scores.differentiate(s, dp, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1));
+      scores.template differentiate<kLoadAhead>(s, dp, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1),
+                                                loaded);
     } else if constexpr (Variant::kMask) {
-      scores.differentiate(s, dp, false);
+      scores.template differentiate<kLoadAhead>(s, dp, false, loaded);
     } else {
-      scores.differentiate(s, dp, scores.plain());
+      scores.template differentiate<kLoadAhead>(s, dp, scores.plain(), loaded);
     }
   }
 
