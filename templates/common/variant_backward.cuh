@@ -91,17 +91,21 @@ struct VariantScores {
   template <class Registers>
   FA_DEVICE void differentiate(Registers& p, Registers& ds, bool full) const {
     const Loaded none = {};
-    differentiate<false>(p, ds, full, none);
-  }
-  /// The same with what was loaded, if kAhead.
-  template <bool kAhead, class Registers>
-  FA_DEVICE void differentiate(Registers& p, Registers& ds, bool full, const Loaded& loaded) const {
     CaptureGradients by_capture;
+    differentiate<false>(p, ds, by_capture, full, none);
+    add(by_capture);
+  }
+  /// The same with what was loaded, if kAhead, and with gradients of captured tensors that `add` is to add.
+  template <bool kAhead, class Registers>
+  FA_DEVICE void differentiate(Registers& p, Registers& ds, CaptureGradients& by_capture, bool full,
+                               const Loaded& loaded) const {
     if (full) {
       differentiate_tile<false, kAhead>(p, ds, by_capture, loaded);
     } else {
       differentiate_tile<true, kAhead>(p, ds, by_capture, loaded);
     }
+  }
+  FA_DEVICE void add([[maybe_unused]] const CaptureGradients& by_capture) const {
     if constexpr (Variant::kGradients > 0) add_gradients<0>(by_capture);
   }
 

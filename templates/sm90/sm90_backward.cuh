@@ -774,7 +774,8 @@ struct Backward {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
-      apply_functions(s, dp, work, next, stage, loaded);
+      typename Functions::CaptureGradients by_capture;
+      apply_functions(s, dp, by_capture, work, next, stage, loaded);
       pack(p_operand, s);
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
@@ -783,6 +784,7 @@ struct Backward {
       }
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage));
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      functions(work, next, stage).add(by_capture);
       if (left == 0) {
         if constexpr (Config::kWriteDq) {
           ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
@@ -835,16 +837,16 @@ struct Backward {
   }
 
   /// S^T becomes P^T, and dP^T becomes dS^T.
-  FA_DEVICE void apply_functions(S& s, S& dp, const Job& work, const Place& place, int stage,
-                                 const typename Functions::Loaded& loaded) const {
+  FA_DEVICE void apply_functions(S& s, S& dp, typename Functions::CaptureGradients& by_capture, const Job& work,
+                                 const Place& place, int stage, const typename Functions::Loaded& loaded) const {
     const Functions scores = functions(work, place, stage);
     if constexpr (kLists) {
-      scores.template differentiate<kLoadAhead>(s, dp, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1),
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1),
                                                 loaded);
     } else if constexpr (Variant::kMask) {
-      scores.template differentiate<kLoadAhead>(s, dp, false, loaded);
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture, false, loaded);
     } else {
-      scores.template differentiate<kLoadAhead>(s, dp, scores.plain(), loaded);
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture, scores.plain(), loaded);
     }
   }
 
