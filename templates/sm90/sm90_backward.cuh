@@ -119,6 +119,9 @@ struct Backward {
   static constexpr int kJobBytes = 64;
   static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
   static_assert(8 * (4 + 3 * kStages) <= 128, "the barriers have 128 bytes");
+  // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
+  static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
+  static constexpr int kTilesOffset = kBarrierOffset + 124;
 
   const AllParams& p;
   const Params& params;
@@ -153,6 +156,9 @@ struct Backward {
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
+    if constexpr (kTilesShared) {
+      if (ptx::thread_index() == 0) ptx::st_shared_b32(shared + kTilesOffset, static_cast<uint32_t>(tiles));
+    }
     ptx::sync_threads();  // the barriers exist for all
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
@@ -278,6 +284,8 @@ struct Backward {
     if constexpr (kVarlen) {
       ptx::mbarrier_wait(job_full(round % 2), static_cast<uint32_t>(round) / 2 % 2);
       return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2))) >= 0;
+    } else if constexpr (kTilesShared) {
+      return tile_index(round) < static_cast<int>(ptx::ld_shared_b32(shared + kTilesOffset));
     } else {
       return tile_index(round) < tiles;
     }
