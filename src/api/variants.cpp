@@ -214,9 +214,9 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.loads_ahead = expression::loads_ahead(functions.program);
   if (functions.program.score) {
     const expression::Graph& graph = functions.program.graph;
-    variants.constant_slopes =
-        graph.is_constant(functions.program.score_derivative) &&
-        std::ranges::all_of(functions.program.gradients, [&](const auto& g) { return graph.is_constant(g.derivative); });
+    variants.constant_slopes = graph.is_constant(functions.program.score_derivative) &&
+                               std::ranges::all_of(functions.program.gradients,
+                                                   [&](const auto& g) { return graph.is_constant(g.derivative); });
   }
   if (functions.program.mask) {
     const auto root = static_cast<std::size_t>(*functions.program.mask);

@@ -127,8 +127,8 @@ class Function {
   const std::string& statements() const { return statements_; }
 
  private:
-  /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step; the same,
-  /// kept inside.
+  /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step; the
+  /// same, kept inside.
   enum class Mode : std::uint8_t { value, index, base, start };
 
   std::string print(NodeId id, Mode mode) {
@@ -424,7 +424,8 @@ class Emitter {
          literal(program_.score ? without_factor(program_).second : 1));
     line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);
     if (!loads_.empty()) {
-      line("  [[maybe_unused]] static constexpr int kLoads = {};  // `load`, of what functions are given\n", loads_.size());
+      line("  [[maybe_unused]] static constexpr int kLoads = {};  // `load`, of what functions are given\n",
+           loads_.size());
       line("  [[maybe_unused]] static constexpr bool kLoadsAhead = {};\n", fit_ahead(program_, loads_));
       line("  using Loaded = {};  // the first\n", element_name(dtype_of(loads_[0])));
     }
@@ -483,8 +484,8 @@ class Emitter {
       const Node& load = program_.graph[loads_[i]];
       const char* type = element_name(dtype_of(loads_[i]));
       Function function(program_, approximate_, load.inputs());
-      const std::string value =
-          function.steps_in_memory(loads_[i], fmt::format("static_cast<const {}*>(capture.data)", type).c_str(), "strides");
+      const std::string value = function.steps_in_memory(
+          loads_[i], fmt::format("static_cast<const {}*>(capture.data)", type).c_str(), "strides");
       line("\n  static FA_DEVICE fa::kernel::CapturedSteps<const {}> load({}, fa::kernel::Constant<{}>) {{\n{}", type,
            kArguments, i, function.statements());
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n    return {};\n  }}\n", load.index,
@@ -497,9 +498,7 @@ class Emitter {
   }
 
   /// The parameter of a function for the values of loads, where there are any.
-  std::string loaded() const {
-    return loads_.empty() ? "" : fmt::format(", const float (&loaded)[{}]", loads_.size());
-  }
+  std::string loaded() const { return loads_.empty() ? "" : fmt::format(", const float (&loaded)[{}]", loads_.size()); }
 
   void score() {
     const std::array root{without_factor(program_).first};

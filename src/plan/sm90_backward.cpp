@@ -123,8 +123,8 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
     return "packed batches, dropout, functions, windows and sinks at head dims above 128 are for another family";
   }
   const bool plain_gradient = loads_ahead(problem) && problem.variants->constant_slopes &&
-                              problem.variants->captures.size() == 1 && !problem.varlen &&
-                              !problem.dropout && problem.variants->mask.empty();
+                              problem.variants->captures.size() == 1 && !problem.varlen && !problem.dropout &&
+                              problem.variants->mask.empty();
   if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && wants_gradients(problem) && !plain_gradient) {
     return "gradients of captures at head dims above 64 leave too few registers";  // beside the sums of dK and dV
   }

@@ -38,14 +38,12 @@ struct Either<First, Second, false> {
 template <class Variant>
 inline constexpr int kLoads = 0;
 template <class Variant>
-  requires(Variant::kLoads > 0)
-inline constexpr int kLoads<Variant> = Variant::kLoads;
+requires(Variant::kLoads > 0) inline constexpr int kLoads<Variant> = Variant::kLoads;
 
 template <class Variant>
 inline constexpr bool kLoadsAhead = false;
 template <class Variant>
-  requires(Variant::kLoads > 0)
-inline constexpr bool kLoadsAhead<Variant> = Variant::kLoadsAhead;
+requires(Variant::kLoads > 0) inline constexpr bool kLoadsAhead<Variant> = Variant::kLoadsAhead;
 
 template <class Config>
 inline constexpr bool kHasVariant = requires {
@@ -224,7 +222,7 @@ FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score)
     FA_UNROLL
     for (int e = 0; e < 2; ++e) {
       at.kv_step = 8 * n + e;
-      if constexpr (kLoads<Variant> > 0) {
+      if constexpr (kLoads < Variant >> 0) {
         float loaded[kLoads<Variant>];
         Place base = at;
         base.kv_step = 0;

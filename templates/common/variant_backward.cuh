@@ -145,9 +145,7 @@ struct VariantScores {
 
  private:
   /// Whether all of the fragment lies inside of the tensors.
-  FA_DEVICE bool whole() const {
-    return first_row + 8 * kNTiles <= lengths.s_q && first_key + kTileN <= lengths.s_kv;
-  }
+  FA_DEVICE bool whole() const { return first_row + 8 * kNTiles <= lengths.s_q && first_key + kTileN <= lengths.s_kv; }
 
   FA_DEVICE Place place(int m, int n, int e) const {
     return {

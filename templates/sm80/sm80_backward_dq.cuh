@@ -280,7 +280,7 @@ struct BackwardDq {
             float weight;
             if constexpr (Variant::kScore) {
               float score;
-              if constexpr (kLoads<Variant> > 0) {
+              if constexpr (kLoads < Variant >> 0) {
                 float loaded[kLoads<Variant>];
                 Place base = at;
                 base.kv_step = 0;

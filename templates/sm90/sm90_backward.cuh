@@ -849,8 +849,8 @@ struct Backward {
                                  const Place& place, int stage, const typename Functions::Loaded& loaded) const {
     const Functions scores = functions(work, place, stage);
     if constexpr (kLists) {
-      scores.template differentiate<kLoadAhead>(s, dp, by_capture, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1),
-                                                loaded);
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture,
+                                                place.index < ptx::ld_global_nc(tile_list(work.tile) - 1), loaded);
     } else if constexpr (Variant::kMask) {
       scores.template differentiate<kLoadAhead>(s, dp, by_capture, false, loaded);
     } else {

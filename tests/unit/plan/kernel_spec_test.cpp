@@ -121,7 +121,7 @@ TEST(KernelSpec, MutationsCoverEveryField) {
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
   // The last two follow from the text of the mask.
   const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head, constant_slopes,
-              loads_ahead] = Variants();
+               loads_ahead] = Variants();
   EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
                mask_on_batch || mask_on_head || constant_slopes || loads_ahead);
   Variants some;
