@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -76,13 +77,15 @@ struct Steps {
   std::int64_t key = 0;
 };
 
-/// One function: statements for what is used more than once, and expressions.
+/// One function: statements for what is used more than once, and expressions. `given`: loads that its caller has the
+/// values of.
 class Function {
  public:
-  Function(const Program& program, bool approximate, std::span<const NodeId> roots)
+  Function(const Program& program, bool approximate, std::span<const NodeId> roots, std::span<const NodeId> given = {})
       : program_(program),
         graph_(program.graph),
         approximate_(approximate),
+        given_(given),
         on_query_(program.dependent(Input::q)),
         on_key_(program.dependent(Input::kv)),
         on_score_(program.dependent(Input::score)),
@@ -100,6 +103,25 @@ class Function {
     std::string text;
     for (const NodeId index : graph_[load].inputs()) text += ", " + print(index, Mode::index);
     return text;
+  }
+
+  /// Where a load's element for the base of a Place is, and how far steps of query and key go from there, in terms of
+  /// `capture`. Empty unless each index is affine in q and kv.
+  std::string steps_in_memory(NodeId load, const char* data, const char* strides) {
+    std::string query, key;
+    std::string text = fmt::format("{{{} + fa::kernel::element_offset(capture.{}", data, strides);
+    for (std::size_t axis = 0; axis < graph_[load].inputs().size(); ++axis) {
+      const NodeId index = graph_[load].inputs()[axis];
+      const auto found = steps(index);
+      if (!found || on_score_[static_cast<std::size_t>(index)]) return {};
+      for (const auto& [factor, sum] : {std::pair(found->query, &query), std::pair(found->key, &key)}) {
+        if (factor == 0) continue;
+        *sum += fmt::format("{}{}capture.{}[{}]", sum->empty() ? "" : " + ",
+                            factor == 1 ? "" : fmt::format("({}) * ", factor), strides, axis);
+      }
+      text += ", " + print(index, Mode::start);
+    }
+    return fmt::format("{}), {}, {}}}", text, query.empty() ? "0" : query, key.empty() ? "0" : key);
   }
 
   const std::string& statements() const { return statements_; }
@@ -141,13 +163,17 @@ class Function {
 
   static constexpr std::int64_t kMostAffineStep = 1024;  // steps of a tile are exact in float
 
-  /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step.
-  enum class Mode : std::uint8_t { value, index, base };
+  /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step; the
+  /// same, kept inside.
+  enum class Mode : std::uint8_t { value, index, base, start };
 
   std::string print(NodeId id, Mode mode) {
     const Node& node = graph_[id];
     if (node.op == Op::constant) return constant(node);
     if (node.op == Op::input) return input(static_cast<Input>(node.index), mode);
+    if (const auto at = std::ranges::find(given_, id); at != given_.end()) {
+      return fmt::format("loaded[{}]", at - given_.begin());
+    }
     const auto found = names_.find({id, mode});
     if (found != names_.end()) return found->second;
     std::string text = expression(id, mode);
@@ -168,6 +194,7 @@ class Function {
   static std::string input(Input which, Mode mode) {
     const auto indexed = [mode](const char* name, const char* length) {
       if (mode == Mode::base) return fmt::format("at.{}", name);
+      if (mode == Mode::start) return fmt::format("fa::kernel::inside(at.{}, at.{})", name, length);
       if (mode == Mode::value) return fmt::format("(at.{0} + at.{0}_step)", name);
       return fmt::format("fa::kernel::inside(at.{0} + at.{0}_step, at.{1})", name, length);
     };
@@ -365,6 +392,7 @@ class Function {
   const Program& program_;
   const Graph& graph_;
   const bool approximate_;
+  const std::span<const NodeId> given_;
   const std::vector<bool> on_query_;
   const std::vector<bool> on_key_;
   const std::vector<bool> on_score_;
@@ -386,10 +414,39 @@ std::pair<NodeId, double> without_factor(const Program& program) {
   return {*program.score, 1};
 }
 
+/// The loads that `roots` need whose element moves with the key by as much at each step: reals, so that they are given
+/// to a function as one list.
+std::vector<NodeId> loads_along_keys(const Program& program, std::span<const NodeId> roots) {
+  const std::vector<bool> on_key = program.dependent(Input::kv);
+  std::vector<NodeId> loads;
+  for (const NodeId id : program.needed(roots)) {
+    const Node& node = program.graph[id];
+    if (node.op != Op::load || node.type != Type::real || !on_key[static_cast<std::size_t>(id)]) continue;
+    if (!Function(program, false, node.inputs()).steps_in_memory(id, "", "").empty()) loads.push_back(id);
+  }
+  return loads;
+}
+
+/// Whether loads are few enough for a kernel to keep a tile of them in registers.
+bool fit_ahead(const Program& program, std::span<const NodeId> loads) {
+  const auto dtype_of = [&](NodeId load) {
+    return program.captures[static_cast<std::size_t>(program.graph[load].index)].dtype;
+  };
+  return loads.size() == 1 && size_of(dtype_of(loads[0])) == 2;
+}
+
 class Emitter {
  public:
   Emitter(const Program& program, Part part, bool approximate)
-      : program_(program), part_(part), approximate_(approximate) {}
+      : program_(program), part_(part), approximate_(approximate) {
+    if (!program.score) return;
+    std::vector<NodeId> roots{without_factor(program).first};
+    if (part != Part::values) roots.push_back(program.score_derivative);
+    if (part == Part::gradients) {
+      for (const CapturedGradient& gradient : program.gradients) roots.push_back(gradient.derivative);
+    }
+    loads_ = loads_along_keys(program, roots);
+  }
 
   std::string run() {
     const std::size_t gradients = part_ == Part::gradients ? program_.gradients.size() : 0;
@@ -403,9 +460,16 @@ class Emitter {
          literal(program_.score ? without_factor(program_).second : 1));
     line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);
     if (!program_.score || part_ != Part::values) no_affine();
+    if (!loads_.empty()) {
+      line("  [[maybe_unused]] static constexpr int kLoads = {};  // `load`, of what functions are given\n",
+           loads_.size());
+      line("  [[maybe_unused]] static constexpr bool kLoadsAhead = {};\n", fit_ahead(program_, loads_));
+      line("  using Loaded = {};  // the first\n", element_name(dtype_of(loads_[0])));
+    }
     if (gradients > 0) gradient_constants();
     if (!program_.score && !program_.mask) return std::move(text_);
     line("\n  using Params = fa::kernel::VariantParams;\n  using Place = fa::kernel::Place;\n");
+    loads();
     if (program_.score && part_ == Part::values) {
       score();
       affine();
@@ -452,14 +516,36 @@ class Emitter {
     constants("bool", "kGradientOnQuery", on(Input::q));
     constants("bool", "kGradientOnKey", on(Input::kv));
     constants("bool", "kGradientDistinct", distinct);
+    constants("bool", "kGradientInSteps", [this](const CapturedGradient& g) { return !gradient_steps(g).empty(); });
   }
+
+  void loads() {
+    for (std::size_t i = 0; i < loads_.size(); ++i) {
+      const Node& load = program_.graph[loads_[i]];
+      const char* type = element_name(dtype_of(loads_[i]));
+      Function function(program_, approximate_, load.inputs());
+      const std::string value = function.steps_in_memory(
+          loads_[i], fmt::format("static_cast<const {}*>(capture.data)", type).c_str(), "strides");
+      line("\n  static FA_DEVICE fa::kernel::CapturedSteps<const {}> load({}, fa::kernel::Constant<{}>) {{\n{}", type,
+           kArguments, i, function.statements());
+      line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n    return {};\n  }}\n", load.index,
+           value);
+    }
+  }
+
+  DType dtype_of(NodeId load) const {
+    return program_.captures[static_cast<std::size_t>(program_.graph[load].index)].dtype;
+  }
+
+  /// The parameter of a function for the values of loads, where there are any.
+  std::string loaded() const { return loads_.empty() ? "" : fmt::format(", const float (&loaded)[{}]", loads_.size()); }
 
   void score() {
     const std::array root{without_factor(program_).first};
-    Function function(program_, approximate_, root);
+    Function function(program_, approximate_, root, loads_);
     const std::string value = function.value(root[0]);
-    line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw) {{\n{}    return {};\n  }}\n", kArguments,
-         function.statements(), value);
+    line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw{}) {{\n{}    return {};\n  }}\n", kArguments,
+         loaded(), function.statements(), value);
   }
 
   /// The score plus or minus a product that is affine in the key: ALiBi, and biases by distance.
@@ -493,19 +579,19 @@ class Emitter {
 
   void slope() {
     const std::array roots{without_factor(program_).first, program_.score_derivative};
-    Function function(program_, approximate_, roots);
+    Function function(program_, approximate_, roots, loads_);
     const std::string value = function.value(roots[0]);
     const std::string by_score = function.value(roots[1]);
     line(
         "\n  static FA_DEVICE float slope({}, [[maybe_unused]] float raw,\n"
-        "                               float& by_score) {{\n{}    by_score = {};\n    return {};\n  }}\n",
-        kArguments, function.statements(), by_score, value);
+        "                               float& by_score{}) {{\n{}    by_score = {};\n    return {};\n  }}\n",
+        kArguments, loaded(), function.statements(), by_score, value);
   }
 
   void slopes() {
     std::vector<NodeId> roots{without_factor(program_).first, program_.score_derivative};
     for (const CapturedGradient& gradient : program_.gradients) roots.push_back(gradient.derivative);
-    Function function(program_, approximate_, roots);
+    Function function(program_, approximate_, roots, loads_);
     std::string last = fmt::format("    by_score = {};\n", function.value(roots[1]));
     for (std::size_t i = 2; i < roots.size(); ++i) {
       last += fmt::format("    by_capture[{}] = {};\n", i - 2, function.value(roots[i]));
@@ -513,8 +599,8 @@ class Emitter {
     last += fmt::format("    return {};\n", function.value(roots[0]));
     line(
         "\n  static FA_DEVICE float slopes({}, [[maybe_unused]] float raw,\n"
-        "                                float& by_score, [[maybe_unused]] float (&by_capture)[{}]) {{\n{}{}  }}\n",
-        kArguments, std::max<std::size_t>(program_.gradients.size(), 1), function.statements(), last);
+        "                                float& by_score, [[maybe_unused]] float (&by_capture)[{}]{}) {{\n{}{}  }}\n",
+        kArguments, std::max<std::size_t>(program_.gradients.size(), 1), loaded(), function.statements(), last);
   }
 
   void mask() {
@@ -522,6 +608,13 @@ class Emitter {
     Function function(program_, approximate_, root);
     const std::string value = function.value(root[0]);
     line("\n  static FA_DEVICE bool keep({}) {{\n{}    return {};\n  }}\n", kArguments, function.statements(), value);
+  }
+
+  /// The gradient's elements for steps of query and key, where they are steps in memory.
+  std::string gradient_steps(const CapturedGradient& gradient) const {
+    Function function(program_, approximate_, program_.graph[gradient.load].inputs());
+    const std::string steps = function.steps_in_memory(gradient.load, "capture.gradient", "gradient_strides");
+    return steps.empty() ? "" : fmt::format("{}    return {};\n", function.statements(), steps);
   }
 
   void gradient_targets() {
@@ -533,16 +626,28 @@ class Emitter {
            function.statements());
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n", load.index);
       line("    return capture.gradient + fa::kernel::element_offset(capture.gradient_strides{});\n  }}\n", indices);
+      const std::string steps = gradient_steps(program_.gradients[i]);
+      if (steps.empty()) continue;
+      line("\n  static FA_DEVICE fa::kernel::CapturedSteps<float> gradient_steps({}, fa::kernel::Constant<{}>) {{\n",
+           kArguments, i);
+      line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n{}  }}\n", load.index, steps);
     }
   }
 
   const Program& program_;
   const Part part_;
   const bool approximate_;
+  std::vector<NodeId> loads_;
   std::string text_;
 };
 
 }  // namespace
+
+bool loads_ahead(const Program& program) {
+  if (!program.score) return false;
+  const std::array root{without_factor(program).first};
+  return fit_ahead(program, loads_along_keys(program, root));
+}
 
 std::string emit(const Program& program, Part part, bool approximate) {
   return Emitter(program, part, approximate).run();

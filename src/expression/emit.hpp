@@ -19,6 +19,10 @@ enum class Part : std::uint8_t {
 /// `approximate`: hyperbolic tangents may have an error of 2^-11, as 16-bit elements have.
 std::string emit(const Program& program, Part part, bool approximate);
 
+/// Whether the score function reads one captured tensor of 16-bit elements along the keys, so that a kernel may keep a
+/// tile of it in registers.
+bool loads_ahead(const Program& program);
+
 }  // namespace fa::expression
 
 #endif  // FA_SRC_EXPRESSION_EMIT_HPP_

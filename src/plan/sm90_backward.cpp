@@ -37,8 +37,19 @@ constexpr Tile kPair[] = {{64, 128, 2}};
 // With more than plain attention the first may spill.
 constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
 
+bool wants_gradients(const Problem& problem) noexcept {
+  return problem.variants != nullptr &&
+         std::ranges::any_of(problem.variants->captures, [](const expression::Capture& c) { return c.requires_grad; });
+}
+
+/// A tile of a captured tensor lies in registers, which only small tiles of scores leave.
+bool loads_ahead(const Problem& problem) noexcept {
+  return problem.variants != nullptr && problem.variants->loads_ahead;
+}
+
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
   if (is_pair(problem)) return kPair;
+  if (loads_ahead(problem)) return kMedium;
   if (std::max(problem.d_qk, problem.d_v) > 64) return kMedium;
   return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
 }
@@ -90,10 +101,6 @@ std::string foreign_override(const KernelOverride& fixed) {
   return {};
 }
 
-bool wants_gradients(const Variants& variants) noexcept {
-  return std::ranges::any_of(variants.captures, [](const expression::Capture& c) { return c.requires_grad; });
-}
-
 /// They differ in how far copies are ahead.
 Candidates pair_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
   Candidates candidates;
@@ -126,8 +133,10 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (is_pair(problem) && !sm90_backward_is_plain(problem)) {
     return "packed batches, dropout, functions, windows and sinks at head dims above 128 are for another family";
   }
-  const bool gradients = problem.variants != nullptr && wants_gradients(*problem.variants);
-  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && gradients) {
+  const bool plain_gradient = loads_ahead(problem) && problem.variants->constant_slopes &&
+                              problem.variants->captures.size() == 1 && !problem.varlen && !problem.dropout &&
+                              problem.variants->mask.empty();
+  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && wants_gradients(problem) && !plain_gradient) {
     return "gradients of captures at head dims above 64 leave too few registers";  // beside the sums of dK and dV
   }
   return nullptr;

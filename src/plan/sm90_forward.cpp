@@ -38,15 +38,15 @@ constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1
 constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
 
-/// Tile lists take registers that three consumer warpgroups do not have.
-bool walks_lists(const Problem& problem) noexcept {
-  return problem.variants != nullptr && !problem.variants->mask.empty();
+/// Tile lists and loads ahead take registers that three consumer warpgroups do not have.
+bool takes_registers(const Problem& problem) noexcept {
+  return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
 std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (d <= 64 && !short_query && walks_lists(problem)) return kMedium;
+  if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;

@@ -21,6 +21,8 @@ struct Variants {
   std::vector<expression::Capture> captures;
   bool mask_on_batch = false;  ///< what the text of the mask says: it depends on b, on h
   bool mask_on_head = false;
+  bool constant_slopes = false;  ///< of the score function, by the score and by captures
+  bool loads_ahead = false;      ///< what that of the score says: a tile of a captured tensor may lie in registers
 
   bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
 

@@ -37,6 +37,18 @@ struct Either<First, Second, false> {
   using type = Second;
 };
 
+/// How many captured tensors score is given the values of (Variant::kLoads, load): those whose elements lie at steps
+/// along the keys. Ahead: one of 16-bit elements, of which a kernel may keep a tile.
+template <class Variant>
+inline constexpr int kLoads = 0;
+template <class Variant>
+requires(Variant::kLoads > 0) inline constexpr int kLoads<Variant> = Variant::kLoads;
+
+template <class Variant>
+inline constexpr bool kLoadsAhead = false;
+template <class Variant>
+requires(Variant::kLoads > 0) inline constexpr bool kLoadsAhead<Variant> = Variant::kLoadsAhead;
+
 template <class Config>
 inline constexpr bool kHasVariant = requires {
   typename Config::Variant;
@@ -156,6 +168,45 @@ FA_DEVICE int64_t element_offset(const int64_t (&strides)[kMaxCaptureRank], Inde
   return offset;
 }
 
+/// Elements of a captured tensor at steps from a Place's base.
+template <class T>
+struct CapturedSteps {
+  T* base;
+  int64_t q, kv;  // in elements, of a step of query or key
+
+  FA_DEVICE T* at(int q_step, int kv_step) const { return base + (q_step * q + kv_step * kv); }
+};
+
+/// How far steps may go on from a base without leaving `length`.
+FA_DEVICE int steps_inside(int base, int length) {
+  return maximum(length - 1 - base, 0);
+}
+
+/// Two 16-bit elements in a word.
+template <class T>
+FA_DEVICE uint32_t pair_of(T low, T high) {
+  return low.bits | static_cast<uint32_t>(high.bits) << 16;
+}
+template <class T>
+FA_DEVICE float half_of(uint32_t pair, int which) {
+  return captured_value(T{static_cast<uint16_t>(which == 0 ? pair & 0xffffu : pair >> 16)});
+}
+
+/// The values for steps of query and key, loads from kIndex on; kept inside of the tensors if kClamped.
+template <class Variant, bool kClamped, int kIndex = 0>
+FA_DEVICE void load_values(float (&loaded)[kLoads<Variant>], const VariantParams& variant, const Place& at, int q_step,
+                           int kv_step) {
+  if constexpr (kIndex < kLoads<Variant>) {
+    if constexpr (kClamped) {
+      q_step = minimum(q_step, steps_inside(at.q, at.s_q));
+      kv_step = minimum(kv_step, steps_inside(at.kv, at.s_kv));
+    }
+    const auto steps = Variant::load(variant, at, Constant<kIndex>{});
+    loaded[kIndex] = captured_value(ptx::ld_global_nc(steps.at(q_step, kv_step)));
+    load_values<Variant, kClamped, kIndex + 1>(loaded, variant, at, q_step, kv_step);
+  }
+}
+
 /// An element of a captured tensor of T.
 template <class T, class... Index>
 FA_DEVICE auto captured(const CaptureParams& capture, Index... index) {
@@ -182,7 +233,29 @@ FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score)
     FA_UNROLL
     for (int e = 0; e < 2; ++e) {
       at.kv_step = 8 * n + e;
-      score(n, e) = Variant::score(variant, at, score(n, e));
+      if constexpr (kLoads < Variant >> 0) {
+        float loaded[kLoads<Variant>];
+        Place base = at;
+        base.kv_step = 0;
+        load_values<Variant, true>(loaded, variant, base, 0, at.kv_step);
+        score(n, e) = Variant::score(variant, at, score(n, e), loaded);
+      } else {
+        score(n, e) = Variant::score(variant, at, score(n, e));
+      }
+    }
+  }
+}
+
+/// The same with what is loaded, [n][e] as the scores.
+template <class Variant, int kNTiles, class Scores, class Loaded>
+FA_DEVICE void apply_score_to(const VariantParams& variant, Place at, Scores score, Loaded load) {
+  FA_UNROLL
+  for (int n = 0; n < kNTiles; ++n) {
+    FA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      at.kv_step = 8 * n + e;
+      const float loaded[] = {load(n, e)};
+      score(n, e) = Variant::score(variant, at, score(n, e), loaded);
     }
   }
 }

@@ -57,8 +57,14 @@ template <class Config, class Params, int kMTiles, int kNTiles, int kWarpsN, int
 struct VariantScores {
   using Variant = VariantOf<Config>;
   using Scores = Fragment<kMTiles, kNTiles>;
+  using CaptureGradients = Scores[Variant::kGradients == 0 ? 1 : Variant::kGradients];
 
   static constexpr bool kDropout = kernel::kDropout<Config>;
+
+  // What score is given of a fragment, of two neighbouring queries each: [m][n][r].
+  static constexpr int kAheadMTiles = kLoadsAhead<Variant> ? kMTiles : 1;
+  static constexpr int kAheadNTiles = kLoadsAhead<Variant> ? kNTiles : 1;
+  using Loaded = uint32_t[kAheadMTiles][kAheadNTiles][2];
 
   const Params& params;
   const BatchEntry<kVarlen<Config>, BackwardParams>& lengths;
@@ -84,14 +90,63 @@ struct VariantScores {
   /// S becomes P, and dP becomes dS; without a mask, if `full`. Registers is a Fragment, or all of one in a row.
   template <class Registers>
   FA_DEVICE void differentiate(Registers& p, Registers& ds, bool full) const {
+    const Loaded none = {};
+    CaptureGradients by_capture;
+    differentiate<false>(p, ds, by_capture, full, none);
+    add(by_capture);
+  }
+  /// The same with what was loaded, if kAhead, and with gradients of captured tensors that `add` is to add.
+  template <bool kAhead, class Registers>
+  FA_DEVICE void differentiate(Registers& p, Registers& ds, CaptureGradients& by_capture, bool full,
+                               const Loaded& loaded) const {
     if (full) {
-      differentiate_tile<false>(p, ds);
+      differentiate_tile<false, kAhead>(p, ds, by_capture, loaded);
     } else {
-      differentiate_tile<true>(p, ds);
+      differentiate_tile<true, kAhead>(p, ds, by_capture, loaded);
+    }
+  }
+  FA_DEVICE void add([[maybe_unused]] const CaptureGradients& by_capture) const {
+    if constexpr (Variant::kGradients > 0) add_gradients<0>(by_capture);
+  }
+
+  /// Loads what score is given.
+  FA_DEVICE void load(Loaded& loaded) const {
+    const auto steps = Variant::load(params.variant, place(0, 0, 0), Constant<0>{});
+    if (steps.kv == 1 && whole()) {
+      auto low = steps.base;
+      auto high = steps.base + steps.q;
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int i = 0; i < 2 * kMTiles; ++i) {
+          loaded[i / 2][n][i % 2] = pair_of(ptx::ld_global_nc(low + 8 * i), ptx::ld_global_nc(high + 8 * i));
+        }
+        low += 8 * steps.q;
+        high += 8 * steps.q;
+      }
+      return;
+    }
+    int queries_left = steps_inside(query, lengths.s_q);
+    const int keys_left = steps_inside(key, lengths.s_kv);
+    auto row = steps.base;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      const auto low = row;
+      const auto high = queries_left > 0 ? row + steps.q : row;
+      FA_UNROLL
+      for (int i = 0; i < 2 * kMTiles; ++i) {
+        const int64_t key_step = minimum(8 * i, keys_left) * steps.kv;
+        loaded[i / 2][n][i % 2] = pair_of(ptx::ld_global_nc(low + key_step), ptx::ld_global_nc(high + key_step));
+      }
+      row += minimum(8, queries_left) * steps.q;
+      queries_left = maximum(queries_left - 8, 0);
     }
   }
 
  private:
+  /// Whether all of the fragment lies inside of the tensors.
+  FA_DEVICE bool whole() const { return first_row + 8 * kNTiles <= lengths.s_q && first_key + kTileN <= lengths.s_kv; }
+
   FA_DEVICE Place place(int m, int n, int e) const {
     return {
         batch, head, query, key, 8 * n + e % 2, 16 * m + 8 * (e / 2), lengths.s_q, lengths.s_kv, params.variant.scale};
@@ -102,10 +157,27 @@ struct VariantScores {
     return scores[(m * kNTiles + n) * 4 + e];
   }
 
-  template <bool kMasked, class Registers>
-  FA_DEVICE void differentiate_tile(Registers& scores, Registers& gradients) const {
+  /// The score and its derivatives.
+  template <bool kMasked, bool kAhead, int kCount>
+  FA_DEVICE float slopes(const Loaded& loaded, int m, int n, int e, float raw, float& slope,
+                         float (&slopes)[kCount]) const {
+    const Place at = place(m, n, e);
+    if constexpr (kAhead) {
+      const float values[] = {half_of<typename Variant::Loaded>(loaded[m][n][e / 2], e % 2)};
+      return Variant::slopes(params.variant, at, raw, slope, slopes, values);
+    } else if constexpr (kLoads<Variant> > 0) {
+      float values[kLoads<Variant>];
+      load_values<Variant, kMasked>(values, params.variant, place(0, 0, 0), at.q_step, at.kv_step);
+      return Variant::slopes(params.variant, at, raw, slope, slopes, values);
+    } else {
+      return Variant::slopes(params.variant, at, raw, slope, slopes);
+    }
+  }
+
+  template <bool kMasked, bool kAhead, class Registers>
+  FA_DEVICE void differentiate_tile(Registers& scores, Registers& gradients, CaptureGradients& by_capture,
+                                    const Loaded& loaded) const {
     constexpr int kGradients = Variant::kGradients;
-    Scores by_score[kGradients == 0 ? 1 : kGradients];
     [[maybe_unused]] uint32_t draws[kMTiles][2][2];  // of two neighbouring n
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
@@ -130,7 +202,7 @@ struct VariantScores {
           float slopes[kGradients == 0 ? 1 : kGradients];
           float weight;
           if constexpr (Variant::kScore) {
-            const float score = Variant::slopes(params.variant, at, p, slope, slopes);
+            const float score = this->slopes<kMasked, kAhead>(loaded, m, n, e, p, slope, slopes);
             weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -row_lse[e % 2]));
           } else {
             weight = ptx::ex2(ptx::fma(p, params.scale_log2, -row_lse[e % 2]));
@@ -147,11 +219,10 @@ struct VariantScores {
           ds = keep ? gradient * slope : 0.f;
           if constexpr (kDropout && kGradients > 0) gradient *= params.dropout.inverse_keep;
           FA_UNROLL
-          for (int i = 0; i < kGradients; ++i) by_score[i][m][n][e] = keep ? gradient * slopes[i] : 0.f;
+          for (int i = 0; i < kGradients; ++i) by_capture[i][m][n][e] = keep ? gradient * slopes[i] : 0.f;
         }
       }
     }
-    if constexpr (kGradients > 0) add_gradients<0>(by_score);
   }
 
   FA_DEVICE Dropout dropout() const { return Dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head); }
@@ -203,15 +274,49 @@ struct VariantScores {
     } else if constexpr (!kOnKey) {
       add_by_query<kIndex>(gradient);
     } else if constexpr (Variant::kGradientDistinct[kIndex]) {
-      for_each([&](int m, int n, int e) {
-        if (valid(m, n, e)) ptx::red_add_f32(target<kIndex>(m, n, e), gradient[m][n][e]);
-      });
+      if constexpr (Variant::kGradientInSteps[kIndex]) {
+        add_in_steps(Variant::gradient_steps(params.variant, place(0, 0, 0), Constant<kIndex>{}), gradient);
+      } else {
+        for_each([&](int m, int n, int e) {
+          if (valid(m, n, e)) ptx::red_add_f32(target<kIndex>(m, n, e), gradient[m][n][e]);
+        });
+      }
     } else {
       GradientSum sum;
       for_each([&](int m, int n, int e) {
         if (valid(m, n, e)) sum.add(target<kIndex>(m, n, e), gradient[m][n][e]);
       });
       sum.flush_warp();
+    }
+  }
+
+  FA_DEVICE void add_in_steps(const CapturedSteps<float>& steps, const Scores& gradient) const {
+    if (steps.kv == 1 && whole()) {
+      float* row[2] = {steps.base, steps.base + steps.q};
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          FA_UNROLL
+          for (int i = 0; i < 2 * kMTiles; ++i) ptx::red_add_f32(row[e] + 8 * i, gradient[i / 2][n][i % 2 * 2 + e]);
+          row[e] += 8 * steps.q;
+        }
+      }
+      return;
+    }
+    float* row = steps.base;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      FA_UNROLL
+      for (int i = 0; i < 2 * kMTiles; ++i) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (valid(i / 2, n, i % 2 * 2 + e)) {
+            ptx::red_add_f32(row + e * steps.q + 8 * i * steps.kv, gradient[i / 2][n][i % 2 * 2 + e]);
+          }
+        }
+      }
+      row += 8 * steps.q;
     }
   }
 

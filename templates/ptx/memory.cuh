@@ -44,6 +44,20 @@ FA_DEVICE T ld_global_nc(const T* address) {
   return value;
 }
 
+FA_DEVICE uint32_t ld_global_nc(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+/// 16 bytes, 16-byte aligned, where they stand: ahead of a wait for something else.
+FA_DEVICE Chunk ld_global_nc_chunk(const void* address) {
+  Chunk value;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+
 /// st.global.v4.b32: 16 bytes, 16-byte aligned.
 FA_DEVICE void st_global_chunk(void* address, Chunk value) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "r"(value.word[0]),

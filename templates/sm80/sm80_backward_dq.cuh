@@ -279,7 +279,16 @@ struct BackwardDq {
             float slope = 1.f;
             float weight;
             if constexpr (Variant::kScore) {
-              const float score = Variant::slope(params.variant, at, s[m][n][e], slope);
+              float score;
+              if constexpr (kLoads < Variant >> 0) {
+                float loaded[kLoads<Variant>];
+                Place base = at;
+                base.kv_step = 0;
+                load_values<Variant, true>(loaded, params.variant, base, 0, at.kv_step);
+                score = Variant::slope(params.variant, at, s[m][n][e], slope, loaded);
+              } else {
+                score = Variant::slope(params.variant, at, s[m][n][e], slope);
+              }
               weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -lse[m][r]));
             } else {
               weight = ptx::ex2(ptx::fma(s[m][n][e], params.scale_log2, -lse[m][r]));

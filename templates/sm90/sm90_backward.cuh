@@ -99,6 +99,11 @@ struct Backward {
   using Dk = float[kHeadDimQk / 2];      // [64 keys, d_qk]
   using Dq = float[kDqColumns / 2];      // [64 rows, dq_columns]
 
+  // P^T and dS^T of a warp under functions. Where they are given elements of a captured tensor, these are read while
+  // the products S and dP are under way.
+  using Functions = kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4>;
+  static constexpr bool kLoadAhead = kernel::kLoadsAhead<Variant> && kTileM == 64;
+
   static constexpr int kDqWarpBytes = 16 * kDqColumns * 4;
   static constexpr int kStatsBytes = kTileM * 4;
 
@@ -114,6 +119,9 @@ struct Backward {
   static constexpr int kJobBytes = 64;
   static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
   static_assert(8 * (4 + 3 * kStages) <= 128, "the barriers have 128 bytes");
+  // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
+  static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
+  static constexpr int kTilesOffset = kBarrierOffset + 124;
 
   const AllParams& p;
   const Params& params;
@@ -148,6 +156,9 @@ struct Backward {
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
+    if constexpr (kTilesShared) {
+      if (ptx::thread_index() == 0) ptx::st_shared_b32(shared + kTilesOffset, static_cast<uint32_t>(tiles));
+    }
     ptx::sync_threads();  // the barriers exist for all
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
@@ -273,6 +284,8 @@ struct Backward {
     if constexpr (kVarlen) {
       ptx::mbarrier_wait(job_full(round % 2), static_cast<uint32_t>(round) / 2 % 2);
       return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2))) >= 0;
+    } else if constexpr (kTilesShared) {
+      return tile_index(round) < static_cast<int>(ptx::ld_shared_b32(shared + kTilesOffset));
     } else {
       return tile_index(round) < tiles;
     }
@@ -745,6 +758,7 @@ struct Backward {
     Operand p_operand;
     Operand ds_operand;
     Dq dq;
+    [[maybe_unused]] typename Functions::Loaded loaded;
     const Job work = job(round);
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
@@ -759,6 +773,7 @@ struct Backward {
 
     while (true) {
       const int stage = stage_of(count);
+      if constexpr (kLoadAhead) functions(work, next, stage).load(loaded);
       const int buffer = count % 2;
       const int row_group = next.row_group;
       const int rows = rows_of(work, next);
@@ -767,7 +782,8 @@ struct Backward {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
-      apply_functions(s, dp, work, next, stage);
+      typename Functions::CaptureGradients by_capture;
+      apply_functions(s, dp, by_capture, work, next, stage, loaded);
       pack(p_operand, s);
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
@@ -776,6 +792,7 @@ struct Backward {
       }
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage));
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      functions(work, next, stage).add(by_capture);
       if (left == 0) {
         if constexpr (Config::kWriteDq) {
           ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
@@ -814,25 +831,30 @@ struct Backward {
     }
   }
 
-  /// S^T becomes P^T, and dP^T becomes dS^T.
-  FA_DEVICE void apply_functions(S& s, S& dp, const Job& work, const Place& place, int stage) const {
+  FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
-    const kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4> scores{
-        params,
-        work.lengths,
-        work.tile.batch,
-        place.head,
-        place.m_block * kTileM,
-        work.first_key(),
-        lse_shared(stage) + statistics,
-        delta_shared(stage) + statistics,
-        true};
+    return {params,
+            work.lengths,
+            work.tile.batch,
+            place.head,
+            place.m_block * kTileM,
+            work.first_key(),
+            lse_shared(stage) + statistics,
+            delta_shared(stage) + statistics,
+            true};
+  }
+
+  /// S^T becomes P^T, and dP^T becomes dS^T.
+  FA_DEVICE void apply_functions(S& s, S& dp, typename Functions::CaptureGradients& by_capture, const Job& work,
+                                 const Place& place, int stage, const typename Functions::Loaded& loaded) const {
+    const Functions scores = functions(work, place, stage);
     if constexpr (kLists) {
-      scores.differentiate(s, dp, place.index < ptx::ld_global_nc(tile_list(work.tile) - 1));
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture,
+                                                place.index < ptx::ld_global_nc(tile_list(work.tile) - 1), loaded);
     } else if constexpr (Variant::kMask) {
-      scores.differentiate(s, dp, false);
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture, false, loaded);
     } else {
-      scores.differentiate(s, dp, scores.plain());
+      scores.template differentiate<kLoadAhead>(s, dp, by_capture, scores.plain(), loaded);
     }
   }
 

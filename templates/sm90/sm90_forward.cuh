@@ -92,6 +92,12 @@ struct Forward {
   // Where registers allow, what is dropped is drawn while the product S is under way, else beside P V.
   static constexpr bool kDrawAhead = kDropout && kConsumers < 3 && kTileN + kHeadDimV / 2 <= 192;
 
+  // Where they also allow, a captured tensor's part of the tile is read before the product S is issued.
+  static constexpr int kFragmentRegisters = kTileN / 2 + kTileN / 4 + kHeadDimV / 2;
+  static constexpr bool kLoadAhead =
+      kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDrawAhead ? 2 : 1) <= 192;
+  using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
+
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
   static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
@@ -438,6 +444,8 @@ struct Forward {
     P probabilities;
     O o;
     [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`
+    [[maybe_unused]] Loaded loaded;
+    [[maybe_unused]] bool in_chunks = false;  // `loaded`
     TrailingSoftmax softmax;
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
@@ -452,12 +460,13 @@ struct Forward {
     ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
     read_listed(ahead, k_slot.index);
     issue_scores(s, q_slot.index, consumer, k_slot.index);
+    if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
     release(k_empty(k_slot.index), lane);
     k_slot.advance();
     float shift[2];
-    finish_scores(s, shift, affine_rows(ahead, warp_row, lane), ahead, warp_row, lane);
+    finish_scores(s, shift, affine_rows(ahead, warp_row, lane), ahead, warp_row, lane, loaded, in_chunks);
     softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
     if constexpr (kDropout) {
       draw(draws, ahead.query.tile, kv_tile(ahead));
@@ -484,6 +493,7 @@ struct Forward {
         --ahead.n;
       }
       const int q_buffer = ptx::shfl(q_slot.index, 0);
+      if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
       if (Config::kTakeTurns) ptx::barrier_sync(1 + consumer, 2 * kWarpgroup);  // my turn to feed the tensor cores
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
       read_listed(ahead, k_slot.index);
@@ -493,6 +503,7 @@ struct Forward {
       if (Config::kTakeTurns) {
         ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
       }
+      if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
       if constexpr (kDrawAhead) {
         ptx::sync_warp();  // the products are issued first
         draw(draws, read_tile(q_buffer), kv_tile(ahead));
@@ -503,7 +514,7 @@ struct Forward {
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
-      finish_scores(s, shift, rows, ahead, warp_row, lane);
+      finish_scores(s, shift, rows, ahead, warp_row, lane, loaded, in_chunks);
       const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
       if constexpr (kDropout) {
         convert(pairs, s);
@@ -604,12 +615,15 @@ struct Forward {
   /// Score function, or scale where it changes the order; then the masks. shift: what remains to be added to the scores
   /// of a row half, in log2 units.
   FA_DEVICE void finish_scores(S& s, float (&shift)[2], [[maybe_unused]] const AffineRows& rows, const Cursor& cursor,
-                               int warp_row, int lane) const {
+                               int warp_row, int lane, [[maybe_unused]] Loaded& loaded,
+                               [[maybe_unused]] bool in_chunks) const {
     shift[0] = shift[1] = 0.f;
     if constexpr (kAffine) {
       kernel::apply_affine<Variant, kTileN / 8>(rows.half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
       FA_UNROLL
       for (int r = 0; r < 2; ++r) shift[r] *= softmax_scale_log2();
+    } else if constexpr (kLoadAhead) {
+      apply_score_to_loaded(s, cursor, warp_row, lane, loaded, in_chunks);
     } else if constexpr (Variant::kScore) {
       apply_score(s, cursor, warp_row, lane);
     } else if constexpr (!Config::kPositiveScale) {
@@ -637,6 +651,72 @@ struct Forward {
     const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);
     return {cursor.query.tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv,
             params.variant.scale};
+  }
+
+  /// Reads what score is given of the tile; false: each lane what belongs to its scores, true: the lanes of a quad 16
+  /// bytes each in place of a word of each, to be exchanged when they have come.
+  FA_DEVICE bool load_ahead(Loaded& loaded, const Cursor& cursor, int warp_row, int lane) const {
+    using Steps = decltype(Variant::load(params.variant, kernel::Place{}, kernel::Constant<0>{}));
+    constexpr int kChunks = kTileN / 32;
+    constexpr int kChunkTiles = 4 * kChunks;
+    const Steps steps[2] = {
+        Variant::load(params.variant, place(cursor, warp_row, 0, lane), kernel::Constant<0>{}),
+        Variant::load(params.variant, place(cursor, warp_row, 1, lane), kernel::Constant<0>{}),
+    };
+    const int s_kv = lengths_of(cursor.query).s_kv;
+    const uint64_t chunk[2] = {reinterpret_cast<uint64_t>(steps[0].base) + 12 * (lane % 4),
+                               reinterpret_cast<uint64_t>(steps[1].base) + 12 * (lane % 4)};
+    const bool scattered = steps[0].kv != 1 || (kv_tile(cursor) + 1) * kTileN > s_kv;
+    if (!ptx::vote_any(scattered || (chunk[0] | chunk[1]) % kernel::kChunkBytes != 0)) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        FA_UNROLL
+        for (int j = 0; j < kChunks; ++j) {
+          const kernel::Chunk read = ptx::ld_global_nc_chunk(reinterpret_cast<const void*>(chunk[r] + 64 * j));
+          FA_UNROLL
+          for (int i = 0; i < 4; ++i) loaded[r][4 * j + i] = read.word[i];
+        }
+        FA_UNROLL
+        for (int n = kChunkTiles; n < kTileN / 8; ++n) {
+          loaded[r][n] = ptx::ld_global_nc(reinterpret_cast<const uint32_t*>(steps[r].base + 8 * n));
+        }
+      }
+      return true;
+    }
+    const int last = kernel::steps_inside(kv_tile(cursor) * kTileN + 2 * (lane % 4), s_kv);
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      FA_UNROLL
+      for (int n = 0; n < kTileN / 8; ++n) {
+        const auto low = ptx::ld_global_nc(steps[r].at(0, kernel::minimum(8 * n, last)));
+        const auto high = ptx::ld_global_nc(steps[r].at(0, kernel::minimum(8 * n + 1, last)));
+        loaded[r][n] = kernel::pair_of(low, high);
+      }
+    }
+    return false;
+  }
+
+  FA_DEVICE void apply_score_to_loaded(S& s, const Cursor& cursor, int warp_row, int lane, Loaded& loaded,
+                                       bool in_chunks) const {
+    if (in_chunks) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        FA_UNROLL
+        for (int j = 0; j < kTileN / 32; ++j) {
+          uint32_t words[4] = {loaded[r][4 * j], loaded[r][4 * j + 1], loaded[r][4 * j + 2], loaded[r][4 * j + 3]};
+          transpose_quad(words, lane);
+          FA_UNROLL
+          for (int i = 0; i < 4; ++i) loaded[r][4 * j + i] = words[i];
+        }
+      }
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const kernel::Place at = place(cursor, warp_row, r, lane);
+      kernel::apply_score_to<Variant, kTileN / 8>(
+          params.variant, at, [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; },
+          [&](int n, int e) { return kernel::half_of<typename Variant::Loaded>(loaded[r][n], e); });
+    }
   }
 
   FA_DEVICE void apply_score(S& s, const Cursor& cursor, int warp_row, int lane) const {

@@ -39,6 +39,13 @@ fa::test::VariantChoice deep_scores() {
   return {"deep_scores", config};
 }
 
+/// A captured tensor whose rows start at keys before or after those of the scores.
+fa::test::VariantChoice shifted_bias(const char* score, DType dtype, bool gradient) {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{score, {{"bias", dtype, gradient}}};
+  return {"shifted_bias", config};
+}
+
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -68,6 +75,13 @@ const std::vector<VariantKernels>& variant_kernels() {
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::bf16, 16, 16, false),
+       .own = shifted_bias("score * 0.5 + bias[h, q, kv + 3]", DType::f32, true)},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::f16, 16, 16, true),
+       .deterministic = true,
+       .own = shifted_bias("tanh(score + bias[b, h, q, kv])", DType::bf16, false)},
   };
   return list;
 }
@@ -128,6 +142,23 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
       {"everything", attention(DType::f16, 16, 16, false), true, 3},
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "late_keys", .attention = attention(DType::f16, 16, 8, true), .pack_gqa = true, .own = late_keys()},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::bf16, 16, 16, false),
+       .own = shifted_bias("score + bias[h, q, kv + 8]", DType::bf16, false),
+       .tile_n = 48},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::f16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = shifted_bias("score + bias[b, h, q, kv + 3]", DType::f16, false)},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::bf16, 16, 16, false),
+       .splits = 2,
+       .own = shifted_bias("tanh(score * 0.5) * bias[h, q, 2 * kv] + bias[h, q, kv]", DType::bf16, false)},
+      {.choice = "shifted_bias",
+       .attention = attention(DType::f16, 16, 16, false),
+       .loop_bodies = 2,
+       .own = shifted_bias("score + bias[h, q, kv]", DType::f16, false),
+       .tile_n = 64},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
   };
   return list;
@@ -163,7 +194,7 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   fa::KernelOverride forward;
   forward.family = fa::Family::sm90;
   forward.tile_m = kernels.pack_gqa ? 192 : kernels.loop_bodies == 2 ? 128 : 64;  // groups of 2 and of 3
-  forward.tile_n = 32;
+  forward.tile_n = kernels.tile_n;
   forward.stages = 2;
   forward.q_buffers = kernels.loop_bodies;
   forward.pack_gqa = kernels.pack_gqa;

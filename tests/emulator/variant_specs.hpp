@@ -23,6 +23,7 @@ struct VariantKernels {
   bool varlen = false;  ///< of packed batches
   bool dropout = false;
   std::optional<fa::test::VariantChoice> own = {};  ///< instead of `choice`
+  int tile_n = 32;
 };
 const std::vector<VariantKernels>& variant_kernels();
 

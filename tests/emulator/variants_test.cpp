@@ -24,7 +24,7 @@ using fa::test::HostTensor;
 using fa::test::VariantCase;
 using fa::test::VariantGradients;
 
-constexpr std::size_t kLaunches = 5;
+constexpr std::size_t kLaunches = 7;
 
 struct Launch {
   std::int64_t b, h_q, h_kv, s_q, s_kv;
@@ -38,6 +38,8 @@ constexpr Launch kAllLaunches[kLaunches] = {
     {1, 3, 1, 65, 34, CausalAlign::bottom_right, Placement::padded, true},
     {1, 2, 2, 40, 100, CausalAlign::top_left, Placement::bhsd, false},
     {2, 2, 1, 1, 50, CausalAlign::bottom_right, Placement::bhsd, true},
+    {2, 2, 1, 40, 136, CausalAlign::bottom_right, Placement::bhsd, false},  // rows of captures are 16-byte aligned
+    {1, 2, 2, 96, 101, CausalAlign::bottom_right, Placement::bshd, true},   // and each otherwise
 };
 
 VariantCase make_case(const VariantKernels& kernels, const Launch& launch) {

@@ -51,7 +51,11 @@ std::vector<std::int64_t> shape_of(const std::string& name, const std::string& e
       index += letter;
       continue;
     }
-    shape.push_back(index == "b" ? c.b : index == "h" ? c.h_q : index == "q" ? c.s_q : c.s_kv);
+    const std::size_t plus = index.find('+');
+    const std::int64_t shift = plus == std::string::npos ? 0 : std::stoll(index.substr(plus + 1));
+    const std::int64_t factor = index[0] == '2' ? 2 : 1;
+    const std::int64_t length = index == "b" ? c.b : index == "h" ? c.h_q : index == "q" ? c.s_q : c.s_kv;
+    shape.push_back(factor * length + shift);
     index.clear();
     if (letter == ']') break;
   }

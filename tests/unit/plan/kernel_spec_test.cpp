@@ -120,9 +120,10 @@ TEST(KernelSpec, MutationsCoverEveryField) {
 // Likewise for what variants are made of.
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
   // The last two follow from the text of the mask.
-  const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head] = Variants();
+  const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head, constant_slopes,
+               loads_ahead] = Variants();
   EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
-               mask_on_batch || mask_on_head);
+               mask_on_batch || mask_on_head || constant_slopes || loads_ahead);
   Variants some;
   some.score = "score+a[h]";
   some.mask = "b[kv]>0";

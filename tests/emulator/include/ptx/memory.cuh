@@ -31,6 +31,13 @@ FA_DEVICE T ld_global_nc(const T* address, const emulator::Site& site = emulator
   return *address;
 }
 
+FA_DEVICE Chunk ld_global_nc_chunk(const void* address, const emulator::Site& site = emulator::Site::current()) {
+  emulator::check_global_load(address, sizeof(Chunk), "ld.global.nc.v4.b32", site);
+  Chunk value;
+  __builtin_memcpy(&value, address, sizeof(Chunk));
+  return value;
+}
+
 FA_DEVICE void st_global_chunk(void* address, Chunk value, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_global_store(address, sizeof(Chunk), "st.global.v4.b32", site);
   __builtin_memcpy(address, &value, sizeof(Chunk));

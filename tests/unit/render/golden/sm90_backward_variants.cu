@@ -46,6 +46,7 @@ struct KernelVariant {
   [[maybe_unused]] static constexpr bool kGradientOnQuery[] = {false};
   [[maybe_unused]] static constexpr bool kGradientOnKey[] = {false};
   [[maybe_unused]] static constexpr bool kGradientDistinct[] = {false};
+  [[maybe_unused]] static constexpr bool kGradientInSteps[] = {true};
 
   using Params = fa::kernel::VariantParams;
   using Place = fa::kernel::Place;
@@ -61,6 +62,11 @@ struct KernelVariant {
   static FA_DEVICE float* gradient_target([[maybe_unused]] const Params& params, [[maybe_unused]] const Place& at, fa::kernel::Constant<0>) {
     const fa::kernel::CaptureParams& capture = params.captures[0];
     return capture.gradient + fa::kernel::element_offset(capture.gradient_strides);
+  }
+
+  static FA_DEVICE fa::kernel::CapturedSteps<float> gradient_steps([[maybe_unused]] const Params& params, [[maybe_unused]] const Place& at, fa::kernel::Constant<0>) {
+    const fa::kernel::CaptureParams& capture = params.captures[0];
+    return {capture.gradient + fa::kernel::element_offset(capture.gradient_strides), 0, 0};
   }
 };
 
