@@ -29,9 +29,9 @@ FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_hig
   }
 }
 
-/// What is kept of the elements that a thread holds of 16 rows of P by 16 * kSteps keys, a bit each. Pair i of a step's A
-/// operand has bytes 2 * (i % 2) and 2 * (i % 2) + 1 of word i / 2; every step has a bit of each byte, from the highest
-/// on, which `prmt_sign` spreads after a shift. Eight steps fill a pair of words.
+/// What is kept of the elements that a thread holds of 16 rows of P by 16 * kSteps keys, a bit each. Pair i of a step's
+/// A operand has bytes 2 * (i % 2) and 2 * (i % 2) + 1 of word i / 2; every step has a bit of each byte, from the
+/// highest on, which `prmt_sign` spreads after a shift. Eight steps fill a pair of words.
 template <int kSteps>
 struct KeepMask {
   static constexpr int kWords = 2 * ceil_div(kSteps, 8);

@@ -58,8 +58,8 @@ struct Forward {
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  // Where registers allow, other warps draw what is dropped: consumers whose product reads P from registers would draw at
-  // half speed. They are a warpgroup of their own, unless its launch leaves too few registers for the product: then
+  // Where registers allow, other warps draw what is dropped: consumers whose product reads P from registers would draw
+  // at half speed. They are a warpgroup of their own, unless its launch leaves too few registers for the product: then
   // those of the producers that have nothing to do, with half of the draws for a product.
   static constexpr bool kDrawers = kDropout && kConsumers < 3;
   static constexpr bool kDrawerWarpgroup = kDrawers && kHeadDimV <= 128;
@@ -73,11 +73,16 @@ struct Forward {
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
-  static constexpr int kDrawerRegisters = kConsumers == 1 ? 96 : 64;
-  static constexpr int kProducerRegisters = kDrawers && !kDrawerWarpgroup         ? kDrawerRegisters
-                                            : kConsumers == 1                     ? kLoneProducerRegisters
-                                            : kConsumers == 2 && !kDrawerWarpgroup ? 40
-                                                                                  : 32;
+  static constexpr int kDrawerRegisters = kConsumers == 1     ? 96
+                                          : !kDrawerWarpgroup ? 72
+                                          : kLists            ? 56
+                                          : kHeadDimV <= 96   ? 80
+                                                              : 64;
+  static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
+                                          : kThreads < 4 * kWarpgroup ? 40
+                                          : kDrawers && kLists        ? 40
+                                                                      : 32;
+  static constexpr int kProducerRegisters = kDrawers && !kDrawerWarpgroup ? kDrawerRegisters : kLoaderRegisters;
   static constexpr int kOtherRegisters = kProducerRegisters + (kDrawerWarpgroup ? kDrawerRegisters : 0);
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
@@ -169,7 +174,7 @@ struct Forward {
   }
 
   FA_DEVICE void init_barriers() const {
-    constexpr int kReaders = 4 * kConsumers;                        // warps
+    constexpr int kReaders = 4 * kConsumers;  // warps
     constexpr int kReadersOfJobs = kReaders + (kDrawers ? kDrawerWarps : 0);
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
@@ -454,13 +459,16 @@ struct Forward {
     while (seek(cursor, q_slot)) {
       release(q_empty(q_slot.index), lane);  // of Q they need the job alone
       q_slot.advance();
+      const ForwardTile& tile = cursor.query.tile;
+      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
         if constexpr (kLists) n = listed(cursor.query, n);
         ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
         FA_UNROLL_BY(1)
-        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps) {
-          draw_mask(slot.index, cursor.query.tile, row, n, lane);
+        for (int row = 0; row < kTileM; row += 16 * kDrawerWarps) {
+          draw_mask(dropout, mask_shared(slot.index, row + 16 * warp, lane), tile, row + 16 * warp, n, lane);
         }
         ptx::sync_warp();  // the warp's rows are complete
         release(mask_full(slot.index), lane);
@@ -470,23 +478,21 @@ struct Forward {
   }
 
   /// For the 16 rows from `row` of the query tile on.
-  FA_DEVICE void draw_mask(int stage, const ForwardTile& tile, int row, int n, int lane) const {
-    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+  FA_DEVICE void draw_mask(const kernel::Dropout& dropout, uint32_t shared_mask, const ForwardTile& tile, int row,
+                           int n, int lane) const {
     const int first_row = tile.m_block * kTileM + row;
     Mask mask;
     if constexpr (Config::kPackGqa) {
       const Rows rows{params.group, tile.head};
-      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int place = first_row + lane / 4 + 8 * r;
         dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
       }
     } else {
-      kernel::Dropout(params.dropout, dropout_shared(), heads_before + tile.head)
-          .draw_block(mask, first_row, n * kTileN, lane);
+      dropout.draw_block(mask, first_row, n * kTileN, lane);
     }
-    mask.store(mask_shared(stage, row, lane), params.dropout);
+    mask.store(shared_mask, params.dropout);
   }
 
   // ---- consumers: one warpgroup each
