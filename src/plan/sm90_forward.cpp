@@ -20,6 +20,7 @@ constexpr int kBarrierBytesBesideMasks = 464;
 constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232 and 160.
 constexpr int kFragmentRegisters[] = {224, 208, 128};
+constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
 constexpr int kSoftmaxChunks = 2;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -111,7 +112,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
 /// Why an override of another family's fields cannot be followed; empty when there is none.
 std::string foreign_override(const KernelOverride& fixed) {
   if (fixed.warps != 0) {
-    return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 more (8 with dropout)", fixed.warps);
+    return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 or 8 more", fixed.warps);
   }
   if (fixed.loop_bodies > 1) return fmt::format("loop_bodies = {}: accepted is 1", fixed.loop_bodies);
   if (fixed.q_in_registers.value_or(false)) return "q_in_registers = true: sm90 kernels keep Q in shared memory";
@@ -181,7 +182,8 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
         spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, shared, to_string(spec.arch), shared_limit);
   }
   const int registers = sm90_forward_registers(spec);
-  const int offered = kFragmentRegisters[consumers(spec) - 1];
+  const bool shares = has_drawers(spec) && consumers(spec) == 2;
+  const int offered = kFragmentRegisters[consumers(spec) - 1] - (shares ? kRegistersOfDrawers : 0);
   if (registers > offered) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);

@@ -35,7 +35,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 /// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
 /// K^T of the next KV tile, then O += P V of the current one, and computes the softmax of the former while the latter
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
-/// tiles.
+/// tiles. With dropout further warps draw what is dropped.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout
