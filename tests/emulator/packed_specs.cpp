@@ -162,7 +162,7 @@ constexpr ForwardShape kForward[] = {
      .varlen = false,
      .dropout = true,
      .causal = false,
-     .q_buffers = 2},
+     .q_buffers = 1},
     {.dtype = DType::bf16,
      .d_qk = 24,
      .d_v = 144,
@@ -173,7 +173,7 @@ constexpr ForwardShape kForward[] = {
      .varlen = true,
      .dropout = true,
      .causal = true,
-     .q_buffers = 2},
+     .q_buffers = 1},
 };
 
 struct BackwardShape {
