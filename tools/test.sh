@@ -96,7 +96,7 @@ mkdir -p build
 start=$SECONDS
 
 say "build: release"
-configure release -DBUILD_SHARED_LIBS=ON
+configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON
 cmake --build build/release -j "$jobs"
 
 say_gpu
@@ -118,7 +118,7 @@ if [[ $quick == no ]]; then
 
   say "install and use: static"
   cmake -S . -B build/static -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DFA_BUILD_TESTS=OFF \
-    -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_PRECOMPILE=ON >/dev/null
+    -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
 

@@ -1,6 +1,7 @@
 #include "api/problem.hpp"
 
 #include <fmt/format.h>
+#include <cmath>
 
 #include <algorithm>
 #include <iterator>
@@ -54,7 +55,8 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.chunk = config.chunk;
   if (variants != nullptr && variants->any()) problem.variants = variants;
   problem.causal_align = config.causal_align;
-  problem.positive_scale = config.scale.value_or(1.0f) > 0;
+  const float scale = config.scale.value_or(1.0f);
+  problem.positive_scale = scale > 0 && std::isfinite(1 / scale);
   problem.aligned = shape.aligned;
   problem.b = shape.b;
   problem.h_q = shape.h_q;

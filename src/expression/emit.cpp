@@ -104,7 +104,43 @@ class Function {
 
   const std::string& statements() const { return statements_; }
 
+  /// Of `added`, what stays the same over the steps, times an integer that is affine in the key, or its magnitude.
+  struct Affine {
+    std::string factor;
+    std::string base;
+    std::int64_t step = 0;
+    bool magnitude = false;
+  };
+  std::optional<Affine> affine(NodeId added) {
+    const Node& node = graph_[added];
+    if (node.op != Op::multiply || node.type != Type::real) return std::nullopt;
+    for (const auto& [a, b] :
+         {std::pair(node.operand[0], node.operand[1]), std::pair(node.operand[1], node.operand[0])}) {
+      if (moves(a) || on_score_[static_cast<std::size_t>(a)]) continue;
+      const auto number = affine_number(b);
+      if (!number) continue;
+      const auto [integer, magnitude] = *number;
+      const auto found = steps(integer);
+      if (!found || found->key == 0 || std::abs(found->key) > kMostAffineStep) continue;
+      return Affine{print(a, Mode::value), fmt::format("static_cast<float>({})", print(integer, Mode::base)),
+                    found->key, magnitude};
+    }
+    return std::nullopt;
+  }
+
  private:
+  /// The integer that a real is the value, or the magnitude of.
+  std::optional<std::pair<NodeId, bool>> affine_number(NodeId id) const {
+    bool magnitude = false;
+    for (const Node* node = &graph_[id]; node->op == Op::to_real || node->op == Op::abs; node = &graph_[id]) {
+      magnitude = magnitude || node->op == Op::abs;
+      id = node->operand[0];
+    }
+    return graph_[id].type == Type::integer ? std::optional(std::pair(id, magnitude)) : std::nullopt;
+  }
+
+  static constexpr std::int64_t kMostAffineStep = 1024;  // steps of a tile are exact in float
+
   /// What q and kv stand for: the element's place; the same, kept inside of the tensors; the base of the step.
   enum class Mode : std::uint8_t { value, index, base };
 
@@ -366,10 +402,14 @@ class Emitter {
     line("  [[maybe_unused]] static constexpr float kFactor = {};  // of what score returns\n",
          literal(program_.score ? without_factor(program_).second : 1));
     line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);
+    if (!program_.score || part_ != Part::values) no_affine();
     if (gradients > 0) gradient_constants();
     if (!program_.score && !program_.mask) return std::move(text_);
     line("\n  using Params = fa::kernel::VariantParams;\n  using Place = fa::kernel::Place;\n");
-    if (program_.score && part_ == Part::values) score();
+    if (program_.score && part_ == Part::values) {
+      score();
+      affine();
+    }
     if (program_.score && part_ == Part::slopes) slope();
     if (program_.score && part_ == Part::gradients) slopes();
     if (program_.mask) mask();
@@ -421,6 +461,35 @@ class Emitter {
     line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw) {{\n{}    return {};\n  }}\n", kArguments,
          function.statements(), value);
   }
+
+  /// The score plus or minus a product that is affine in the key: ALiBi, and biases by distance.
+  void affine() {
+    const Node& root = program_.graph[*program_.score];
+    const auto is_score = [this](NodeId id) {
+      const Node& node = program_.graph[id];
+      return node.op == Op::input && static_cast<Input>(node.index) == Input::score;
+    };
+    NodeId added = 0;
+    if ((root.op == Op::add || root.op == Op::subtract) && is_score(root.operand[0])) {
+      added = root.operand[1];
+    } else if (root.op == Op::add && is_score(root.operand[1])) {
+      added = root.operand[0];
+    } else {
+      return no_affine();
+    }
+    Function function(program_, approximate_, std::array{added});
+    const auto found = function.affine(added);
+    if (!found) return no_affine();
+    line("  [[maybe_unused]] static constexpr bool kAffine = true;\n");
+    line("  [[maybe_unused]] static constexpr bool kAffineAbs = {};\n", found->magnitude);
+    line("  [[maybe_unused]] static constexpr int kAffineStep = {};\n", found->step);
+    line(
+        "\n  static FA_DEVICE fa::kernel::AffineRow affine({}) {{\n{}    return {{{}({}) * params.inverse_scale, "
+        "{}}};\n  }}\n",
+        kArguments, function.statements(), root.op == Op::subtract ? "-" : "", found->factor, found->base);
+  }
+
+  void no_affine() { line("  [[maybe_unused]] static constexpr bool kAffine = false;\n"); }
 
   void slope() {
     const std::array roots{without_factor(program_).first, program_.score_derivative};

@@ -73,7 +73,7 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
   choice.aligned = problem.aligned;
   // Fields, and tiles, of its kernels.
   const bool of_sm80 = fixed.warps != 0 || fixed.tile_m % 64 != 0 || fixed.tile_n % 64 != 0;
-  const bool automatic = fixed.family == Family::automatic && !of_sm80 && !is_pair(problem);
+  const bool automatic = fixed.family == Family::automatic && !of_sm80;
   if ((automatic || fixed.family == Family::sm90) && sm90_backward_misfit(problem) == nullptr &&
       sm90_backward_obstacle(problem) == nullptr) {
     choice.family = Family::sm90;

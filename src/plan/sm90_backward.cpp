@@ -94,6 +94,17 @@ bool wants_gradients(const Variants& variants) noexcept {
   return std::ranges::any_of(variants.captures, [](const expression::Capture& c) { return c.requires_grad; });
 }
 
+/// They differ in how far copies are ahead.
+Candidates pair_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
+  Candidates candidates;
+  for (const int stages : {2, 3, 4}) {
+    const KernelSpec spec =
+        as_pair(with_tile(problem, {kPair[0].tile_m, kPair[0].tile_n, stages}, {}, choice, deterministic));
+    if (sm90_backward_pair_refusal(spec).empty()) candidates.push_back({spec, 1.0 / stages});
+  }
+  return candidates;
+}
+
 }  // namespace
 
 const char* sm90_backward_misfit(const Problem& problem) noexcept {
@@ -173,7 +184,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
 }
 
 Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
-  if (is_pair(problem)) return {};
+  if (is_pair(problem)) return pair_candidates(problem, choice, deterministic);
   constexpr double kMultiplyAdds = 4096;  // of wgmma, a cycle
   constexpr double kStepCycles = 800;     // what of a step the tensor cores wait for
   constexpr double kTileCycles = 3000;    // its keys come, its sums leave

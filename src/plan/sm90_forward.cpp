@@ -56,10 +56,12 @@ std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) 
   return short_query ? Tiles(kShortLargest) : kLargest;
 }
 
-/// Whether taking turns on the tensor cores is faster: measured, and slower only here.
+/// Whether taking turns on the tensor cores is faster: measured, and slower only where d is 128 and nothing comes
+/// between the products but the softmax.
 bool turns_pay(const Problem& problem) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  return problem.causal || d <= 64 || d > 128;
+  const bool more = problem.dropout || (problem.variants != nullptr && !problem.variants->score.empty());
+  return problem.causal || more || d <= 64 || d > 128;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -93,7 +95,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
   if (problem.variants != nullptr) spec.variants = *problem.variants;
-  spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
+  spec.positive_scale = problem.positive_scale;
   spec.aligned = true;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;

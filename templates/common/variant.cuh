@@ -7,6 +7,7 @@
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
 
 namespace fa::kernel {
 
@@ -20,8 +21,11 @@ struct NoVariant {
   static constexpr bool kMask = false;   // keep
   static constexpr bool kMaskOnBatch = false;
   static constexpr bool kMaskOnHead = false;
-  static constexpr int kGradients = 0;   // places of captured tensors whose gradient is wanted
-  static constexpr float kFactor = 1.f;  // of what score returns
+  static constexpr int kGradients = 0;    // places of captured tensors whose gradient is wanted
+  static constexpr float kFactor = 1.f;   // of what score returns
+  static constexpr bool kAffine = false;  // affine
+  static constexpr bool kAffineAbs = false;
+  static constexpr int kAffineStep = 0;
 };
 
 template <class First, class Second, bool kFirst>
@@ -68,6 +72,13 @@ struct Place {
   int q_step, kv_step;
   int s_q, s_kv;
   float scale;  // of raw scores
+};
+
+/// A score function that adds factor * x, or with Variant::kAffineAbs factor * |x|, to the raw score of a row, before
+/// the scale; x is base + Variant::kAffineStep * (key - Place::kv).
+struct AffineRow {
+  float factor;
+  float base;
 };
 
 FA_DEVICE int minimum(int a, int b) {
@@ -173,6 +184,41 @@ FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score)
       at.kv_step = 8 * n + e;
       score(n, e) = Variant::score(variant, at, score(n, e));
     }
+  }
+}
+
+/// The same for an affine function of the keys, of both row halves r: `score(n, 2 * r + e)`. Where x has one sign in
+/// all of the warp's scores the step from key to key is one multiplication and addition, and what is the same for a row
+/// is left to the softmax: `shift`, before the scale.
+template <class Variant, int kNTiles, class Scores>
+FA_DEVICE void apply_affine(const AffineRow (&rows)[2], float (&shift)[2], Scores score) {
+  constexpr float kSpan = static_cast<float>(Variant::kAffineStep * (8 * kNTiles - 7));  // to the thread's last key
+  bool one_sided = true;
+  float factor[2];
+  FA_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const float last = rows[r].base + kSpan;
+    factor[r] = rows[r].factor;
+    if constexpr (Variant::kAffineAbs) {
+      one_sided = one_sided && rows[r].base * last >= 0.f;
+      if (rows[r].base + last < 0.f) factor[r] = -factor[r];
+    }
+    shift[r] = factor[r] * rows[r].base;
+  }
+  if (!Variant::kAffineAbs || !ptx::vote_any(!one_sided)) {
+    FA_UNROLL
+    for (int i = 0; i < 4 * kNTiles; ++i) {
+      const float step = static_cast<float>(Variant::kAffineStep * (8 * (i / 4) + i % 2));
+      score(i / 4, i % 4) = ptx::fma(factor[i / 2 % 2], step, score(i / 4, i % 4));
+    }
+    return;
+  }
+  shift[0] = shift[1] = 0.f;
+  FA_UNROLL
+  for (int i = 0; i < 4 * kNTiles; ++i) {
+    const float step = static_cast<float>(Variant::kAffineStep * (8 * (i / 4) + i % 2));
+    const AffineRow& row = rows[i / 2 % 2];
+    score(i / 4, i % 4) = ptx::fma(row.factor, ptx::abs(row.base + step), score(i / 4, i % 4));
   }
 }
 

@@ -67,7 +67,8 @@ struct Forward {
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // A row may see keys of a tile, but not the first ones.
-  static constexpr bool kHoles = kTwoSided || Variant::kMask || Variant::kScore;
+  static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
+  static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
@@ -544,8 +545,9 @@ struct Forward {
     ptx::wgmma_tie(s);
     release(k_empty(k_slot.index), lane);
     k_slot.advance();
-    finish_scores(s, ahead, warp_row, lane);
-    softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
+    float shift[2];
+    finish_scores(s, shift, affine_rows(ahead, warp_row, lane), ahead, warp_row, lane);
+    softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
     if constexpr (kDropout) {
       if constexpr (kDrawers) {
         take_mask(draws, mask_slot, warp_row, lane);
@@ -584,12 +586,13 @@ struct Forward {
       if (Config::kTakeTurns) {
         ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
       }
+      const AffineRows rows = affine_rows(ahead, warp_row, lane);
       ptx::wgmma_wait<1>();
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
-      finish_scores(s, ahead, warp_row, lane);
-      const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2());
+      finish_scores(s, shift, rows, ahead, warp_row, lane);
+      const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
       if constexpr (kDropout) {
         convert(pairs, s);
         settle_pairs(pairs);
@@ -673,9 +676,31 @@ struct Forward {
     ptx::wgmma_commit();
   }
 
-  /// Score function, or scale where it changes the order; then the masks.
-  FA_DEVICE void finish_scores(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    if constexpr (Variant::kScore) {
+  struct AffineRows {
+    kernel::AffineRow half[2];
+  };
+  FA_DEVICE AffineRows affine_rows([[maybe_unused]] const Cursor& cursor, [[maybe_unused]] int warp_row,
+                                   [[maybe_unused]] int lane) const {
+    AffineRows rows = {};
+    if constexpr (kAffine) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        rows.half[r] = Variant::affine(params.variant, place(cursor, warp_row, r, lane));
+      }
+    }
+    return rows;
+  }
+
+  /// Score function, or scale where it changes the order; then the masks. shift: what remains to be added to the scores
+  /// of a row half, in log2 units.
+  FA_DEVICE void finish_scores(S& s, float (&shift)[2], [[maybe_unused]] const AffineRows& rows, const Cursor& cursor,
+                               int warp_row, int lane) const {
+    shift[0] = shift[1] = 0.f;
+    if constexpr (kAffine) {
+      kernel::apply_affine<Variant, kTileN / 8>(rows.half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) shift[r] *= softmax_scale_log2();
+    } else if constexpr (Variant::kScore) {
       apply_score(s, cursor, warp_row, lane);
     } else if constexpr (!Config::kPositiveScale) {
       FA_UNROLL
@@ -779,7 +804,7 @@ struct Forward {
   }
 
   FA_DEVICE float softmax_scale_log2() const {
-    if constexpr (Variant::kScore) return Variant::kFactor * kernel::kLog2e;
+    if constexpr (Variant::kScore && !kAffine) return Variant::kFactor * kernel::kLog2e;
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 

@@ -24,12 +24,13 @@ struct TrailingSoftmax {
   float factor[2] = {1.f, 1.f};                // what O has to be multiplied with after `update` returned true
 
   /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
-  /// exponentials of the one before. True when O must be rescaled by `factor`.
+  /// exponentials of the one before. True when O must be rescaled by `factor`. shift: what is to be added to all scaled
+  /// scores of a row, in log2 units.
   ///
   /// A row's first visible key gives it its offset. Without kHoles a tile that a row sees any of shows it its first
   /// key, so that only the first piece looks for rows without an offset.
   template <int kChunks, bool kHoles, int kCount>
-  FA_DEVICE bool update(float (&s)[kCount], float scale_log2) {
+  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&shift)[2]) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     bool rescale = false;
     const int start = offset[0] == -kInfinity || offset[1] == -kInfinity ? kBitsAboveAll : kBitsBelowAll;
@@ -37,7 +38,7 @@ struct TrailingSoftmax {
     FA_UNROLL
     for (int i = 0; i < kChains; ++i) highest[i] = start;
     FA_UNROLL
-    for (int j = 0; j < kTiles / kChunks; ++j) scale_tile(s, j, scale_log2, highest);
+    for (int j = 0; j < kTiles / kChunks; ++j) scale_tile(s, j, scale_log2, shift, highest);
     FA_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int begin = kTiles * chunk / kChunks;
@@ -59,11 +60,11 @@ struct TrailingSoftmax {
       for (int j = 0; j < kTiles; ++j) {
         // The next piece's scores, one n8 tile for one of this piece's.
         const int ahead = end + (j - begin);
-        if (j >= begin && j < end && ahead < next) scale_tile(s, ahead, scale_log2, highest);
+        if (j >= begin && j < end && ahead < next) scale_tile(s, ahead, scale_log2, shift, highest);
         if (j >= begin && j < end) exponentiate(s, j, total);
       }
       FA_UNROLL
-      for (int j = 2 * end - begin; j < next; ++j) scale_tile(s, j, scale_log2, highest);
+      for (int j = 2 * end - begin; j < next; ++j) scale_tile(s, j, scale_log2, shift, highest);
       FA_UNROLL
       for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
     }
@@ -96,10 +97,11 @@ struct TrailingSoftmax {
 
   /// Scores of n8 tile j relative to the offsets; the greatest so far.
   template <int kCount>
-  FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, int (&highest)[kChains]) const {
+  FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, const float (&shift)[2],
+                            int (&highest)[kChains]) const {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float subtracted = offset[r] == -kInfinity ? 0.f : offset[r];  // never inf - inf
+      const float subtracted = (offset[r] == -kInfinity ? 0.f : offset[r]) - shift[r];  // never inf - inf
       float& a = s[4 * j + 2 * r];
       float& b = s[4 * j + 2 * r + 1];
       a = ptx::fma(a, scale_log2, -subtracted);

@@ -39,6 +39,36 @@ TEST(Emit, ADistanceIsOneFusedMultiplication) {
   EXPECT_TRUE(has(text, "kGradientOnKey[] = {false}")) << text;
 }
 
+TEST(Emit, AnAffineBiasIsLeftToTheSoftmax) {
+  const std::vector<Capture> slope{{"slope", DType::f32, 0, false}};
+  const std::string load = "(fa::kernel::captured<fa::kernel::f32>(params.captures[0], at.h)) * params.inverse_scale, ";
+  const std::string distance = emitted("score + slope[h] * float(kv - q)", "", slope, Part::values);
+  EXPECT_TRUE(has(distance, "kAffine = true;")) << distance;
+  EXPECT_TRUE(has(distance, "kAffineAbs = false;")) << distance;
+  EXPECT_TRUE(has(distance, "kAffineStep = 1;")) << distance;
+  EXPECT_TRUE(has(distance, "return {" + load + "static_cast<float>((at.kv - at.q))};")) << distance;
+  const std::string alibi = emitted("score - slope[h] * abs(float(q + s_kv - s_q - kv))", "", slope, Part::values);
+  EXPECT_TRUE(has(alibi, "kAffineAbs = true;")) << alibi;
+  EXPECT_TRUE(has(alibi, "kAffineStep = -1;")) << alibi;
+  EXPECT_TRUE(has(alibi, "return {-" + load)) << alibi;
+  const std::string of_integers = emitted("float(abs(2 * kv - q)) * slope[h] + score", "", slope, Part::values);
+  EXPECT_TRUE(has(of_integers, "kAffineAbs = true;")) << of_integers;
+  EXPECT_TRUE(has(of_integers, "kAffineStep = 2;")) << of_integers;
+}
+
+TEST(Emit, OnlyAnAffineBiasIs) {
+  const std::vector<Capture> slope{{"slope", DType::f32, 0, false}};
+  for (const char* score :
+       {"score * slope[h] * float(kv - q)", "score + slope[kv] * float(kv - q)", "score + slope[h] * float(kv * q)",
+        "score + slope[h] * float(q)", "2.0 * score + slope[h] * float(kv)", "score + score * float(kv)",
+        "slope[h] * float(kv) - score", "score + slope[h] * float(kv * 4096)", "score + float(kv)"}) {
+    const std::string text = emitted(score, "", slope, Part::values);
+    EXPECT_TRUE(has(text, "kAffine = false;")) << score << '\n' << text;
+  }
+  EXPECT_TRUE(has(emitted("score + slope[h] * float(kv)", "", slope, Part::slopes), "kAffine = false;"));
+  EXPECT_TRUE(has(emitted("", "kv < 3", {}, Part::values), "kAffine = false;"));
+}
+
 TEST(Emit, IndicesStayInside) {
   const std::string text = emitted("", "doc[q] == doc[kv] && q >= kv", {{"doc", DType::i32, 0, false}});
   EXPECT_TRUE(has(text, "captured<fa::int32_t>(params.captures[0], fa::kernel::inside(at.q + at.q_step, at.s_q))"))

@@ -261,7 +261,8 @@ TEST(Choice, HopperServesVariantsToo) {
   EXPECT_EQ(plan_forward(p, {}).kernel.variants, variants);
   EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);
   variants.score = "score+1.0";
-  EXPECT_TRUE(plan_forward(p, {}).kernel.positive_scale) << "a function sees scaled scores";
+  EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);  // what an affine one is left to the softmax for
+  EXPECT_TRUE(plan_forward(p, {.family = Family::sm80}).kernel.positive_scale) << "a function sees scaled scores";
 }
 
 /// The longest sequence decides on tiles, and where it is not known twice the mean; nothing is split.

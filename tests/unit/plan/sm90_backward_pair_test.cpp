@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fa/error.hpp>
 #include <string>
+#include <vector>
 
+#include "plan/candidates.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"
 
@@ -49,10 +52,10 @@ TEST(Sm90BackwardPair, EveryHeadDimThatItServesHasAKernelThatFits) {
   }
 }
 
-/// Its speed is not known yet.
-TEST(Sm90BackwardPair, IsTakenWhereItIsAskedFor) {
+TEST(Sm90BackwardPair, IsTakenWhereNothingElseIsAskedFor) {
   const Problem problem = problem_of(256, 256);
-  EXPECT_EQ(choose_backward(problem, {}).family, Family::sm80);
+  EXPECT_EQ(choose_backward(problem, {}).family, Family::sm90);
+  EXPECT_EQ(choose_backward(problem_of(192, 64), {}).family, Family::sm80);
   EXPECT_EQ(choose_backward(problem, {.family = Family::sm80}).family, Family::sm80);
   EXPECT_EQ(choose_backward(problem, kHopper).family, Family::sm90);
 }
@@ -68,6 +71,21 @@ TEST(Sm90BackwardPair, LeavesVariantsToAnotherFamily) {
     EXPECT_NE(sm90_backward_obstacle(problem), nullptr);
     EXPECT_EQ(choose_backward(problem, kHopper).family, Family::sm80);
   }
+}
+
+TEST(Sm90BackwardPair, CandidatesAreWhatFits) {
+  const auto stages_of = [](const Problem& problem) {
+    const KernelSpec first = plan_backward(problem, {}, false).main.front();
+    std::vector<int> stages;
+    for (const KernelSpec& spec : backward_candidates(problem, {}, first, 8)) {
+      EXPECT_EQ(spec.cluster, 2) << canonical(spec);
+      stages.push_back(spec.stages);
+    }
+    std::ranges::sort(stages);
+    return stages;
+  };
+  EXPECT_EQ(stages_of(problem_of(256, 256)), (std::vector{2}));
+  EXPECT_EQ(stages_of(problem_of(192, 128)), (std::vector{2, 3, 4}));
 }
 
 TEST(Sm90BackwardPair, NeedsColumnsForBothBlocks) {

@@ -108,7 +108,8 @@ TEST(CandidateOrder, OffersAChoiceAndKeepsToTheNumber) {
       const KernelSpec backward = plan_backward(p, {}, false).main.front();
       const std::size_t all = backward_candidates(p, {}, backward, kAll).size();
       EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), backward.family == Family::sm80 ? 10 : all);
-      EXPECT_EQ(backward_candidates(p, {}, backward, 2).size(), 2U);
+      const bool pair = backward.cluster > 1;  // one kernel fits
+      EXPECT_EQ(backward_candidates(p, {}, backward, 2).size(), pair ? 1U : 2U);
     }
   }
 }
