@@ -16,8 +16,11 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 3;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
+constexpr int kBarrierBytesBesideMasks = 464;
+constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232 and 160.
 constexpr int kFragmentRegisters[] = {224, 208, 128};
+constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
 constexpr int kSoftmaxChunks = 2;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -65,6 +68,19 @@ int consumers(const KernelSpec& spec) {
   return spec.tile_m / kWarpgroupRows;
 }
 
+/// Whether other warps than the consumers draw what is dropped, and whether these are a warpgroup of their own.
+bool has_drawers(const KernelSpec& spec) {
+  return spec.dropout && consumers(spec) < kMaxConsumers;
+}
+bool has_drawer_warpgroup(const KernelSpec& spec) {
+  return has_drawers(spec) && spec.d_v <= 128;
+}
+
+/// Keep-masks of [tile_m / 16, 32 lanes], 8 bytes a lane for each 128 keys begun.
+int mask_bytes(const KernelSpec& spec) {
+  return kMasks * (spec.tile_m / 16) * 32 * 8 * ((spec.tile_n + 127) / 128);
+}
+
 bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns;
 }
@@ -87,7 +103,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.tile_n = either(fixed.tile_n, tile.tile_n);
   spec.stages = either(fixed.stages, tile.stages);
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
-  spec.warps = 4 * (spec.tile_m / kWarpgroupRows + 1);
+  spec.warps = sm90_forward_warps(spec);
   spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
@@ -97,7 +113,9 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
 
 /// Why an override of another family's fields cannot be followed; empty when there is none.
 std::string foreign_override(const KernelOverride& fixed) {
-  if (fixed.warps != 0) return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 more", fixed.warps);
+  if (fixed.warps != 0) {
+    return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 or 8 more", fixed.warps);
+  }
   if (fixed.loop_bodies > 1) return fmt::format("loop_bodies = {}: accepted is 1", fixed.loop_bodies);
   if (fixed.q_in_registers.value_or(false)) return "q_in_registers = true: sm90 kernels keep Q in shared memory";
   return {};
@@ -126,13 +144,17 @@ int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, boo
   return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query).front().tile_m;
 }
 
+int sm90_forward_warps(const KernelSpec& spec) noexcept {
+  return 4 * (consumers(spec) + (has_drawer_warpgroup(spec) ? 2 : 1));
+}
+
 int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
   const int qk = row_bytes(spec.d_qk);
   const int v = row_bytes(spec.d_v);
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
-         kBarrierBytes;
+         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -162,7 +184,8 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
         spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, shared, to_string(spec.arch), shared_limit);
   }
   const int registers = sm90_forward_registers(spec);
-  const int offered = kFragmentRegisters[consumers(spec) - 1];
+  const bool shares = has_drawers(spec) && consumers(spec) == 2;
+  const int offered = kFragmentRegisters[consumers(spec) - 1] - (shares ? kRegistersOfDrawers : 0);
   if (registers > offered) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);

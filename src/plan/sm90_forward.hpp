@@ -21,6 +21,10 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept;
 /// Query rows of a thread block, the same for all of a problem's kernels.
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept;
 
+/// Warps of a thread block: a warpgroup for each 64 query rows, one of producers, and one that draws what dropout drops
+/// where registers are left for it.
+int sm90_forward_warps(const KernelSpec& spec) noexcept;
+
 /// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_forward.cuh.
 int sm90_forward_shared_bytes(const KernelSpec& spec);
 

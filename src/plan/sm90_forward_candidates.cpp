@@ -59,7 +59,7 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.tile_n = tile_n;
           spec.stages = stages;
           spec.q_buffers = q_buffers;
-          spec.warps = 4 * (tile_m / 64 + 1);
+          spec.warps = sm90_forward_warps(spec);
           spec.take_turns = false;
           add(spec);
           spec.take_turns = true;

@@ -29,6 +29,60 @@ FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_hig
   }
 }
 
+/// What is kept of the elements that a thread holds of 16 rows of P by 16 * kSteps keys, a bit each. Pair i of a step's
+/// A operand has bytes 2 * (i % 2) and 2 * (i % 2) + 1 of word i / 2; every step has a bit of each byte, from the
+/// highest on, which `prmt_sign` spreads after a shift. Eight steps fill a pair of words.
+template <int kSteps>
+struct KeepMask {
+  static constexpr int kWords = 2 * ceil_div(kSteps, 8);
+  static constexpr int kBytes = 4 * kWords;
+  static_assert(kWords <= 4, "at most 256 keys");
+
+  uint32_t word[kWords] = {};
+
+  /// From comparisons of halves, 0 or 0xffff, of the four pairs of a step.
+  FA_DEVICE void add(int step, const uint32_t (&below)[4]) {
+    FA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      word[step / 8 * 2 + half] |= ptx::prmt(below[2 * half], below[2 * half + 1], 0x6420) & 0x80808080u >> step % 8;
+    }
+  }
+
+  /// What was added are draws below the threshold.
+  FA_DEVICE void store(uint32_t shared, const DropoutParams& params) {
+    FA_UNROLL
+    for (int i = 0; i < kWords; ++i) word[i] = ~(word[i] ^ params.flip);
+    if constexpr (kWords == 4) {
+      ptx::st_shared_chunk(shared, {{word[0], word[1], word[2], word[3]}});
+    } else {
+      ptx::st_shared_b64(shared, word[0], word[1]);
+    }
+  }
+
+  FA_DEVICE static KeepMask load(uint32_t shared) {
+    KeepMask mask;
+    if constexpr (kWords == 4) {
+      const Chunk chunk = ptx::ld_shared_chunk(shared);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) mask.word[i] = chunk.word[i];
+    } else {
+      ptx::ld_shared_b64(mask.word[0], mask.word[1], shared);
+    }
+    return mask;
+  }
+
+  /// All ones in the halves of what is kept, in the order of the A operands.
+  FA_DEVICE void expand(uint32_t (&kept)[kSteps][4]) const {
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        kept[step][i] = ptx::prmt_sign(word[step / 8 * 2 + i / 2] << step % 8, i % 2 == 0 ? 0x1100u : 0x3322u);
+      }
+    }
+  }
+};
+
 /// Which elements of P are dropped. One call of the generator decides on eight elements, a 16-bit draw each: rows r and
 /// r + 8 of a block of 16 rows, keys c, c + 1, c + 8 and c + 9 (c even) of a block of 16 keys. They are what a thread
 /// holds of the accumulators of S, and what two neighbouring threads (lane and lane ^ 4) hold of those of S^T: there
@@ -111,7 +165,21 @@ class Dropout {
     }
   }
 
-  /// The same for row half r alone, which is of any position and head.
+  /// The same into a mask.
+  template <int kSteps>
+  FA_DEVICE void draw_block(KeepMask<kSteps>& mask, int row, int key, int lane) const {
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t words[4];
+      uint32_t below[4];
+      draw(words, row / 2 + lane / 4, column<2 * kSteps>(key, 2 * step, lane), stream_);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) below[i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
+      mask.add(step, below);
+    }
+  }
+
+  /// Draws for row half r alone, which is of any position and head.
   template <int kSteps>
   FA_DEVICE void draw_row(uint32_t (&below)[kSteps][4], int r, int position, int head, int key, int lane) const {
     const bool lower = position % 16 >= 8;
@@ -124,6 +192,24 @@ class Dropout {
       for (int half = 0; half < 2; ++half) {
         below[step][2 * half + r] = ptx::less_pair(lower ? words[2 + half] : words[half], threshold_);
       }
+    }
+  }
+
+  /// The same into a mask.
+  template <int kSteps>
+  FA_DEVICE void draw_row(KeepMask<kSteps>& mask, int r, int position, int head, int key, int lane) const {
+    const bool lower = position % 16 >= 8;
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t words[4];
+      uint32_t below[4] = {};
+      draw(words, position / 16 * 8 + position % 8, column<2 * kSteps>(key, 2 * step, lane),
+           stream_ + static_cast<uint64_t>(head));
+      FA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        below[2 * half + r] = ptx::less_pair(lower ? words[2 + half] : words[half], threshold_);
+      }
+      mask.add(step, below);
     }
   }
 

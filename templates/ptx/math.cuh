@@ -110,6 +110,14 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
 }
 
+/// prmt.b32 with bit 3 of every nibble of the selector: byte i of the result is eight copies of the highest bit of that
+/// byte of `value` which nibble i of `bytes` numbers.
+FA_DEVICE uint32_t prmt_sign(uint32_t value, uint32_t bytes) {
+  uint32_t y;
+  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(y) : "r"(value), "r"(bytes | 0x8888u));
+  return y;
+}
+
 /// mul.wide.u32: all 64 bits of a product.
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   uint64_t y;

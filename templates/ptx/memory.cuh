@@ -100,6 +100,9 @@ FA_DEVICE uint16_t ld_shared_b16(uint32_t address) {
 FA_DEVICE void ld_shared_f32x2(float (&value)[2], uint32_t address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value[0]), "=f"(value[1]) : "r"(address) : "memory");
 }
+FA_DEVICE void ld_shared_b64(uint32_t& low, uint32_t& high, uint32_t address) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
+}
 FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
   Chunk value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

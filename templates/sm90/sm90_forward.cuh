@@ -35,7 +35,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 /// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
 /// K^T of the next KV tile, then O += P V of the current one, and computes the softmax of the former while the latter
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
-/// tiles.
+/// tiles. With dropout further warps draw what is dropped.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout
@@ -53,12 +53,17 @@ struct Forward {
   static constexpr int kStages = Config::kStages;
   static constexpr int kQBuffers = Config::kQBuffers;
   static constexpr int kConsumers = kTileM / 64;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kPSteps = kTileN / 16;
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  // Where registers allow, other warps draw what is dropped: consumers whose product reads P from registers would draw
+  // at half speed. They are a warpgroup of their own, unless its launch leaves too few registers for the product: then
+  // those of the producers that have nothing to do, with half of the draws for a product.
+  static constexpr bool kDrawers = kDropout && kConsumers < 3;
+  static constexpr bool kDrawerWarpgroup = kDrawers && kHeadDimV <= 128;
+  static constexpr int kThreads = (kConsumers + (kDrawerWarpgroup ? 2 : 1)) * kWarpgroup;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // A row may see keys of a tile, but not the first ones.
@@ -67,11 +72,21 @@ struct Forward {
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kConsumers + 1);
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
-  static constexpr int kProducerRegisters = kConsumers == 1 ? kLoneProducerRegisters : kConsumers == 2 ? 40 : 32;
+  static constexpr int kDrawerRegisters = kConsumers == 1     ? 96
+                                          : !kDrawerWarpgroup ? 72
+                                          : kLists            ? 56
+                                          : kHeadDimV <= 96   ? 80
+                                                              : 64;
+  static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
+                                          : kThreads < 4 * kWarpgroup ? 40
+                                          : kDrawers && kLists        ? 40
+                                                                      : 32;
+  static constexpr int kProducerRegisters = kDrawers && !kDrawerWarpgroup ? kDrawerRegisters : kLoaderRegisters;
+  static constexpr int kOtherRegisters = kProducerRegisters + (kDrawerWarpgroup ? kDrawerRegisters : 0);
   static constexpr int kConsumerRegisters =
-      kConsumers == 1 ? 256 : (kLaunchRegisters - kProducerRegisters) / kConsumers / 8 * 8;
+      kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
@@ -89,13 +104,13 @@ struct Forward {
   using O = float[kHeadDimV / 2];
   using Rows = kernel::RowMap<Config::kPackGqa>;
 
-  // Where registers allow, what is dropped is drawn while the product S is under way, else beside P V.
-  static constexpr bool kDrawAhead = kDropout && kConsumers < 3 && kTileN + kHeadDimV / 2 <= 192;
+  using Mask = kernel::KeepMask<kPSteps>;
+  static constexpr int kDrawerWarps = kDrawerWarpgroup ? 4 : kEmptyAside ? 1 : 2;  // the last of their warpgroup
 
   // Where they also allow, a captured tensor's part of the tile is read before the product S is issued.
   static constexpr int kFragmentRegisters = kTileN / 2 + kTileN / 4 + kHeadDimV / 2;
   static constexpr bool kLoadAhead =
-      kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDrawAhead ? 2 : 1) <= 192;
+      kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDropout ? 2 : 1) <= 192;
   using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
 
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
@@ -111,7 +126,11 @@ struct Forward {
   static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
   static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
   static constexpr int kDropoutOffset = kListedOffset + 32;  // seed and offset
-  static constexpr int kSharedBytes = kBarrierOffset + 1024;
+  static constexpr int kMaskBarrierOffset = kDropoutOffset + 16;
+  static constexpr int kMasks = 2;  // in flight
+  static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
+  static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
+  static constexpr int kSharedBytes = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
 
   const Params& p;
   const kernel::ForwardParamsOf<Config>& params;
@@ -135,7 +154,13 @@ struct Forward {
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
+  FA_DEVICE uint32_t mask_full(int stage) const { return shared + kMaskBarrierOffset + 8 * stage; }
+  FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMasks + stage); }
   FA_DEVICE uint32_t dropout_shared() const { return shared + kDropoutOffset; }
+  /// A lane's words of the mask for the 16 rows from `row` on.
+  FA_DEVICE uint32_t mask_shared(int stage, int row, int lane) const {
+    return shared + kMaskOffset + stage * kMaskBytes + (row * 2 + lane) * Mask::kBytes;
+  }
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -144,6 +169,11 @@ struct Forward {
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
       produce();
+    } else if (kDrawerWarpgroup && warpgroup > kConsumers) {
+      if constexpr (kDrawerWarpgroup) {
+        ptx::decrease_registers<kDrawerRegisters>();
+        draw_masks();
+      }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
@@ -152,6 +182,7 @@ struct Forward {
 
   FA_DEVICE void init_barriers() const {
     constexpr int kReaders = 4 * kConsumers;  // warps
+    constexpr int kReadersOfJobs = kReaders + (kDrawers ? kDrawerWarps : 0);
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(k_full(i), 1);
@@ -162,7 +193,14 @@ struct Forward {
     FA_UNROLL
     for (int i = 0; i < kQBuffers; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), kReaders);
+      ptx::mbarrier_init(q_empty(i), kReadersOfJobs);
+    }
+    if constexpr (kDrawers) {
+      FA_UNROLL
+      for (int i = 0; i < kMasks; ++i) {
+        ptx::mbarrier_init(mask_full(i), kDrawerWarps);
+        ptx::mbarrier_init(mask_empty(i), kReaders);
+      }
     }
     if constexpr (kDropout) kernel::Dropout::share(params.dropout, dropout_shared());
     ptx::fence_mbarrier_init();
@@ -328,6 +366,9 @@ struct Forward {
       if (ptx::thread_index() == 0) produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) produce_v(true);
     }
+    if constexpr (kDrawers && !kDrawerWarpgroup) {
+      if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDrawerWarps) draw_masks();
+    }
   }
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
@@ -414,6 +455,53 @@ struct Forward {
     slot.advance();
   }
 
+  // ---- drawers: with dropout, warps that decide what is kept of each KV tile's P, ahead of the consumers
+
+  FA_DEVICE void draw_masks() const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0) - (4 - kDrawerWarps);
+    RingSlot<kMasks> slot;
+    RingSlot<kQBuffers> q_slot;
+    Cursor cursor;
+    while (seek(cursor, q_slot)) {
+      release(q_empty(q_slot.index), lane);  // of Q they need the job alone
+      q_slot.advance();
+      const ForwardTile& tile = cursor.query.tile;
+      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
+        int n = cursor.n;
+        if constexpr (kLists) n = listed(cursor.query, n);
+        ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
+        FA_UNROLL_BY(1)
+        for (int row = 0; row < kTileM; row += 16 * kDrawerWarps) {
+          draw_mask(dropout, mask_shared(slot.index, row + 16 * warp, lane), tile, row + 16 * warp, n, lane);
+        }
+        ptx::sync_warp();  // the warp's rows are complete
+        release(mask_full(slot.index), lane);
+        slot.advance();
+      }
+    }
+  }
+
+  /// For the 16 rows from `row` of the query tile on.
+  FA_DEVICE void draw_mask(const kernel::Dropout& dropout, uint32_t shared_mask, const ForwardTile& tile, int row,
+                           int n, int lane) const {
+    const int first_row = tile.m_block * kTileM + row;
+    Mask mask;
+    if constexpr (Config::kPackGqa) {
+      const Rows rows{params.group, tile.head};
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int place = first_row + lane / 4 + 8 * r;
+        dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
+      }
+    } else {
+      dropout.draw_block(mask, first_row, n * kTileN, lane);
+    }
+    mask.store(shared_mask, params.dropout);
+  }
+
   // ---- consumers: one warpgroup each
 
   /// A consumer's place in the stream of KV tiles.
@@ -440,10 +528,11 @@ struct Forward {
     const int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     RingSlot<kStages> k_slot, v_slot;
     RingSlot<kQBuffers> q_slot;
+    RingSlot<kMasks> mask_slot;
     S s;
     P probabilities;
     O o;
-    [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`
+    [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`; with drawers `draws` are what is kept
     [[maybe_unused]] Loaded loaded;
     [[maybe_unused]] bool in_chunks = false;  // `loaded`
     TrailingSoftmax softmax;
@@ -469,7 +558,11 @@ struct Forward {
     finish_scores(s, shift, affine_rows(ahead, warp_row, lane), ahead, warp_row, lane, loaded, in_chunks);
     softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
     if constexpr (kDropout) {
-      draw(draws, ahead.query.tile, kv_tile(ahead));
+      if constexpr (kDrawers) {
+        take_mask(draws, mask_slot, warp_row, lane);
+      } else {
+        draw(draws, ahead.query.tile, kv_tile(ahead));
+      }
       convert(pairs, s);
       keep(probabilities, pairs, draws);
     } else {
@@ -504,11 +597,6 @@ struct Forward {
         ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
       }
       if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-      if constexpr (kDrawAhead) {
-        ptx::sync_warp();  // the products are issued first
-        draw(draws, read_tile(q_buffer), kv_tile(ahead));
-        settle_draws(draws);
-      }
       const AffineRows rows = affine_rows(ahead, warp_row, lane);
       ptx::wgmma_wait<1>();
       ptx::wgmma_tie(s);
@@ -518,12 +606,14 @@ struct Forward {
       const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
       if constexpr (kDropout) {
         convert(pairs, s);
-        if constexpr (!kDrawAhead) {
-          settle_pairs(pairs);
+        settle_pairs(pairs);
+        if constexpr (kDrawers) {
+          take_mask(draws, mask_slot, warp_row, lane);
+        } else {
           ptx::sync_warp();  // no draw before P takes half of its registers
           draw(draws, read_tile(q_buffer), kv_tile(ahead));
-          settle_draws(draws);
         }
+        settle_draws(draws);
       }
       ptx::settle(softmax.sum[0], shared + kJobOffset);
       ptx::settle(softmax.sum[1], shared + kJobOffset);
@@ -819,6 +909,16 @@ struct Forward {
     }
   }
 
+  /// The same from the drawers.
+  FA_DEVICE void take_mask(P& kept, RingSlot<kMasks>& slot, int warp_row, int lane) const {
+    ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
+    const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
+    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
+    release(mask_empty(slot.index), lane);
+    slot.advance();
+    mask.expand(kept);
+  }
+
   /// The same for pairs of P, which have no sign.
   FA_DEVICE void settle_pairs(const P& pairs) const {
     uint32_t all = 0;
@@ -831,8 +931,10 @@ struct Forward {
   FA_DEVICE void settle_draws(const P& draws) const {
     uint32_t all = 0;
     FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step)
+    for (int step = 0; step < kPSteps; ++step) {
       all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
+      if constexpr (kDrawers) all |= draws[step][2] | draws[step][3];
+    }
     ptx::settle(all, shared + kJobOffset);
   }
 
@@ -846,8 +948,9 @@ struct Forward {
   FA_DEVICE void keep(P& probabilities, const P& pairs, const P& draws) const {
     FA_UNROLL
     for (int i = 0; i < kTileN / 4; ++i) {
-      probabilities[i / 4][i % 4] =
-          kernel::Dropout::keep_pair(params.dropout, pairs[i / 4][i % 4], draws[i / 4][i % 4]);
+      const uint32_t pair = pairs[i / 4][i % 4];
+      const uint32_t draw = draws[i / 4][i % 4];
+      probabilities[i / 4][i % 4] = kDrawers ? pair & draw : kernel::Dropout::keep_pair(params.dropout, pair, draw);
     }
   }
 

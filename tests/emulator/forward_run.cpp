@@ -59,6 +59,7 @@ ForwardVariantParams shape_params(const ForwardCase& c, const PlacedVariant* pla
                                c.spec, 1)
           .params;
   params.heads_in_flight = c.heads_in_flight;
+  if (c.spec.dropout) params.dropout = fa::plan::dropout_params(0.5);
   return params;
 }
 

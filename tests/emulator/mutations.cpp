@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "emulator/backward_specs.hpp"
+#include "emulator/packed_specs.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_specs.hpp"
 
@@ -61,6 +62,15 @@ KernelSpec hopper_base() {
   spec.q_buffers = 1;
   spec.take_turns = true;
   return spec;
+}
+
+/// With dropout: a warpgroup draws for two others.
+KernelSpec hopper_with_drawers() {
+  const auto found = std::ranges::find_if(packed_forward_specs(), [](const KernelSpec& spec) {
+    return spec.family == fa::Family::sm90 && spec.dropout && spec.tile_m == 128 && !spec.varlen;
+  });
+  if (found == packed_forward_specs().end()) throw std::out_of_range("no Hopper kernel draws");
+  return *found;
 }
 
 /// The Hopper kernel of a choice of fa::test::variant_choices().
@@ -323,7 +333,13 @@ std::vector<Mutation> make_mutations() {
       // Hopper.
       {"hopper_k_not_released", kHopper, "release(k_empty(k_slot.index), lane);", "", 2, hopper, {deadlock}},
       {"hopper_v_not_released", kHopper, "release(v_empty(v_slot.index), lane);", "", 1, hopper, {deadlock}},
-      {"hopper_q_not_released", kHopper, "release(q_empty(q_slot.index), lane);", "", 1, hopper, {deadlock}},
+      {"hopper_q_not_released",
+       kHopper,
+       "if constexpr (!kStageO) release(q_empty(q_slot.index), lane);",
+       "",
+       1,
+       hopper,
+       {deadlock}},
       {"hopper_k_released_too_early",
        kHopper,
        "ptx::wgmma_wait<1>();\n      ptx::wgmma_tie(s);\n      release(k_empty(k_slot.index), lane);",
@@ -380,6 +396,55 @@ std::vector<Mutation> make_mutations() {
        1,
        hopper,
        {shared_race, source_overwritten, deadlock, barrier_misuse}},
+      {"hopper_mask_drawn_without_waiting",
+       kHopper,
+       "ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);",
+       "",
+       1,
+       hopper_with_drawers(),
+       {shared_race, shared_uninitialised, barrier_misuse, deadlock}},  // they run ahead by any number of phases
+      {"hopper_mask_read_without_waiting",
+       kHopper,
+       "ptx::mbarrier_wait(mask_full(slot.index), slot.parity);",
+       "",
+       1,
+       hopper_with_drawers(),
+       {shared_race, shared_uninitialised}},
+      {"hopper_mask_released_before_all_lanes_have_read_it",
+       kHopper,
+       "ptx::sync_warp();  // all lanes have read it before one of them releases the buffer\n    release(mask_empty",
+       "release(mask_empty",
+       1,
+       hopper_with_drawers(),
+       {shared_race}},
+      {"hopper_mask_announced_before_all_lanes_have_written_it",
+       kHopper,
+       "ptx::sync_warp();  // the warp's rows are complete\n        release(mask_full",
+       "release(mask_full",
+       1,
+       hopper_with_drawers(),
+       {shared_race, shared_uninitialised}},
+      {"hopper_mask_not_released",
+       kHopper,
+       "release(mask_empty(slot.index), lane);",
+       "",
+       1,
+       hopper_with_drawers(),
+       {deadlock}},
+      {"hopper_job_not_released_by_drawers",
+       kHopper,
+       "release(q_empty(q_slot.index), lane);  // of Q",
+       "// of Q",
+       1,
+       hopper_with_drawers(),
+       {deadlock}},
+      {"hopper_drawers_counted_out",
+       kHopper,
+       "mbarrier_init(mask_full(i), kDrawerWarps)",
+       "mbarrier_init(mask_full(i), kDrawerWarps - 1)",
+       1,
+       hopper_with_drawers(),
+       {shared_race, shared_uninitialised, deadlock, barrier_misuse}},
       {"hopper_barriers_unfenced", kHopper, "ptx::fence_mbarrier_init();", "", 1, hopper, {unfenced}},
       {"hopper_barriers_without_block_barrier",
        kHopper,
@@ -485,8 +550,8 @@ std::vector<Mutation> make_mutations() {
        {deadlock}},
       {"hopper_odd_registers",
        kHopper,
-       "kConsumers == 2 ? 40 : 32;",
-       "kConsumers == 2 ? 44 : 32;",
+       "kThreads < 4 * kWarpgroup ? 40",
+       "kThreads < 4 * kWarpgroup ? 44",
        1,
        hopper,
        {register_pool}},

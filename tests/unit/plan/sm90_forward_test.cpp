@@ -98,6 +98,27 @@ TEST(Sm90ForwardPlan, CountsWholeSlabs) {
   EXPECT_EQ(shared_bytes(spec), 2 * 128 * 128 + 2 * 128 * (128 + 256) + 1024);
 }
 
+// What is dropped is drawn by a warpgroup more, by idle producers beside a wide O, and by three consumers themselves.
+TEST(Sm90ForwardPlan, DrawsWhereRegistersAreLeft) {
+  struct Expected {
+    int d, tile_m, warps, mask_bytes;
+  };
+  for (const Expected& expected : {Expected{64, 192, 16, 0}, Expected{128, 128, 16, 2 * 128 * 128 / 8},
+                                   Expected{256, 128, 12, 2 * 128 * 128 / 8}}) {
+    SCOPED_TRACE(expected.d);
+    Problem problem = problem_of(expected.d, expected.d, true, 4096);
+    problem.dropout = true;
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_EQ(spec.tile_m, expected.tile_m);
+    EXPECT_EQ(spec.warps, expected.warps);
+    EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
+    KernelSpec plain = spec;
+    plain.dropout = false;
+    const int barriers = expected.mask_bytes == 0 ? 1024 : 464;
+    EXPECT_EQ(shared_bytes(spec), shared_bytes(plain) - 1024 + barriers + expected.mask_bytes);
+  }
+}
+
 struct Refusal {
   const char* limit;  ///< what the text must name
   void (*spoil)(KernelSpec& spec);

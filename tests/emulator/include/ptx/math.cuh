@@ -91,6 +91,14 @@ FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   return static_cast<uint64_t>(a) * b;
 }
 
+FA_DEVICE uint32_t prmt_sign(uint32_t value, uint32_t bytes) {
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    if ((value >> (8 * ((bytes >> (4 * i)) & 3) + 7) & 1) != 0) result |= 0xffu << (8 * i);
+  }
+  return result;
+}
+
 FA_DEVICE void less_pair(bool& low, bool& high, uint32_t a, uint32_t b) {
   const auto half = [](uint32_t pair, int shift) {
     return emulator::convert_from_f16(static_cast<uint16_t>(pair >> shift));

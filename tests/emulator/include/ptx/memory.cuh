@@ -72,6 +72,13 @@ FA_DEVICE void ld_shared_f32x2(float (&value)[2], uint32_t address,
                                const emulator::Site& site = emulator::Site::current()) {
   emulator::load_shared(address, value, sizeof value, "ld.shared.v2.f32", site);
 }
+FA_DEVICE void ld_shared_b64(uint32_t& low, uint32_t& high, uint32_t address,
+                             const emulator::Site& site = emulator::Site::current()) {
+  uint32_t value[2];
+  emulator::load_shared(address, value, sizeof value, "ld.shared.v2.b32", site);
+  low = value[0];
+  high = value[1];
+}
 FA_DEVICE Chunk ld_shared_chunk(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
   Chunk value;
   emulator::load_shared(address, &value, sizeof value, "ld.shared.v4.b32", site);
