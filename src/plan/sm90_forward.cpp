@@ -56,12 +56,12 @@ std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) 
   return short_query ? Tiles(kShortLargest) : kLargest;
 }
 
-/// Whether taking turns on the tensor cores is faster: measured, and slower only where d is 128 and nothing comes
-/// between the products but the softmax.
+/// Whether taking turns on the tensor cores is faster: measured, and slower only at d 128 without the causal mask,
+/// unless captured tensors are read between the products.
 bool turns_pay(const Problem& problem) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool more = problem.dropout || (problem.variants != nullptr && !problem.variants->score.empty());
-  return problem.causal || more || d <= 64 || d > 128;
+  const bool captures = problem.variants != nullptr && !problem.variants->captures.empty() && !problem.dropout;
+  return problem.causal || captures || d <= 64 || d > 128;
 }
 
 int consumers(const KernelSpec& spec) {
