@@ -96,6 +96,7 @@ mkdir -p build
 start=$SECONDS
 
 say "build: release"
+# Precompiled headers for speed; the static library below does without, and finds includes that are missing.
 configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON
 cmake --build build/release -j "$jobs"
 

@@ -86,8 +86,9 @@ struct CompileEvent {
 enum class Family : std::uint8_t {
   automatic,
   sm80,  ///< mma.sync + cp.async: Ampere and everything after it
-  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements, backward with head dims up to 128. Calls that the
-         ///< copy engine cannot serve (unaligned rows, zero or negative strides, no keys) run on sm80
+  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements; backward above head dim 128 with both head dims
+         ///< above 64. Calls that the copy engine cannot serve (unaligned rows, zero or negative strides, no keys), and
+         ///< above 128 gradients of more than plain attention, run on sm80
 };
 
 /// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that

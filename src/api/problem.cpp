@@ -1,9 +1,9 @@
 #include "api/problem.hpp"
 
 #include <fmt/format.h>
-#include <cmath>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <string_view>
 

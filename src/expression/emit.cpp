@@ -427,12 +427,13 @@ std::vector<NodeId> loads_along_keys(const Program& program, std::span<const Nod
   return loads;
 }
 
+DType dtype_of(const Program& program, NodeId load) {
+  return program.captures[static_cast<std::size_t>(program.graph[load].index)].dtype;
+}
+
 /// Whether loads are few enough for a kernel to keep a tile of them in registers.
 bool fit_ahead(const Program& program, std::span<const NodeId> loads) {
-  const auto dtype_of = [&](NodeId load) {
-    return program.captures[static_cast<std::size_t>(program.graph[load].index)].dtype;
-  };
-  return loads.size() == 1 && size_of(dtype_of(loads[0])) == 2;
+  return loads.size() == 1 && size_of(dtype_of(program, loads[0])) == 2;
 }
 
 class Emitter {
@@ -464,7 +465,7 @@ class Emitter {
       line("  [[maybe_unused]] static constexpr int kLoads = {};  // `load`, of what functions are given\n",
            loads_.size());
       line("  [[maybe_unused]] static constexpr bool kLoadsAhead = {};\n", fit_ahead(program_, loads_));
-      line("  using Loaded = {};  // the first\n", element_name(dtype_of(loads_[0])));
+      line("  using Loaded = {};  // the first\n", element_name(dtype_of(program_, loads_[0])));
     }
     if (gradients > 0) gradient_constants();
     if (!program_.score && !program_.mask) return std::move(text_);
@@ -522,7 +523,7 @@ class Emitter {
   void loads() {
     for (std::size_t i = 0; i < loads_.size(); ++i) {
       const Node& load = program_.graph[loads_[i]];
-      const char* type = element_name(dtype_of(loads_[i]));
+      const char* type = element_name(dtype_of(program_, loads_[i]));
       Function function(program_, approximate_, load.inputs());
       const std::string value = function.steps_in_memory(
           loads_[i], fmt::format("static_cast<const {}*>(capture.data)", type).c_str(), "strides");
@@ -531,10 +532,6 @@ class Emitter {
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n    return {};\n  }}\n", load.index,
            value);
     }
-  }
-
-  DType dtype_of(NodeId load) const {
-    return program_.captures[static_cast<std::size_t>(program_.graph[load].index)].dtype;
   }
 
   /// The parameter of a function for the values of loads, where there are any.

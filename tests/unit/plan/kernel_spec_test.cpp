@@ -119,7 +119,7 @@ TEST(KernelSpec, MutationsCoverEveryField) {
 
 // Likewise for what variants are made of.
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
-  // The last two follow from the text of the mask.
+  // The last four follow from the texts of the functions.
   const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head, constant_slopes,
                loads_ahead] = Variants();
   EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
