@@ -7,7 +7,7 @@ namespace fa::plan {
 namespace {
 
 constexpr int kWarps = 16;
-constexpr std::int64_t kHeader = 2;  // numbers before the entries of a list
+constexpr std::int64_t kHeader = 3;  // numbers before the entries of a list
 constexpr std::size_t kAlignment = 256;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {

@@ -160,7 +160,7 @@ FA_DEVICE QuerySteps variant_steps(const Params& params, const Lengths& lengths,
 FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int split) {
   QuerySteps steps;
   steps.first = 0;
-  steps.stop = ptx::ld_global_nc(list - 2);
+  steps.stop = ptx::ld_global_nc(list - 3);
   steps.begin = start_of_part(steps.stop * group, splits, split);
   steps.end = start_of_part(steps.stop * group, splits, split + 1);
   return steps;

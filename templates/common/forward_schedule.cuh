@@ -78,12 +78,13 @@ struct RowMap {
 };
 
 /// KV tiles of a query tile, walked from `end - 1` down to `begin`; those before `plain_end` need no mask, unless masks
-/// of variants hide keys before `plain_begin`.
+/// of variants hide keys before `plain_begin`. Of a tile list: those before `kept_end` need no mask function.
 struct KvRange {
   int begin;
   int plain_end;
   int end;
   int plain_begin = 0;
+  int kept_end = 0;
 };
 
 /// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at

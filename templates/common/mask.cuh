@@ -64,9 +64,10 @@ FA_DEVICE KvRange variant_range(const Params& params, const Lengths& lengths, in
 
 /// Places of a tile list, shared by `splits` blocks.
 FA_DEVICE KvRange list_range(const int32_t* list, int splits, int split) {
-  const int count = ptx::ld_global_nc(list - 2);
+  const int count = ptx::ld_global_nc(list - 3);
   KvRange range;
   range.plain_begin = 0;
+  range.kept_end = ptx::ld_global_nc(list - 2);
   range.plain_end = ptx::ld_global_nc(list - 1);
   range.begin = start_of_part(count, splits, split);
   range.end = start_of_part(count, splits, split + 1);

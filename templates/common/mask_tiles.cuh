@@ -10,12 +10,12 @@
 
 namespace fa::kernel {
 
-/// What a mask keeps of a tile of scores.
-enum class TileClass : int { empty = 0, full = 1, mixed = 2 };
+/// What a mask keeps of a tile of scores; kept: all that masks in closed form leave.
+enum class TileClass : int { empty = 0, full = 1, kept = 2, mixed = 3 };
 
 /// Looks at a mask function before attention does: a thread block takes a tile of query rows (with kByKey of keys),
 /// tells of each tile of keys (of rows) whether the mask keeps nothing, all or some of it, and lists those that are not
-/// empty, the full ones first.
+/// empty: full, kept, mixed.
 ///
 /// Config: kTileM, kTileN, kWarps, kCausal, kByKey, kPackGqa, Variant.
 template <class Config>
@@ -49,8 +49,7 @@ struct MaskTiles {
   FA_DEVICE TileClass classify(int other) const {
     const int first_row = (Config::kByKey ? other : block) * Config::kTileM;
     const int first_key = (Config::kByKey ? block : other) * Config::kTileN;
-    bool keeps = false;
-    bool hides = false;
+    Seen seen;
     // Most tiles outside of the masks in closed form need no look at their elements.
     const int last_row = position(first_row + Config::kTileM - 1);
     if (first_key >= keys_end<Config::kCausal, Variant>(params, params, minimum(last_row, params.s_q - 1)) ||
@@ -61,41 +60,56 @@ struct MaskTiles {
     const int heads = kHeads == 0 ? params.group : 1;
     for (int i = 0; i < heads; ++i) {
       for (int element = 0; element < kElements; element += kWarpSize) {
-        look(first_row, first_key, element + lane, i, keeps, hides);
-        if (element % (4 * kWarpSize) == 0 && ptx::vote_any(keeps) && ptx::vote_any(hides)) return TileClass::mixed;
+        look(first_row, first_key, element + lane, i, seen);
+        if (element % (4 * kWarpSize) == 0 && ptx::vote_any(seen.kept) && ptx::vote_any(seen.hidden)) {
+          return TileClass::mixed;
+        }
       }
     }
-    const bool any_kept = ptx::vote_any(keeps);
-    const bool any_hidden = ptx::vote_any(hides);
-    return !any_kept ? TileClass::empty : any_hidden ? TileClass::mixed : TileClass::full;
+    const bool any_hidden = ptx::vote_any(seen.hidden);
+    const bool any_outside = ptx::vote_any(seen.outside);
+    if (!ptx::vote_any(seen.kept)) return TileClass::empty;
+    return any_hidden ? TileClass::mixed : any_outside ? TileClass::kept : TileClass::full;
   }
 
   FA_DEVICE int position(int row) const { return Config::kPackGqa ? row / params.group : row; }
 
-  FA_DEVICE void look(int first_row, int first_key, int element, int head_in_group, bool& keeps, bool& hides) const {
+  struct Seen {
+    bool kept = false;
+    bool hidden = false;   // by the function
+    bool outside = false;  // of masks in closed form, or of the rows
+  };
+
+  FA_DEVICE void look(int first_row, int first_key, int element, int head_in_group, Seen& seen) const {
     const int row = first_row + element / Config::kTileN;
     const int key = first_key + element % Config::kTileN;
     const int query = position(row);
     if (query >= params.s_q) {
-      hides = hides || Config::kByKey;  // the backward's rows behind the end are masked; the forward's are not stored
+      seen.outside = seen.outside ||
+                     Config::kByKey;  // the backward's rows behind the end are masked; the forward's are not stored
       return;
     }
     int query_head = head;
     if constexpr (Config::kPackGqa) query_head = head * params.group + row % params.group;
     if constexpr (Config::kByKey) query_head = head * params.group + head_in_group;
     const Place at{batch, query_head, query, inside(key, params.s_kv), 0, 0, params.s_q, params.s_kv, 0.f};
-    const bool keep = key >= keys_begin<Variant>(params, params, query) &&
-                      key < keys_end<Config::kCausal, Variant>(params, params, query) &&
-                      Variant::keep(params.variant, at);
-    keeps = keeps || keep;
-    hides = hides || !keep;
+    if (key < keys_begin<Variant>(params, params, query) ||
+        key >= keys_end<Config::kCausal, Variant>(params, params, query)) {
+      seen.outside = true;
+    } else if (Variant::keep(params.variant, at)) {
+      seen.kept = true;
+    } else {
+      seen.hidden = true;
+    }
   }
 
   FA_DEVICE void compact() const {
     const int full = append(TileClass::full, 0);
-    const int all = append(TileClass::mixed, full);
+    const int kept = append(TileClass::kept, full);
+    const int all = append(TileClass::mixed, kept);
     if (lane != 0) return;
-    ptx::st_global(entries() - 2, all);
+    ptx::st_global(entries() - 3, all);
+    ptx::st_global(entries() - 2, kept);
     ptx::st_global(entries() - 1, full);
   }
 

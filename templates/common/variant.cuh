@@ -378,10 +378,13 @@ FA_DEVICE int rows_end(const Params& params, const Lengths& lengths, int key) {
 
 // ---- tile lists of mask functions ----
 
-/// The entries of a list; the two numbers before them are how many there are, and how many of full tiles.
+constexpr int kTileListHeader = 3;
+
+/// The entries of a list; the numbers before them are how many there are, how many of these the function keeps whole
+/// but for masks in closed form, and how many are full.
 template <class T>
 FA_DEVICE T* tile_list(T* lists, int list, int others) {
-  return lists + static_cast<int64_t>(list) * (others + 2) + 2;
+  return lists + static_cast<int64_t>(list) * (others + kTileListHeader) + kTileListHeader;
 }
 
 /// The list of an attention kernel's tile `block`, one of `blocks`, of head `head` of `heads`.

@@ -152,7 +152,7 @@ struct BackwardDq {
     const int limit = key_limit(last_row);
     int first_block = 0;
     if constexpr (kLists) {
-      const int count = ptx::ld_global_nc(tile_list() - 2);
+      const int count = ptx::ld_global_nc(tile_list() - 3);
       if (count > 0) walk(0, count, dq);
     } else {
       if constexpr (kTwoSided) first_block = keys_begin<Variant>(params, lengths, first_row) / kTileN;

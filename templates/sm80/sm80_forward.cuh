@@ -284,7 +284,9 @@ struct Forward {
     if constexpr (Variant::kMask && !kLists) apply_mask(s, n_block);
     if (kMaybeMasked &&
         (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
-      if constexpr (kLists) apply_mask(s, kv_tile(n_block));
+      if constexpr (kLists) {
+        if (n_block >= range.kept_end) apply_mask(s, kv_tile(n_block));
+      }
       mask(s, kv_tile(n_block));
     }
     softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());

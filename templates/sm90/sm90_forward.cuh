@@ -55,6 +55,7 @@ struct Forward {
   static constexpr int kConsumers = kTileM / 64;
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kPSteps = kTileN / 16;
+  static constexpr int kPieces = Config::kSoftmaxChunks;
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
@@ -71,6 +72,11 @@ struct Forward {
   static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
+  // Warps pass over the pieces of a tile that causality hides from all of their rows. With two consumers the test costs
+  // as much as it saves.
+  static constexpr bool kPartial = Config::kCausal && kConsumers == 3 && !kTwoSided && !Variant::kMask && !kDropout;
+  static constexpr bool kPrefetches = !kEmptyAside;
+  static constexpr int kPrefetched = kernel::ceil_div(512, kTileN);  // KV tiles
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
@@ -313,6 +319,7 @@ struct Forward {
     if constexpr (kJobBytes > 32) {
       word(8, query.range.plain_begin);
       word(9, query.range.plain_end);
+      word(10, query.range.kept_end);
     }
     if constexpr (kVarlen) {
       word(12, query.sequence.s_q);
@@ -341,6 +348,7 @@ struct Forward {
     if constexpr (kTwoSided || kLists) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 36));
+      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 40));
     }
     if constexpr (kVarlen) {
       const kernel::Chunk of_sequence = ptx::ld_shared_chunk(job_shared(buffer) + 48);
@@ -380,6 +388,10 @@ struct Forward {
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
+      if constexpr (kPrefetches) {
+        prefetch_q(job);
+        prefetch_keys<KTile>(p.map_k, job);
+      }
       load_k(k_slot, job.range.end - 1, job);
       load_q(q_slot, job);
       for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
@@ -397,6 +409,7 @@ struct Forward {
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads) continue;
+      if constexpr (kPrefetches) prefetch_keys<VTile>(p.map_v, job);
       for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
     }
   }
@@ -436,6 +449,34 @@ struct Forward {
     }
   }
 
+  // What a query tile needs first, into the L2 cache before there are buffers for it: these hold too little to hide the
+  // memory's latency where few KV tiles belong to a query tile.
+
+  FA_DEVICE void prefetch_q(const Query& job) const {
+    FA_UNROLL
+    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
+      ptx::tma_prefetch_5d(p.map_q, ptx::L2Policy::evict_first, slab * kSlabColumns, job.head_in_group,
+                           first_q_row(job), job.kv_head, job.tile.batch);
+    }
+  }
+
+  template <class Tile>
+  FA_DEVICE void prefetch_keys(const kernel::TensorMap& map, const Query& job) const {
+    const int stop = job.range.end - kPrefetched > job.range.begin ? job.range.end - kPrefetched : job.range.begin;
+    FA_UNROLL_BY(1)
+    for (int n = job.range.end - 1; n >= stop; --n) {
+      FA_UNROLL
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+        ptx::tma_prefetch_4d(map, ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head,
+                             job.tile.batch);
+      }
+    }
+  }
+
+  FA_DEVICE int first_q_row(const Query& job) const {
+    return Config::kPackGqa ? job.tile.m_block * kTileM / params.group : job.tile.m_block * kTileM;
+  }
+
   // The KV tile that a K buffer holds, for the consumers.
   FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kListedOffset + 4 * stage; }
 
@@ -444,7 +485,7 @@ struct Forward {
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     post(slot.index, job);
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
+    int row = first_q_row(job);
     if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
@@ -554,9 +595,9 @@ struct Forward {
     ptx::wgmma_tie(s);
     release(k_empty(k_slot.index), lane);
     k_slot.advance();
-    float shift[2];
-    finish_scores(s, shift, affine_rows(ahead, warp_row, lane), ahead, warp_row, lane, loaded, in_chunks);
-    softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
+    const AffineRows first_rows = affine_rows(ahead, warp_row, lane);
+    int visible;
+    exponentiate(s, visible, softmax, first_rows, ahead, warp_row, lane, loaded, in_chunks);
     if constexpr (kDropout) {
       if constexpr (kDrawers) {
         take_mask(draws, mask_slot, warp_row, lane);
@@ -567,6 +608,7 @@ struct Forward {
       keep(probabilities, pairs, draws);
     } else {
       convert(probabilities, s);
+      clear_hidden(probabilities, visible);
     }
 
     Query query = ahead.query;  // whose O is in the making
@@ -602,8 +644,7 @@ struct Forward {
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
-      finish_scores(s, shift, rows, ahead, warp_row, lane, loaded, in_chunks);
-      const bool rescale = softmax.template update<Config::kSoftmaxChunks, kHoles>(s, softmax_scale_log2(), shift);
+      const bool rescale = exponentiate(s, visible, softmax, rows, ahead, warp_row, lane, loaded, in_chunks);
       if constexpr (kDropout) {
         convert(pairs, s);
         settle_pairs(pairs);
@@ -636,6 +677,7 @@ struct Forward {
         keep(probabilities, pairs, draws);
       } else {
         convert(probabilities, s);
+        clear_hidden(probabilities, visible);
       }
     }
 
@@ -702,11 +744,37 @@ struct Forward {
     return rows;
   }
 
-  /// Score function, or scale where it changes the order; then the masks. shift: what remains to be added to the scores
-  /// of a row half, in log2 units.
-  FA_DEVICE void finish_scores(S& s, float (&shift)[2], [[maybe_unused]] const AffineRows& rows, const Cursor& cursor,
-                               int warp_row, int lane, [[maybe_unused]] Loaded& loaded,
-                               [[maybe_unused]] bool in_chunks) const {
+  /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
+  /// and none for rows behind the last. True when O must be rescaled.
+  FA_DEVICE bool exponentiate(S& s, int& visible, TrailingSoftmax& softmax, const AffineRows& rows,
+                              const Cursor& cursor, int warp_row, int lane, Loaded& loaded, bool in_chunks) const {
+    float shift[2];
+    visible = finish_scores(s, shift, rows, cursor, warp_row, lane, loaded, in_chunks);
+    if (kPartial && visible == 0) return false;
+    return softmax.template update<kPieces, kHoles, kPartial>(s, softmax_scale_log2(), shift, visible);
+  }
+
+  /// The n8 tile with which a piece of the softmax begins.
+  FA_DEVICE static constexpr int first_tile(int piece) { return kTileN / 8 * piece / kPieces; }
+
+  /// P of the pieces without a visible key. Rows behind the last keep what is there: nobody reads their O.
+  FA_DEVICE static void clear_hidden(P& probabilities, [[maybe_unused]] int visible) {
+    if constexpr (kPartial) {
+      if (visible == kPieces) return;
+      FA_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if (piece < visible) continue;
+        FA_UNROLL
+        for (int i = 2 * first_tile(piece); i < 2 * first_tile(piece + 1); ++i) probabilities[i / 4][i % 4] = 0;
+      }
+    }
+  }
+
+  /// Score function, or scale where it changes the order; then the masks. Returns how many of the softmax's pieces hold
+  /// keys that the warp sees. shift: what remains to be added to the scores of a row half, in log2 units.
+  FA_DEVICE int finish_scores(S& s, float (&shift)[2], [[maybe_unused]] const AffineRows& rows, const Cursor& cursor,
+                              int warp_row, int lane, [[maybe_unused]] Loaded& loaded,
+                              [[maybe_unused]] bool in_chunks) const {
     shift[0] = shift[1] = 0.f;
     if constexpr (kAffine) {
       kernel::apply_affine<Variant, kTileN / 8>(rows.half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
@@ -722,13 +790,16 @@ struct Forward {
     }
     if constexpr (Variant::kMask && !kLists) apply_mask(s, cursor, warp_row, lane);
     if constexpr (kLists || kTwoSided) {
-      if (cursor.n >= cursor.query.range.plain_begin && cursor.n < cursor.query.range.plain_end) return;
+      if (cursor.n >= cursor.query.range.plain_begin && cursor.n < cursor.query.range.plain_end) return kPieces;
     }
-    if constexpr (kLists) apply_mask(s, cursor, warp_row, lane);
+    if constexpr (kLists) {
+      if (cursor.n >= cursor.query.range.kept_end) apply_mask(s, cursor, warp_row, lane);
+    }
     if constexpr (kTwoSided) {
       hide_outside(s, cursor, warp_row, lane);
+      return kPieces;
     } else {
-      hide_behind(s, cursor, warp_row, lane);
+      return hide_behind(s, cursor, warp_row, lane);
     }
   }
 
@@ -857,15 +928,18 @@ struct Forward {
     }
   }
 
-  /// Hides keys from a limit on that grows from row to row.
-  FA_DEVICE void hide_behind(S& s, const Cursor& cursor, int warp_row, int lane) const {
+  /// Hides keys from a limit on that grows from row to row. Returns how many of the softmax's pieces keep any.
+  FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int warp_row, int lane) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
     const int row = cursor.query.tile.m_block * kTileM + warp_row;
+    if (kPartial && row >= row_count(cursor.query)) return 0;
     const int first_key = kv_tile(cursor) * kTileN;
-    // The smallest limit of the warp's rows is that of its first.
+    // The smallest limit of the warp's rows is that of its first, the greatest that of its last.
     const int first_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row)) - first_key;
-    if (first_limit >= kTileN) return;
+    if (first_limit >= kTileN) return kPieces;
+    const int last_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row + 15)) - first_key;
+    if (kPartial && last_limit <= 0) return 0;
     int limit[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -881,6 +955,13 @@ struct Forward {
         if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -kInfinity;
       }
     }
+    if constexpr (!kPartial) return kPieces;
+    int visible = 1;
+    FA_UNROLL
+    for (int piece = 1; piece < kPieces; ++piece) {
+      visible += last_limit > 8 * first_tile(piece) ? 1 : 0;
+    }
+    return visible;
   }
 
   FA_DEVICE float softmax_scale_log2() const {

@@ -25,12 +25,13 @@ struct TrailingSoftmax {
 
   /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
   /// exponentials of the one before. True when O must be rescaled by `factor`. shift: what is to be added to all scaled
-  /// scores of a row, in log2 units.
+  /// scores of a row, in log2 units. With kPartial only the first `visible` pieces hold keys that the warp sees, and at
+  /// least one does: P of the others is 0.
   ///
   /// A row's first visible key gives it its offset. Without kHoles a tile that a row sees any of shows it its first
   /// key, so that only the first piece looks for rows without an offset.
-  template <int kChunks, bool kHoles, int kCount>
-  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&shift)[2]) {
+  template <int kChunks, bool kHoles, bool kPartial, int kCount>
+  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&shift)[2], [[maybe_unused]] int visible) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     bool rescale = false;
     const int start = offset[0] == -kInfinity || offset[1] == -kInfinity ? kBitsAboveAll : kBitsBelowAll;
@@ -44,6 +45,7 @@ struct TrailingSoftmax {
       const int begin = kTiles * chunk / kChunks;
       const int end = kTiles * (chunk + 1) / kChunks;
       const int next = kTiles * (chunk + 2 > kChunks ? kChunks : chunk + 2) / kChunks;
+      if (kPartial && chunk > 0 && chunk >= visible) break;
       const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], kBitsBelowAll));
       if (ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)))) {
         if (!rescale) factor[0] = factor[1] = 1.f;
