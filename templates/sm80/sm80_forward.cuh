@@ -321,18 +321,47 @@ struct Forward {
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
-  /// O += P V of a warp of a pair: with its own P while the other's is on its way, then with the other's.
+  /// O += P V for n tiles kBegin to kEnd of O and 16 keys, whose P is `p` and whose V starts at `v_rows`.
+  template <int kBegin, int kEnd>
+  static FA_DEVICE void add_columns(Fragment<kMTiles, kOTiles>& o, const uint32_t (&p)[kMTiles][4], int lane,
+                                    uint32_t v_rows) {
+    Gemm::template multiply<VTile, 16, kBegin, kEnd>(o, v_rows, lane, [&](uint32_t(&a)[4], int m, int) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = p[m][i];
+    });
+  }
+
+  /// O += P V of a warp of a pair: with its own P, while the other's is on its way, then with the other's.
   FA_DEVICE void accumulate_halves(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p,
                                    uint32_t v_tile) const {
+    constexpr int kSteps = kNTiles / 2;
     const Pair exchange = pair();
     const int part = exchange.warp % 2;
     const uint32_t v_columns = v_tile + VTile::offset(0, part * kWarpColumns);
-    typename Gemm::template Packed<kMTiles, kNTiles> packed;
-    Gemm::pack(packed, p);
-    exchange.send(packed.words);
-    Gemm::template multiply<VTile>(o, packed, v_columns + VTile::offset(part * kWarpKeys, 0), exchange.lane);
-    exchange.receive(packed.words);
-    Gemm::template multiply<VTile>(o, packed, v_columns + VTile::offset((1 - part) * kWarpKeys, 0), exchange.lane);
+    const uint32_t v_own = v_columns + VTile::offset(part * kWarpKeys, 0);
+    const uint32_t v_other = v_columns + VTile::offset((1 - part) * kWarpKeys, 0);
+    constexpr int kMiddle = kOTiles / 4 * 2;
+    uint32_t words[kSteps][kMTiles][4];  // P, 16 keys a step
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      Gemm::pack_step(words[k], p, k);
+      exchange.send(words[k], k);
+      // Exponentials of later keys run beside these.
+      if (k < kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_own + VTile::offset(16 * k, 0));
+    }
+    exchange.announce();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {  // while P is on its way
+      const uint32_t v_rows = v_own + VTile::offset(16 * k, 0);
+      if (k == kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_rows);
+      add_columns<kMiddle, kOTiles>(o, words[k], exchange.lane, v_rows);
+    }
+    exchange.wait();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      exchange.receive(words[k], k);
+      add_columns<0, kOTiles>(o, words[k], exchange.lane, v_other + VTile::offset(16 * k, 0));
+    }
   }
 
   /// Whatever is done to S = Q K^T before its row maxima count.
@@ -363,12 +392,13 @@ struct Forward {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int position = rows.position(fragment_row(m, r));
-        const int first = first_column(n_block);
+        [[maybe_unused]] const int first = first_column(n_block);
         if constexpr (kTwoSided) {
           begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;
           limits[m][r] = keys_end<Config::kCausal, Variant>(params, lengths, position) - first;
         } else {
-          limits[m][r] = key_limit<Config::kCausal>(lengths, position) - first;
+          limits[m][r] =
+              key_limit<Config::kCausal>(lengths, position) - n_block * kTileN - half * kWarpKeys - 2 * (lane % 4);
         }
       }
     }

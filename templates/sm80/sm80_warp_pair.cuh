@@ -77,7 +77,7 @@ struct WarpPair {
     }
   }
 
-  /// Adds the partner's row sums, after its last `receive`; both warps have left the main loop then.
+  /// Adds the partner's row sums; both warps have left the main loop then.
   FA_DEVICE void add_sums(float (&sum)[kMTiles][2]) const {
     const Chunk own{{ptx::bits(sum[0][0]), ptx::bits(sum[0][1]), ptx::bits(sum[1][0]), ptx::bits(sum[1][1])}};
     if (lane % 4 == 0) ptx::st_shared_chunk(rows_own + lane / 4 * kChunkBytes, own);
@@ -87,23 +87,29 @@ struct WarpPair {
     for (int i = 0; i < 4; ++i) sum[i / 2][i % 2] += ptx::from_bits(other.word[i]);
   }
 
-  FA_DEVICE void send(const uint32_t (&p)[kMTiles][kSteps][4]) const {
+  /// P of the warp's keys 16k to 16k + 15. A barrier of the block is to come between one tile's `receive` and the next
+  /// tile's `send`.
+  FA_DEVICE void send(const uint32_t (&p)[kMTiles][4], int k) const {
     FA_UNROLL
-    for (int i = 0; i < kMTiles * kSteps; ++i) {
-      const uint32_t(&words)[4] = p[i / kSteps][i % kSteps];
-      ptx::st_shared_chunk(p_own + i * kWarpSize * kChunkBytes, {{words[0], words[1], words[2], words[3]}});
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::st_shared_chunk(p_own + (k * kMTiles + m) * kWarpSize * kChunkBytes, {{p[m][0], p[m][1], p[m][2], p[m][3]}});
     }
+  }
+
+  FA_DEVICE void announce() const {
     ptx::barrier_arrive(1 + (warp ^ 1), 2 * kWarpSize);  // P is there for the partner
   }
 
-  /// The partner's P. A barrier of the block is to come before the next `send`.
-  FA_DEVICE void receive(uint32_t (&p)[kMTiles][kSteps][4]) const {
-    ptx::barrier_sync(1 + warp, 2 * kWarpSize);  // the partner's P has arrived
+  FA_DEVICE void wait() const {
+    ptx::barrier_sync(1 + warp, 2 * kWarpSize);  // the partner's P is there
+  }
+
+  FA_DEVICE void receive(uint32_t (&p)[kMTiles][4], int k) const {
     FA_UNROLL
-    for (int i = 0; i < kMTiles * kSteps; ++i) {
-      const Chunk words = ptx::ld_shared_chunk(p_other + i * kWarpSize * kChunkBytes);
+    for (int m = 0; m < kMTiles; ++m) {
+      const Chunk words = ptx::ld_shared_chunk(p_other + (k * kMTiles + m) * kWarpSize * kChunkBytes);
       FA_UNROLL
-      for (int e = 0; e < 4; ++e) p[i / kSteps][i % kSteps][e] = words.word[e];
+      for (int e = 0; e < 4; ++e) p[m][e] = words.word[e];
     }
   }
 };
