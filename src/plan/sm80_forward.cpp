@@ -135,6 +135,14 @@ int resident_blocks(const KernelSpec& spec) {
   return std::clamp(std::min(by_registers, by_shared), 1, 8);
 }
 
+/// Whether what pairs of warps exchange leaves no room for the second block, which would fit without.
+bool costs_second_block(const KernelSpec& spec) {
+  if (warps_n(spec) == 1) return false;
+  KernelSpec alone = spec;
+  alone.warps_n = 0;
+  return sm80_forward_refusal(alone).empty() && resident_blocks(spec) == 1 && resident_blocks(alone) > 1;
+}
+
 // Of the cost model, a multiprocessor's cycles: multiply-adds of mma.sync, bytes of shared memory, exponentials.
 constexpr double kMultiplyAdds = 1024;
 constexpr double kMultiplyAdds32Bit = 170;  // three tf32 products for one
@@ -293,6 +301,7 @@ std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelO
     }
     if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
     spec.min_blocks = resident_blocks(spec);
+    if (fixed.warps_n == 0 && costs_second_block(spec)) return;
     if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
   };
   for (const bool comfortable : {true, false}) {

@@ -228,7 +228,7 @@ std::vector<Mutation> make_mutations() {
       {"no_barrier_before_maxima",
        kForward,
        "pair().meet();  // the maxima are in",
-       ";  // the maxima are in",
+       "static_cast<void>(0);  // the maxima are in",
        1,
        pair_of_stages,
        {shared_race, shared_uninitialised}},
