@@ -376,8 +376,8 @@ struct Forward {
     if (kMaybeMasked &&
         (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
       if constexpr (kLists) apply_mask(s, kv_tile(n_block));
-      if constexpr (kPairs) {
-        Forward(params).mask(s, kv_tile(n_block));  // derived again, for want of registers
+      if constexpr (kPairs && !kVarlen) {
+        Forward(params).mask(s, kv_tile(n_block));  // derived again for want of registers; varlen's tile costs more
       } else {
         mask(s, kv_tile(n_block));
       }

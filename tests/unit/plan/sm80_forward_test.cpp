@@ -274,9 +274,9 @@ TEST(Sm80ForwardSpec, WideHeadsRunOnPairsOfWarps) {
       {"sm_80", 160, 160, 2, 2},
       {"sm_86", 256, 256, 0, 1},
       {"sm_86", 192, 192, 2, 1},
-      {"sm_90a", 136, 136, 0, 2},
+      {"sm_90a", 136, 136, 0, 3},
       {"sm_90a", 128, 128, 0, 2},
-      {"sm_90a", 256, 256, 0, 1, DType::f32},
+      {"sm_90a", 256, 256, 0, 2, DType::f32},
   };
   for (const Case& c : kCases) {
     Problem problem = long_problem();
