@@ -82,6 +82,23 @@ TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   EXPECT_EQ(expect_compiles(decode.combine), 0);
 }
 
+// What pairs of warps keep in registers fits as planned, packed batches included.
+TEST_P(Sm80ForwardCompile, PairsOfWarpsDoNotSpill) {
+  for (const bool causal : {false, true}) {
+    for (const bool varlen : {false, true}) {
+      plan::Problem p = problem({256, 256}, DType::bf16, causal);
+      p.varlen = varlen;
+      p.total_q = p.total_kv = 8192;
+      const plan::KernelSpec spec = plan::plan_forward(p, kSm80).kernel;
+      if (spec.warps_n == 2) {
+        EXPECT_EQ(expect_compiles(spec), 0) << canonical(spec);
+      } else {
+        EXPECT_LT(plan::limits(spec.arch).shared_per_block, 110'000) << canonical(spec);
+      }
+    }
+  }
+}
+
 TEST_P(Sm80ForwardCompile, PackedBatchesAndDropout) {
   plan::Problem p = problem({128, 128}, DType::bf16, true);
   p.varlen = p.dropout = true;
