@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "compile/compiler.hpp"
@@ -84,17 +85,16 @@ TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
 
 // What pairs of warps keep in registers fits as planned, packed batches included.
 TEST_P(Sm80ForwardCompile, PairsOfWarpsDoNotSpill) {
+  const std::string arch = GetParam();
+  if (arch != "sm_80" && arch != "sm_90a") GTEST_SKIP() << "an alternative may serve at head dim 256";
   for (const bool causal : {false, true}) {
     for (const bool varlen : {false, true}) {
       plan::Problem p = problem({256, 256}, DType::bf16, causal);
       p.varlen = varlen;
       p.total_q = p.total_kv = 8192;
       const plan::KernelSpec spec = plan::plan_forward(p, kSm80).kernel;
-      if (spec.warps_n == 2) {
-        EXPECT_EQ(expect_compiles(spec), 0) << canonical(spec);
-      } else {
-        EXPECT_LT(plan::limits(spec.arch).shared_per_block, 110'000) << canonical(spec);
-      }
+      EXPECT_EQ(spec.warps_n, 2) << canonical(spec);
+      EXPECT_EQ(expect_compiles(spec), 0) << canonical(spec);
     }
   }
 }
