@@ -105,6 +105,7 @@ struct KernelOverride {
   int splits = 0;                                 ///< thread blocks that share the keys of a query tile
   int q_buffers = 0;                              ///< sm90: query tiles in flight
   std::optional<bool> take_turns = std::nullopt;  ///< sm90: warpgroups feed the tensor cores one after the other
+  int warps_n = 0;  ///< sm80, forward: 2: pairs of warps share query rows, half of the keys and of d_v each; 1: none do
 };
 
 /// Everything that is fixed over the life of an Attention.

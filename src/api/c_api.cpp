@@ -176,6 +176,7 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   out.splits = in.splits;
   out.q_buffers = in.q_buffers;
   out.take_turns = to_choice(in.take_turns, argument + ".take_turns");
+  out.warps_n = in.warps_n;
   return out;
 }
 

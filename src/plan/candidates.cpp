@@ -13,7 +13,8 @@ namespace {
 constexpr std::ptrdiff_t kVariantsOfATile = 2;
 
 bool same_tile(const KernelSpec& a, const KernelSpec& b) noexcept {
-  return a.family == b.family && a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.warps == b.warps;
+  return a.family == b.family && a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.warps == b.warps &&
+         a.warps_n == b.warps_n;
 }
 
 /// Each kernel once, `first` in front, the cheapest behind it; equal costs in the order of their texts, so that the
@@ -48,7 +49,7 @@ void append(Candidates* to, Candidates from) {
 
 bool tunable_override(const KernelOverride& fixed) noexcept {
   return fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.warps == 0 && fixed.stages == 0 && !fixed.q_in_registers &&
-         fixed.loop_bodies == 0 && fixed.q_buffers == 0 && !fixed.take_turns;
+         fixed.loop_bodies == 0 && fixed.q_buffers == 0 && !fixed.take_turns && fixed.warps_n == 0;
 }
 
 std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelOverride& fixed, const KernelSpec& first,

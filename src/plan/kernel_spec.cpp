@@ -123,7 +123,7 @@ std::string canonical_plain(const KernelSpec& spec) {
              target, spec.d_qk, spec.d_v, spec.causal, spec.positive_scale, spec.aligned, spec.tile_m, spec.tile_n,
              spec.warps, spec.stages, spec.q_in_registers, spec.loop_bodies, spec.conditional_rescale, spec.pack_gqa,
              spec.split, spec.min_blocks) +
-         switches(spec);
+         (spec.warps_n > 1 ? fmt::format(" warps_n={}", spec.warps_n) : "") + switches(spec);
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ struct KernelSpec {
   bool pack_gqa = false;
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
   bool split = false;               ///< writes partial O and LSE for the combine kernel
-  int warps_n = 0;                  ///< backward: groups of keys in the grid of warps
+  int warps_n = 0;                  ///< backward: groups of keys in the grid of warps; sm80 forward: 2: warps in pairs
+                                    ///< that share their rows
   int dq_warps_m = 0;               ///< backward: groups of queries in the grid of warps, for dQ
   int substeps = 1;                 ///< backward: parts in which a warp takes its queries of a step
   int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers

@@ -52,7 +52,8 @@ Family choose_family(const Problem& problem, const KernelOverride& fixed) noexce
       sm90_forward_obstacle(problem) != nullptr) {
     return Family::sm80;
   }
-  const bool of_sm80 = fixed.warps != 0 || fixed.loop_bodies != 0 || fixed.q_in_registers;  // fields of its kernels
+  const bool of_sm80 = fixed.warps != 0 || fixed.loop_bodies != 0 || fixed.warps_n != 0 ||
+                       fixed.q_in_registers;  // fields of its kernels
   return fixed.family == Family::automatic && of_sm80 ? Family::sm80 : Family::sm90;
 }
 

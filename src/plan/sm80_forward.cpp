@@ -27,6 +27,7 @@ constexpr int kFixedRegisters = 48;
 constexpr int kReservedSharedPerBlock = 1024;
 constexpr std::size_t kMaxSpecs = 5;
 constexpr int kMaxWarps = 16;
+constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of 15
 constexpr int kMaxTileM = 1024;
 
 /// Tiles that differ in tile_n only.
@@ -35,6 +36,7 @@ struct TileFamily {
   bool q_in_registers;
   int loop_bodies;
   std::array<int, 5> tile_n;  ///< in order of preference
+  int warps_n = 1;
 };
 
 // In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. The
@@ -49,7 +51,9 @@ constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16
 constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // One m tile a warp, and two blocks a multiprocessor: one computes while the other starts, waits or ends.
-constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Pairs of warps have two m tiles a warp all the same.
+constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64}, 2},
+                                      {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
@@ -80,12 +84,43 @@ int pitch(int columns, int element) {
 
 bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0 || fixed.loop_bodies != 0 ||
-         fixed.q_in_registers;
+         fixed.warps_n != 0 || fixed.q_in_registers;
+}
+
+/// Warps that share their rows.
+int warps_n(const KernelSpec& spec) {
+  return std::max(spec.warps_n, 1);
+}
+
+/// Tiles of 16 rows of a warp.
+int m_tiles_of(const KernelSpec& spec) {
+  return spec.tile_m / spec.warps * warps_n(spec) / 16;
+}
+
+/// What pairs of warps tell each other: P, and a float a row and warp.
+int pair_bytes(const KernelSpec& spec) {
+  if (warps_n(spec) == 1) return 0;
+  const int rows = spec.tile_m * warps_n(spec);  // of all warps
+  return spec.tile_m * spec.tile_n * static_cast<int>(size_of(spec.dtype)) + rows * static_cast<int>(sizeof(float));
+}
+
+std::string pair_refusal(const KernelSpec& spec) {
+  if (spec.warps_n < 0 || spec.warps_n > 2) return fmt::format("warps_n = {}: accepted are 1 and 2", spec.warps_n);
+  if (warps_n(spec) == 1) return {};
+  if (spec.dtype == DType::f32) return "warps_n = 2: fp32 warps do not share rows";
+  if (spec.q_in_registers) return "q_in_registers = true: warps that share rows (warps_n = 2) keep Q in shared memory";
+  if (spec.d_v % 16 != 0) return fmt::format("warps_n = 2: d_v = {} is no multiple of 16", spec.d_v);
+  if (spec.tile_n % 32 != 0) return fmt::format("warps_n = 2: tile_n = {} is no multiple of 32", spec.tile_n);
+  if (spec.warps % 2 != 0 || spec.warps > kMaxPairedWarps || spec.tile_m != 16 * spec.warps) {
+    return fmt::format("warps_n = 2: warps = {}, tile_m = {}: accepted are 2 to {} warps, even, and 16 rows a warp",
+                       spec.warps, spec.tile_m, kMaxPairedWarps);
+  }
+  return {};
 }
 
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
-  const int m_tiles = spec.tile_m / spec.warps / 16;
+  const int m_tiles = m_tiles_of(spec);
   const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
   const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
@@ -100,27 +135,40 @@ int resident_blocks(const KernelSpec& spec) {
   return std::clamp(std::min(by_registers, by_shared), 1, 8);
 }
 
+/// Whether what pairs of warps exchange leaves no room for the second block, which would fit without.
+bool costs_second_block(const KernelSpec& spec) {
+  if (warps_n(spec) == 1) return false;
+  KernelSpec alone = spec;
+  alone.warps_n = 0;
+  return sm80_forward_refusal(alone).empty() && resident_blocks(spec) == 1 && resident_blocks(alone) > 1;
+}
+
 // Of the cost model, a multiprocessor's cycles: multiply-adds of mma.sync, bytes of shared memory, exponentials.
 constexpr double kMultiplyAdds = 1024;
 constexpr double kMultiplyAdds32Bit = 170;  // three tf32 products for one
 constexpr double kSharedBytes = 128;
 constexpr double kExponentials = 16;
 constexpr double kStepCycles = 250;  // waits and barriers of a step
+constexpr double kPairCycles = 60;   // and of what pairs of warps exchange
 
 /// Cycles for a query row and a key; see candidates.hpp.
 double cost_of(const KernelSpec& spec, const Problem& problem) {
   const double element = double(size_of(spec.dtype));
   const double area = double(spec.tile_m) * spec.tile_n;
   const double tensor = area * (spec.d_qk + spec.d_v) / (spec.dtype == DType::f32 ? kMultiplyAdds32Bit : kMultiplyAdds);
-  const double keys_read = double(spec.warps) * spec.tile_n * (spec.d_qk + spec.d_v) * element;
-  const double query_read = spec.q_in_registers ? 0 : double(spec.tile_m) * spec.d_qk * element;
+  const double sharing = warps_n(spec);
+  const double keys_read = double(spec.warps) / sharing * spec.tile_n * (spec.d_qk + spec.d_v) * element;
+  const double query_read = spec.q_in_registers ? 0 : double(spec.tile_m) * sharing * spec.d_qk * element;
+  const double exchanged = sharing > 1 ? 2 * area * element : 0;  // P, written and read
   const double written = double(spec.tile_n) * (spec.d_qk + spec.d_v) * element;
-  const double shared = (keys_read + query_read + written) / kSharedBytes;
+  const double shared = (keys_read + query_read + exchanged + written) / kSharedBytes;
   const double softmax = area / kExponentials;
   // Another block, or tiles on their way, fill the gaps that a block's own waits leave.
   const double cover = spec.min_blocks * (spec.stages > 1 ? 1.5 : 1);
-  const double step = std::max(tensor, shared) + 0.3 * std::min(tensor, shared) +
-                      (softmax * (spec.loop_bodies == 1 && spec.causal ? 1.15 : 1) + kStepCycles) / cover;
+  const double step =
+      std::max(tensor, shared) + 0.3 * std::min(tensor, shared) +
+      (softmax * (spec.loop_bodies == 1 && spec.causal ? 1.15 : 1) + kStepCycles + (sharing > 1 ? kPairCycles : 0)) /
+          cover;
   const double wasted =
       spec.causal ? 1 + double(spec.tile_m + spec.tile_n) / double(std::max<std::int64_t>(problem.s_kv, 1)) : 1;
   const std::int64_t rows = spec.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
@@ -147,6 +195,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / granule, 1) * granule;
   spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile_n;
   spec.warps = warps;
+  const int sharing = fixed.warps_n != 0 ? fixed.warps_n : tile.warps_n;
+  spec.warps_n = sharing == 1 ? 0 : sharing;
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
@@ -161,13 +211,14 @@ int sm80_forward_shared_bytes(const KernelSpec& spec) {
   const int element = static_cast<int>(size_of(spec.dtype));
   const int pitch_qk = pitch(spec.d_qk, element);
   const int pitch_v = pitch(spec.d_v, element);
-  return spec.tile_m * std::max(pitch_qk, pitch_v) + spec.stages * spec.tile_n * (pitch_qk + pitch_v);
+  return spec.tile_m * std::max(pitch_qk, pitch_v) + spec.stages * spec.tile_n * (pitch_qk + pitch_v) +
+         pair_bytes(spec);
 }
 
 int sm80_forward_registers(const KernelSpec& spec) {
-  const int m_tiles = spec.tile_m / spec.warps / 16;
-  const int output = m_tiles * spec.d_v / 2;
-  const int scores = m_tiles * spec.tile_n / 2;
+  const int m_tiles = m_tiles_of(spec);
+  const int output = m_tiles * spec.d_v / 2 / warps_n(spec);
+  const int scores = m_tiles * spec.tile_n / 2 / warps_n(spec);
   const int query = spec.q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
   return output + scores + query;
 }
@@ -183,6 +234,7 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   if (spec.tile_n < 16 || spec.tile_n % 16 != 0 || spec.tile_n > 256) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
   }
+  if (std::string reason = pair_refusal(spec); !reason.empty()) return reason;
   if (spec.stages < 1 || spec.stages > 4) return fmt::format("stages = {}: accepted are 1 to 4", spec.stages);
   if (spec.loop_bodies < 1 || spec.loop_bodies > 2) {
     return fmt::format("loop_bodies = {}: accepted are 1 and 2", spec.loop_bodies);
@@ -216,6 +268,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
     spec.min_blocks = resident_blocks(spec);
     candidates.push_back({spec, cost_of(spec, problem)});
   };
+  const bool wide = std::max(problem.d_qk, problem.d_v) > 128;  // else a warp has room for two m tiles by itself
   for (const int tile_m : {32, 64, 128}) {
     if (choice.short_query && tile_m > 64) continue;
     for (const int warps : {2, 4, 8}) {
@@ -224,6 +277,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
           for (int loop_bodies = 1; loop_bodies <= (problem.causal ? 2 : 1); ++loop_bodies) {
             for (int tile_n = 16; tile_n <= 128; tile_n += 16) {
               add({tile_m, warps, stages, q_in_registers, loop_bodies, {}}, tile_n);
+              if (wide) add({tile_m, warps, stages, q_in_registers, loop_bodies, {}, 2}, tile_n);
             }
           }
         }
@@ -247,6 +301,7 @@ std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelO
     }
     if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
     spec.min_blocks = resident_blocks(spec);
+    if (fixed.warps_n == 0 && costs_second_block(spec)) return;
     if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
   };
   for (const bool comfortable : {true, false}) {

@@ -186,11 +186,12 @@ std::string forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kConditionalRescale = {};\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}"
+      "{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
       spec.loop_bodies, boolean(spec.causal), boolean(spec.positive_scale), boolean(spec.aligned),
       boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split),
+      spec.warps_n > 1 ? fmt::format("  static constexpr int kWarpsN = {};  // share rows\n", spec.warps_n) : "",
       switches(spec));
 }
 

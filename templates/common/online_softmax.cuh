@@ -37,14 +37,23 @@ struct OnlineSoftmax {
   template <bool kConditional, int kNTiles, int kOTiles>
   FA_DEVICE void update(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, float scale_log2) {
     float new_max[kMTiles][2];
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
+    }
+    update_to<kConditional, kNTiles>(s, o, new_max, scale_log2);
+  }
+
+  /// The same with row maxima, no smaller than those so far, that the caller knows.
+  template <bool kConditional, int kNTiles, int kOTiles>
+  FA_DEVICE void update_to(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o,
+                           const float (&new_max)[kMTiles][2], float scale_log2) {
     bool grew = false;
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
-        grew = grew || new_max[m][r] > max[m][r];
-      }
+      for (int r = 0; r < 2; ++r) grew = grew || new_max[m][r] > max[m][r];
     }
     if (!kConditional || ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
     FA_UNROLL

@@ -18,15 +18,20 @@
 #include <ptx/thread.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_tf32x3.cuh>
+#include <sm80/sm80_warp_pair.cuh>
 
 namespace fa::sm80 {
 
 /// FlashAttention-2 forward on mma.sync (Dao, 2023, algorithm 1). One thread block computes one tile of O: every warp
 /// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
 ///
+/// With kWarpsN = 2 a pair of warps shares its rows, twice as many, so that a wide O leaves room for two m tiles a warp
+/// and every fragment of K and V is used twice: each warp takes half of the keys of S = Q K^T and half of the columns
+/// of O += P V, and gives its row maxima and its P to the other (sm80_warp_pair.cuh).
+///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -41,18 +46,26 @@ struct Forward {
   static constexpr int kStages = Config::kStages;
   static constexpr bool kEarlyV = sizeof(T) == 2;  // the first V with the first K; fp32 has no register left for it
   static constexpr int kThreads = Config::kWarps * kWarpSize;
-  static constexpr int kWarpRows = kTileM / Config::kWarps;
+  static constexpr int kWarpsN = kernel::kWarpsN<Config>;
+  static constexpr bool kPairs = kWarpsN == 2;
+  static constexpr int kWarpsM = Config::kWarps / kWarpsN;
+  static constexpr int kWarpRows = kTileM / kWarpsM;
+  static constexpr int kWarpKeys = kTileN / kWarpsN;
+  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;  // of O
   static constexpr int kMTiles = kWarpRows / 16;
-  static constexpr int kNTiles = kTileN / 8;
-  static constexpr int kOTiles = kHeadDimV / 8;
+  static constexpr int kNTiles = kWarpKeys / 8;
+  static constexpr int kOTiles = kWarpColumns / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
-  static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
-  static_assert(kTileN % 16 == 0, "keys are consumed 16 at a time");
+  static_assert(kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1, "a warp owns a multiple of 16 rows");
+  static_assert(kWarpKeys % 16 == 0, "keys are consumed 16 at a time");
+  static_assert(!kPairs || (kMTiles == 2 && sizeof(T) == 2 && !Config::kQInRegisters), "pairs share 32 rows");
+  static_assert(kWarpColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
+  static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
   static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
 
@@ -63,12 +76,14 @@ struct Forward {
 
   // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
   static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
-  static constexpr int kQBytes = Config::kWarps * kWarpQBytes;
-  static constexpr int kSharedBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  static constexpr int kQBytes = kWarpsM * kWarpQBytes;
+  static constexpr int kTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  using Pair = WarpPair<Config::kWarps, kNTiles>;
+  static constexpr int kSharedBytes = kTileBytes + (kPairs ? Pair::kBytes : 0);
 
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
-  using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpSize, Config::kAligned>;
+  using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
   using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
@@ -79,8 +94,10 @@ struct Forward {
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
   const int warp = thread / kWarpSize;
-  const int block_row = tile.m_block * kTileM;        // first packed row of the block
-  const int warp_row = block_row + warp * kWarpRows;  // and of this warp
+  const int half = kPairs ? warp % 2 : 0;                       // of the tile's keys and of O's columns
+  const int copier = thread % (kWarpsN * kWarpSize);            // of those that copy this warp's rows of Q
+  const int block_row = tile.m_block * kTileM;                  // first packed row of the block
+  const int warp_row = block_row + warp / kWarpsN * kWarpRows;  // and of this warp
   const int row_count = Config::kPackGqa ? lengths.s_q * params.group : lengths.s_q;
   const T* const k_thread =
       KCopy::thread_pointer(static_cast<const T*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
@@ -91,7 +108,7 @@ struct Forward {
                                 rows.kv_head() * params.stride_v_h,
                             params.stride_v_s, thread);  // into [s_kv, d_v]
   const uint32_t shared = ptx::dynamic_shared();
-  const uint32_t q_shared = shared + warp * kWarpQBytes;  // this warp's rows of Q, later of O
+  const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
   FA_DEVICE explicit Forward(const Params& p)
       : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen>(p, tile.batch)), rows{p.group, tile.head} {}
@@ -127,10 +144,11 @@ struct Forward {
             return base + rows.query_head(warp_row + row) * params.stride_q_h +
                    rows.position(warp_row + row) * params.stride_q_s;
           },
-          valid, lane);
+          valid, copier);
     } else {
       base += tile.head * params.stride_q_h + warp_row * params.stride_q_s;
-      QCopy::strided(q_shared, QCopy::thread_pointer(base, params.stride_q_s, lane), params.stride_q_s, valid, lane);
+      QCopy::strided(q_shared, QCopy::thread_pointer(base, params.stride_q_s, copier), params.stride_q_s, valid,
+                     copier);
     }
   }
 
@@ -146,6 +164,11 @@ struct Forward {
                    thread);
   }
 
+  FA_DEVICE Pair pair() const { return Pair(shared + kTileBytes); }
+
+  /// This thread's first key of a KV tile.
+  FA_DEVICE int first_column(int n_block) const { return n_block * kTileN + half * kWarpKeys + 2 * (lane % 4); }
+
   /// The packed row that fragment registers 2r and 2r + 1 of m tile `m` belong to.
   FA_DEVICE int fragment_row(int m, int r) const { return warp_row + 16 * m + 8 * r + lane / 4; }
 
@@ -159,6 +182,7 @@ struct Forward {
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) attend(range, o, softmax);
     softmax.finish();
+    if constexpr (kPairs) pair().add_sums(softmax.sum);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
     const Forward epilogue(params);
     if constexpr (Config::kSplit) {
@@ -258,8 +282,9 @@ struct Forward {
     }
     ptx::cp_async_commit();
 
-    Fragment<kMTiles, kNTiles> s = {};  // [rows of the warp, tile_n]
-    Gemm::template scores<KTile, kHeadDimQk>(s, k_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
+    Fragment<kMTiles, kNTiles> s = {};  // [rows of the warp, keys of the warp]
+    const uint32_t keys = k_shared(stage) + KTile::offset(half * kWarpKeys, 0);
+    Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, [&](uint32_t(&a)[4], int m, int k) {
       if constexpr (Config::kQInRegisters) {
         FA_UNROLL
         for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
@@ -268,14 +293,80 @@ struct Forward {
       }
     });
 
+    if constexpr (kPairs) {
+      finish_scores<kMaybeMasked>(range, n_block, s);
+      pair().publish_maxima(s, softmax.max);
+      if constexpr (kStages > 1) pair().meet();  // the maxima are in shared memory
+    }
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();
-      ptx::sync_threads();  // V has landed for all, and all have read K
+      ptx::sync_threads();  // V has landed for all, all have read K, and maxima of pairs are in shared memory
       if (n_block > range.begin) load_k(n_block - 1, 0);
       ptx::cp_async_commit();
       ptx::cp_async_commit();  // an empty group, so that every step's first wait leaves one group, as after prefetch
     }
 
+    if constexpr (kPairs) {
+      float maxima[kMTiles][2];
+      pair().maxima(maxima);
+      softmax.template update_to<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, maxima, softmax_scale_log2());
+      if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
+      accumulate_halves(o, s, v_shared(stage));
+    } else {
+      finish_scores<kMaybeMasked>(range, n_block, s);
+      softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
+      if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN);
+      Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
+    }
+    if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+  /// O += P V for n tiles kBegin to kEnd of O and 16 keys, whose P is `p` and whose V starts at `v_rows`.
+  template <int kBegin, int kEnd>
+  static FA_DEVICE void add_columns(Fragment<kMTiles, kOTiles>& o, const uint32_t (&p)[kMTiles][4], int lane,
+                                    uint32_t v_rows) {
+    Gemm::template multiply<VTile, 16, kBegin, kEnd>(o, v_rows, lane, [&](uint32_t(&a)[4], int m, int) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = p[m][i];
+    });
+  }
+
+  /// O += P V of a warp of a pair: with its own P, while the other's is on its way, then with the other's.
+  FA_DEVICE void accumulate_halves(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p,
+                                   uint32_t v_tile) const {
+    constexpr int kSteps = kNTiles / 2;
+    const Pair exchange = pair();
+    const int part = exchange.warp % 2;
+    const uint32_t v_columns = v_tile + VTile::offset(0, part * kWarpColumns);
+    const uint32_t v_own = v_columns + VTile::offset(part * kWarpKeys, 0);
+    const uint32_t v_other = v_columns + VTile::offset((1 - part) * kWarpKeys, 0);
+    constexpr int kMiddle = kOTiles / 4 * 2;
+    uint32_t words[kSteps][kMTiles][4];  // P, 16 keys a step
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      Gemm::pack_step(words[k], p, k);
+      exchange.send(words[k], k);
+      // Exponentials of later keys run beside these.
+      if (k < kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_own + VTile::offset(16 * k, 0));
+    }
+    exchange.announce();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {  // while P is on its way
+      const uint32_t v_rows = v_own + VTile::offset(16 * k, 0);
+      if (k == kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_rows);
+      add_columns<kMiddle, kOTiles>(o, words[k], exchange.lane, v_rows);
+    }
+    exchange.wait();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      exchange.receive(words[k], k);
+      add_columns<0, kOTiles>(o, words[k], exchange.lane, v_other + VTile::offset(16 * k, 0));
+    }
+  }
+
+  /// Whatever is done to S = Q K^T before its row maxima count.
+  template <bool kMaybeMasked>
+  FA_DEVICE void finish_scores(const KvRange& range, int n_block, Fragment<kMTiles, kNTiles>& s) const {
     if constexpr (Variant::kScore) {
       apply_score(s, kv_tile(n_block));
     } else if constexpr (!Config::kPositiveScale) {
@@ -287,12 +378,9 @@ struct Forward {
       if constexpr (kLists) {
         if (n_block >= range.kept_end) apply_mask(s, kv_tile(n_block));
       }
-      mask(s, kv_tile(n_block));
+      if constexpr (kPairs && !kVarlen) {
+        Forward(params).mask(s, kv_tile(n_block));  // derived again for want of registers; varlen's tile costs more
     }
-    softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
-    if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN);
-    Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
-    if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
@@ -303,12 +391,13 @@ struct Forward {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int position = rows.position(fragment_row(m, r));
-        const int first = n_block * kTileN + 2 * (lane % 4);
+        [[maybe_unused]] const int first = first_column(n_block);
         if constexpr (kTwoSided) {
           begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;
           limits[m][r] = keys_end<Config::kCausal, Variant>(params, lengths, position) - first;
         } else {
-          limits[m][r] = key_limit<Config::kCausal>(lengths, position) - n_block * kTileN - 2 * (lane % 4);
+          limits[m][r] =
+              key_limit<Config::kCausal>(lengths, position) - n_block * kTileN - half * kWarpKeys - 2 * (lane % 4);
         }
       }
     }
@@ -323,7 +412,7 @@ struct Forward {
   FA_DEVICE Place place(int m, int r, int n_block) const {
     const int row = fragment_row(m, r);
     const int position = inside(rows.position(row), lengths.s_q);
-    const int key = n_block * kTileN + 2 * (lane % 4);
+    const int key = first_column(n_block);
     return {tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv, params.variant.scale};
   }
 
@@ -397,7 +486,7 @@ struct Forward {
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
-    ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
+    if constexpr (!kPairs) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -411,18 +500,23 @@ struct Forward {
         }
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, 8 * n + 2 * (lane % 4)),
-                     o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
+          stage_pair(
+              q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, half * kWarpColumns + 8 * n + 2 * (lane % 4)),
+              o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
         }
         const int row = fragment_row(m, r);
-        if (params.lse != nullptr && lane % 4 == 0 && row < row_count) {
+        if (params.lse != nullptr && half == 0 && lane % 4 == 0 && row < row_count) {
           float* lse = params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
                        rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
           ptx::st_global(lse, Variant::kSink ? whole : softmax.lse(m, r, softmax_scale()));
         }
       }
     }
-    ptx::sync_warp();  // the warp's rows of O are complete in shared memory
+    if constexpr (kPairs) {
+      pair().meet();  // the pair's rows of O are complete in shared memory
+    } else {
+      ptx::sync_warp();  // the warp's rows of O are complete in shared memory
+    }
     store_rows();
   }
 
@@ -443,7 +537,7 @@ struct Forward {
     constexpr int kUnitBytes = Config::kAligned ? kChunkBytes : static_cast<int>(sizeof(T));
     constexpr int kUnits = kHeadDimV * static_cast<int>(sizeof(T)) / kUnitBytes;  // of a row
     FA_UNROLL_BY(4)
-    for (int i = lane; i < kWarpRows * kUnits; i += kWarpSize) {
+    for (int i = copier; i < kWarpRows * kUnits; i += kWarpsN * kWarpSize) {
       const int row = i / kUnits;
       const int unit = i % kUnits;
       if (warp_row + row >= row_count) break;
@@ -474,11 +568,11 @@ struct Forward {
             rows.position(row);  // into [splits, b, h_q, s_q]
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          float* target = params.partial_o + index * kHeadDimV + 8 * n + 2 * (lane % 4);
+          float* target = params.partial_o + index * kHeadDimV + half * kWarpColumns + 8 * n + 2 * (lane % 4);
           ptx::st_global(target, o[m][n][2 * r] * inverse);
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
         }
-        if (lane % 4 == 0) ptx::st_global(params.partial_lse + index, softmax.lse(m, r, softmax_scale()));
+        if (lane % 4 == 0 && half == 0) ptx::st_global(params.partial_lse + index, softmax.lse(m, r, softmax_scale()));
       }
     }
   }

@@ -91,6 +91,20 @@ struct WarpGemm {
     }
   }
 
+  /// The A operand of depth step `k` from accumulators, rounded: two neighbouring n tiles.
+  template <int kMTiles, int kNTiles>
+  static FA_DEVICE void pack_step(uint32_t (&a)[kMTiles][4], const Fragment<kMTiles, kNTiles>& p, int k) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float(&c)[4] = p[m][2 * k + half];
+        a[m][2 * half] = ptx::convert_pair<T>(c[0], c[1]);
+        a[m][2 * half + 1] = ptx::convert_pair<T>(c[2], c[3]);
+      }
+    }
+  }
+
   /// O += P V. P stays in registers: the accumulators of two neighbouring n tiles are the A operand of one depth step.
   /// V is [tile_n, kHeadDimV] in shared memory, read transposed.
   template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
@@ -100,15 +114,7 @@ struct WarpGemm {
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
       uint32_t a[kMTiles][4];
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        FA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const float(&c)[4] = p[m][2 * k + half];
-          a[m][2 * half] = ptx::convert_pair<T>(c[0], c[1]);
-          a[m][2 * half + 1] = ptx::convert_pair<T>(c[2], c[3]);
-        }
-      }
+      pack_step(a, p, k);
       FA_UNROLL
       for (int n = 0; n + 1 < kHeadDimV / 8; n += 2) {
         uint32_t b[4];
@@ -173,9 +179,11 @@ struct WarpGemm {
     }
   }
 
-  /// C += A B with `load_a(a, m, k)` giving A. B is [kDepth, 8 * kNTiles] in shared memory, read transposed.
-  template <class BTile, int kDepth, int kMTiles, int kNTiles, class LoadA>
+  /// C += A B with `load_a(a, m, k)` giving A. B is [kDepth, 8 * kNTiles] in shared memory, read transposed. Only n
+  /// tiles from kBegin (even) to before kEnd, if given.
+  template <class BTile, int kDepth, int kBegin = 0, int kEnd = -1, int kMTiles, int kNTiles, class LoadA>
   static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& c, uint32_t b_tile, int lane, LoadA load_a) {
+    constexpr int kLast = kEnd < 0 ? kNTiles : kEnd;
     const uint32_t b_lane = b_tile + BTile::offset(lane % 16, lane / 16 * 8);
     FA_UNROLL
     for (int k = 0; k < kDepth / kStep; ++k) {
@@ -183,7 +191,7 @@ struct WarpGemm {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) load_a(a[m], m, k);
       FA_UNROLL
-      for (int n = 0; n + 1 < kNTiles; n += 2) {
+      for (int n = kBegin; n + 1 < kLast; n += 2) {
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, b_lane + BTile::offset(k * kStep, 8 * n));
         FA_UNROLL
@@ -192,8 +200,8 @@ struct WarpGemm {
           ptx::mma_m16n8k16<T>(c[m][n + 1], a[m], b[2], b[3]);
         }
       }
-      if constexpr (kNTiles % 2 != 0) {
-        constexpr int n = kNTiles - 1;
+      if constexpr (kLast % 2 != 0) {
+        constexpr int n = kLast - 1;
         uint32_t b[2];
         ptx::ldmatrix_x2_trans(b, b_tile + BTile::offset(lane % 16, 0) + BTile::offset(k * kStep, 8 * n));
         FA_UNROLL

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "compile/compiler.hpp"
@@ -80,6 +81,22 @@ TEST_P(Sm80ForwardCompile, VariantsOfOneProblem) {
   EXPECT_TRUE(decode.kernel.split);
   expect_clean(decode);
   EXPECT_EQ(expect_compiles(decode.combine), 0);
+}
+
+// What pairs of warps keep in registers fits as planned, packed batches included.
+TEST_P(Sm80ForwardCompile, PairsOfWarpsDoNotSpill) {
+  const std::string arch = GetParam();
+  if (arch != "sm_80" && arch != "sm_90a") GTEST_SKIP() << "an alternative may serve at head dim 256";
+  for (const bool causal : {false, true}) {
+    for (const bool varlen : {false, true}) {
+      plan::Problem p = problem({256, 256}, DType::bf16, causal);
+      p.varlen = varlen;
+      p.total_q = p.total_kv = 8192;
+      const plan::KernelSpec spec = plan::plan_forward(p, kSm80).kernel;
+      EXPECT_EQ(spec.warps_n, 2) << canonical(spec);
+      EXPECT_EQ(expect_compiles(spec), 0) << canonical(spec);
+    }
+  }
 }
 
 TEST_P(Sm80ForwardCompile, PackedBatchesAndDropout) {

@@ -19,6 +19,7 @@ using fa::plan::KernelSpec;
 using fa::plan::Op;
 
 constexpr const char* kForward = "sm80/sm80_forward.cuh";
+constexpr const char* kPair = "sm80/sm80_warp_pair.cuh";
 constexpr const char* kMma16 = "sm80/sm80_mma16.cuh";
 constexpr const char* kTf32 = "sm80/sm80_tf32x3.cuh";
 constexpr const char* kTile = "common/shared_tile.cuh";
@@ -116,6 +117,8 @@ std::vector<Mutation> make_mutations() {
   const KernelSpec unaligned = changed(base(1), [](KernelSpec& spec) { spec.aligned = false; });
   const KernelSpec split = changed(base(1), [](KernelSpec& spec) { spec.split = true; });
   const KernelSpec packed = changed(base(1), [](KernelSpec& spec) { spec.pack_gqa = true; });
+  const KernelSpec pair = changed(base(1), [](KernelSpec& spec) { spec.warps_n = 2; });
+  const KernelSpec pair_of_stages = changed(base(2), [](KernelSpec& spec) { spec.warps_n = 2; });
   const KernelSpec fp32 = changed(base(1), [](KernelSpec& spec) { spec.dtype = DType::f32; });
   const KernelSpec hopper = hopper_base();
   const KernelSpec causal_hopper = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
@@ -222,6 +225,65 @@ std::vector<Mutation> make_mutations() {
        1,
        base(1),
        {deadlock}},
+      // Pairs of warps.
+      {"no_barrier_before_maxima",
+       kForward,
+       "pair().meet();  // the maxima are in",
+       "static_cast<void>(0);  // the maxima are in",
+       1,
+       pair_of_stages,
+       {shared_race, shared_uninitialised}},
+      {"no_block_barrier_before_maxima",
+       kForward,
+       "ptx::sync_threads();  // V has landed",
+       "// V has landed",
+       1,
+       pair,
+       {shared_race, shared_uninitialised, shared_in_flight}},
+      {"p_is_not_announced", kPair, "ptx::barrier_arrive(1 + (warp ^ 1), 2 * kWarpSize);", "", 1, pair, {deadlock}},
+      {"p_is_not_waited_for",
+       kPair,
+       "ptx::barrier_sync(1 + warp, 2 * kWarpSize);",
+       "",
+       1,
+       pair,
+       {shared_race, shared_uninitialised}},
+      {"sums_before_the_partner_has_told",
+       kPair,
+       "meet();  // the sums are in",
+       "// the sums are in",
+       1,
+       pair,
+       {shared_race, shared_uninitialised}},
+      {"half_rows_leave_before_they_are_staged",
+       kForward,
+       "pair().meet();  // the pair's rows",
+       "// the pair's rows",
+       1,
+       pair,
+       {shared_race, shared_uninitialised}},
+      {"maxima_of_own_keys_only",
+       kPair,
+       "ptx::max(ptx::from_bits(own.word[i]), ptx::from_bits(other.word[i]))",
+       "ptx::from_bits(own.word[i] + 0 * other.word[i])",
+       1,
+       pair,
+       {}},
+      {"sums_of_own_keys_only",
+       kPair,
+       "+= ptx::from_bits(other.word[i])",
+       "+= 0.f * ptx::from_bits(other.word[i])",
+       1,
+       pair,
+       {}},
+      {"own_values_for_the_others_p", kForward, "(1 - part) * kWarpKeys", "part * kWarpKeys", 1, pair, {}},
+      {"columns_of_o_twice",
+       kForward,
+       "half * kWarpColumns + 8 * n + 2 * (lane % 4)),",
+       "8 * n + 2 * (lane % 4)),",
+       1,
+       pair,
+       {shared_race, shared_uninitialised}},
       // Convergence.
       {"divergent_ldmatrix",
        kMma16,

@@ -14,6 +14,7 @@ struct ForwardShape {
   bool varlen, dropout, causal, pack_gqa = false, split = false, aligned = true, q_in_registers = false;
   int loop_bodies = 1;
   int q_buffers = 0;  // of an sm90 kernel
+  int warps_n = 0;
 };
 
 constexpr ForwardShape kForward[] = {
@@ -82,6 +83,31 @@ constexpr ForwardShape kForward[] = {
      .dropout = true,
      .causal = false,
      .aligned = false},
+    {.dtype = DType::bf16,
+     .d_qk = 40,
+     .d_v = 48,
+     .tile_m = 64,
+     .warps = 4,
+     .tile_n = 32,
+     .stages = 1,
+     .varlen = true,
+     .dropout = true,
+     .causal = true,
+     .warps_n = 2},
+    {.dtype = DType::f16,
+     .d_qk = 64,
+     .d_v = 64,
+     .tile_m = 32,
+     .warps = 2,
+     .tile_n = 64,
+     .stages = 2,
+     .varlen = true,
+     .dropout = true,
+     .causal = true,
+     .pack_gqa = true,
+     .aligned = false,
+     .loop_bodies = 2,
+     .warps_n = 2},
     {.dtype = DType::bf16,
      .d_qk = 64,
      .d_v = 64,
@@ -272,6 +298,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.aligned = shape.aligned;
   spec.q_in_registers = shape.q_in_registers;
   spec.loop_bodies = shape.loop_bodies;
+  spec.warps_n = shape.warps_n;
   if (shape.q_buffers == 0) return spec;
   spec.family = fa::Family::sm90;
   spec.arch = {9, 0, 'a'};

@@ -26,7 +26,7 @@ using fa::plan::Problem;
 
 constexpr std::array kDTypes{DType::f16, DType::bf16, DType::f32};
 constexpr std::array kHeadDims{8, 40, 64, 96, 128, 192, 256};
-constexpr std::array kHeadDimsV{0, 0, 8, 40, 64, 192};  // 0: that of q and k
+constexpr std::array kHeadDimsV{0, 0, 8, 40, 48, 64, 192};  // 0: that of q and k
 constexpr std::array<std::array<int, 2>, 5> kRowTiles{{{16, 1}, {32, 2}, {64, 4}, {32, 1}, {64, 2}}};  // rows, warps
 constexpr std::array kKeyTiles{16, 32, 48, 64};
 constexpr Arch kArch{8, 0, '\0'};
@@ -45,6 +45,7 @@ enum Factor : std::size_t {
   loop_bodies,
   pack_gqa,
   split,
+  pairs,
   factor_count
 };
 
@@ -65,6 +66,7 @@ KernelSpec to_spec(const Row& row) {
   spec.loop_bodies = static_cast<int>(row[loop_bodies]) + 1;
   spec.pack_gqa = row[pack_gqa] != 0;
   spec.split = row[split] != 0;
+  spec.warps_n = row[pairs] != 0 ? 2 : 0;
   return spec;
 }
 
@@ -83,8 +85,20 @@ Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t 
 }
 
 std::vector<KernelSpec> find_covering_specs() {
-  const std::vector<std::size_t> levels{
-      kDTypes.size(), kHeadDims.size(), kHeadDimsV.size(), kRowTiles.size(), kKeyTiles.size(), 4, 2, 2, 2, 2, 2, 2, 2};
+  const std::vector<std::size_t> levels{kDTypes.size(),
+                                        kHeadDims.size(),
+                                        kHeadDimsV.size(),
+                                        kRowTiles.size(),
+                                        kKeyTiles.size(),
+                                        4,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        2,
+                                        2};
   std::vector<KernelSpec> specs;
   for (const Row& row : pairwise_cover(
            levels, [](const Row& candidate) { return fa::plan::sm80_forward_refusal(to_spec(candidate)).empty(); })) {
@@ -150,7 +164,8 @@ const std::vector<KernelSpec>& covering_specs() {
 
 std::vector<Problem> planned_problems() {
   std::vector<Problem> problems{problem(DType::bf16, 64, true, 200), problem(DType::f16, 128, false, 150),
-                                problem(DType::f32, 64, true, 100), problem(DType::bf16, 128, true, 5, 4, 2)};
+                                problem(DType::f32, 64, true, 100), problem(DType::bf16, 128, true, 5, 4, 2),
+                                problem(DType::bf16, 256, true, 150)};
   problems.push_back(problem(DType::bf16, 64, false, 1100, 2, 1));  // one query row over many keys: split and packed
   problems.back().s_q = 1;
   return problems;

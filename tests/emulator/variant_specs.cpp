@@ -82,6 +82,10 @@ const std::vector<VariantKernels>& variant_kernels() {
        .attention = attention(DType::f16, 16, 16, true),
        .deterministic = true,
        .own = shifted_bias("tanh(score + bias[b, h, q, kv])", DType::bf16, false)},
+      {.choice = "everything", .attention = attention(DType::f16, 16, 16, true), .loop_bodies = 2, .pairs = true},
+      {.choice = "window_sink", .attention = attention(DType::bf16, 24, 16, true), .pack_gqa = true, .pairs = true},
+      {.choice = "two_sided", .attention = attention(DType::bf16, 16, 48, false), .splits = 2, .pairs = true},
+      {.choice = "by_head", .attention = attention(DType::f16, 16, 16, false), .loop_bodies = 2, .pairs = true},
   };
   return list;
 }
@@ -94,6 +98,11 @@ const std::vector<VariantKernels>& packed_variant_kernels() {
       {"window_sink", attention(DType::f32, 8, 8, true), true, 1, 2, true, true, true},
       {"prefix", attention(DType::bf16, 16, 16, false), false, 1, 2, false, true, false},
       {"ahead", attention(DType::f16, 16, 8, false, -0.4f), false, 1, 1, true, true, true},
+      {.choice = "everything",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .varlen = true,
+       .dropout = true,
+       .pairs = true},
   };
   return list;
 }
@@ -211,6 +220,7 @@ VariantSpecs variant_specs(const VariantKernels& kernels) {
   forward.tile_m = 32;
   forward.tile_n = 32;
   forward.warps = 2;
+  if (kernels.pairs) forward.warps_n = 2;
   forward.stages = kernels.loop_bodies;
   forward.loop_bodies = kernels.loop_bodies;
   forward.pack_gqa = kernels.pack_gqa;

@@ -24,6 +24,7 @@ struct VariantKernels {
   bool dropout = false;
   std::optional<fa::test::VariantChoice> own = {};  ///< instead of `choice`
   int tile_n = 32;
+  bool pairs = false;  ///< of warps, in an sm80 forward
 };
 const std::vector<VariantKernels>& variant_kernels();
 

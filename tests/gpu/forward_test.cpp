@@ -139,6 +139,11 @@ TEST_F(Forward, KernelOverrides) {
   }
   overrides.push_back({.tile_m = 128, .tile_n = 64, .warps = 4});
   overrides.push_back({.tile_m = 128, .tile_n = 128, .warps = 8});
+  for (const int stages : {1, 2}) {
+    overrides.push_back({.tile_m = 64, .tile_n = 64, .warps = 4, .stages = stages, .warps_n = 2});
+    overrides.push_back({.tile_m = 128, .tile_n = 32, .warps = 8, .stages = stages, .loop_bodies = 2, .warps_n = 2});
+    overrides.push_back({.tile_m = 64, .warps = 4, .stages = stages, .pack_gqa = true, .splits = 3, .warps_n = 2});
+  }
   overrides.push_back({.pack_gqa = true});
   overrides.push_back({.splits = 3});
   overrides.push_back({.pack_gqa = true, .splits = 5});

@@ -233,7 +233,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "
-                      "tile_n, warps, stages, q_in_registers, loop_bodies, pack_gqa, splits");
+                      "tile_n, warps, stages, q_in_registers, loop_bodies, pack_gqa, splits, warps_n");
   const std::map<std::string, TunePolicy> policies{
       {"off", TunePolicy::off}, {"cached", TunePolicy::cached}, {"on", TunePolicy::on}};
   command

@@ -38,6 +38,7 @@ constexpr SweepField kSweepFields[] = {
     {"splits", [](KernelOverride& kernel, int value) { kernel.splits = value; }},
     {"q_buffers", [](KernelOverride& kernel, int value) { kernel.q_buffers = value; }},
     {"take_turns", [](KernelOverride& kernel, int value) { kernel.take_turns = value != 0; }},
+    {"warps_n", [](KernelOverride& kernel, int value) { kernel.warps_n = value; }},
 };
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -115,6 +116,8 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
   command.add_option("--q-buffers", kernel->q_buffers, "sm90: query tiles in flight")->group(group);
   command.add_option("--take-turns", kernel->take_turns, "sm90: warpgroups feed the tensor cores in turn: 0 or 1")
       ->group(group);
+  command.add_option("--warps-n", kernel->warps_n, "sm80: 2: pairs of warps share query rows, 1: none do")
+      ->group(group);
 }
 
 std::optional<KernelOverride> if_given(const KernelOverride& kernel) {
@@ -151,6 +154,7 @@ std::string describe(const KernelOverride& kernel) {
   add_count("splits", kernel.splits);
   add_count("q_buffers", kernel.q_buffers);
   add_switch("take_turns", kernel.take_turns);
+  add_count("warps_n", kernel.warps_n);
   return text;
 }
 

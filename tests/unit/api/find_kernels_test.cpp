@@ -447,6 +447,7 @@ TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
       {"conditional_rescale", [](auto& spec) { spec.conditional_rescale = !spec.conditional_rescale; }},
       {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
       {"split", [](auto& spec) { spec.split = !spec.split; }},
+      {"warps_n", [](auto& spec) { spec.warps_n = 2 - spec.warps_n; }},
       {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
   };
   expect_flips_miss(spec_of(Family::sm80), flips);

@@ -59,11 +59,11 @@ struct Operation {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> list = {
-      {Op::forward, {"family",    "arch",           "dtype",          "d_qk",        "d_v",
-                     "causal",    "positive_scale", "aligned",        "tile_m",      "tile_n",
-                     "warps",     "stages",         "q_in_registers", "loop_bodies", "conditional_rescale",
-                     "pack_gqa",  "split",          "varlen",         "dropout",     "variants",
-                     "min_blocks"}},
+      {Op::forward, {"family",   "arch",           "dtype",          "d_qk",        "d_v",
+                     "causal",   "positive_scale", "aligned",        "tile_m",      "tile_n",
+                     "warps",    "stages",         "q_in_registers", "loop_bodies", "conditional_rescale",
+                     "pack_gqa", "split",          "varlen",         "dropout",     "variants",
+                     "warps_n",  "min_blocks"}},
       {Op::forward,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "positive_scale", "tile_m", "tile_n", "stages", "q_buffers",
         "softmax_chunks", "take_turns", "pack_gqa", "split", "varlen", "dropout", "variants", "min_blocks"},

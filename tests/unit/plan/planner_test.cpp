@@ -236,6 +236,7 @@ TEST(Choice, HopperServesWhatTheCopyEngineCan) {
   EXPECT_EQ(family([](Problem&) {}, {.warps = 8}), Family::sm80);
   EXPECT_EQ(family([](Problem&) {}, {.q_in_registers = false}), Family::sm80);
   EXPECT_EQ(family([](Problem&) {}, {.loop_bodies = 2}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {.warps_n = 1}), Family::sm80);
   EXPECT_EQ(family([](Problem&) {}, {.tile_n = 64}), Family::sm90);
 }
 

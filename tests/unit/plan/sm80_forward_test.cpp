@@ -120,6 +120,38 @@ constexpr Refusal kRefusals[] = {
     {"stages = 0: accepted are 1 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
     {"loop_bodies = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.loop_bodies = 3; }},
+    {"warps_n = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.warps_n = 3; }},
+    {"warps_n = 2: warps = 4, tile_m = 128", [](KernelSpec& spec) { spec.warps_n = 2; }},
+    {"warps_n = 2: warps = 10",
+     [](KernelSpec& spec) {
+       spec.warps_n = 2;
+       spec.tile_m = 160;
+       spec.warps = 10;
+     }},
+    {"warps_n = 2: fp32",
+     [](KernelSpec& spec) {
+       spec.warps_n = 2;
+       spec.tile_m = 64;
+       spec.dtype = DType::f32;
+     }},
+    {"warps_n = 2: d_v = 72",
+     [](KernelSpec& spec) {
+       spec.warps_n = 2;
+       spec.tile_m = 64;
+       spec.d_v = 72;
+     }},
+    {"warps_n = 2: tile_n = 48",
+     [](KernelSpec& spec) {
+       spec.warps_n = 2;
+       spec.tile_m = 64;
+       spec.tile_n = 48;
+     }},
+    {"q_in_registers = true",
+     [](KernelSpec& spec) {
+       spec.warps_n = 2;
+       spec.tile_m = 64;
+       spec.q_in_registers = true;
+     }},
     {"bytes of shared memory; sm_80 offers 166912",
      [](KernelSpec& spec) {
        spec.tile_n = 256;
@@ -189,7 +221,7 @@ TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
       {"tile_m", {.tile_m = 100}},         {"tile_m", {.tile_m = -16}}, {"tile_m", {.tile_m = 1 << 28, .warps = 1}},
       {"tile_n", {.tile_n = 8}},           {"warps", {.warps = 33}},    {"warps", {.warps = -1}},
       {"stages", {.stages = 5}},           {"stages", {.stages = -1}},  {"shared memory", {.tile_n = 256, .stages = 4}},
-      {"loop_bodies", {.loop_bodies = 3}},
+      {"loop_bodies", {.loop_bodies = 3}}, {"warps_n", {.warps_n = 4}}, {"warps_n", {.warps_n = -1}},
   };
   Problem problem = long_problem();
   problem.d_qk = problem.d_v = 256;
@@ -224,6 +256,47 @@ TEST(Sm80ForwardSpec, TakesWhatTheOverrideFixes) {
   EXPECT_TRUE(spec.q_in_registers);
   EXPECT_EQ(spec.loop_bodies, 2);
   expect_fits(spec);
+}
+
+// Pairs of warps are the planner's where one warp has no room for two m tiles, unless their exchange costs a block.
+TEST(Sm80ForwardSpec, WideHeadsRunOnPairsOfWarps) {
+  struct Case {
+    const char* arch;
+    int d_qk, d_v, warps_n, min_blocks;
+    DType dtype = DType::bf16;
+  };
+  constexpr Case kCases[] = {
+      {"sm_90a", 256, 256, 2, 2},
+      {"sm_90a", 192, 128, 2, 2},
+      {"sm_90a", 144, 144, 2, 2},
+      {"sm_80", 256, 256, 2, 1},
+      {"sm_80", 192, 192, 0, 2},
+      {"sm_80", 160, 160, 2, 2},
+      {"sm_86", 256, 256, 0, 1},
+      {"sm_86", 192, 192, 2, 1},
+      {"sm_90a", 136, 136, 0, 3},
+      {"sm_90a", 128, 128, 0, 2},
+      {"sm_90a", 256, 256, 0, 2, DType::f32},
+  };
+  for (const Case& c : kCases) {
+    Problem problem = long_problem();
+    problem.arch = parse_arch(c.arch);
+    problem.dtype = c.dtype;
+    problem.d_qk = c.d_qk;
+    problem.d_v = c.d_v;
+    const auto plan = [&](KernelOverride fixed) {
+      fixed.family = Family::sm80;
+      return plan_forward(problem, fixed);
+    };
+    const KernelSpec spec = plan({}).kernel;
+    EXPECT_EQ(spec.warps_n, c.warps_n) << canonical(spec);
+    EXPECT_EQ(spec.min_blocks, c.min_blocks) << canonical(spec);
+    expect_fits(spec);
+    EXPECT_EQ(plan({.warps_n = 1}).kernel.warps_n, 0);
+    if (c.warps_n == 0) continue;
+    EXPECT_TRUE(std::ranges::any_of(plan({}).alternatives, [](const KernelSpec& s) { return s.warps_n == 0; }));
+    EXPECT_EQ(plan({.warps_n = 2}).kernel, spec);
+  }
 }
 
 // An override is checked when an Attention is created, against long queries; a later call must not refuse it.

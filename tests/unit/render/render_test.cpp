@@ -215,26 +215,19 @@ TEST(Render, WhatTheKernelDependsOnReachesIt) {
                                                    [](Spec& spec) { spec.pack_gqa = true; },
                                                    [](Spec& spec) { spec.split = true; },
                                                });
-  expect_reach_the_kernel(forward_spec(), {
-                                              [](Spec& spec) { spec.dtype = DType::f16; },
-                                              [](Spec& spec) { spec.dtype = DType::f32; },
-                                              [](Spec& spec) { spec.d_qk = 8; },
-                                              [](Spec& spec) { spec.d_v = 8; },
-                                              [](Spec& spec) { spec.causal = false; },
-                                              [](Spec& spec) { spec.positive_scale = false; },
-                                              [](Spec& spec) { spec.aligned = false; },
-                                              [](Spec& spec) { spec.tile_m = 256; },
-                                              [](Spec& spec) { spec.tile_n = 16; },
-                                              [](Spec& spec) { spec.warps = 4; },
-                                              [](Spec& spec) { spec.stages = 1; },
-                                              [](Spec& spec) { spec.q_in_registers = true; },
-                                              [](Spec& spec) { spec.loop_bodies = 2; },
-                                              [](Spec& spec) { spec.pack_gqa = true; },
-                                              [](Spec& spec) { spec.split = true; },
-                                              [](Spec& spec) { spec.varlen = true; },
-                                              [](Spec& spec) { spec.dropout = true; },
-                                              [](Spec& spec) { spec.min_blocks = 2; },
-                                          });
+  expect_reach_the_kernel(
+      forward_spec(), {
+                          [](Spec& spec) { spec.dtype = DType::f16; }, [](Spec& spec) { spec.dtype = DType::f32; },
+                          [](Spec& spec) { spec.d_qk = 8; },           [](Spec& spec) { spec.d_v = 8; },
+                          [](Spec& spec) { spec.causal = false; },     [](Spec& spec) { spec.positive_scale = false; },
+                          [](Spec& spec) { spec.aligned = false; },    [](Spec& spec) { spec.tile_m = 256; },
+                          [](Spec& spec) { spec.tile_n = 16; },        [](Spec& spec) { spec.warps = 4; },
+                          [](Spec& spec) { spec.stages = 1; },         [](Spec& spec) { spec.q_in_registers = true; },
+                          [](Spec& spec) { spec.loop_bodies = 2; },    [](Spec& spec) { spec.pack_gqa = true; },
+                          [](Spec& spec) { spec.split = true; },       [](Spec& spec) { spec.varlen = true; },
+                          [](Spec& spec) { spec.dropout = true; },     [](Spec& spec) { spec.warps_n = 2; },
+                          [](Spec& spec) { spec.min_blocks = 2; },
+                      });
 }
 
 /// A variant is a line of the unit; without it the unit has no trace of it.

@@ -205,6 +205,7 @@ TEST(CliCommand, OfAMissBuildsWhatWasMissing) {
   fixed.pack_gqa = false;
   fixed.splits = 3;
   expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), fixed);
+  expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), {.tile_m = 64, .warps = 4, .warps_n = 2});
 }
 
 TEST(CliCommand, OfAMissWithVariantsBuildsWhatWasMissing) {

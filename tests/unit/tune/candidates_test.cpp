@@ -168,6 +168,21 @@ TEST(CandidateOrder, AFixedFamilyStays) {
   EXPECT_TRUE(tunable_override(fixed));
   EXPECT_FALSE(tunable_override({.tile_n = 64}));
   EXPECT_FALSE(tunable_override({.take_turns = false}));
+  EXPECT_FALSE(tunable_override({.warps_n = 1}));
+}
+
+TEST(CandidateOrder, WideHeadsHaveKernelsWithAndWithoutPairsOfWarps) {
+  const auto pairs = [](int d, DType dtype) {
+    const Problem p = problem("sm_80", dtype, d, d, 4096, 16);
+    const std::vector<KernelSpec> specs = forward_candidates(p, {}, plan_forward(p, {}).kernel, 10);
+    return std::ranges::count(specs, 2, &KernelSpec::warps_n);
+  };
+  for (const int d : {136, 144, 192, 256}) {
+    EXPECT_EQ(pairs(d, DType::bf16) > 0, d % 16 == 0) << d;
+    EXPECT_LT(pairs(d, DType::bf16), 10) << d;
+    EXPECT_EQ(pairs(d, DType::f32), 0) << d;
+  }
+  EXPECT_EQ(pairs(128, DType::bf16), 0);
 }
 
 TEST(CandidateOrder, FewQueryRowsMayRunOnEitherFamily) {
