@@ -20,9 +20,17 @@ FA_DEVICE constexpr bool wants_dropout() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_overlap() {
+  if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
+  return false;
+}
+
+template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
+template <class Config>
+inline constexpr bool kOverlaps = wants_overlap<Config>();
 
 }  // namespace fa::kernel
 
