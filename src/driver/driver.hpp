@@ -117,8 +117,8 @@ class LoadedKernel {
   int static_shared_ = 0;
 };
 
-/// When a kernel may start: once everything before it in its stream is complete, or as soon as the kernel before it lets
-/// it (griddepcontrol.launch_dependents), which it then waits for itself.
+/// When a kernel may start: once everything before it in its stream is complete, or as soon as the kernel before it
+/// lets it (griddepcontrol.launch_dependents), which it then waits for itself.
 enum class Start : unsigned char { in_order, early };
 
 /// `wanted`, where the driver knows early starts outside of graphs and in them.

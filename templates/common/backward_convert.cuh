@@ -33,8 +33,9 @@ FA_DEVICE void convert_fragments(const BackwardParams& params,
   constexpr int kColumnGroups = Config::kHeadDimQk / 8;
   const int lane = ptx::thread_index() % kWarpSize;
   for (int first = ptx::thread_index() / kWarpSize * 4; first < kColumnGroups; first += 4 * Config::kWarps) {
-    const float* fragments = params.dq_accum + fragment_offset<kVarlen<Config>>(params, lengths, group.batch, group.head,
-                                                                                group.index, first, kColumnGroups);
+    const float* fragments =
+        params.dq_accum +
+        fragment_offset<kVarlen<Config>>(params, lengths, group.batch, group.head, group.index, first, kColumnGroups);
     Chunk chunks[4];
     FA_UNROLL
     for (int i = 0; i < 4; ++i) chunks[i] = ptx::ld_global_chunk(fragments + i * (kRowGroup * 8) + 4 * lane);
@@ -49,15 +50,14 @@ FA_DEVICE void convert_fragments(const BackwardParams& params,
       transpose_quad(words, lane);
       const int position = group.index * kRowGroup + 8 * r + lane / 4;
       if (position >= lengths.s_q) continue;
-      ptx::st_global_chunk(
-          row_of_dq<T, kVarlen<Config>>(params, lengths, group, position) + 8 * (first + lane % 4),
-          {{words[0], words[1], words[2], words[3]}});
+      ptx::st_global_chunk(row_of_dq<T, kVarlen<Config>>(params, lengths, group, position) + 8 * (first + lane % 4),
+                           {{words[0], words[1], words[2], words[3]}});
     }
   }
 }
 
-/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows. Where quads cannot share the work,
-/// a thread takes rows g and g + 8 of a fragment, which are 64 bytes of the accumulator.
+/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows. Where quads cannot share the
+/// work, a thread takes rows g and g + 8 of a fragment, which are 64 bytes of the accumulator.
 ///
 /// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce; optionally kVarlen, kOverlaps.
 template <class Config>

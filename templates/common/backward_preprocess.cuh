@@ -50,9 +50,9 @@ FA_DEVICE void backward_preprocess(const BackwardParams& params) {
     const int position = group.index * kRowGroup + row;
     lse[round] = kInfinity;
     if (row >= kRowGroup || position >= lengths.s_q) continue;
-    lse[round] = ptx::ld_global(params.lse +
-                                offset_of_rows<kPacked>(lengths, batch, params.stride_lse_b, params.stride_lse_s) +
-                                head * params.stride_lse_h + position * params.stride_lse_s);
+    lse[round] =
+        ptx::ld_global(params.lse + offset_of_rows<kPacked>(lengths, batch, params.stride_lse_b, params.stride_lse_s) +
+                       head * params.stride_lse_h + position * params.stride_lse_s);
     const T* o = static_cast<const T*>(params.o) +
                  offset_of_rows<kPacked>(lengths, batch, params.stride_o_b, params.stride_o_s) +
                  head * params.stride_o_h + position * params.stride_o_s;

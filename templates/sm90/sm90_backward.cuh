@@ -45,7 +45,8 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// batch a warp finds the sequences ahead of the others and tells them in shared memory.
 ///
 /// The kernel may be launched before that of the row statistics is complete, which also clears dQ's accumulator. What
-/// the call was given is read ahead of it: of a dense batch the tiles of a block's first step, of a packed one its keys.
+/// the call was given is read ahead of it: of a dense batch the tiles of a block's first step, of a packed one its
+/// keys.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
@@ -425,7 +426,7 @@ struct Backward {
       const Query at = located(work, query);
       const int stage = stage_of(count);
       ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
-      const bool ahead = count == 0;  // of the row statistics
+      const bool ahead = count == 0;                                // of the row statistics
       load_q(stage, work, at);
       if (!ahead) load_lse(stage, work, at);
       if (step == work.steps.begin) load_k(work, parity);
