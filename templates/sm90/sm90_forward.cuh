@@ -7,6 +7,7 @@
 #include <common/mask.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
+#include <common/transpose.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
