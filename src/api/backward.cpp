@@ -289,13 +289,11 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
-  // Only behind another kernel of the call: what the caller has queued before it, nothing here waits for.
-  driver::Start start = driver::Start::in_order;
+  driver::LaunchChain chain;
   const auto queue = [&](const Kernel& kernel, std::int64_t grid, auto& params) {
     if (grid == 0) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
-                   &params, kernel.may_start_early ? start : driver::Start::in_order);
-    start = driver::Start::early;
+                   &params, chain.next(kernel.may_start_early));
   };
   const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec, std::size_t offset,
                               kernel::BackwardVariantParams& params) {
