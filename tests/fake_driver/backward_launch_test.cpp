@@ -54,7 +54,9 @@ class BackwardLaunches : public testing::Test {
       attention.backward(inputs, outputs, nullptr, workspace);
       std::vector<std::string> now;
       for (const fake_driver::Launch& launch : launches_()) now.push_back((launch.early ? "+" : "") + launch.kernel);
-      if (call == 1) EXPECT_EQ(now, names) << "the second call";
+      if (call == 1) {
+        EXPECT_EQ(now, names) << "the second call";
+      }
       names = now;
     }
     return names;
@@ -77,8 +79,10 @@ TEST_F(BackwardLaunches, OverlapWithTheSumOfSplits) {
             (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_reduce", "+fa_backward_convert"}));
 }
 
-TEST_F(BackwardLaunches, TheMainKernelStartsInOrderWhenItIsTheFirst) {
-  EXPECT_EQ(launches_of_a_call({.b = 4, .h_q = 16, .h_kv = 16, .s_q = 0, .s_kv = 512}), (Names{"fa_sm90_backward"}));
+TEST_F(BackwardLaunches, WithoutRowsOrKeysTheFirstIsInOrderToo) {
+  EXPECT_EQ(launches_of_a_call({.b = 4, .h_q = 16, .h_kv = 16, .s_q = 0, .s_kv = 512}), (Names{"fa_sm80_backward"}));
+  EXPECT_EQ(launches_of_a_call({.b = 4, .h_q = 16, .h_kv = 16, .s_q = 512, .s_kv = 0}),
+            (Names{"fa_backward_preprocess", "+fa_backward_convert"}));
 }
 
 TEST_F(BackwardLaunches, ThePassForDqStartsInOrder) {

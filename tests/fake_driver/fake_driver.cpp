@@ -8,7 +8,7 @@
 // One Hopper GPU with one context, whose memory nobody touches. A kernel's handle is its name.
 namespace {
 
-constexpr int kVersion = 12040;
+constexpr int kVersion = 13000;
 
 std::vector<fake_driver::Launch>& launches() {
   static std::vector<fake_driver::Launch> all;
