@@ -49,38 +49,27 @@ FA_DEVICE void convert_fragments(const BackwardParams& params,
       }
       transpose_quad(words, lane);
       const int position = group.index * kRowGroup + 8 * r + lane / 4;
-      if (position >= lengths.s_q) continue;
-      ptx::st_global_chunk(row_of_dq<T, kVarlen<Config>>(params, lengths, group, position) + 8 * (first + lane % 4),
-                           {{words[0], words[1], words[2], words[3]}});
+      if (position < lengths.s_q) {
+        ptx::st_global_chunk(row_of_dq<T, kVarlen<Config>>(params, lengths, group, position) + 8 * (first + lane % 4),
+                             {{words[0], words[1], words[2], words[3]}});
+      }
     }
   }
 }
 
-/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows. Where quads cannot share the
-/// work, a thread takes rows g and g + 8 of a fragment, which are 64 bytes of the accumulator.
-///
-/// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce; optionally kVarlen, kOverlaps.
+/// Where quads cannot share the work, a thread takes rows g and g + 8 of a fragment, which are 64 bytes of the
+/// accumulator.
 template <class Config>
-FA_DEVICE void backward_convert(const BackwardParams& params) {
+FA_DEVICE void convert_pieces(const BackwardParams& params, const BatchEntry<kVarlen<Config>, BackwardParams>& lengths,
+                              const RowGroup& group) {
   using T = typename Config::Element;
   constexpr int kColumnGroups = Config::kHeadDimQk / 8;
   constexpr bool kPacked = kVarlen<Config>;
-  const RowGroup group = row_group<kPacked>(params);
-  const int head = group.head;
-  const int batch = group.batch;
-  const BatchEntry<kPacked, BackwardParams> lengths = backward_entry<kPacked, kRowGroup>(params, batch);
-  if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();            // for the sums
-  if (group.index < 0 || group.index * kRowGroup >= lengths.s_q) return;  // padding, or a slot without rows
-  if constexpr (Config::kVectorReduce && Config::kAligned && sizeof(T) == 2 && kColumnGroups % 4 == 0) {
-    convert_fragments<Config>(params, lengths, group);
-    return;
-  }
-
   for (int i = ptx::thread_index(); i < 8 * kColumnGroups; i += Config::kWarps * kWarpSize) {
     const int column_group = i % kColumnGroups;
     const int g = i / kColumnGroups;
-    const float* fragment = params.dq_accum + fragment_offset<kPacked>(params, lengths, batch, head, group.index,
-                                                                       column_group, kColumnGroups);
+    const float* fragment = params.dq_accum + fragment_offset<kPacked>(params, lengths, group.batch, group.head,
+                                                                       group.index, column_group, kColumnGroups);
     float rows[2][8];
     FA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -106,6 +95,25 @@ FA_DEVICE void backward_convert(const BackwardParams& params) {
         store_piece<Config::kAligned>(target + piece * kPieceElements<T>, values);
       }
     }
+  }
+}
+
+/// dQ = scale * accumulator, rounded and in rows. A block takes one group of 16 rows.
+///
+/// Config: Element, kHeadDimQk, kWarps, kAligned, kVectorReduce; optionally kVarlen, kOverlaps.
+template <class Config>
+FA_DEVICE void backward_convert(const BackwardParams& params) {
+  using T = typename Config::Element;
+  constexpr int kColumnGroups = Config::kHeadDimQk / 8;
+  constexpr bool kPacked = kVarlen<Config>;
+  const RowGroup group = row_group<kPacked>(params);
+  const BatchEntry<kPacked, BackwardParams> lengths = backward_entry<kPacked, kRowGroup>(params, group.batch);
+  if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();            // for the sums
+  if (group.index < 0 || group.index * kRowGroup >= lengths.s_q) return;  // padding, or a slot without rows
+  if constexpr (Config::kVectorReduce && Config::kAligned && sizeof(T) == 2 && kColumnGroups % 4 == 0) {
+    convert_fragments<Config>(params, lengths, group);
+  } else {
+    convert_pieces<Config>(params, lengths, group);
   }
 }
 
