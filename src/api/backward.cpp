@@ -125,6 +125,7 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
     kernel.loaded = load_kernel(chosen, context_, &own);
     kernel.threads = static_cast<unsigned>(chosen.spec.threads());
     kernel.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
+    kernel.may_start_early = plan::may_start_early(chosen.spec);
     if (info != nullptr) {
       *info = own;
     } else {
@@ -207,7 +208,7 @@ TuneReport DeviceBackward::decide(const plan::Problem& wanted, const plan::Backw
     if (i == 0) return;
     const ChosenKernel chosen = contestant(contest.specs[i], *store_, from);
     made[i].main = {load_kernel(chosen, context_, nullptr), static_cast<unsigned>(chosen.spec.threads()),
-                    static_cast<unsigned>(plan::shared_bytes(chosen.spec))};
+                    static_cast<unsigned>(plan::shared_bytes(chosen.spec)), plan::may_start_early(chosen.spec)};
     made[i].specs.main = chosen.spec;
   };
   contest.launch = [&](std::size_t i, const TuneTensors& t, Stream on, Workspace workspace) {
@@ -288,10 +289,11 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
+  driver::LaunchChain chain;
   const auto queue = [&](const Kernel& kernel, std::int64_t grid, auto& params) {
     if (grid == 0) return;
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grid), kernel.threads, kernel.shared_bytes, stream,
-                   &params);
+                   &params, chain.next(kernel.may_start_early));
   };
   const auto list_tiles = [&](const Kernel& kernel, const plan::KernelSpec& spec, std::size_t offset,
                               kernel::BackwardVariantParams& params) {

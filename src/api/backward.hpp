@@ -40,6 +40,7 @@ class DeviceBackward {
     std::shared_ptr<const driver::LoadedKernel> loaded;
     unsigned threads = 0;
     unsigned shared_bytes = 0;
+    bool may_start_early = false;
   };
 
   /// The kernels of one kind of problem, ready to launch.

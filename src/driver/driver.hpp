@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <common/types.cuh>
@@ -117,9 +118,42 @@ class LoadedKernel {
   int static_shared_ = 0;
 };
 
+/// When a kernel may start: once everything before it in its stream is complete, or as soon as the kernel before it
+/// lets it (griddepcontrol.launch_dependents), which it then waits for itself.
+enum class Start : unsigned char { in_order, early };
+
+/// `wanted`, where the driver knows early starts outside of graphs and in them.
+Start start_with(Start wanted, int driver_version) noexcept;
+
+/// The launches of one call. The first starts in order: for what the caller has queued before it, no kernel waits.
+class LaunchChain {
+ public:
+  Start next(bool may_start_early) noexcept {
+    const bool first = std::exchange(first_, false);
+    return first || !may_start_early ? Start::in_order : Start::early;
+  }
+
+ private:
+  bool first_ = true;
+};
+
+/// What cuLaunchKernelEx is given for an early start. Refers to itself.
+class EarlyLaunch {
+ public:
+  EarlyLaunch(unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream) noexcept;
+  EarlyLaunch(const EarlyLaunch&) = delete;
+  EarlyLaunch& operator=(const EarlyLaunch&) = delete;
+
+  const CUlaunchConfig& get() const noexcept { return config_; }
+
+ private:
+  CUlaunchConfig config_{};
+  CUlaunchAttribute attribute_{};
+};
+
 /// Queues one launch; `params` is the kernel's only argument. Allocates nothing.
 void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
-            void* params);
+            void* params, Start start = Start::in_order);
 
 /// Describes a tensor to the copy engine: boxes with the 128-byte swizzle, zeros outside of the tensor, 256 bytes
 /// fetched into the L2 cache at a time. Work of the host alone, without locks or allocations. Throws fa::Error(cuda)

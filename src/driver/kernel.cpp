@@ -79,11 +79,34 @@ LoadedKernel::~LoadedKernel() {
   support::logf(LogLevel::debug, "a kernel could not be unloaded (CUDA error {})", static_cast<int>(result));
 }
 
+Start start_with(Start wanted, int driver_version) noexcept {
+  constexpr int kEdgesOfGraphs = 12030;  // from which on a captured launch keeps the attribute
+  return driver_version >= kEdgesOfGraphs ? wanted : Start::in_order;
+}
+
+EarlyLaunch::EarlyLaunch(unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream) noexcept {
+  config_.gridDimX = grid;
+  config_.gridDimY = config_.gridDimZ = 1;
+  config_.blockDimX = threads;
+  config_.blockDimY = config_.blockDimZ = 1;
+  config_.sharedMemBytes = dynamic_shared;
+  config_.hStream = stream;
+  attribute_.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  attribute_.value.programmaticStreamSerializationAllowed = 1;
+  config_.attrs = &attribute_;
+  config_.numAttrs = 1;
+}
+
 void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
-            void* params) {
+            void* params, Start start) {
   void* arguments[] = {params};
-  check(api().cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, dynamic_shared, stream, arguments, nullptr),
-        "cuLaunchKernel");
+  if (start_with(start, api().version) == Start::in_order) {
+    check(api().cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, dynamic_shared, stream, arguments, nullptr),
+          "cuLaunchKernel");
+    return;
+  }
+  const EarlyLaunch early(grid, threads, dynamic_shared, stream);
+  check(api().cuLaunchKernelEx(&early.get(), function, arguments, nullptr), "cuLaunchKernelEx");
 }
 
 }  // namespace fa::driver

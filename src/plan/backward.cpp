@@ -124,6 +124,17 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
   return kernels;
 }
 
+bool overlaps(const Arch& arch) noexcept {
+  return arch.major >= 9;
+}
+
+bool may_start_early(const KernelSpec& spec) noexcept {
+  if (!overlaps(spec.arch)) return false;
+  const bool lists = !spec.varlen && !spec.variants.mask.empty();
+  const bool main = spec.op == Op::backward && spec.family == Family::sm90 && !lists;
+  return main || spec.op == Op::backward_convert || spec.op == Op::backward_reduce;
+}
+
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice,
                                      bool deterministic) noexcept {
   const int splits = choice.splits;

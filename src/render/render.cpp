@@ -15,6 +15,7 @@
 #include <sm90/sm90_forward_params.cuh>
 
 #include "expression/emit.hpp"
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -168,6 +169,12 @@ std::string switches(const plan::KernelSpec& spec) {
          (spec.dropout ? "  static constexpr bool kDropout = true;\n" : "");
 }
 
+/// Of kernels beside the main one of a backward.
+std::string overlap(const plan::KernelSpec& spec) {
+  return plan::overlaps(spec.arch) ? "  static constexpr bool kOverlaps = true;  // with kernels before or behind it\n"
+                                   : "";
+}
+
 std::string forward_config(const plan::KernelSpec& spec) {
   return fmt::format(
       "struct Config {{\n"
@@ -299,9 +306,9 @@ std::string preprocess_config(const plan::KernelSpec& spec) {
       "  static constexpr int kHeadDimV = {};\n"
       "  static constexpr int kWarps = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}"
+      "{}{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), switches(spec));
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), overlap(spec), switches(spec));
 }
 
 std::string convert_config(const plan::KernelSpec& spec) {
@@ -311,9 +318,10 @@ std::string convert_config(const plan::KernelSpec& spec) {
       "  static constexpr int kHeadDimQk = {};\n"
       "  static constexpr int kWarps = {};\n"
       "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}{}"
+      "{}{}{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), switches(spec));
+      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), overlap(spec),
+      switches(spec));
 }
 
 std::string reduce_config(const plan::KernelSpec& spec) {
@@ -323,8 +331,9 @@ std::string reduce_config(const plan::KernelSpec& spec) {
       "  static constexpr int kHeadDimQk = {};\n"
       "  static constexpr int kHeadDimV = {};\n"
       "  static constexpr int kWarps = {};\n"
+      "{}"
       "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps);
+      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, overlap(spec));
 }
 
 std::string clear_config(const plan::KernelSpec& spec) {

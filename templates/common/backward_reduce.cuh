@@ -3,6 +3,8 @@
 
 #include <common/backward_params.cuh>
 #include <common/constants.cuh>
+#include <common/switches.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -13,11 +15,12 @@ namespace fa::kernel {
 /// Sums the partial dK and dV of the splits of a key tile in their order. One warp a row; rows are numbered [b, h_kv,
 /// s_kv].
 ///
-/// Config: Element, kHeadDimQk, kHeadDimV, kWarps.
+/// Config: Element, kHeadDimQk, kHeadDimV, kWarps; optionally kOverlaps.
 template <class Config>
 FA_DEVICE void backward_reduce(const BackwardParams& params) {
   using T = typename Config::Element;
   constexpr int kColumns = Config::kHeadDimQk + Config::kHeadDimV;
+  if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();  // for the partial sums
   const int64_t rows = static_cast<int64_t>(params.b) * params.h_kv * params.s_kv;
   const int64_t row = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
   if (row >= rows) return;

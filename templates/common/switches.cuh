@@ -26,11 +26,19 @@ FA_DEVICE constexpr int warps_n_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_overlap() {
+  if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
+  return false;
+}
+
+template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
+template <class Config>
+inline constexpr bool kOverlaps = wants_overlap<Config>();
 
 }  // namespace fa::kernel
 

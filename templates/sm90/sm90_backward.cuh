@@ -8,6 +8,7 @@
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/variant_backward.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -42,6 +43,10 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 ///
 /// A function needs S and dP at once: its loop takes them together, and only the scores are computed ahead. In a packed
 /// batch a warp finds the sequences ahead of the others and tells them in shared memory.
+///
+/// The kernel may be launched before that of the row statistics is complete, which also clears dQ's accumulator. What
+/// the call was given is read ahead of it: of a dense batch the tiles of a block's first step, of a packed one its
+/// keys.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
@@ -411,6 +416,7 @@ struct Backward {
         if (work.has_steps()) load(work, count, parity);
       }
     }
+    ptx::griddepcontrol_launch_dependents();  // few steps are left: those in flight
   }
 
   /// The query tiles of all steps of a job, and its keys beside the first.
@@ -420,10 +426,18 @@ struct Backward {
       const Query at = located(work, query);
       const int stage = stage_of(count);
       ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
+      const bool ahead = count == 0;                                // of the row statistics
       load_q(stage, work, at);
+      if (!ahead) load_lse(stage, work, at);
       if (step == work.steps.begin) load_k(work, parity);
       load_dout(stage, work, at);
+      if (!ahead) load_delta(stage, work, at);
       if (step == work.steps.begin) load_v(work, parity);
+      if (ahead) {
+        ptx::griddepcontrol_wait();
+        load_lse(stage, work, at);
+        load_delta(stage, work, at);
+      }
       ++count;
       query.advance(work, stop(work));
     }
@@ -434,6 +448,7 @@ struct Backward {
   FA_DEVICE void load_again(const Job& work, int round, int& count, uint32_t& parity) const {
     load_k(work, parity);
     load_v(work, parity);
+    if (count == 0) ptx::griddepcontrol_wait();  // for the row statistics
     parity ^= 1;
     Query query(work, stop(work), params.group);
     FA_UNROLL_BY(1)
@@ -441,8 +456,8 @@ struct Backward {
       const int stage = stage_of(count);
       ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
       const Job now = job_for_copies(round);
-      load_q(stage, now, query);
-      load_dout(stage, now, query);
+      load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), now, query);
+      load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), now, query);
       ++count;
       query.advance(now, stop(now));
     }
@@ -458,32 +473,28 @@ struct Backward {
   }
 
   FA_DEVICE void load_q(int stage, const Job& work, const Query& query) const {
-    if constexpr (kVarlen) {
-      load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), work, query);
-    } else {
-      ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
-      FA_UNROLL
-      for (int slab = 0; slab < QTile::kSlabs; ++slab) {
-        ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
-                         slab * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
-      }
-      ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
+    ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
+      ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
+                       slab * kSlabColumns, query.m_block * kTileM, query.head, work.tile.batch);
     }
+  }
+  FA_DEVICE void load_lse(int stage, const Job& work, const Query& query) const {
+    ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
   }
 
   FA_DEVICE void load_dout(int stage, const Job& work, const Query& query) const {
-    if constexpr (kVarlen) {
-      load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), work, query);
-    } else {
-      ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
-      FA_UNROLL
-      for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
-        ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
-                         ptx::L2Policy::evict_last, slab * kSlabColumns, query.m_block * kTileM, query.head,
-                         work.tile.batch);
-      }
-      ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
+    ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
+      ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
+                       ptx::L2Policy::evict_last, slab * kSlabColumns, query.m_block * kTileM, query.head,
+                       work.tile.batch);
     }
+  }
+  FA_DEVICE void load_delta(int stage, const Job& work, const Query& query) const {
+    ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
   }
 
   /// The same of a packed batch: a tile of Q or dO, and the row statistics that the sequence has.
@@ -524,8 +535,9 @@ struct Backward {
   FA_DEVICE static int warp_index() { return ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0); }
 
   FA_DEVICE void consume(int consumer) const {
-    int count = 0;        // steps taken
-    uint32_t parity = 0;  // of the K and V barriers
+    ptx::griddepcontrol_wait();  // for the cleared accumulator, and before anything is stored
+    int count = 0;               // steps taken
+    uint32_t parity = 0;         // of the K and V barriers
     for (int round = 0; has_job(round); ++round) {
       Dk dk = {};
       Dv dv = {};

@@ -5,6 +5,7 @@
 #include <common/constants.cuh>
 #include <common/elements.cuh>
 #include <ptx/cluster.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -31,6 +32,9 @@ namespace fa::sm90 {
 /// The warpgroups of a block have one task each and meet at barriers in shared memory only, so that the tensor cores go
 /// on with the sums of one step while others take the exponentials of the next: warpgroup 0 computes P or dS, 1 and 2
 /// the sums of 64 keys each, 3 dQ. The first thread of 3 starts the copies of what several tasks read.
+///
+/// The kernel may be launched before that of the row statistics is complete, which also clears dQ's accumulator: copies
+/// and the first product go ahead.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit.
@@ -354,6 +358,7 @@ struct BackwardPair {
     ptx::mbarrier_wait(keys_full(), 0);
     for (int count = 0; count < steps; ++count) {
       issue_scores<kRank>(scores, ring, others);
+      if (count == 0) ptx::griddepcontrol_wait();  // for the row statistics
       const float* const statistics =
           (kRank == 0 ? params.lse_log2 : params.delta) + row_index(work, query) + 16 * warp_index() + lane_index() / 4;
       const float row[2] = {ptx::ld_global(statistics), ptx::ld_global(statistics + 8)};
@@ -386,6 +391,7 @@ struct BackwardPair {
       ptx::mbarrier_wait_cluster(kRank == 0 ? p_empty() : ds_empty(), parity_of_one(count) ^ 1);  // of the last step
       hand_on<kRank>(scores);
     }
+    ptx::griddepcontrol_launch_dependents();  // the sums of a step are left
   }
 
   /// One arrival a warp: its share of every wgmma that read the buffer is complete.
@@ -505,6 +511,7 @@ struct BackwardPair {
     const uint32_t slab = part * RowSlab::kBytes;  // of this warpgroup's keys
     Ring<L::kDoStages> ring_do;
     Ring<L::kQStages> ring_q;
+    ptx::griddepcontrol_wait();  // before anything is stored
     // Each product is waited for at once: P is free for the next step before this step's dS is there.
     for (int count = 0; count < steps; ++count) {
       ptx::mbarrier_wait(do_full(ring_do.stage), ring_do.parity);
@@ -621,7 +628,8 @@ struct BackwardPair {
         }
       }
     }
-    ptx::sync_warp();  // one lane started the copies
+    ptx::sync_warp();            // one lane started the copies
+    ptx::griddepcontrol_wait();  // for the cleared accumulator
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
     for (int count = 0; count < steps; ++count) {
       if (loads && count + L::kDoStages < steps) {

@@ -1,11 +1,11 @@
 #ifndef FA_TEMPLATES_SM90_SM90_BACKWARD_STORE_CUH_
 #define FA_TEMPLATES_SM90_SM90_BACKWARD_STORE_CUH_
 
+#include <common/transpose.cuh>
 #include <common/types.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
-#include <sm90/sm90_transpose.cuh>
 
 namespace fa::sm90 {
 
@@ -26,7 +26,7 @@ FA_DEVICE void store_rows(const float (&sum)[kCount], T* rows, int64_t stride_s,
       for (int i = 0; i < 4; ++i) {
         words[i] = ptx::convert_pair<T>(sum[4 * (j + i) + 2 * r], sum[4 * (j + i) + 2 * r + 1]);
       }
-      transpose_quad(words, lane);
+      kernel::transpose_quad(words, lane);
       if (inside) {
         ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
       }

@@ -7,6 +7,7 @@
 #include <common/mask.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
+#include <common/transpose.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
@@ -20,7 +21,6 @@
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
-#include <sm90/sm90_transpose.cuh>
 
 namespace fa::sm90 {
 
@@ -865,7 +865,7 @@ struct Forward {
         FA_UNROLL
         for (int j = 0; j < kTileN / 32; ++j) {
           uint32_t words[4] = {loaded[r][4 * j], loaded[r][4 * j + 1], loaded[r][4 * j + 2], loaded[r][4 * j + 3]};
-          transpose_quad(words, lane);
+          kernel::transpose_quad(words, lane);
           FA_UNROLL
           for (int i = 0; i < 4; ++i) loaded[r][4 * j + i] = words[i];
         }
@@ -1186,7 +1186,7 @@ struct Forward {
         for (int i = 0; i < 4; ++i) {
           words[i] = ptx::convert_pair<T>(o[4 * (j + i) + 2 * r], o[4 * (j + i) + 2 * r + 1]);
         }
-        transpose_quad(words, lane);
+        kernel::transpose_quad(words, lane);
         if (inside) {
           ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
         }

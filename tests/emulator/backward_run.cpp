@@ -59,28 +59,28 @@ void copy_values(const HostTensor& from, HostTensor& to) {
   });
 }
 
-void run_kernel(const std::string& name, std::int64_t grid, int shared_bytes, const void* params, Memory& memory,
-                std::uint64_t seed, int cluster = 1) {
+void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t grid, const void* params, Memory& memory,
+                std::uint64_t seed) {
   if (grid == 0) return;
   const RegisteredKernel& kernel = registered_kernel(name);
   LaunchOptions options;
   options.grid = static_cast<int>(grid);
   options.threads = kernel.threads;
-  options.shared_bytes = shared_bytes;
+  options.shared_bytes = fa::plan::shared_bytes(spec);
   options.seed = seed;
-  options.cluster = cluster;
+  options.cluster = spec.cluster;
+  options.early = fa::plan::may_start_early(spec);
   launch(kernel.entry, params, memory, options);
 }
 
 void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
               const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
-  const int shared_bytes = fa::plan::shared_bytes(spec);
   if (spec.family != fa::Family::sm90) {
-    run_kernel(name, launch.grids.main, shared_bytes, &launch.params, memory, seed);
+    run_kernel(name, spec, launch.grids.main, &launch.params, memory, seed);
     return;
   }
   const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, spec);
-  run_kernel(name, launch.grids.main, shared_bytes, &params, memory, seed, spec.cluster);
+  run_kernel(name, spec, launch.grids.main, &params, memory, seed);
 }
 
 }  // namespace
@@ -173,18 +173,20 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
   BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
                                           deterministic, taken, c.blocks, workspace);
-  run_kernel(kernels.preprocess, launch.grids.preprocess, 0, &launch.params, memory, seed);
+  using fa::plan::Op;
+  const auto helper = [&](Op op) { return backward_helper_spec(c.specs.main, op); };
+  run_kernel(kernels.preprocess, helper(Op::backward_preprocess), launch.grids.preprocess, &launch.params, memory,
+             seed);
   if (variant) run_mask_tiles(memory, problem, c.specs.main, launch.params.variant, seed);
   run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
-  run_kernel(kernels.reduce, launch.grids.reduce, 0, &launch.params, memory, seed);
+  run_kernel(kernels.reduce, helper(Op::backward_reduce), launch.grids.reduce, &launch.params, memory, seed);
   if (deterministic) {
     if (variant) run_mask_tiles(memory, problem, c.specs.dq, launch.dq_params.variant, seed);
-    run_kernel(kernels.dq, launch.grids.dq, fa::plan::shared_bytes(c.specs.dq), &launch.dq_params, memory, seed);
+    run_kernel(kernels.dq, c.specs.dq, launch.grids.dq, &launch.dq_params, memory, seed);
   }
-  run_kernel(kernels.convert, launch.grids.convert, 0, &launch.params, memory, seed);
+  run_kernel(kernels.convert, helper(Op::backward_convert), launch.grids.convert, &launch.params, memory, seed);
   if (variant && variant->dsink.defined()) {
-    fa::plan::KernelSpec sink = backward_sink_spec(c.specs.main);
-    run_kernel(kernels.sink, launch.grids.sink, fa::plan::shared_bytes(sink), &launch.params, memory, seed);
+    run_kernel(kernels.sink, backward_sink_spec(c.specs.main), launch.grids.sink, &launch.params, memory, seed);
   }
   if (variant && extra != nullptr) {
     for (const fa::expression::CapturedView& captured : variant->views) {

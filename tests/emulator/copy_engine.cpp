@@ -25,6 +25,7 @@ void check_target(Machine& machine, const Lane& lane, const TensorBox& box, cons
       machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
                     fmt::format("{} bytes from {}", row.bytes, memory.describe(row.source)));
     }
+    machine.check_order(lane, row.source, row.bytes, name, site);
     const std::uint8_t* flags = region->flags.get() + (row.source - region->base);
     if (std::all_of(flags, flags + row.bytes, [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; })) {
       continue;
@@ -44,6 +45,7 @@ void check_source(Machine& machine, const Lane& lane, const TensorBox& box, cons
       machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
                     fmt::format("{} bytes from {}", row.bytes, memory.describe(row.source)));
     }
+    machine.check_order(lane, row.source, row.bytes, name, site);
     if (memory.written(row.source, row.bytes)) continue;
     machine.raise(FaultKind::global_uninitialised, lane, name, at, site,
                   fmt::format("not all of {} bytes was written from {}", row.bytes, memory.describe(row.source)));

@@ -54,6 +54,7 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
   int block = 0;
   try {
     Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory);
+    machine.start_early(options.early);
     const auto next = [&] { return block = progress.next_block.fetch_add(options.cluster); };
     while (next() < options.grid) machine.run_cluster(kernel, params, block, options.seed);
     progress.instructions += machine.instructions();

@@ -310,6 +310,7 @@ const Memory::Region& check_global(const void* address, std::size_t bytes, std::
     machine.raise(FaultKind::global_out_of_bounds, lane, name, at, site,
                   fmt::format("{} bytes from {}", bytes, memory.describe(address)));
   }
+  machine.check_order(lane, address, bytes, name, site);
   return *region;
 }
 
@@ -393,6 +394,10 @@ std::uint32_t shfl_bfly_b32(std::uint32_t value, int lane_mask, const Site& site
   const ShuffleOperands own{value, source, &result};
   converge(kShuffle, &own, site);
   return result;
+}
+
+void griddepcontrol_wait() {
+  Machine::current().waited_for_grid = true;
 }
 
 float shfl_bfly(float value, int lane_mask, const Site& site) {

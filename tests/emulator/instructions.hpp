@@ -22,6 +22,8 @@ void bar_warp_sync(const Site& site);
 void bar_sync(int id, int threads, const Site& site);
 void bar_arrive(int id, int threads, const Site& site);
 void set_max_registers(int registers, bool increase, const Site& site);
+/// Of a launch with LaunchOptions::early, by each thread before it touches what a kernel writes.
+void griddepcontrol_wait();
 float shfl_bfly(float value, int lane_mask, const Site& site);
 std::uint32_t shfl_bfly_b32(std::uint32_t value, int lane_mask, const Site& site);
 std::uint32_t shfl_idx(std::uint32_t value, int source, const Site& site);

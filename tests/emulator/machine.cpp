@@ -131,7 +131,10 @@ void Machine::prepare(Warp& warp, int registers) {
   warp.wants_registers = false;
   warp.at_cluster_barrier = false;
   warp.register_steps.clear();
-  for (Lane& lane : warp.lanes) lane.knowledge = {};
+  for (Lane& lane : warp.lanes) {
+    lane.knowledge = {};
+    lane.waited_for_grid = false;
+  }
   warp.step = static_cast<int>(random() >> 32 & 31) | 1;
   warp.resume = &warp.lanes[random() >> 40 & 31];
 }
@@ -144,6 +147,31 @@ void Machine::run_cluster(Kernel kernel, const void* context, int first_block, s
   transfer(scheduler_, pick_warp()->resume->context);
   current_lane = nullptr;
   if (fault_) std::rethrow_exception(fault_);
+  check_waited_for_grid();
+}
+
+void Machine::check_order(const Lane& lane, const void* address, std::size_t bytes, const char* name,
+                          const Site& site) const {
+  if (!early_ || lane.waited_for_grid) return;
+  const Memory::Region* region = memory_.find(address, bytes);
+  if (region == nullptr) return;
+  const std::uint8_t* flags = region->flags.get() + (static_cast<const std::byte*>(address) - region->base);
+  if (std::none_of(flags, flags + bytes, [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; })) return;
+  raise(FaultKind::too_early, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
+        "the kernel before may still use " + memory_.describe(address));
+}
+
+/// A kernel that ends without waiting would be taken for the end of those before it.
+void Machine::check_waited_for_grid() const {
+  if (!early_) return;
+  for (const auto& block : cluster_) {
+    const auto waited = [](const Warp* warp) {
+      return std::any_of(warp->lanes.begin(), warp->lanes.end(), [](const Lane& lane) { return lane.waited_for_grid; });
+    };
+    if (std::any_of(block->warps.begin(), block->warps.end(), waited)) continue;
+    raise(FaultKind::too_early, block->warps.front()->lanes.front(), "exit", 0, Site(),
+          "no thread of the block has waited for the kernel before");
+  }
 }
 
 /// Leaves `from` and goes on in `to`; returns when somebody goes on in `from`.

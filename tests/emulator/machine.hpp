@@ -58,6 +58,7 @@ struct Lane {
   std::uint32_t awaited_barrier = 0;  // address of the mbarrier that it is blocked at
   std::uint32_t awaited_parity = 0;
   Site awaited_site;
+  bool waited_for_grid = false;  // griddepcontrol.wait
 
   int index() const { return thread % kWarpSize; }
 };
@@ -166,6 +167,9 @@ class Machine {
 
   std::uint64_t instructions() const { return instructions_; }
 
+  /// The kernel before this one may still run.
+  void start_early(bool early) { early_ = early; }
+
   // What the instructions of instructions.cpp are made of.
 
   static Lane& current();
@@ -174,6 +178,9 @@ class Machine {
   static SharedMemory& shared(const Warp& warp) { return warp.block->shared; }
   static SharedMemory& shared(const Lane& lane) { return shared(*lane.warp); }
   Memory& memory() { return memory_; }
+
+  /// What any kernel can write, the one before this one may still use.
+  void check_order(const Lane& lane, const void* address, std::size_t bytes, const char* name, const Site& site) const;
 
   int blocks() const { return blocks_; }
   int cluster() const { return static_cast<int>(cluster_.size()); }
@@ -276,6 +283,7 @@ class Machine {
   void switch_warp(Lane& lane);
   Warp* pick_warp();
   void check_exit(const Lane& lane) const;
+  void check_waited_for_grid() const;
   void check_block_exit(const Lane& lane);
   void check_register_steps(const Warp& warp, const Site& site) const;
   void grant_registers(Block& block);
@@ -323,6 +331,7 @@ class Machine {
   Lane* next_ = nullptr;                    // after a lane that ends
   std::uint64_t random_ = 1;
   std::uint64_t instructions_ = 0;
+  bool early_ = false;
   bool quit_ = false;
   std::exception_ptr fault_;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -376,6 +377,65 @@ TEST(GlobalMemoryRules, RegionsAndFlags) {
   EXPECT_EQ(fault_kind(Memory::kReadable, [&](std::uint32_t* at) { store_word(at); }), FaultKind::global_not_writable);
   EXPECT_EQ(fault_kind(3, [&](std::uint32_t* at) { load_word(reinterpret_cast<char*>(at) + 2); }),
             FaultKind::misaligned);
+}
+
+/// A launch beside the kernel before it; `input` can be read, `output` has been written and can be again.
+std::optional<FaultKind> early_fault(const std::function<void(const float* input, float* output)>& body,
+                                     bool early = true) {
+  alignas(16) std::array<float, 4> input{1, 2, 3, 4};
+  alignas(16) std::array<float, 4> output{};
+  Memory memory;
+  memory.add("input", input.data(), sizeof input, Memory::kReadable);
+  memory.add("output", output.data(), sizeof output, Memory::kReadable | Memory::kWritable);
+  try {
+    run([&] { body(input.data(), output.data()); }, memory,
+        {.grid = 2, .threads = 32, .seed = 1, .workers = 1, .early = early});
+  } catch (const Fault& fault) {
+    return fault.kind;
+  }
+  return std::nullopt;
+}
+
+TEST(EarlyLaunches, OnlyInputsAreReadBeforeTheWait) {
+  const auto load_word = [](const float* at) { check_global_load(at, 4, "ld.global", Site::current()); };
+  const auto store_word = [](float* at) { check_global_store(at, 4, "st.global", Site::current()); };
+  const float one[1] = {1};
+  const auto add = [&](float* at) { red_add_f32(at, one, 1, "red.global.add.f32", Site::current()); };
+  const std::vector<std::function<void(float*)>> accesses{load_word, store_word, add};
+  EXPECT_EQ(early_fault([&](const float* input, float* output) {
+              load_word(input);
+              griddepcontrol_wait();
+              for (const auto& access : accesses) access(output);
+            }),
+            std::nullopt);
+  for (const auto& access : accesses) {
+    const auto first = [&](const float*, float* output) {
+      access(output);
+      griddepcontrol_wait();
+    };
+    EXPECT_EQ(early_fault(first), FaultKind::too_early);
+    EXPECT_EQ(early_fault(first, false), std::nullopt) << "launched in order";
+  }
+}
+
+TEST(EarlyLaunches, EveryThreadWaitsForItself) {
+  EXPECT_EQ(early_fault([](const float*, float* output) {
+              if (thread_index() == 0) griddepcontrol_wait();
+              bar_sync(Site::current());
+              check_global_store(output, 4, "st.global", Site::current());
+            }),
+            FaultKind::too_early);
+}
+
+TEST(EarlyLaunches, EveryBlockWaits) {
+  EXPECT_EQ(early_fault([](const float*, float*) {
+              if (block_index() == 0) griddepcontrol_wait();
+            }),
+            FaultKind::too_early);
+  EXPECT_EQ(early_fault([](const float*, float*) {
+              if (thread_index() == 5) griddepcontrol_wait();
+            }),
+            std::nullopt);
 }
 
 TEST(GlobalMemoryRules, AdditionsOfManyBlocksAllCount) {

@@ -33,6 +33,7 @@ constexpr const char* kHopperBackward = "sm90/sm90_backward.cuh";
 constexpr const char* kHopperBackwardStore = "sm90/sm90_backward_store.cuh";
 constexpr const char* kBackwardDq = "sm80/sm80_backward_dq.cuh";
 constexpr const char* kPreprocess = "common/backward_preprocess.cuh";
+constexpr const char* kConvert = "common/backward_convert.cuh";
 constexpr const char* kReduce = "common/backward_reduce.cuh";
 
 /// Two warps, 16 rows each; ragged sequences take three key tiles.
@@ -827,15 +828,15 @@ std::vector<Mutation> make_backward_mutations() {
        {global_out_of_bounds}},
       {"backward_accumulator_not_zeroed",
        kPreprocess,
-       "if (params.dq_accum == nullptr) return;",
-       "return;",
+       "if (params.dq_accum != nullptr) {",
+       "if (params.dq_accum != nullptr && params.b < 0) {",
        1,
        preprocess,
        {global_uninitialised}},
       {"backward_padding_without_statistics",
        kPreprocess,
        "ptx::st_global(params.delta + index, sum);",
-       "if (valid) ptx::st_global(params.delta + index, sum);",
+       "if (position < lengths.s_q) ptx::st_global(params.delta + index, sum);",
        1,
        preprocess,
        {global_uninitialised}},
@@ -869,8 +870,39 @@ std::vector<Mutation> make_hopper_backward_mutations() {
   const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
   const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec split = changed(hopper, [](KernelSpec& spec) { spec.split = true; });
+  const KernelSpec convert = backward_helper_spec(narrow, Op::backward_convert);
+  const KernelSpec reduce = backward_helper_spec(hopper, Op::backward_reduce);
   using enum FaultKind;
   return {
+      {"hopper_backward_statistics_of_the_kernel_before",
+       kHopperBackward,
+       "ptx::griddepcontrol_wait();\n        load_lse",
+       "load_lse",
+       1,
+       hopper,
+       {too_early}},
+      {"hopper_backward_stores_beside_the_kernel_before",
+       kHopperBackward,
+       "ptx::griddepcontrol_wait();  // for the cleared accumulator, and",
+       "// for the cleared accumulator, and",
+       1,
+       hopper,
+       {too_early}},
+      {"hopper_convert_beside_the_kernel_before",
+       kConvert,
+       "if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();",
+       "",
+       1,
+       convert,
+       {too_early}},
+      {"hopper_convert_quads_keep_their_columns", kConvert, "transpose_quad(words, lane);", "", 1, convert, {}},
+      {"hopper_reduce_beside_the_kernel_before",
+       kReduce,
+       "if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();",
+       "",
+       1,
+       reduce,
+       {too_early}},
       {"hopper_backward_ds_unfenced",
        kHopperBackward,
        "share(ds_operand, ds_shared(buffer), consumer_index());\n        ptx::fence_proxy_async();",
@@ -1227,7 +1259,12 @@ BackwardSpecs backward_specs_of(const Mutation& mutation) {
       specs.dq = mutation.spec;
       break;
     case Op::backward_reduce:
+      if (mutation.spec.arch.major >= 9) specs.main = hopper_backward_base();
       specs.main.split = true;
+      break;
+    case Op::backward_convert:
+      specs.main = hopper_backward_base();
+      specs.main.d_qk = mutation.spec.d_qk;
       break;
     default:
       break;

@@ -68,6 +68,7 @@ BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c
   (op == Op::backward              ? kernels.main
    : op == Op::backward_dq         ? kernels.dq
    : op == Op::backward_preprocess ? kernels.preprocess
+   : op == Op::backward_convert    ? kernels.convert
                                    : kernels.reduce) = "mutant " + mutation.name;
   return kernels;
 }

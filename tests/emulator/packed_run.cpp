@@ -149,6 +149,7 @@ class Call {
     options.threads = kernel.threads;
     options.shared_bytes = fa::plan::shared_bytes(spec);
     options.seed = c_.schedule;
+    options.early = fa::plan::may_start_early(spec);
     launch(kernel.entry, params, memory_, options);
   }
 

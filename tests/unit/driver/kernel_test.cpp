@@ -12,6 +12,43 @@
 namespace fa::driver {
 namespace {
 
+TEST(Launch, StartsEarlyWhereGraphsKnowOfIt) {
+  EXPECT_EQ(start_with(Start::early, 12000), Start::in_order);
+  EXPECT_EQ(start_with(Start::early, 12020), Start::in_order);
+  EXPECT_EQ(start_with(Start::early, 12030), Start::early);
+  EXPECT_EQ(start_with(Start::early, 13000), Start::early);
+  EXPECT_EQ(start_with(Start::in_order, 13000), Start::in_order);
+}
+
+TEST(Launch, TheFirstOfACallIsInOrder) {
+  LaunchChain usual;
+  EXPECT_EQ(usual.next(false), Start::in_order);
+  EXPECT_EQ(usual.next(true), Start::early);
+  EXPECT_EQ(usual.next(false), Start::in_order);
+  EXPECT_EQ(usual.next(true), Start::early);
+  LaunchChain without_preprocess;
+  EXPECT_EQ(without_preprocess.next(true), Start::in_order);
+  EXPECT_EQ(without_preprocess.next(true), Start::early);
+}
+
+TEST(Launch, AnEarlyOneHasOneAttribute) {
+  int place = 0;
+  const auto stream = reinterpret_cast<CUstream>(&place);
+  const EarlyLaunch early(264, 384, 200 * 1024, stream);
+  const CUlaunchConfig& config = early.get();
+  EXPECT_EQ(config.gridDimX, 264U);
+  EXPECT_EQ(config.gridDimY, 1U);
+  EXPECT_EQ(config.gridDimZ, 1U);
+  EXPECT_EQ(config.blockDimX, 384U);
+  EXPECT_EQ(config.blockDimY, 1U);
+  EXPECT_EQ(config.blockDimZ, 1U);
+  EXPECT_EQ(config.sharedMemBytes, 200U * 1024);
+  EXPECT_EQ(config.hStream, stream);
+  ASSERT_EQ(config.numAttrs, 1U);
+  EXPECT_EQ(config.attrs->id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+  EXPECT_EQ(config.attrs->value.programmaticStreamSerializationAllowed, 1);
+}
+
 struct Params {
   CUdeviceptr values;
   int factor;
@@ -72,6 +109,11 @@ class KernelTest : public testing::Test {
     launch(kernel_->function(), kGrid, kThreads, kShared, stream, &params);
   }
 
+  void launch_early(CUstream stream, int factor) const {
+    Params params{values_, factor};
+    launch(kernel_->function(), kGrid, kThreads, kShared, stream, &params, Start::early);
+  }
+
   void expect_scaled_by(int factor) const {
     const ContextScope scope(context_->context());
     check(api().cuCtxSynchronize(), "cuCtxSynchronize");
@@ -127,6 +169,25 @@ TEST_F(KernelTest, ReplaysFromAGraph) {
   check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
   check(api().cuGraphLaunch(executable, stream_), "cuGraphLaunch");
   expect_scaled_by(5);
+  api().cuGraphExecDestroy(executable);
+  api().cuGraphDestroy(graph);
+}
+
+/// A kernel that never allows it starts its successor at its end.
+TEST_F(KernelTest, EarlyLaunchesRunAndReplay) {
+  const ContextScope scope(context_->context());
+  launch_scale(stream_, 2);
+  launch_early(stream_, 7);
+  expect_scaled_by(7);
+  check(api().cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  launch_scale(stream_, 3);
+  launch_early(stream_, 8);
+  CUgraph graph = nullptr;
+  check(api().cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
+  CUgraphExec executable = nullptr;
+  check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+  check(api().cuGraphLaunch(executable, stream_), "cuGraphLaunch");
+  expect_scaled_by(8);
   api().cuGraphExecDestroy(executable);
   api().cuGraphDestroy(graph);
 }

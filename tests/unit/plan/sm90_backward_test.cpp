@@ -432,6 +432,45 @@ BackwardTensors some_tensors() {
   return tensors;
 }
 
+/// What waits for the kernel before it; a first kernel of a call has nobody of its own to wait for.
+TEST(BackwardStarts, AreEarlyWhereTheKernelWaitsItself) {
+  for (const int d : {64, 128, 256}) {
+    const BackwardPlan plan = plan_backward(problem_of(d, d), {}, false);
+    EXPECT_FALSE(may_start_early(plan.preprocess));
+    for (const KernelSpec& main : plan.main) EXPECT_TRUE(may_start_early(main)) << canonical(main);
+    EXPECT_TRUE(may_start_early(plan.convert));
+    EXPECT_TRUE(may_start_early(plan.reduce));
+    EXPECT_FALSE(may_start_early(plan.sink));
+  }
+  const BackwardPlan repeatable = plan_backward(problem_of(128, 128), {}, true);
+  EXPECT_TRUE(may_start_early(repeatable.main.front()));
+  for (const KernelSpec& dq : repeatable.dq) EXPECT_FALSE(may_start_early(dq));
+}
+
+TEST(BackwardStarts, AreInOrderForOtherFamiliesAndGpus) {
+  const KernelOverride other{.family = Family::sm80};
+  const BackwardPlan plan = plan_backward(problem_of(128, 128), other, false);
+  EXPECT_FALSE(may_start_early(plan.main.front()));
+  EXPECT_TRUE(may_start_early(plan.convert)) << "which waits for whatever is before it";
+  Problem older = problem_of(128, 128);
+  older.arch = parse_arch("sm_80");
+  for (const Alternatives& kernels : kernels_of(plan_backward(older, {}, false))) {
+    for (const KernelSpec& spec : kernels) EXPECT_FALSE(may_start_early(spec)) << canonical(spec);
+  }
+}
+
+/// A kernel with a mask function reads the lists of its tiles before it waits.
+TEST(BackwardStarts, AreInOrderBehindTileLists) {
+  Variants variants;
+  variants.mask = "q>kv";
+  Problem p = problem_of(64, 64);
+  p.variants = &variants;
+  EXPECT_FALSE(may_start_early(first_of(p)));
+  variants.mask.clear();
+  variants.score = "score*2.0";
+  EXPECT_TRUE(may_start_early(first_of(p)));
+}
+
 TEST(Sm90BackwardMaps, DescribeTheTensors) {
   const BackwardTensors tensors = some_tensors();
   KernelSpec spec;

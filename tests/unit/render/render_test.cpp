@@ -314,6 +314,17 @@ TEST(Render, WhatTheBackwardDependsOnReachesIt) {
                                                                 });
 }
 
+/// griddepcontrol is an instruction of compute capability 9.0.
+TEST(Render, OverlapsWhereTheGpuCan) {
+  for (const plan::Op op : {plan::Op::backward_preprocess, plan::Op::backward_convert, plan::Op::backward_reduce}) {
+    plan::KernelSpec spec = backward_spec(op);
+    for (const auto& [arch, expected] : {std::pair{"sm_80", false}, {"sm_89", false}, {"sm_90a", true}}) {
+      spec.arch = plan::parse_arch(arch);
+      EXPECT_EQ(render(spec).unit.find("kOverlaps = true") != std::string::npos, expected) << canonical(spec);
+    }
+  }
+}
+
 TEST(Render, UnitNamesTheSpecAndTheEntryPoint) {
   for (const plan::KernelSpec& spec : all_specs()) {
     const Source source = render(spec);

@@ -23,6 +23,7 @@ struct Config {
   static constexpr int kWarps = 8;
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
   static constexpr bool kVectorReduce = true;
+  static constexpr bool kOverlaps = true;  // with kernels before or behind it
 };
 
 FA_KERNEL(fa_backward_convert, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_convert<Config>(params); }

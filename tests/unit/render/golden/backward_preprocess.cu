@@ -23,6 +23,7 @@ struct Config {
   static constexpr int kHeadDimV = 128;
   static constexpr int kWarps = 8;
   static constexpr bool kAligned = true;  // rows start at multiples of 16 bytes
+  static constexpr bool kOverlaps = true;  // with kernels before or behind it
 };
 
 FA_KERNEL(fa_backward_preprocess, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_preprocess<Config>(params); }

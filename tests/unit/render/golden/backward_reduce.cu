@@ -22,6 +22,7 @@ struct Config {
   static constexpr int kHeadDimQk = 192;
   static constexpr int kHeadDimV = 128;
   static constexpr int kWarps = 8;
+  static constexpr bool kOverlaps = true;  // with kernels before or behind it
 };
 
 FA_KERNEL(fa_backward_reduce, fa::kernel::BackwardParams, 256, 1) { fa::kernel::backward_reduce<Config>(params); }

@@ -1,11 +1,11 @@
-#ifndef FA_TEMPLATES_SM90_SM90_TRANSPOSE_CUH_
-#define FA_TEMPLATES_SM90_SM90_TRANSPOSE_CUH_
+#ifndef FA_TEMPLATES_COMMON_TRANSPOSE_CUH_
+#define FA_TEMPLATES_COMMON_TRANSPOSE_CUH_
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
 #include <ptx/thread.cuh>
 
-namespace fa::sm90 {
+namespace fa::kernel {
 
 /// words[i] of lane q becomes words[q] of lane i, among the four lanes of a quad.
 FA_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
@@ -22,6 +22,6 @@ FA_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
   }
 }
 
-}  // namespace fa::sm90
+}  // namespace fa::kernel
 
-#endif  // FA_TEMPLATES_SM90_SM90_TRANSPOSE_CUH_
+#endif  // FA_TEMPLATES_COMMON_TRANSPOSE_CUH_

@@ -1,0 +1,25 @@
+#ifndef FA_TEMPLATES_PTX_GRIDDEPCONTROL_CUH_
+#define FA_TEMPLATES_PTX_GRIDDEPCONTROL_CUH_
+
+#include <ptx/language.cuh>
+
+// PTX ISA, "griddepcontrol" (compute capability 9.0): a kernel that was launched early may start as soon as every block
+// of the one before it in the stream has allowed it, or has ended. Both do nothing in a kernel that was launched in
+// order.
+namespace fa::ptx {
+
+/// griddepcontrol.wait: until the kernel before this one is complete and what it wrote can be seen. Who launches early
+/// relies on every block: a kernel whose blocks all wait is complete only after all kernels before it are.
+FA_DEVICE void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// griddepcontrol.launch_dependents: this block allows the next kernel to start; one thread is enough. Says nothing of
+/// what has been written.
+FA_DEVICE void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TEMPLATES_PTX_GRIDDEPCONTROL_CUH_

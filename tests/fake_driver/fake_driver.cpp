@@ -1,0 +1,134 @@
+#include "fake_driver/fake_driver.hpp"
+
+#include <cuda.h>
+
+#include <map>
+#include <string_view>
+
+// One Hopper GPU with one context, whose memory nobody touches. A kernel's handle is its name.
+namespace {
+
+constexpr int kVersion = 13000;
+
+std::vector<fake_driver::Launch>& launches() {
+  static std::vector<fake_driver::Launch> all;
+  return all;
+}
+
+template <class Handle>
+Handle handle() {
+  static int place = 0;
+  return reinterpret_cast<Handle>(&place);
+}
+
+/// Names live on.
+const std::string* intern(const char* name) {
+  static std::map<std::string, std::string> names;
+  return &names.try_emplace(name, name).first->second;
+}
+
+void remember(CUfunction function, bool early) {
+  launches().push_back({*reinterpret_cast<const std::string*>(function), early});
+}
+
+CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
+  *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? 9
+           : which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? 0
+           : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 132
+                                                                   : 1;
+  return CUDA_SUCCESS;
+}
+CUresult device_name(char* name, int, CUdevice) {
+  name[std::string_view("fake").copy(name, 4)] = '\0';
+  return CUDA_SUCCESS;
+}
+CUresult library_kernel(CUkernel* kernel, CUlibrary, const char* name) {
+  *kernel = reinterpret_cast<CUkernel>(const_cast<std::string*>(intern(name)));
+  return CUDA_SUCCESS;
+}
+CUresult launch(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                void**, void**) {
+  remember(function, false);
+  return CUDA_SUCCESS;
+}
+CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void**, void**) {
+  bool early = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    early = early || (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                      config->attrs[i].value.programmaticStreamSerializationAllowed != 0);
+  }
+  remember(function, early);
+  return CUDA_SUCCESS;
+}
+
+/// Gives kValue by the first argument and succeeds.
+template <auto kValue, class Out, class... Rest>
+CUresult give(Out* out, Rest...) {
+  *out = static_cast<Out>(kValue);
+  return CUDA_SUCCESS;
+}
+template <class Handle, class... Rest>
+CUresult give_handle(Handle* out, Rest...) {
+  *out = handle<Handle>();
+  return CUDA_SUCCESS;
+}
+template <class... Arguments>
+CUresult succeed(Arguments...) {
+  return CUDA_SUCCESS;
+}
+/// Of a signature, whatever it is.
+template <class... Arguments>
+void* success(CUresult (*)(Arguments...)) {
+  return reinterpret_cast<void*>(&succeed<Arguments...>);
+}
+
+const std::map<std::string_view, void*>& functions() {
+  static const std::map<std::string_view, void*> all = [] {
+    std::map<std::string_view, void*> table;
+#define FA_DRIVER_ENTRY(name, since) table[#name] = success(static_cast<decltype(&::name)>(nullptr));
+#define FA_DRIVER_OPTIONAL(name, since, ...)
+#include "driver/entries.inc"
+#undef FA_DRIVER_OPTIONAL
+#undef FA_DRIVER_ENTRY
+    const auto set = [&](const char* name, auto* function) { table[name] = reinterpret_cast<void*>(function); };
+    set("cuDeviceGetCount", &give<1, int>);
+    set("cuDeviceGet", &give<0, CUdevice, int>);
+    set("cuDeviceGetAttribute", &device_attribute);
+    set("cuDeviceGetName", &device_name);
+    set("cuDeviceTotalMem", &give<std::size_t{1} << 36, std::size_t, CUdevice>);
+    set("cuCtxGetCurrent", &give_handle<CUcontext>);
+    set("cuCtxGetDevice", &give<0, CUdevice>);
+    set("cuLibraryLoadData",
+        &give_handle<CUlibrary, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned>);
+    set("cuLibraryGetKernel", &library_kernel);
+    set("cuKernelGetAttribute", &give<0, int, CUfunction_attribute, CUkernel, CUdevice>);
+    set("cuKernelGetFunction", &give_handle<CUfunction, CUkernel>);
+    set("cuStreamIsCapturing", &give<CU_STREAM_CAPTURE_STATUS_NONE, CUstreamCaptureStatus, CUstream>);
+    set("cuLaunchKernel", &launch);
+    set("cuLaunchKernelEx", &launch_ex);
+    return table;
+  }();
+  return all;
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) CUresult cuDriverGetVersion(int* version) {
+  *version = kVersion;
+  return CUDA_SUCCESS;
+}
+
+__attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t,
+                                                                    CUdriverProcAddressQueryResult* status) {
+  const auto found = functions().find(name);
+  *function = found == functions().end() ? nullptr : found->second;
+  *status = *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+  return CUDA_SUCCESS;
+}
+
+__attribute__((visibility("default"))) std::vector<fake_driver::Launch>& fa_fake_driver_launches() {
+  return launches();
+}
+}
