@@ -42,20 +42,6 @@ FA_DEVICE void tma_load_5d(uint32_t shared, const TensorMap& map, uint32_t barri
       : "memory");
 }
 
-/// cp.async.bulk.prefetch.tensor.4d: the box comes into the L2 cache.
-FA_DEVICE void tma_prefetch_4d(const TensorMap& map, L2Policy policy, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(static_cast<uint64_t>(policy))
-               : "memory");
-}
-
-/// cp.async.bulk.prefetch.tensor.5d
-FA_DEVICE void tma_prefetch_5d(const TensorMap& map, L2Policy policy, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4, %5}], %6;" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(static_cast<uint64_t>(policy))
-               : "memory");
-}
-
 /// cp.async.bulk.tensor.5d, shared to global: by one thread, after `fence_proxy_async` by those that wrote the source.
 /// Elements outside of the tensor are dropped. Joins this thread's current bulk group.
 FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c1, int c2, int c3, int c4) {

@@ -635,8 +635,10 @@ struct Backward {
     ptx::mbarrier_wait(q_full(stage), parity_of(count));
     if constexpr (kVarlen) {
       const int rows = work.lengths.s_q - place.m_block * kTileM;
-      fill_stats(lse_shared(stage), rows, kernel::kInfinity);
-      clear_rows<QTile, kTileM>(q_shared(stage), rows);
+      if (rows < kTileM) {
+        fill_stats(lse_shared(stage), rows, kernel::kInfinity);
+        clear_rows<QTile, kTileM>(q_shared(stage), rows);
+      }
     }
   }
   FA_DEVICE void await_dout(const Job& work, const Place& place, int count) const {
@@ -644,8 +646,10 @@ struct Backward {
     ptx::mbarrier_wait(do_full(stage), parity_of(count));
     if constexpr (kVarlen) {
       const int rows = work.lengths.s_q - place.m_block * kTileM;
-      fill_stats(delta_shared(stage), rows, 0.f);
-      clear_rows<DoTile, kTileM>(do_shared(stage), rows);
+      if (rows < kTileM) {
+        fill_stats(delta_shared(stage), rows, 0.f);
+        clear_rows<DoTile, kTileM>(do_shared(stage), rows);
+      }
     }
   }
 

@@ -75,8 +75,6 @@ struct Forward {
   // Warps pass over the pieces of a tile that causality hides from all of their rows. With two consumers the test costs
   // as much as it saves.
   static constexpr bool kPartial = Config::kCausal && kConsumers == 3 && !kTwoSided && !Variant::kMask && !kDropout;
-  static constexpr bool kPrefetches = !kEmptyAside;
-  static constexpr int kPrefetched = kernel::ceil_div(512, kTileN);  // KV tiles
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
@@ -388,10 +386,6 @@ struct Forward {
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads || job.range.begin >= job.range.end) continue;
-      if constexpr (kPrefetches) {
-        prefetch_q(job);
-        prefetch_keys<KTile>(p.map_k, job);
-      }
       load_k(k_slot, job.range.end - 1, job);
       load_q(q_slot, job);
       for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
@@ -409,7 +403,6 @@ struct Forward {
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query job = query(round);
       if (!leads) continue;
-      if constexpr (kPrefetches) prefetch_keys<VTile>(p.map_v, job);
       for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
     }
   }
@@ -449,34 +442,6 @@ struct Forward {
     }
   }
 
-  // What a query tile needs first, into the L2 cache before there are buffers for it: these hold too little to hide the
-  // memory's latency where few KV tiles belong to a query tile.
-
-  FA_DEVICE void prefetch_q(const Query& job) const {
-    FA_UNROLL
-    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
-      ptx::tma_prefetch_5d(p.map_q, ptx::L2Policy::evict_first, slab * kSlabColumns, job.head_in_group,
-                           first_q_row(job), job.kv_head, job.tile.batch);
-    }
-  }
-
-  template <class Tile>
-  FA_DEVICE void prefetch_keys(const kernel::TensorMap& map, const Query& job) const {
-    const int stop = job.range.end - kPrefetched > job.range.begin ? job.range.end - kPrefetched : job.range.begin;
-    FA_UNROLL_BY(1)
-    for (int n = job.range.end - 1; n >= stop; --n) {
-      FA_UNROLL
-      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-        ptx::tma_prefetch_4d(map, ptx::L2Policy::evict_last, slab * kSlabColumns, n * kTileN, job.kv_head,
-                             job.tile.batch);
-      }
-    }
-  }
-
-  FA_DEVICE int first_q_row(const Query& job) const {
-    return Config::kPackGqa ? job.tile.m_block * kTileM / params.group : job.tile.m_block * kTileM;
-  }
-
   // The KV tile that a K buffer holds, for the consumers.
   FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kListedOffset + 4 * stage; }
 
@@ -485,7 +450,7 @@ struct Forward {
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     post(slot.index, job);
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    int row = first_q_row(job);
+    int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
     if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {

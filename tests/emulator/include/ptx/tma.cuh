@@ -32,17 +32,6 @@ FA_DEVICE void tma_load_5d(uint32_t shared, const TensorMap& map, uint32_t barri
   emulator::tma_load(shared, &map, barrier, 5, at, site);
 }
 
-// Prefetches change no memory; what they are told has to be a tensor map all the same.
-FA_DEVICE void tma_prefetch_4d(const TensorMap& map, L2Policy, int, int, int, int,
-                               const emulator::Site& site = emulator::Site::current()) {
-  emulator::prefetch_tensor_map(&map, site);
-}
-
-FA_DEVICE void tma_prefetch_5d(const TensorMap& map, L2Policy, int, int, int, int, int,
-                               const emulator::Site& site = emulator::Site::current()) {
-  emulator::prefetch_tensor_map(&map, site);
-}
-
 FA_DEVICE void tma_store_5d(const TensorMap& map, uint32_t shared, int c0, int c1, int c2, int c3, int c4,
                             const emulator::Site& site = emulator::Site::current()) {
   const int at[5] = {c0, c1, c2, c3, c4};
