@@ -380,6 +380,9 @@ struct Forward {
       }
       if constexpr (kPairs && !kVarlen) {
         Forward(params).mask(s, kv_tile(n_block));  // derived again for want of registers; varlen's tile costs more
+      } else {
+        mask(s, kv_tile(n_block));
+      }
     }
   }
 
