@@ -422,26 +422,38 @@ struct Backward {
   /// The query tiles of all steps of a job, and its keys beside the first.
   FA_DEVICE void load(const Job& work, int& count, uint32_t& parity) const {
     Query query(work, stop(work), params.group);
-    for (int step = work.steps.begin; step < work.steps.end; ++step) {
+    int step = work.steps.begin;
+    if (count == 0) {
+      load_first(work, located(work, query), parity);
+      ++count;
+      ++step;
+      query.advance(work, stop(work));
+    }
+    for (; step < work.steps.end; ++step) {
       const Query at = located(work, query);
       const int stage = stage_of(count);
       ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
-      const bool ahead = count == 0;                                // of the row statistics
       load_q(stage, work, at);
-      if (!ahead) load_lse(stage, work, at);
+      load_lse(stage, work, at);
       if (step == work.steps.begin) load_k(work, parity);
       load_dout(stage, work, at);
-      if (!ahead) load_delta(stage, work, at);
+      load_delta(stage, work, at);
       if (step == work.steps.begin) load_v(work, parity);
-      if (ahead) {
-        ptx::griddepcontrol_wait();
-        load_lse(stage, work, at);
-        load_delta(stage, work, at);
-      }
       ++count;
       query.advance(work, stop(work));
     }
     parity ^= 1;
+  }
+
+  /// A block's first step and keys: all but the row statistics without a wait for these.
+  FA_DEVICE void load_first(const Job& work, const Query& at, uint32_t parity) const {
+    load_q(0, work, at);
+    load_k(work, parity);
+    load_dout(0, work, at);
+    load_v(work, parity);
+    ptx::griddepcontrol_wait();
+    load_lse(0, work, at);
+    load_delta(0, work, at);
   }
 
   /// The same for a thread that has too few registers to keep the job.
