@@ -56,6 +56,7 @@ struct KernelSpec {
   int q_buffers = 0;                ///< sm90: query tiles in flight
   int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
+  bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P
   Variants variants;                ///< what is computed besides plain attention

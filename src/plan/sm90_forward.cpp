@@ -14,7 +14,8 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 3;
-constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
+constexpr std::int64_t kManyDiagonals = 2048;  // keys up to which skipping pays, measured on an H200
+constexpr int kSlabColumns = 64;               // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
 constexpr int kBarrierBytesBesideMasks = 464;
 constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
@@ -81,6 +82,12 @@ int mask_bytes(const KernelSpec& spec) {
   return kMasks * (spec.tile_m / 16) * 32 * 8 * ((spec.tile_n + 127) / 128);
 }
 
+/// Whether a third of a tile's rows may see none of a KV tile's keys, by causality alone.
+bool may_skip_hidden(const KernelSpec& spec) {
+  return spec.causal && consumers(spec) == kMaxConsumers && !spec.dropout && !spec.variants.left_window &&
+         !spec.variants.chunked && spec.variants.mask.empty();
+}
+
 bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns;
 }
@@ -105,6 +112,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
+  spec.skips_hidden = may_skip_hidden(spec) && problem.typical_s_kv() <= kManyDiagonals;
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
@@ -174,6 +182,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.q_buffers < 1 || spec.q_buffers > 2) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }
+  if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
@@ -207,7 +216,13 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
       }
     }
   }
-  if (!specs.empty()) return specs;
+  if (!specs.empty()) {
+    // Last, what a store may hold for sequences of another length.
+    KernelSpec other = specs.front();
+    other.skips_hidden = !other.skips_hidden;
+    if (may_skip_hidden(other)) specs.push_back(other);
+    return specs;
+  }
   const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
   throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm90 forward kernel fits: {}", refusal),

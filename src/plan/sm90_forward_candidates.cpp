@@ -60,6 +60,7 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.stages = stages;
           spec.q_buffers = q_buffers;
           spec.warps = sm90_forward_warps(spec);
+          spec.skips_hidden = planned.skips_hidden && tile_m == planned.tile_m;
           spec.take_turns = false;
           add(spec);
           spec.take_turns = true;

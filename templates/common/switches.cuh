@@ -20,6 +20,12 @@ FA_DEVICE constexpr bool wants_dropout() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_to_skip_hidden() {
+  if constexpr (requires { Config::kSkipsHidden; }) return Config::kSkipsHidden;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int warps_n_of() {
   if constexpr (requires { Config::kWarpsN; }) return Config::kWarpsN;
   return 1;
@@ -35,6 +41,8 @@ template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
+template <class Config>
+inline constexpr bool kSkipsHidden = wants_to_skip_hidden<Config>();
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>

@@ -38,8 +38,8 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 /// tiles. With dropout further warps draw what is dropped.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
-/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout
-/// (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
+/// kSkipsHidden (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -72,9 +72,11 @@ struct Forward {
   static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
-  // Warps pass over the pieces of a tile that causality hides from all of their rows. With two consumers the test costs
-  // as much as it saves.
-  static constexpr bool kPartial = Config::kCausal && kConsumers == 3 && !kTwoSided && !Variant::kMask && !kDropout;
+  // Warps pass over the pieces of a tile that causality hides from all of their rows. The test costs more than it saves
+  // where few tiles of many are on the diagonal.
+  static constexpr bool kPartial = kernel::kSkipsHidden<Config>;
+  static_assert(!kPartial || (Config::kCausal && !kTwoSided && !Variant::kMask && !kDropout),
+                "pieces are hidden by causality alone");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer

@@ -26,6 +26,7 @@ constexpr const char* kTile = "common/shared_tile.cuh";
 constexpr const char* kSoftmax = "common/online_softmax.cuh";
 constexpr const char* kHopper = "sm90/sm90_forward.cuh";
 constexpr const char* kHopperSoftmax = "sm90/sm90_softmax.cuh";
+constexpr const char* kVariant = "common/variant.cuh";
 constexpr const char* kSlabs = "sm90/sm90_shared_tile.cuh";
 constexpr const char* kCombine = "common/forward_combine.cuh";
 constexpr const char* kBackward = "sm80/sm80_backward.cuh";
@@ -123,7 +124,11 @@ std::vector<Mutation> make_mutations() {
   const KernelSpec fp32 = changed(base(1), [](KernelSpec& spec) { spec.dtype = DType::f32; });
   const KernelSpec hopper = hopper_base();
   const KernelSpec causal_hopper = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
-  const KernelSpec three_consumers = changed(causal_hopper, [](KernelSpec& spec) { spec.tile_m = 192; });
+  const KernelSpec skipping = changed(causal_hopper, [](KernelSpec& spec) {
+    spec.tile_m = 192;
+    spec.warps = 16;
+    spec.skips_hidden = true;
+  });
   using enum FaultKind;
   return {
       // Asynchronous copies.
@@ -558,21 +563,21 @@ std::vector<Mutation> make_mutations() {
        "if (piece < visible) continue;",
        "if (piece <= visible) continue;",
        1,
-       three_consumers,
+       skipping,
        {}},
       {"hopper_visible_piece_cleared",
        kHopper,
        "last_limit > 8 * first_tile(piece) ?",
        "last_limit > 8 * first_tile(piece) + 1 ?",
        1,
-       three_consumers,
+       skipping,
        {}},
       {"hopper_last_rows_taken_for_missing",
        kHopper,
        "if (kPartial && row >= row_count(cursor.query)) return 0;",
        "if (kPartial && row + 16 > row_count(cursor.query)) return 0;",
        1,
-       three_consumers,
+       skipping,
        {}},
       {"hopper_stride_of_k_groups",
        kSlabs,
@@ -670,6 +675,30 @@ std::vector<Mutation> make_mutations() {
        hopper_variant("strided"),
        {},
        "strided"},
+      {"hopper_affine_bias_of_a_row_left_out",
+       kHopper,
+       "shift[r] *= softmax_scale_log2();",
+       "shift[r] = 0.f;",
+       1,
+       hopper_variant("alibi"),
+       {},
+       "alibi"},
+      {"hopper_affine_bias_of_the_wrong_side",
+       kVariant,
+       "if (rows[r].base + last < 0.f) factor[r] = -factor[r];",
+       "",
+       1,
+       hopper_variant("alibi"),
+       {},
+       "alibi"},
+      {"hopper_affine_bias_of_two_sides_as_of_one",
+       kVariant,
+       "one_sided = one_sided && rows[r].base * last >= 0.f;",
+       "",
+       1,
+       hopper_variant("alibi"),
+       {},
+       "alibi"},
       {"hopper_mixed_tile_taken_for_a_kept_one",
        kHopper,
        "if (cursor.n >= cursor.query.range.kept_end)",
@@ -876,7 +905,7 @@ std::vector<Mutation> make_hopper_backward_mutations() {
   return {
       {"hopper_backward_statistics_of_the_kernel_before",
        kHopperBackward,
-       "ptx::griddepcontrol_wait();\n        load_lse",
+       "ptx::griddepcontrol_wait();\n    load_lse",
        "load_lse",
        1,
        hopper,

@@ -113,6 +113,7 @@ struct Sm90Shape {
   bool causal, take_turns, pack_gqa, positive_scale;
   int softmax_chunks = 1;
   bool split = false;
+  bool skips_hidden = false;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
@@ -128,6 +129,9 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 8, 96, 64, 16, 3, 1, true, false, false, false},
     {DType::bf16, 64, 64, 128, 32, 2, 2, true, true, false, true, 1, true},
     {DType::f16, 40, 72, 64, 32, 2, 1, false, false, true, false, 1, true},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true, 3, false, true},
+    {DType::f16, 32, 40, 192, 32, 2, 1, true, false, true, false, 2, false, true},
+    {DType::bf16, 48, 64, 192, 80, 3, 1, true, true, true, true, 2, true, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {
@@ -149,6 +153,7 @@ std::vector<KernelSpec> find_sm90_specs() {
     spec.pack_gqa = shape.pack_gqa;
     spec.softmax_chunks = shape.softmax_chunks;
     spec.split = shape.split;
+    spec.skips_hidden = shape.skips_hidden;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }

@@ -36,7 +36,7 @@ struct TuneCommand {
   bool force = false;
   bool explain = false;
   bool oracle = false;
-  std::size_t most = 64;
+  std::size_t most = 256;
   int repeat = 0;
   bool json = false;
 };

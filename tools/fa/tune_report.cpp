@@ -122,7 +122,10 @@ Regret regret_of(const BenchProblem& problem, const api::TuneReport& oracle, con
   }
   const std::size_t chosen = index_of(oracle, tuned);
   const bool measured = chosen < oracle.specs.size() && oracle.outcome.results[chosen].rounds > 0;
-  const double ratio = measured ? oracle.outcome.results[chosen].ratio : std::numeric_limits<double>::quiet_NaN();
+  const bool alone = chosen == 0 && oracle.specs.size() == 1;  // nothing to compare it with
+  const double ratio = measured ? oracle.outcome.results[chosen].ratio
+                       : alone  ? 1.
+                                : std::numeric_limits<double>::quiet_NaN();
   regret.of_tuned = ratio / best - 1;
   regret.of_default = 1 / best - 1;
   regret.over_default = ratio - 1;

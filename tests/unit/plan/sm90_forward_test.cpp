@@ -57,6 +57,36 @@ TEST(Sm90ForwardPlan, EveryHeadDimHasAKernelThatFits) {
   }
 }
 
+TEST(Sm90ForwardPlan, SkipsWhatIsHiddenWhereDiagonalTilesAreMany) {
+  const auto plan_of = [](std::int64_t s, bool causal) {
+    Problem problem = problem_of(64, 64, causal, s);
+    problem.s_kv = s;
+    return plan_forward(problem, {});
+  };
+  EXPECT_TRUE(plan_of(512, true).kernel.skips_hidden);
+  EXPECT_TRUE(plan_of(2048, true).kernel.skips_hidden);
+  EXPECT_FALSE(plan_of(4096, true).kernel.skips_hidden);
+  EXPECT_FALSE(plan_of(512, false).kernel.skips_hidden);
+  // A store that holds kernels for long sequences alone serves short ones too.
+  const auto differ_in_it = [](KernelSpec spec) {
+    spec.skips_hidden = !spec.skips_hidden;
+    return spec;
+  };
+  EXPECT_EQ(plan_of(512, true).alternatives.back(), differ_in_it(plan_of(512, true).kernel));
+  EXPECT_EQ(plan_of(8192, true).alternatives.back(), differ_in_it(plan_of(8192, true).kernel));
+}
+
+TEST(Sm90ForwardPlan, RefusesToSkipWhatIsNotHiddenByCausalityAlone) {
+  KernelSpec spec = plan_forward(problem_of(64, 64, true, 512), {}).kernel;
+  ASSERT_TRUE(spec.skips_hidden);
+  EXPECT_EQ(sm90_forward_refusal(spec), "");
+  spec.causal = false;
+  EXPECT_NE(sm90_forward_refusal(spec), "");
+  spec.causal = true;
+  spec.dropout = true;
+  EXPECT_NE(sm90_forward_refusal(spec), "");
+}
+
 TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
   struct Row {
     int d_qk, d_v;

@@ -212,6 +212,7 @@ TEST(Render, WhatTheKernelDependsOnReachesIt) {
                                                    [](Spec& spec) { spec.q_buffers = 2; },
                                                    [](Spec& spec) { spec.softmax_chunks = 1; },
                                                    [](Spec& spec) { spec.take_turns = false; },
+                                                   [](Spec& spec) { spec.skips_hidden = true; },
                                                    [](Spec& spec) { spec.pack_gqa = true; },
                                                    [](Spec& spec) { spec.split = true; },
                                                });
