@@ -288,7 +288,27 @@ void check_backward_overlap(const BackwardCall& call) {
 
 // ---- overlap ----
 
-/// Byte offsets that a view reaches: base + sum of steps[i] * [0, counts[i]).
+/// The bytes between which a view lies.
+struct Reach {
+  std::int64_t first = 0;  ///< lowest
+  std::int64_t last = 0;   ///< highest
+  bool empty = false;
+};
+
+Reach reach_of(const TensorView& view) noexcept {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  Reach reach;
+  reach.first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
+  reach.last = reach.first + element - 1;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    if (view.shape[axis] == 0) reach.empty = true;
+    const std::int64_t length = view.strides[axis] * element * (view.shape[axis] - 1);
+    (length < 0 ? reach.first : reach.last) += length;
+  }
+  return reach;
+}
+
+/// Byte offsets that a view reaches: its first byte + sum of steps[i] * [0, counts[i]).
 struct Lattice {
   struct Axis {
     std::int64_t step;   ///< bytes, positive
@@ -296,29 +316,14 @@ struct Lattice {
   };
   std::array<Axis, TensorView::kMaxRank + 1> axes{};
   std::size_t rank = 0;
-  std::int64_t first = 0;  ///< lowest byte
-  std::int64_t last = 0;   ///< highest byte
-  bool empty = false;
 };
 
 Lattice lattice_of(const TensorView& view) noexcept {
   Lattice result;
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  result.first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
-  result.last = result.first + element - 1;
-  const auto add = [&](std::int64_t step, std::int64_t count) {
-    if (count <= 1 || step == 0) return;
-    if (step < 0) {
-      result.first += step * (count - 1);
-      step = -step;
-    } else {
-      result.last += step * (count - 1);
-    }
-    result.axes[result.rank++] = {step, count};
-  };
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    if (view.shape[axis] == 0) result.empty = true;
-    add(view.strides[axis] * element, view.shape[axis]);
+    if (view.shape[axis] <= 1 || view.strides[axis] == 0) continue;
+    result.axes[result.rank++] = {std::abs(view.strides[axis]) * element, view.shape[axis]};
   }
   result.axes[result.rank++] = {1, element};  // the bytes of an element
   return result;
@@ -432,11 +437,11 @@ void check_lengths(const PackedSequences& sequences, const AttentionShape& shape
 }
 
 bool overlaps_itself(const TensorView& view) noexcept {
-  Lattice lattice = lattice_of(view);
-  if (lattice.empty) return false;
+  if (reach_of(view).empty) return false;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
     if (view.shape[axis] > 1 && view.strides[axis] == 0) return true;
   }
+  Lattice lattice = lattice_of(view);
   const std::span<Lattice::Axis> axes(lattice.axes.data(), lattice.rank);
   sort_by_step(axes, false);
   std::int64_t reach = 0;  // the largest offset of the finer axes
@@ -449,9 +454,11 @@ bool overlaps_itself(const TensorView& view) noexcept {
 
 bool overlap(const TensorView& a, const TensorView& b) noexcept {
   if (!a.defined() || !b.defined()) return false;
+  const Reach reach_a = reach_of(a);
+  const Reach reach_b = reach_of(b);
+  if (reach_a.empty || reach_b.empty || reach_a.last < reach_b.first || reach_b.last < reach_a.first) return false;
   const Lattice first = lattice_of(a);
   const Lattice second = lattice_of(b);
-  if (first.empty || second.empty || first.last < second.first || second.last < first.first) return false;
   std::array<Term, 2 * (TensorView::kMaxRank + 1)> terms{};
   std::size_t count = 0;
   const auto add = [&](std::int64_t step, std::int64_t low, std::int64_t high) {
@@ -468,7 +475,7 @@ bool overlap(const TensorView& a, const TensorView& b) noexcept {
   const std::span<Term> used(terms.data(), count);
   sort_by_step(used, true);
   int budget = kSolveBudget;
-  return solvable(used, second.first - first.first, budget);
+  return solvable(used, reach_b.first - reach_a.first, budget);
 }
 
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {

@@ -22,6 +22,7 @@ constexpr std::int64_t kEnoughBlocks = 192;
 constexpr std::int64_t kEnoughPersistentBlocks = 132;
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
+constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
 
@@ -85,6 +86,7 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
       }
     }
   }
+  choice.many_diagonals = choice.family == Family::sm90 && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
   choice.splits = fixed.splits != 0 && !problem.varlen
                       ? fixed.splits
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));

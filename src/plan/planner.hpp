@@ -16,15 +16,16 @@ struct Choice {
   bool aligned = true;
   bool short_query = false;  ///< all rows of a head fit a tile of 64
   bool pack_gqa = false;
+  bool many_diagonals = false;  ///< sm90: of the few KV tiles of a query tile, causality cuts a large part
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
   /// Dense, below kSlots.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
-           (family == Family::sm90 ? 16 : 0);
+           (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0);
   }
-  static constexpr int kSlots = 32;
+  static constexpr int kSlots = 64;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

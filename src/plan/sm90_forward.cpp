@@ -14,8 +14,7 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 3;
-constexpr std::int64_t kManyDiagonals = 2048;  // keys up to which skipping pays, measured on an H200
-constexpr int kSlabColumns = 64;               // the 128 bytes that the swizzle spans
+constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
 constexpr int kBarrierBytesBesideMasks = 464;
 constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
@@ -112,7 +111,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
-  spec.skips_hidden = may_skip_hidden(spec) && problem.typical_s_kv() <= kManyDiagonals;
+  spec.skips_hidden = may_skip_hidden(spec) && choice.many_diagonals;
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;

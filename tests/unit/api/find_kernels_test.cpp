@@ -416,8 +416,12 @@ void expect_flips_miss(const plan::KernelSpec& spec, const std::vector<Flip>& fl
     digests.insert(other.digest());
   }
   EXPECT_EQ(digests.size(), flips.size() + 1);
-  const auto in_text = std::ranges::count(key.spec, '=');
-  EXPECT_EQ(fields.size(), static_cast<std::size_t>(in_text)) << "a field of the canonical text has no flip here";
+  std::istringstream words(key.spec);
+  for (std::string word; words >> word;) {
+    if (const auto equals = word.find('='); equals != std::string::npos) {
+      EXPECT_TRUE(fields.contains(word.substr(0, equals))) << word << " of the canonical text has no flip here";
+    }
+  }
   EXPECT_EQ(store.get(key, cache::testing::no_build()).origin, cache::Origin::disk);
 }
 
