@@ -162,7 +162,9 @@ def latency(cli):
         figures["compile_s_median" + key] = round(statistics.median(seconds), 3)
         figures["compile_s_max" + key] = round(max(seconds), 3)
         figures["warm_create_ms" + key] = round(max(r["warm_ms"] for r in results), 2)
-    figures["forward_host_us"] = round(cli_json(cli, "bench", "--host-cost")["median_us"], 2)
+    for family, key in (("automatic", ""), ("sm80", "_sm80")):
+        cost = cli_json(cli, "bench", "--host-cost", "--family", family)
+        figures["forward_host_us" + key] = round(cost["median_us"], 2)
     return figures
 
 

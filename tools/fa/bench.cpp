@@ -162,7 +162,7 @@ int bench_grid(const BenchOptions& options) {
 
 void bench_host_cost(const BenchOptions& options) {
   const Gpu gpu(options.device);
-  const HostCost cost = measure_host_cost(gpu, options.grid.op);
+  const HostCost cost = measure_host_cost(gpu, options.grid.op, options.kernel);
   if (options.json) {
     print_json(
         {{"gpu", to_json(gpu)}, {"median_us", cost.median_us}, {"best_us", cost.best_us}, {"calls", cost.calls}});

@@ -92,13 +92,13 @@ HostCost time_calls(const Gpu& gpu, const Call& call) {
 
 }  // namespace
 
-HostCost measure_host_cost(const Gpu& gpu, Operation op) {
+HostCost measure_host_cost(const Gpu& gpu, Operation op, const KernelOverride& kernel) {
   BenchProblem problem;
   problem.op = op;
   problem.d_qk = problem.d_v = 64;
   problem.shape = {.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 64};
   const BenchTensors tensors(problem);
-  const Attention attention = Attention::create(problem.config(), gpu.device());
+  const Attention attention = Attention::create(problem.config(kernel), gpu.device());
   const DeviceBuffer scratch(workspace_size(attention, problem));
   const Workspace workspace{scratch.data(), scratch.size()};
   if (op == Operation::forward) {

@@ -16,7 +16,7 @@ struct HostCost {
   double best_us = 0;
   int calls = 0;
 };
-HostCost measure_host_cost(const Gpu& gpu, Operation op);
+HostCost measure_host_cost(const Gpu& gpu, Operation op, const KernelOverride& kernel);
 
 /// What a first call costs a process that has its CUDA context, in milliseconds.
 struct Latency {
