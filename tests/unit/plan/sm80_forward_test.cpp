@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fa/error.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -128,24 +129,6 @@ constexpr Refusal kRefusals[] = {
        spec.tile_m = 160;
        spec.warps = 10;
      }},
-    {"warps_n = 2: fp32",
-     [](KernelSpec& spec) {
-       spec.warps_n = 2;
-       spec.tile_m = 64;
-       spec.dtype = DType::f32;
-     }},
-    {"warps_n = 2: d_v = 72",
-     [](KernelSpec& spec) {
-       spec.warps_n = 2;
-       spec.tile_m = 64;
-       spec.d_v = 72;
-     }},
-    {"warps_n = 2: tile_n = 48",
-     [](KernelSpec& spec) {
-       spec.warps_n = 2;
-       spec.tile_m = 64;
-       spec.tile_n = 48;
-     }},
     {"q_in_registers = true",
      [](KernelSpec& spec) {
        spec.warps_n = 2;
@@ -164,14 +147,28 @@ constexpr Refusal kRefusals[] = {
      }},
 };
 
-TEST(Sm80ForwardRefusal, NamesTheLimit) {
-  EXPECT_EQ(sm80_forward_refusal(good_spec()), "");
-  for (const Refusal& refusal : kRefusals) {
-    KernelSpec spec = good_spec();
+constexpr Refusal kRefusalsOfPairs[] = {
+    {"warps_n = 2: fp32", [](KernelSpec& spec) { spec.dtype = DType::f32; }},
+    {"warps_n = 2: d_v = 72", [](KernelSpec& spec) { spec.d_v = 72; }},
+    {"warps_n = 2: tile_n = 48", [](KernelSpec& spec) { spec.tile_n = 48; }},
+};
+
+void expect_refusals(const KernelSpec& good, std::span<const Refusal> refusals) {
+  EXPECT_EQ(sm80_forward_refusal(good), "");
+  for (const Refusal& refusal : refusals) {
+    KernelSpec spec = good;
     refusal.spoil(spec);
     EXPECT_NE(sm80_forward_refusal(spec).find(refusal.limit), std::string::npos)
         << refusal.limit << " is not in: " << sm80_forward_refusal(spec);
   }
+}
+
+TEST(Sm80ForwardRefusal, NamesTheLimit) {
+  expect_refusals(good_spec(), kRefusals);
+  KernelSpec pairs = good_spec();
+  pairs.warps_n = 2;
+  pairs.tile_m = 64;
+  expect_refusals(pairs, kRefusalsOfPairs);
 }
 
 TEST(Sm80ForwardRefusal, AcceptsTheLimitsThemselves) {
