@@ -137,20 +137,21 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   std::future<ChosenKernel> reduce;
   std::future<ChosenKernel> sink;
   std::future<ChosenKernel> preprocess = choose_aside({planned.preprocess});
-  std::future<ChosenKernel> dq = choose_aside(config_.deterministic ? planned.dq : plan::Alternatives{planned.convert});
+  const bool pass_for_dq = !planned.dq.empty();
+  std::future<ChosenKernel> dq = choose_aside(pass_for_dq ? planned.dq : plan::Alternatives{planned.convert});
   if (choice.splits > 1) reduce = choose_aside({planned.reduce});
   if (config_.sink) sink = choose_aside({planned.sink});
   ready.main = load(choose(planned.main), &ready.info, &ready.specs.main);
   ready.preprocess = load(preprocess.get(), nullptr);
   if (choice.splits > 1) ready.reduce = load(reduce.get(), nullptr);
-  if (config_.deterministic) {
+  if (pass_for_dq) {
     ready.dq = load(dq.get(), nullptr, &ready.specs.dq);
   } else {
     ready.convert = load(dq.get(), nullptr);
   }
   if (plan::needs_tile_lists(wanted)) {
     ready.mask = load(choose({plan::mask_tiles_spec(ready.specs.main)}), nullptr);
-    if (config_.deterministic) ready.dq_mask = load(choose({plan::mask_tiles_spec(ready.specs.dq)}), nullptr);
+    if (pass_for_dq) ready.dq_mask = load(choose({plan::mask_tiles_spec(ready.specs.dq)}), nullptr);
   }
   if (config_.sink) ready.sink = load(sink.get(), nullptr);
   ready.specs.reduce_warps = planned.reduce.warps;
@@ -275,7 +276,8 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
                             const MaskTiles& tiles, Stream stream, const Workspace& workspace) const {
   const std::size_t usual = plan::backward_workspace(wanted, choice, config_.deterministic).bytes;
   const std::size_t main_lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
-  const std::size_t lists = main_lists + (config_.deterministic ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0);
+  const std::size_t dq_lists = ready.dq.loaded ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0;
+  const std::size_t lists = main_lists + dq_lists;
   check_tiles(tiles, lists);
   Scratch scratch(workspace, usual + (tiles.data == nullptr ? lists : 0), stream);
   std::byte* const lists_at =

@@ -49,8 +49,8 @@ class DeviceBackward {
     Kernel preprocess;
     Kernel main;
     Kernel reduce;         ///< when split
-    Kernel dq;             ///< when deterministic
-    Kernel convert;        ///< unless deterministic
+    Kernel dq;             ///< unless the main kernel writes it
+    Kernel convert;        ///< else
     Kernel sink;           ///< with sinks
     Kernel mask, dq_mask;  ///< with a mask function, before the main kernel and the pass for dQ
     KernelInfo info;

@@ -30,7 +30,8 @@ constexpr std::int64_t kEnoughBlocks = 192;
 // Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
 // twice as long as others.
 constexpr std::int64_t kEnoughPersistentBlocks = 132;
-constexpr int kLongTile = 64;  // steps, measured on an H200
+constexpr int kLongTile = 64;          // steps, measured on an H200
+constexpr int kShortOrderedTile = 16;  // steps; unequal tiles of more that add in order are balanced by the hardware
 constexpr std::int64_t kKeysPerBlock = 128;
 // Of any sm90 kernel: its tiles read whole from the row statistics.
 constexpr std::int64_t kGreatestTileM = 128;
@@ -58,6 +59,12 @@ KernelSpec helper(const Problem& problem, Op op, int warps) {
 /// Query heads of a KV head.
 std::int64_t group_of(const Problem& problem) noexcept {
   return problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv;
+}
+
+/// Whether every key tile is seen by all query rows.
+bool has_equal_tiles(const Problem& problem) noexcept {
+  const bool cut = problem.variants != nullptr && (problem.variants->left_window || problem.variants->chunked);
+  return !problem.causal && !cut;
 }
 
 void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
@@ -109,7 +116,7 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
     const Alternatives if_all_spill = sm80_backward_specs(problem, fixed, choice, deterministic);
     plan.main.insert(plan.main.end(), if_all_spill.begin(), if_all_spill.end());
   }
-  if (deterministic) plan.dq = sm80_backward_dq_specs(problem);
+  if (!plan.main.front().write_dq) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
   plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
   plan.sink = helper(problem, Op::backward_sink, kSinkWarps);
@@ -122,6 +129,10 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
   kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
   if (plan.main.front().variants.sink) kernels.push_back({plan.sink});
   return kernels;
+}
+
+bool orders_dq(const Problem& problem, Family family) noexcept {
+  return family == Family::sm90 && !needs_tile_lists(problem);
 }
 
 bool overlaps(const Arch& arch) noexcept {
@@ -154,7 +165,9 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
   const std::int64_t rows = (problem.varlen ? 1 : problem.b) * problem.h_q * layout.padded_rows;
   layout.lse_log2 = section(rows);
   layout.delta = section(rows);
-  layout.dq_accum = section(deterministic ? 0 : rows * problem.d_qk);
+  const bool ordered = deterministic && orders_dq(problem, choice.family);
+  layout.dq_accum = section(deterministic && !ordered ? 0 : rows * problem.d_qk);
+  layout.dq_turns = section(ordered ? rows / kernel::kRowGroup * kernel::kTurnsPerGroup : 0);
   layout.partial =
       section(splits > 1 ? splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v) : 0);
   return layout;
@@ -195,7 +208,9 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   };
   params.lse_log2 = section(layout.lse_log2);
   params.delta = section(layout.delta);
-  params.dq_accum = deterministic ? nullptr : section(layout.dq_accum);
+  const bool ordered = kernels.main.ordered_dq;
+  params.dq_accum = deterministic && !ordered ? nullptr : section(layout.dq_accum);
+  params.dq_turns = ordered ? reinterpret_cast<std::int32_t*>(section(layout.dq_turns)) : nullptr;
   params.partial = splits > 1 ? section(layout.partial) : nullptr;
 
   const std::int64_t group = group_of(problem);
@@ -239,18 +254,22 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
+  // Ordered tiles go through the heads in flight side by side, so that few of a head wait for each other at the start.
+  const bool ordered_long = ordered && !has_equal_tiles(problem) && params.m_blocks > kShortOrderedTile;
   if (kernels.main.cluster > 1) {
     launch.grids.main *= kernels.main.cluster;
-  } else if (kernels.main.family == Family::sm90 && !long_tiles && !unequal) {
-    params.heads_in_flight =
-        balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
+  } else if (kernels.main.family == Family::sm90 && !(ordered ? ordered_long : long_tiles) && !unequal) {
+    if (!ordered) {
+      params.heads_in_flight =
+          balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
+    }
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);
   }
   if (splits > 1) {
     launch.grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
   }
   launch.dq_params = params;
-  if (deterministic) {
+  if (!kernels.main.write_dq) {
     launch.dq_params.m_blocks = static_cast<int>(problem.varlen ? slots(problem.total_q, kernels.dq.tile_m, problem.b)
                                                                 : ceil_div(problem.s_q, kernels.dq.tile_m));
     const std::int64_t kv_bytes =

@@ -29,13 +29,17 @@ struct BackwardChoice {
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept;
 
-/// What runs for a problem, in this order. With `deterministic` dQ has a pass of its own, whose sums have one order;
-/// else the main kernel adds to an accumulator, which convert turns into dQ.
+/// Whether the key tiles of a deterministic backward add to dQ in one order. Where the main kernel cannot, dQ has a
+/// pass of its own: in the mma.sync family, and behind tile lists, in which nobody knows who is in front.
+bool orders_dq(const Problem& problem, Family family) noexcept;
+
+/// What runs for a problem, in this order. The main kernel adds to an accumulator, which convert turns into dQ, unless
+/// that has a pass of its own.
 struct BackwardPlan {
   KernelSpec preprocess;
   Alternatives main;
-  Alternatives dq;     ///< empty unless deterministic
-  KernelSpec convert;  ///< meaningful unless deterministic
+  Alternatives dq;     ///< empty unless dQ has a pass of its own
+  KernelSpec convert;  ///< meaningful when that is empty
   KernelSpec reduce;   ///< meaningful when the main kernel is split
   KernelSpec sink;     ///< meaningful with sinks
 };
@@ -60,7 +64,8 @@ struct BackwardWorkspace {
   std::int64_t padded_rows = 0;
   std::size_t lse_log2 = 0;  ///< f32 [b, h_q, padded_rows]
   std::size_t delta = 0;     ///< f32 [b, h_q, padded_rows]
-  std::size_t dq_accum = 0;  ///< f32 [b, h_q, padded_rows, d_qk], unless deterministic
+  std::size_t dq_accum = 0;  ///< f32 [b, h_q, padded_rows, d_qk], unless dQ has a pass of its own
+  std::size_t dq_turns = 0;  ///< i32 [b, h_q, padded_rows / 16, 2], when dQ is ordered
   std::size_t partial = 0;   ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v], when split
   std::size_t bytes = 0;
 };
@@ -75,7 +80,7 @@ struct BackwardTensors {
 /// The kernels of a plan that were taken.
 struct BackwardKernels {
   KernelSpec main;
-  KernelSpec dq;  ///< meaningful when deterministic
+  KernelSpec dq;  ///< meaningful unless the main kernel writes dQ
   int reduce_warps = 1;
 };
 

@@ -66,7 +66,7 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelO
 std::vector<KernelSpec> backward_candidates(const Problem& problem, const KernelOverride& fixed,
                                             const KernelSpec& first, std::size_t most) {
   const BackwardChoice choice = choose_backward(problem, fixed);
-  const bool deterministic = !first.write_dq;
+  const bool deterministic = !first.write_dq || first.ordered_dq;
   return ranked(choice.family == Family::sm90 ? sm90_backward_candidates(problem, choice, deterministic)
                                               : sm80_backward_candidates(problem, choice, deterministic),
                 first, most);

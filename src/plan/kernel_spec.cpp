@@ -39,7 +39,8 @@ std::string canonical_sm90_backward(const KernelSpec& spec) {
              "split={:d} min_blocks={}",
              to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.tile_m, spec.tile_n,
              spec.stages, spec.write_dq, spec.split, spec.min_blocks) +
-         (spec.cluster > 1 ? fmt::format(" cluster={}", spec.cluster) : "") + switches(spec);
+         (spec.ordered_dq ? " ordered_dq=1" : "") + (spec.cluster > 1 ? fmt::format(" cluster={}", spec.cluster) : "") +
+         switches(spec);
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ struct KernelSpec {
   int substeps = 1;                 ///< backward: parts in which a warp takes its queries of a step
   int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers
   bool write_dq = true;             ///< backward: adds to dQ's accumulator
+  bool ordered_dq = false;          ///< sm90 backward: key tiles add to dQ's accumulator in one order
   bool delayed_dq = false;          ///< backward: adds a step's dQ during the next step
   int q_buffers = 0;                ///< sm90: query tiles in flight
   int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other

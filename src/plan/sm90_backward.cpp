@@ -8,6 +8,7 @@
 
 #include <fa/error.hpp>
 
+#include "plan/backward.hpp"
 #include "plan/candidates.hpp"
 #include "plan/sm90_backward_pair.hpp"
 
@@ -87,7 +88,8 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.tile_n = either(fixed.tile_n, tile.tile_n);
   spec.stages = either(fixed.stages, tile.stages);
   spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
-  spec.write_dq = !deterministic;
+  spec.ordered_dq = deterministic && orders_dq(problem, Family::sm90);
+  spec.write_dq = !deterministic || spec.ordered_dq;
   spec.split = choice.splits > 1;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
@@ -176,7 +178,11 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
   if (!dq_by_rows(spec) && spec.d_qk > consumers(spec) * kSlabColumns) {
     return fmt::format("tile_n = {}: with tile_m = {} each 64 columns of dQ need 64 keys", spec.tile_n, spec.tile_m);
   }
-  if (spec.stages < 2 || spec.stages > 4) return fmt::format("stages = {}: accepted are 2 to 4", spec.stages);
+  const int most_stages = spec.ordered_dq ? 3 : 4;  // the barriers have their place
+  if (spec.stages < 2 || spec.stages > most_stages) {
+    return fmt::format("stages = {}: accepted are 2 to {}", spec.stages, most_stages);
+  }
+  if (spec.ordered_dq && !spec.write_dq) return "ordered_dq = true: accepted with write_dq = true";
   const int shared = sm90_backward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {

@@ -276,10 +276,11 @@ std::string sm90_backward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kCausal = {};\n"
       "  static constexpr bool kWriteDq = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}"
+      "{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, boolean(spec.causal),
-      boolean(spec.write_dq), boolean(spec.split), switches(spec));
+      boolean(spec.write_dq), boolean(spec.split),
+      spec.ordered_dq ? "  static constexpr bool kOrderedDq = true;  // additions to it\n" : "", switches(spec));
 }
 
 std::string backward_dq_config(const plan::KernelSpec& spec) {

@@ -9,6 +9,10 @@ namespace fa::kernel {
 /// Rows of the workspace come in groups of this many: the rows of one accumulator fragment.
 inline constexpr int kRowGroup = 16;
 
+/// Key tiles that have added to dQ, in ordered kernels: each adds behind the one in front of it. Of a group of rows, or
+/// of the first of a query tile; two where two blocks have half of the columns each.
+inline constexpr int kTurnsPerGroup = 2;
+
 /// Launch parameters of every backward kernel, written by the host and passed whole as a `const __grid_constant__`
 /// argument. Strides are in elements.
 struct BackwardParams {
@@ -24,10 +28,11 @@ struct BackwardParams {
   void* dv;           // [b, h_kv, s_kv, d_v]
 
   // The workspace.
-  float* lse_log2;  // [b, h_q, padded_rows], LSE in base 2; +inf where a row has no weight
-  float* delta;     // [b, h_q, padded_rows], rowsum(dout o O) - dlse
-  float* dq_accum;  // [b, h_q, padded_rows, d_qk] in the order of dq_accum_index, null where dQ has a pass of its own
-  float* partial;   // [splits, b, h_kv, s_kv, d_qk + d_v], split kernels only
+  float* lse_log2;    // [b, h_q, padded_rows], LSE in base 2; +inf where a row has no weight
+  float* delta;       // [b, h_q, padded_rows], rowsum(dout o O) - dlse
+  float* dq_accum;    // [b, h_q, padded_rows, d_qk] in the order of dq_accum_index, null where dQ has a pass of its own
+  int32_t* dq_turns;  // [b, h_q, padded_rows / kRowGroup, kTurnsPerGroup], null unless dQ is ordered
+  float* partial;     // [splits, b, h_kv, s_kv, d_qk + d_v], split kernels only
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h, stride_k_s;

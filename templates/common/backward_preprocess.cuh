@@ -13,8 +13,8 @@
 
 namespace fa::kernel {
 
-/// The row statistics that the backward kernels read, and a zeroed accumulator of dQ. A block takes one group of 16
-/// rows.
+/// The row statistics that the backward kernels read, and a zeroed accumulator of dQ with its counters. A block takes
+/// one group of 16 rows.
 ///
 /// What a thread reads is under way before it needs any of it, and zeros leave beside.
 ///
@@ -72,6 +72,9 @@ FA_DEVICE void backward_preprocess(const BackwardParams& params) {
     constexpr int kChunks = kRowGroup * Config::kHeadDimQk / 4;
     float* accum = params.dq_accum + static_cast<int64_t>(ptx::block_index()) * (kRowGroup * Config::kHeadDimQk);
     for (int i = thread; i < kChunks; i += kThreads) ptx::st_global_chunk(accum + 4 * i, Chunk{});
+  }
+  if (params.dq_turns != nullptr && thread < kTurnsPerGroup) {
+    ptx::st_global(params.dq_turns + static_cast<int64_t>(ptx::block_index()) * kTurnsPerGroup + thread, int32_t{0});
   }
 
   FA_UNROLL

@@ -166,6 +166,33 @@ FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int 
   return steps;
 }
 
+/// A step of a key tile: a query head of its group and a query tile, counted up from the job's first, or with
+/// kBackwards down from its last.
+template <bool kBackwards>
+struct QueryOfStep {
+  int head;
+  int m_block;  // or its place in the tile list
+
+  FA_DEVICE QueryOfStep(const QuerySteps& steps, int stop, int first_head) {
+    const int step = kBackwards ? steps.end - 1 : steps.begin;
+    const int visible = stop - steps.first;
+    const int in_group = step / visible;
+    head = first_head + in_group;
+    m_block = steps.first + step - in_group * visible;
+  }
+  FA_DEVICE void advance(const QuerySteps& steps, int stop) {
+    if constexpr (kBackwards) {
+      if (m_block-- != steps.first) return;
+      m_block = stop - 1;
+      --head;
+    } else {
+      if (++m_block != stop) return;
+      m_block = steps.first;
+      ++head;
+    }
+  }
+};
+
 /// Index of a fragment register in the accumulator of dQ: fragments of 16 rows and 8 columns follow each other as they
 /// lie in the registers of a warp, so that each addition of a warp fills whole cache lines. With kVector the four
 /// registers of a lane are neighbours.

@@ -38,6 +38,12 @@ FA_DEVICE constexpr bool wants_overlap() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_ordered_dq() {
+  if constexpr (requires { Config::kOrderedDq; }) return Config::kOrderedDq;
+  return false;
+}
+
+template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
@@ -47,6 +53,8 @@ template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
+template <class Config>
+inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
 
 }  // namespace fa::kernel
 

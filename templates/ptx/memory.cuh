@@ -86,6 +86,23 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
                : "memory");
 }
 
+/// st.release.gpu: what this thread has done, and what it has seen complete, comes before.
+FA_DEVICE void signal_global(int32_t* address, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+/// ld.acquire.gpu until `value` is there, and fence.proxy.async: what came before the signal comes before this thread's
+/// next accesses, those by the copy engine too. The blocks before this one must not wait for it.
+FA_DEVICE void await_global(const int32_t* address, int32_t value) {
+  int32_t seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                 : "=r"(seen)
+                 : "l"(__cvta_generic_to_global(address))
+                 : "memory");
+  } while (seen != value);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /// ld.shared.b32, st.shared.b32 and their 2-, 8- and 16-byte forms.
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address) {
   uint32_t value;

@@ -48,8 +48,13 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// the call was given is read ahead of it: of a dense batch the tiles of a block's first step, of a packed one its
 /// keys.
 ///
+/// With kOrderedDq the additions to dQ have one order: a key tile adds behind the one in front of it, which has left
+/// its number at the query tile. A thread beside the producer waits for that and adds the whole tile, so that consumers
+/// see nothing of it while there is a step between neighbours. Blocks with lower numbers hold lower keys and wait for
+/// none above; all start at the last query tile, where causal lengths end together.
+///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
-/// kWriteDq, kSplit; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWriteDq, kSplit; optionally kVarlen, kDropout, kOrderedDq (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -77,6 +82,7 @@ struct Backward {
   static constexpr int kDsBuffers = Config::kWriteDq ? 2 : 0;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kFunctions = Variant::kScore || Variant::kMask;
@@ -85,6 +91,7 @@ struct Backward {
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
+  static_assert(!kOrdered || (Config::kWriteDq && !kLists), "in tile lists, nobody is in front");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
   using DoTile = SwizzledTile<kTileM, kHeadDimV>;
@@ -110,6 +117,7 @@ struct Backward {
   static constexpr bool kLoadAhead = kernel::kLoadsAhead<Variant> && kTileM == 64;
 
   static constexpr int kDqWarpBytes = 16 * kDqColumns * 4;
+  static constexpr int kDqRowBytes = 16 * kHeadDimQk * 4;  // of 16 rows, where the tile is added as a whole
   static constexpr int kStatsBytes = kTileM * 4;
 
   static constexpr int kVOffset = KTile::kBytes;
@@ -123,7 +131,7 @@ struct Backward {
   static constexpr int kJobOffset = kBarrierOffset + 128;
   static constexpr int kJobBytes = 64;
   static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
-  static_assert(8 * (4 + 3 * kStages) <= 128, "the barriers have 128 bytes");
+  static_assert(8 * (4 + 3 * kStages + (kOrdered ? 2 : 0)) <= 128, "the barriers have 128 bytes");
   // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
   static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
   static constexpr int kTilesOffset = kBarrierOffset + 124;
@@ -153,6 +161,8 @@ struct Backward {
   FA_DEVICE uint32_t q_full(int stage) const { return k_full() + 32 + 8 * stage; }
   FA_DEVICE uint32_t do_full(int stage) const { return q_full(kStages + stage); }
   FA_DEVICE uint32_t step_empty(int stage) const { return q_full(2 * kStages + stage); }  // Q and dO
+  FA_DEVICE uint32_t dq_full() const { return q_full(3 * kStages); }                      // of the whole tile
+  FA_DEVICE uint32_t dq_empty() const { return q_full(3 * kStages + 1); }
 
   // Of a packed batch: two jobs on their way from the warp that finds them to the others.
   FA_DEVICE uint32_t job_shared(int slot) const { return shared + kJobOffset + slot * kJobBytes; }
@@ -171,6 +181,9 @@ struct Backward {
       if (ptx::thread_index() == 0) produce();
       if constexpr (kVarlen) {
         if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) == 1) find_jobs();
+      }
+      if constexpr (kOrdered) {
+        if (ptx::thread_index() == 2 * kWarpSize) add_in_order();
       }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
@@ -194,13 +207,21 @@ struct Backward {
       FA_UNROLL
       for (int i = 0; i < 2; ++i) {
         ptx::mbarrier_init(job_full(i), 1);
-        ptx::mbarrier_init(job_empty(i), kReaders + 1);  // and the producer
+        ptx::mbarrier_init(job_empty(i), kReaders + 1 + (kOrdered ? 1 : 0));  // and who copies, to here and from here
       }
+    }
+    if constexpr (kOrdered) {
+      ptx::mbarrier_init(dq_full(), kReaders);
+      ptx::mbarrier_init(dq_empty(), 1);
     }
     ptx::fence_mbarrier_init();
   }
 
-  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, ptx::block_index(), ptx::block_count()); }
+  FA_DEVICE int tile_index(int round) const {
+    // Who adds behind others starts behind them in every round.
+    if constexpr (kOrdered) return round * ptx::block_count() + ptx::block_index();
+    return tile_of_round(round, ptx::block_index(), ptx::block_count());
+  }
 
   /// A key tile and the query tiles that see it, of every query head of its group.
   struct Job {
@@ -217,8 +238,8 @@ struct Backward {
     if constexpr (kVarlen) {
       return told_job(round % 2);
     } else {
-      const BackwardTile tile =
-          kernel::backward_tile<Config::kCausal, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      const BackwardTile tile = kernel::backward_tile < Config::kCausal || kOrdered,
+                         false > (params, tile_index(round), params.n_blocks, params.h_kv);
       return {tile, steps_of(tile, params), params};
     }
   }
@@ -246,24 +267,11 @@ struct Backward {
     return params.m_blocks;
   }
 
-  /// The query tile of a step, counted on from that of the job's first step.
-  struct Query {
-    int head;
-    int m_block;  // or its place in the tile list
+  using Query = kernel::QueryOfStep<kOrdered>;
 
-    FA_DEVICE Query(const Job& job, int stop, int group) {
-      const int visible = stop - job.steps.first;
-      const int in_group = job.steps.begin / visible;
-      head = job.tile.head * group + in_group;
-      m_block = job.steps.first + job.steps.begin - in_group * visible;
-    }
-    FA_DEVICE void advance(const Job& job, int stop) {
-      if (++m_block == stop) {
-        m_block = job.steps.first;
-        ++head;
-      }
-    }
-  };
+  FA_DEVICE Query first_query(const Job& job) const {
+    return Query(job.steps, stop(job), job.tile.head * params.group);
+  }
 
   FA_DEVICE int query_tile(const Job& job, int index) const {
     if constexpr (kLists) return ptx::ld_global_nc(tile_list(job.tile) + index);
@@ -278,8 +286,18 @@ struct Backward {
 
   /// Of a row of the statistics.
   FA_DEVICE int64_t row_index(const Job& job, const Query& query) const {
+    if constexpr (kOrdered && !kVarlen) return int64_t{first_row_group(job, query)} * kernel::kRowGroup;
     return kernel::padded_rows_before<kVarlen>(params, job.lengths, job.tile.batch, query.head) +
            query.m_block * kTileM;
+  }
+
+  /// The group of that row, counted over b and h_q.
+  FA_DEVICE int first_row_group(const Job& job, const Query& query) const {
+    if constexpr (kOrdered && !kVarlen) {  // for threads of few registers
+      return (job.tile.batch * params.h_q + query.head) * (params.padded_rows / kernel::kRowGroup) +
+             query.m_block * (kTileM / kernel::kRowGroup);
+    }
+    return static_cast<int>(row_index(job, query) / kernel::kRowGroup);
   }
 
   // ---- packed batches: a warp finds the jobs and tells them
@@ -412,6 +430,8 @@ struct Backward {
       if constexpr (kVarlen) {
         if (work.has_steps()) load_again(work, round, count, parity);
         ptx::mbarrier_arrive(job_empty(round % 2));
+      } else if constexpr (kOrdered) {
+        if (work.has_steps()) load_backwards(work, count, parity);
       } else {
         if (work.has_steps()) load(work, count, parity);
       }
@@ -421,13 +441,13 @@ struct Backward {
 
   /// The query tiles of all steps of a job, and its keys beside the first.
   FA_DEVICE void load(const Job& work, int& count, uint32_t& parity) const {
-    Query query(work, stop(work), params.group);
+    Query query = first_query(work);
     int step = work.steps.begin;
     if (count == 0) {
       load_first(work, located(work, query), parity);
       ++count;
       ++step;
-      query.advance(work, stop(work));
+      query.advance(work.steps, stop(work));
     }
     for (; step < work.steps.end; ++step) {
       const Query at = located(work, query);
@@ -440,7 +460,29 @@ struct Backward {
       load_delta(stage, work, at);
       if (step == work.steps.begin) load_v(work, parity);
       ++count;
-      query.advance(work, stop(work));
+      query.advance(work.steps, stop(work));
+    }
+    parity ^= 1;
+  }
+
+  /// The same from the last query tile on, by a loop that keeps less.
+  FA_DEVICE void load_backwards(const Job& work, int& count, uint32_t& parity) const {
+    Query query = first_query(work);
+    bool first = true;
+    FA_UNROLL_BY(1)
+    for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
+      const int stage = stage_of(count);
+      ptx::mbarrier_wait(step_empty(stage), parity_of(count) ^ 1);  // all have read what was there
+      load_q(stage, work, query);
+      if (first) load_k(work, parity);
+      load_dout(stage, work, query);
+      if (first) load_v(work, parity);
+      if (count == 0) ptx::griddepcontrol_wait();  // for the row statistics
+      load_lse(stage, work, query);
+      load_delta(stage, work, query);
+      first = false;
+      ++count;
+      query.advance(work.steps, stop(work));
     }
     parity ^= 1;
   }
@@ -462,7 +504,7 @@ struct Backward {
     load_v(work, parity);
     if (count == 0) ptx::griddepcontrol_wait();  // for the row statistics
     parity ^= 1;
-    Query query(work, stop(work), params.group);
+    Query query = first_query(work);
     FA_UNROLL_BY(1)
     for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
       const int stage = stage_of(count);
@@ -471,7 +513,7 @@ struct Backward {
       load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), now, query);
       load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), now, query);
       ++count;
-      query.advance(now, stop(now));
+      query.advance(now.steps, stop(now));
     }
   }
 
@@ -581,7 +623,7 @@ struct Backward {
       }
       release_job(round);
     }
-    if constexpr (Config::kWriteDq) {
+    if constexpr (Config::kWriteDq && !kOrdered) {
       if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
   }
@@ -604,12 +646,13 @@ struct Backward {
   };
 
   FA_DEVICE Place place(const Job& work) const {
-    const Query query(work, stop(work), params.group);
+    const Query query = first_query(work);
     const Query at = located(work, query);
-    return {at.m_block, static_cast<int>(row_index(work, at) / kernel::kRowGroup), at.head, query.m_block};
+    return {at.m_block, first_row_group(work, at), at.head, query.m_block};
   }
 
-  /// To the next query tile, of the same head or, from its first visible tile on, of the next.
+  /// To the next query tile, of the same head or, from its first visible tile on, of the next; or all of that
+  /// backwards.
   FA_DEVICE void advance(Place& place, const Job& work) const {
     constexpr int kGroups = kTileM / kernel::kRowGroup;
     if constexpr (kLists) {
@@ -621,6 +664,13 @@ struct Backward {
       }
       place.m_block = query_tile(work, place.index);
       place.row_group += (place.m_block - before) * kGroups;
+    } else if constexpr (kOrdered) {
+      const int first = work.steps.first;
+      place.row_group -= kGroups;
+      if (place.m_block-- != first) return;
+      place.row_group -= params.padded_rows / kernel::kRowGroup - (stop(work) - first) * kGroups;
+      place.m_block = stop(work) - 1;
+      --place.head;
     } else {
       const int first = work.steps.first;
       place.row_group += kGroups;
@@ -629,6 +679,53 @@ struct Backward {
       place.m_block = first;
       ++place.head;
     }
+  }
+
+  // ---- with one order of additions to dQ: another thread
+
+  /// Adds dQ of every step to the accumulator when it is this key tile's turn.
+  FA_DEVICE void add_in_order() const {
+    ptx::griddepcontrol_wait();  // for the cleared accumulator and counters
+    int count = 0;               // steps added
+    for (int round = 0; has_job(round); ++round) {
+      const Job work = job_for_copies(round);
+      if (work.has_steps()) {
+        const int end_in_front = end_of_tile_in_front(work, round);
+        Place at = place(work);
+        FA_UNROLL_BY(1)
+        for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
+          ptx::mbarrier_wait(dq_full(), static_cast<uint32_t>(count) % 2);
+          add_tile(work, at, at.m_block * kTileM < end_in_front);
+          ++count;
+          advance(at, work);
+        }
+      }
+      if constexpr (kVarlen) ptx::mbarrier_arrive(job_empty(round % 2));
+    }
+  }
+
+  /// Behind the last row to which the key tile in front of this one adds, which begins no later; 0 without one.
+  FA_DEVICE int end_of_tile_in_front(const Job& work, [[maybe_unused]] int round) const {
+    if (work.tile.block == 0) return 0;
+    if constexpr (kTwoSided) {
+      return kernel::rows_end<Variant>(params, again(work, round).lengths, work.first_key() - 1);
+    }
+    return stop(work) * kTileM;
+  }
+
+  FA_DEVICE void add_tile(const Job& work, const Place& at, bool has_to_wait) const {
+    int rows = kTileM;
+    if constexpr (kVarlen) rows = kernel::minimum(kTileM, work.lengths.padded_rows - at.m_block * kTileM);
+    const int64_t group = at.row_group;
+    int32_t* const turn = params.dq_turns + group * kernel::kTurnsPerGroup;
+    if (has_to_wait) ptx::await_global(turn, work.tile.block);
+    ptx::bulk_add_f32(params.dq_accum + group * (kernel::kRowGroup * kHeadDimQk), shared + kDqOffset,
+                      rows / kernel::kRowGroup * kDqRowBytes);
+    ptx::tma_commit();
+    ptx::tma_wait_read();
+    ptx::mbarrier_arrive(dq_empty());
+    ptx::tma_wait();  // the sum is there for the next
+    ptx::signal_global(turn, work.tile.block + 1);
   }
 
   // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count: they
@@ -745,7 +842,7 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, rows, consumer_index());
+          add_dq(dq, row_group, rows, consumer_index(), count);
         }
         return true;
       }
@@ -769,7 +866,7 @@ struct Backward {
       pack_weights(p_operand, s, drops);
       await_dout(work, next, count);
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) add_dq(dq, row_group, rows, consumer_index());
+      if constexpr (Config::kWriteDq) add_dq(dq, row_group, rows, consumer_index(), count);
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
         ptx::wgmma_tie(dv);
@@ -834,7 +931,7 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, rows, consumer_index());
+          add_dq(dq, row_group, rows, consumer_index(), count);
         }
         return true;
       }
@@ -852,7 +949,7 @@ struct Backward {
       if constexpr (Config::kWriteDq) {
         ptx::wgmma_wait<1>();  // dQ, whose registers S takes
         ptx::wgmma_tie(dq);
-        add_dq(dq, row_group, rows, consumer_index());
+        add_dq(dq, row_group, rows, consumer_index(), count);
       }
       await_q(work, next, count);
       issue_scores(s, stage_of(count), consumer_index());
@@ -1081,9 +1178,35 @@ struct Backward {
     }
   }
 
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds in order.
+  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int step) const {
+    constexpr int kColumnGroups = kHeadDimQk / 8;
+    const int column_group = kDqByRows ? 0 : 8 * consumer;
+    const int lane = lane_index();
+    const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
+    const uint32_t own = shared + kDqOffset + row_group * kDqRowBytes + column_group * 512 + lane * 16;
+    ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(step) % 2 ^ 1);  // the last step's has left
+    if (!kVarlen || 16 * row_group < rows) {
+      FA_UNROLL
+      for (int j = 0; j < kDqColumns / 8; ++j) {
+        if (column_group + j >= kColumnGroups) break;
+        ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
+                                              ptx::bits(dq[4 * j + 3])}});
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // these rows are complete, for the copy engine too
+    if (lane == 0) ptx::mbarrier_arrive(dq_full());
+  }
+
   /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers. `row_group`: where
-  /// the query tile starts, `rows`: how many of it count.
-  FA_DEVICE void add_dq(const Dq& dq, int row_group, [[maybe_unused]] int rows, int consumer) const {
+  /// the query tile starts, `rows`: how many of it count, `count`: steps taken with this one.
+  FA_DEVICE void add_dq(const Dq& dq, int row_group, [[maybe_unused]] int rows, int consumer,
+                        [[maybe_unused]] int count) const {
+    if constexpr (kOrdered) {
+      hand_over_dq(dq, rows, consumer, count - 1);
+      return;
+    }
     constexpr int kColumnGroups = kHeadDimQk / 8;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     if (column_group >= kColumnGroups) return;  // past the last column

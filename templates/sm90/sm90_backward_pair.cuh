@@ -4,6 +4,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
+#include <common/switches.cuh>
 #include <ptx/cluster.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
@@ -36,8 +37,11 @@ namespace fa::sm90 {
 /// The kernel may be launched before that of the row statistics is complete, which also clears dQ's accumulator: copies
 /// and the first product go ahead.
 ///
+/// With kOrderedDq a warp adds its rows of dQ behind the key tile in front of its own (sm90_backward.cuh), each block
+/// those of its columns.
+///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
-/// kWriteDq, kSplit.
+/// kWriteDq, kSplit; optionally kOrderedDq (common/switches.cuh).
 template <class Config>
 struct BackwardPair {
   using T = typename Config::Element;
@@ -52,6 +56,7 @@ struct BackwardPair {
   static constexpr int kQkSlabs = ceil_div(kHeadDimQk, kSlabColumns);
   static constexpr int kVSlabs = ceil_div(kHeadDimV, kSlabColumns);
   static constexpr int kKeySlabs = kTileN / kSlabColumns;
+  static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
   // What the launch gives every thread, 128 registers, redistributed.
   static constexpr int kScoreRegisters = 96;
   static constexpr int kSumRegisters = 160;
@@ -254,29 +259,19 @@ struct BackwardPair {
 
   FA_DEVICE Job job() const {
     Job job;
-    job.tile =
-        kernel::backward_tile<Config::kCausal, false>(params, ptx::block_index() / 2, params.n_blocks, params.h_kv);
+    job.tile = kernel::backward_tile < Config::kCausal || kOrdered,
+    false > (params, ptx::block_index() / 2, params.n_blocks, params.h_kv);
     job.steps = kernel::query_steps<Config::kCausal, kTileM>(params, job.first_key(), job.tile.split);
     return job;
   }
 
   /// The query tile of a step.
-  struct Query {
-    int head;
-    int m_block;
+  struct Query : kernel::QueryOfStep<kOrdered> {
+    using Base = kernel::QueryOfStep<kOrdered>;
 
-    FA_DEVICE Query(const Job& job, const Params& params) {
-      const int visible = params.m_blocks - job.steps.first;
-      const int in_group = job.steps.begin / visible;
-      head = job.tile.head * params.group + in_group;
-      m_block = job.steps.first + job.steps.begin - in_group * visible;
-    }
-    FA_DEVICE void advance(const Job& job, const Params& params) {
-      if (++m_block == params.m_blocks) {
-        m_block = job.steps.first;
-        ++head;
-      }
-    }
+    FA_DEVICE Query(const Job& job, const Params& params)
+        : Base(job.steps, params.m_blocks, job.tile.head * params.group) {}
+    FA_DEVICE void advance(const Job& job, const Params& params) { Base::advance(job.steps, params.m_blocks); }
   };
 
   /// Of a row of the statistics.
@@ -631,6 +626,7 @@ struct BackwardPair {
     ptx::sync_warp();            // one lane started the copies
     ptx::griddepcontrol_wait();  // for the cleared accumulator
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
+    [[maybe_unused]] int32_t* turn = nullptr;  // of the last addition
     for (int count = 0; count < steps; ++count) {
       if (loads && count + L::kDoStages < steps) {
         ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
@@ -641,6 +637,9 @@ struct BackwardPair {
       ring_do.advance();
       float dq[L::kQkColumns / 2];  // [64, columns of this block]
       if constexpr (Config::kWriteDq) {
+        if constexpr (kOrdered) {
+          if (count > 0) give_turn(turn, work);
+        }
         await_shared(ds_full(), count);
         ptx::wgmma_forget(dq);
         ptx::wgmma_fence();
@@ -654,7 +653,8 @@ struct BackwardPair {
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
         release_ds<kRank>();
-        add_dq<kRank>(dq, work, query);
+        if constexpr (kOrdered) turn = turn_of<kRank>(work, query);
+        add_dq<kRank>(dq, work, query, turn);
       }
       if (loads && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
@@ -665,14 +665,32 @@ struct BackwardPair {
       ring_q.advance();
       query.advance(work, params);
     }
-    if constexpr (Config::kWriteDq) {
+    if constexpr (kOrdered) {
+      give_turn(turn, work);
+    } else if constexpr (Config::kWriteDq) {
       if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
   }
 
+  /// The counter of a warp's 16 rows and this block's columns.
+  template <int kRank>
+  FA_DEVICE int32_t* turn_of(const Job& work, const Query& query) const {
+    const int64_t group = row_index(work, query) / kernel::kRowGroup + warp_index();
+    return params.dq_turns + group * kernel::kTurnsPerGroup + kRank;
+  }
+
+  /// The last addition is complete, and the next key tile may follow.
+  FA_DEVICE void give_turn(int32_t* turn, const Job& work) const {
+    if (lane_index() == 0) {
+      ptx::tma_wait();
+      ptx::signal_global(turn, work.tile.block + 1);
+    }
+    ptx::sync_warp();  // one lane waited
+  }
+
   /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
   template <int kRank, class Dq>
-  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query) const {
+  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query, [[maybe_unused]] int32_t* turn) const {
     using L = Layout<kRank>;
     constexpr int kGroups = L::kQkColumns / 8;  // of columns, each with 512 bytes
     const int lane = lane_index();
@@ -680,7 +698,7 @@ struct BackwardPair {
     const uint32_t own = shared + kDqOffset + warp * kDqWarpBytes;
     const int64_t fragment =
         (row_index(work, query) / kernel::kRowGroup + warp) * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
-    if (lane == 0) ptx::tma_wait_read();
+    if (!kOrdered && lane == 0) ptx::tma_wait_read();
     ptx::sync_warp();  // the last addition has left shared memory
     FA_UNROLL
     for (int j = 0; j < kGroups; ++j) {
@@ -690,6 +708,7 @@ struct BackwardPair {
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
     if (lane == 0) {
+      if (kOrdered && work.tile.block > 0) ptx::await_global(turn, work.tile.block);
       ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, kGroups * 512);
       ptx::tma_commit();
     }

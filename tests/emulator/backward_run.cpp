@@ -70,6 +70,8 @@ void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t gr
   options.seed = seed;
   options.cluster = spec.cluster;
   options.early = fa::plan::may_start_early(spec);
+  // Blocks of several tiles wait for each other: all run at once.
+  if (spec.ordered_dq) options.workers = std::max(options.workers, options.grid / options.cluster);
   launch(kernel.entry, params, memory, options);
 }
 
@@ -101,7 +103,7 @@ fa::kernel::Sm90BackwardVariantParams sm90_backward_params(const BackwardLaunch&
 void PrintTo(const BackwardCase& c, std::ostream* out) {
   constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.specs.main) << ", ";
-  if (c.deterministic()) *out << canonical(c.specs.dq) << ", ";
+  if (!c.specs.main.write_dq) *out << canonical(c.specs.dq) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
@@ -180,7 +182,7 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   if (variant) run_mask_tiles(memory, problem, c.specs.main, launch.params.variant, seed);
   run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
   run_kernel(kernels.reduce, helper(Op::backward_reduce), launch.grids.reduce, &launch.params, memory, seed);
-  if (deterministic) {
+  if (!c.specs.main.write_dq) {
     if (variant) run_mask_tiles(memory, problem, c.specs.dq, launch.dq_params.variant, seed);
     run_kernel(kernels.dq, c.specs.dq, launch.grids.dq, &launch.dq_params, memory, seed);
   }

@@ -108,24 +108,37 @@ std::vector<BackwardSpecs> find_covering_specs() {
 struct Sm90Shape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, stages;
-  bool causal, write_dq, split;
+  bool causal, write_dq, split, ordered = false;
 };
 
 // dQ by columns (64 x 128 and 64 x 192) and by rows; head dims that fill their slabs or not, that leave warpgroups
 // without columns of dQ, that differ.
 constexpr Sm90Shape kSm90Shapes[] = {
-    {DType::bf16, 64, 64, 64, 128, 2, false, true, false}, {DType::f16, 128, 128, 64, 128, 2, true, true, false},
-    {DType::bf16, 64, 64, 128, 128, 2, true, true, false}, {DType::bf16, 8, 24, 64, 128, 2, true, true, false},
-    {DType::f16, 72, 24, 64, 64, 2, false, true, true},    {DType::bf16, 80, 64, 64, 128, 3, true, false, false},
-    {DType::f16, 96, 96, 64, 128, 2, false, true, false},  {DType::bf16, 128, 72, 64, 64, 2, true, true, true},
-    {DType::f16, 80, 80, 128, 128, 2, false, false, true}, {DType::f16, 40, 48, 64, 192, 3, true, true, false},
+    {DType::bf16, 64, 64, 64, 128, 2, false, true, false},
+    {DType::f16, 128, 128, 64, 128, 2, true, true, false},
+    {DType::bf16, 64, 64, 128, 128, 2, true, true, false},
+    {DType::bf16, 8, 24, 64, 128, 2, true, true, false},
+    {DType::f16, 72, 24, 64, 64, 2, false, true, true},
+    {DType::bf16, 80, 64, 64, 128, 3, true, false, false},
+    {DType::f16, 96, 96, 64, 128, 2, false, true, false},
+    {DType::bf16, 128, 72, 64, 64, 2, true, true, true},
+    {DType::f16, 80, 80, 128, 128, 2, false, false, true},
+    {DType::f16, 40, 48, 64, 192, 3, true, true, false},
+    // dQ in order: by rows, by columns of which the last warpgroup has a part, over splits.
+    {DType::bf16, 64, 64, 128, 128, 2, false, true, false, true},
+    {DType::f16, 96, 96, 64, 128, 3, true, true, false, true},
+    {DType::bf16, 40, 24, 64, 64, 2, true, true, true, true},
 };
 
 // By pairs of blocks: columns in two halves, in unequal ones, in parts of slabs; rings of two and three.
 constexpr Sm90Shape kPairShapes[] = {
-    {DType::bf16, 256, 256, 64, 128, 2, true, true, false}, {DType::f16, 192, 128, 64, 128, 2, false, true, true},
-    {DType::f16, 136, 72, 64, 128, 3, true, true, false},   {DType::bf16, 96, 200, 64, 128, 2, false, false, false},
+    {DType::bf16, 256, 256, 64, 128, 2, true, true, false},
+    {DType::f16, 192, 128, 64, 128, 2, false, true, true},
+    {DType::f16, 136, 72, 64, 128, 3, true, true, false},
+    {DType::bf16, 96, 200, 64, 128, 2, false, false, false},
     {DType::bf16, 160, 160, 64, 128, 2, true, false, true},
+    {DType::bf16, 136, 72, 64, 128, 2, true, true, false, true},
+    {DType::f16, 192, 192, 64, 128, 2, false, true, true, true},
 };
 
 BackwardSpecs to_specs(const Sm90Shape& shape) {
@@ -143,6 +156,7 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.main.warps = 4 * (shape.tile_n / 64 + 1);
   both.main.stages = shape.stages;
   both.main.write_dq = shape.write_dq;
+  both.main.ordered_dq = shape.ordered;
   both.main.split = shape.split;
   both.dq.op = Op::backward_dq;
   both.dq.family = fa::Family::sm80;
@@ -199,7 +213,7 @@ std::vector<Problem> planned_backward_problems() {
 
 BackwardSpecs planned_backward_specs(const Problem& problem, bool deterministic) {
   const fa::plan::BackwardPlan plan = fa::plan::plan_backward(problem, {}, deterministic);
-  return {plan.main.front(), deterministic ? plan.dq.front() : KernelSpec{}};
+  return {plan.main.front(), plan.dq.empty() ? KernelSpec{} : plan.dq.front()};
 }
 
 std::vector<BackwardSpecs> all_backward_specs() {

@@ -44,6 +44,7 @@ void validate(const LaunchOptions& options) {
 struct Progress {
   std::atomic<int> next_block{0};
   std::atomic<std::uint64_t> instructions{0};
+  std::atomic<bool> failed{false};
   std::mutex mutex;
   int faulty_block = 0;
   std::exception_ptr fault;  // of the lowest cluster, so that it does not depend on the OS
@@ -55,11 +56,15 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
   try {
     Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory);
     machine.start_early(options.early);
+    machine.watch(&progress.failed);
     const auto next = [&] { return block = progress.next_block.fetch_add(options.cluster); };
     while (next() < options.grid) machine.run_cluster(kernel, params, block, options.seed);
     progress.instructions += machine.instructions();
+  } catch (const OtherBlockFailed&) {
+    return;  // that one tells
   } catch (...) {
     const std::lock_guard lock(progress.mutex);
+    progress.failed = true;
     if (!progress.fault || block < progress.faulty_block) {
       progress.fault = std::current_exception();
       progress.faulty_block = block;

@@ -66,6 +66,8 @@ const char* to_string(FaultKind kind) noexcept {
       return "bad_descriptor";
     case FaultKind::register_pool:
       return "register_pool";
+    case FaultKind::out_of_turn:
+      return "out_of_turn";
     case FaultKind::too_early:
       return "too_early";
   }

@@ -31,6 +31,7 @@ enum class FaultKind : std::uint8_t {
   register_in_flight,    ///< accumulators or operands of a product that has not been waited for
   bad_descriptor,        ///< matrix descriptor or tensor map that does not describe what the instruction can read
   register_pool,         ///< setmaxnreg: not a legal count, or not the same in the whole warpgroup
+  out_of_turn,           ///< a signal to other blocks below the one that was there: somebody has not waited
   too_early,             ///< memory that the kernel before this one may still use, before griddepcontrol.wait
 };
 

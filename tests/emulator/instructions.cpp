@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 #include "emulator/machine.hpp"
 #include "reference/convert.hpp"
@@ -16,6 +18,7 @@ namespace emulator {
 namespace {
 
 constexpr std::size_t kLanes = kWarpSize;
+constexpr std::chrono::seconds kPatience{20};  // with blocks that other OS threads run
 
 template <class Operands>
 const Operands& operands(const Warp& warp, std::size_t lane) {
@@ -460,6 +463,38 @@ void red_add_f32(float* address, const float* values, int count, const char* nam
   check_global_load(address, bytes, name, site);
   check_global_store(address, bytes, name, site);
   for (int i = 0; i < count; ++i) std::atomic_ref<float>(address[i]).fetch_add(values[i]);
+}
+
+void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {
+  constexpr const char* kName = "st.release.gpu.global";
+  check_global_store(address, sizeof value, kName, site);
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  if (machine.has_stores(lane)) {
+    machine.raise(FaultKind::unfenced, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+                  "its stores of shared memory are not complete");
+  }
+  const std::int32_t before = std::atomic_ref<std::int32_t>(*address).exchange(value, std::memory_order_release);
+  if (before < value) return;
+  machine.raise(FaultKind::out_of_turn, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+                fmt::format("{} after {}", value, before));
+}
+
+void await_global(const std::int32_t* address, std::int32_t value, const Site& site) {
+  constexpr const char* kName = "ld.acquire.gpu.global";
+  check_global_load(address, sizeof value, kName, site);
+  Lane& lane = Machine::current();
+  const std::atomic_ref<std::int32_t> seen(const_cast<std::int32_t&>(*address));
+  const auto start = std::chrono::steady_clock::now();
+  while (seen.load(std::memory_order_acquire) != value) {
+    Machine::of(lane).step(lane);
+    std::this_thread::yield();  // to another block
+    Machine::of(lane).check_others();
+    if (std::chrono::steady_clock::now() - start > kPatience) {
+      Machine::of(lane).raise(FaultKind::deadlock, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+                              fmt::format("no block stores {} there", value));
+    }
+  }
 }
 
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site) {

@@ -941,6 +941,15 @@ void Machine::wait_stores(const Lane& lane, bool read) {
   }
 }
 
+bool Machine::has_stores(const Lane& lane) const {
+  return std::any_of(stores_.begin(), stores_.end(), [&](const TensorStore& store) { return store.lane == &lane; }) ||
+         std::any_of(writes_.begin(), writes_.end(), [&](const PendingWrite& w) { return w.store.lane == &lane; });
+}
+
+void Machine::check_others() const {
+  if (failed_ != nullptr && *failed_) throw OtherBlockFailed();
+}
+
 bool Machine::land_any() {
   if (copies_.empty()) return false;
   land(static_cast<std::size_t>(random() >> 33) % copies_.size());

@@ -2,6 +2,7 @@
 #define FA_TESTS_EMULATOR_MACHINE_HPP_
 
 #include <array>
+#include <atomic>
 #include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -151,6 +152,9 @@ struct TensorCopy {
   Place source{nullptr, 0};  // where it is shared memory
 };
 
+/// Ends a block that waits for one with a fault.
+struct OtherBlockFailed : std::exception {};
+
 /// Runs clusters of thread blocks one after another on the calling OS thread. Every CUDA thread is a fiber; the lanes
 /// of a warp run one by one up to a warp-wide instruction, and warps take turns, in an order that the seed decides.
 class Machine {
@@ -166,6 +170,10 @@ class Machine {
   void run_cluster(Kernel kernel, const void* context, int first_block, std::uint64_t seed);
 
   std::uint64_t instructions() const { return instructions_; }
+
+  /// Set when a block elsewhere has failed; who waits for other blocks gives up then.
+  void watch(const std::atomic<bool>* failed) { failed_ = failed; }
+  void check_others() const;
 
   /// The kernel before this one may still run.
   void start_early(bool early) { early_ = early; }
@@ -243,6 +251,8 @@ class Machine {
   void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
                    const Site& site);
   void commit_stores(const Lane& lane);
+  /// Whether stores of this thread may not have arrived.
+  bool has_stores(const Lane& lane) const;
   /// Until the sources are read; without `read` until what they held has arrived.
   void wait_stores(const Lane& lane, bool read);
 
@@ -332,6 +342,7 @@ class Machine {
   std::uint64_t random_ = 1;
   std::uint64_t instructions_ = 0;
   bool early_ = false;
+  const std::atomic<bool>* failed_ = nullptr;
   bool quit_ = false;
   std::exception_ptr fault_;
 };

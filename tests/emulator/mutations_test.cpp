@@ -57,6 +57,10 @@ BackwardCase backward_case_of(const Mutation& mutation) {
     c.attention.s_kv = 160;
     c.attention.scale.reset();
   }
+  if (c.specs.main.ordered_dq) {  // a key tile a block, which wait for each other
+    c.attention.s_kv = 500;
+    c.blocks = 4 * static_cast<int>(c.attention.b * c.attention.h_kv);
+  }
   c.splits = c.specs.main.split ? 2 : 1;
   return c;
 }

@@ -300,7 +300,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
 AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data,
                               VariantResults* extra) {
   const KernelSpec& main = specs.main;
-  const bool deterministic = !main.write_dq;
+  const bool deterministic = !main.write_dq || main.ordered_dq;
   AttentionGradients gradients = fa::test::make_gradients(c.attention);
   Call call(main, c);
   fa::plan::BackwardTensors tensors;
@@ -335,7 +335,7 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
     call.run(main, launch.grids.main, &launch.params, c.main_kernel);
   }
   call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
-  if (variant && deterministic) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
+  if (variant && !main.write_dq) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
   call.run(specs.dq, launch.grids.dq, &launch.dq_params);
   call.run(backward_helper_spec(main, Op::backward_convert), launch.grids.convert, &launch.params);
   if (launch.grids.sink != 0) call.run(backward_sink_spec(main), launch.grids.sink, &launch.params);

@@ -30,6 +30,8 @@ std::vector<Mutation> pair_mutations() {
   const KernelSpec pair = pair_base();
   KernelSpec causal = pair;
   causal.causal = true;
+  KernelSpec ordered = pair;
+  ordered.ordered_dq = true;
   KernelSpec wide = pair;  // two slabs of q and k in each block
   wide.d_qk = 256;
   wide.d_v = 128;
@@ -56,6 +58,20 @@ std::vector<Mutation> pair_mutations() {
        1,
        pair,
        {too_early}},
+      {"pair_dq_out_of_turn",
+       kPair,
+       "if (kOrdered && work.tile.block > 0) ptx::await_global(turn, work.tile.block);",
+       "",
+       1,
+       ordered,
+       {out_of_turn}},
+      {"pair_turn_given_before_the_sum_is_there",
+       kPair,
+       "ptx::tma_wait();\n      ptx::signal_global",
+       "ptx::signal_global",
+       1,
+       ordered,
+       {unfenced}},
       {"pair_leaves_before_the_other_block",
        kPair,
        "ptx::cluster_sync();  // the other block may still",
@@ -163,7 +179,7 @@ std::vector<Mutation> pair_mutations() {
        {shared_race, shared_in_flight, shared_uninitialised, unfenced}},
       {"pair_dq_staged_over_the_last_addition",
        kPair,
-       "if (lane == 0) ptx::tma_wait_read();",
+       "if (!kOrdered && lane == 0) ptx::tma_wait_read();",
        "",
        1,
        pair,

@@ -108,7 +108,7 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
   fixed.splits = variant.splits;
   const fa::plan::BackwardPlan plan = plan_backward(problem, fixed, variant.deterministic);
   BackwardSpecs specs{plan.main.front(), {}};
-  if (variant.deterministic) specs.dq = plan.dq.front();
+  if (!plan.dq.empty()) specs.dq = plan.dq.front();
   return specs;
 }
 

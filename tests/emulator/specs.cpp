@@ -236,11 +236,11 @@ std::vector<KernelSpec> all_specs() {
   std::vector<BackwardSpecs> backwards = all_backward_specs();
   backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
   for (const BackwardSpecs& backward : backwards) {
-    const bool deterministic = !backward.main.write_dq;
+    const bool pass_for_dq = !backward.main.write_dq;
     add(backward.main);
     add(backward_helper_spec(backward.main, Op::backward_preprocess));
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
-    add(deterministic ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
+    add(pass_for_dq ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
   }
   for (const Mutation& mutation : mutations()) {
     if (!mutation.hopper_backward) continue;
@@ -292,7 +292,7 @@ std::vector<KernelSpec> all_variant_specs() {
     add(specs.main);
     add(backward_helper_spec(specs.main, Op::backward_preprocess));
     if (specs.main.split) add(backward_helper_spec(specs.main, Op::backward_reduce));
-    add(variant.deterministic ? specs.dq : backward_helper_spec(specs.main, Op::backward_convert));
+    add(specs.main.write_dq ? backward_helper_spec(specs.main, Op::backward_convert) : specs.dq);
     if (specs.main.variants.sink) add(backward_sink_spec(specs.main));
     if (specs.main.variants.mask.empty() || specs.main.varlen) continue;
     add(fa::plan::mask_tiles_spec(specs.main));

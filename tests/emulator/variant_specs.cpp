@@ -234,7 +234,7 @@ VariantSpecs variant_specs(const VariantKernels& kernels) {
   const fa::plan::ForwardPlan planned = plan_forward(problem, forward);
   const fa::plan::BackwardPlan planned_backward = plan_backward(problem, backward, kernels.deterministic);
   VariantSpecs specs{planned.kernel, planned.combine, planned_backward.main.front(), {}, planned_backward.sink};
-  if (kernels.deterministic) specs.dq = planned_backward.dq.front();
+  if (!planned_backward.dq.empty()) specs.dq = planned_backward.dq.front();
   return specs;
 }
 

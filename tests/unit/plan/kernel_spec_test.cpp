@@ -39,6 +39,7 @@ constexpr Mutation kMutations[] = {
     {"substeps", [](KernelSpec& spec) { spec.substeps = 2; }},
     {"operands_in_registers", [](KernelSpec& spec) { spec.operands_in_registers = 2; }},
     {"write_dq", [](KernelSpec& spec) { spec.write_dq = !spec.write_dq; }},
+    {"ordered_dq", [](KernelSpec& spec) { spec.ordered_dq = !spec.ordered_dq; }},
     {"delayed_dq", [](KernelSpec& spec) { spec.delayed_dq = !spec.delayed_dq; }},
     {"q_buffers", [](KernelSpec& spec) { spec.q_buffers = 2; }},
     {"softmax_chunks", [](KernelSpec& spec) { spec.softmax_chunks = 4; }},
@@ -77,8 +78,8 @@ const std::vector<Operation>& operations() {
                       "write_dq", "delayed_dq", "split",    "varlen", "dropout",
                       "variants", "min_blocks"}},
       {Op::backward,
-       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "split", "varlen",
-        "dropout", "variants", "cluster", "min_blocks"},
+       {"family", "arch", "dtype", "d_qk", "d_v", "causal", "tile_m", "tile_n", "stages", "write_dq", "ordered_dq",
+        "split", "varlen", "dropout", "variants", "cluster", "min_blocks"},
        Family::sm90},
       {Op::backward_dq,
        {"family", "arch", "dtype", "d_qk", "d_v", "causal", "aligned", "tile_m", "tile_n", "warps", "stages", "varlen",
@@ -109,14 +110,14 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-               operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, skips_hidden, varlen,
-               dropout, variants, cluster, min_blocks] = some_spec();
+               operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns,
+               skips_hidden, varlen, dropout, variants, cluster, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-                  operands_in_registers, write_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, skips_hidden,
-                  varlen, dropout, variants, cluster, min_blocks));
+                  operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns,
+                  skips_hidden, varlen, dropout, variants, cluster, min_blocks));
 }
 
 // Likewise for what variants are made of.

@@ -53,14 +53,14 @@ TEST(Sm90BackwardPlan, EveryHeadDimHasAKernelThatFits) {
           ASSERT_FALSE(plan.main.empty());
           for (const KernelSpec& spec : plan.main) {
             expect_fits(spec);
-            EXPECT_EQ(spec.write_dq, !deterministic);
+            EXPECT_TRUE(spec.write_dq);
+            EXPECT_EQ(spec.ordered_dq, deterministic);
             EXPECT_EQ(spec.causal, causal);
             EXPECT_EQ(spec.d_qk, d_qk);
             EXPECT_EQ(spec.d_v, d_v);
             EXPECT_FALSE(spec.split);
           }
-          EXPECT_EQ(plan.dq.empty(), !deterministic);
-          for (const KernelSpec& spec : plan.dq) EXPECT_EQ(spec.family, Family::sm80);
+          EXPECT_TRUE(plan.dq.empty());
           ASSERT_FALSE(HasFailure());
         }
       }
@@ -174,6 +174,8 @@ constexpr Refusal kRefusals[] = {
     {"stages = 0: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
     {"stages = 1: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 1; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
+    {"stages = 4: accepted are 2 to 3", [](KernelSpec& spec) { spec.ordered_dq = true, spec.stages = 4; }},
+    {"ordered_dq = true: accepted with write_dq = true", [](KernelSpec& spec) { spec.ordered_dq = true; }},
     {"with tile_m = 64 each 64 columns of dQ need 64 keys", [](KernelSpec& spec) { spec.d_qk = 136; }},
     {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
     {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128; }},

@@ -58,6 +58,14 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4],
   emulator::red_add_f32(address, value, 4, "red.global.add.v4.f32", site);
 }
 
+FA_DEVICE void signal_global(int32_t* address, int32_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::signal_global(address, value, site);
+}
+FA_DEVICE void await_global(const int32_t* address, int32_t value,
+                            const emulator::Site& site = emulator::Site::current()) {
+  emulator::await_global(address, value, site);
+}
+
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
   uint32_t value;
   emulator::load_shared(address, &value, sizeof value, "ld.shared.b32", site);
