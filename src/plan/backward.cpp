@@ -67,6 +67,22 @@ bool has_equal_tiles(const Problem& problem) noexcept {
   return !problem.causal && !cut;
 }
 
+/// Heads whose key tiles an ordered grid takes side by side, so that few of a head wait for each other: `most` fill the
+/// L2 cache, `units` tiles run at once. Whole rounds of them where the hardware hands tiles out; a third of a round
+/// where blocks stay, which then have three neighbours of different heads in front.
+int heads_side_by_side(std::int64_t blocks, std::int64_t most, bool handed_out, std::int64_t units) {
+  most = std::max<std::int64_t>(most, 1);
+  if (!handed_out) return static_cast<int>(std::clamp<std::int64_t>(units / 3, 1, most));
+  std::int64_t best = most;
+  const auto idle = [&](std::int64_t heads) {
+    return 1 - static_cast<double>(heads * blocks) / static_cast<double>(ceil_div(heads * blocks, units) * units);
+  };
+  for (std::int64_t heads = most; 2 * heads > most; --heads) {
+    if (idle(heads) < idle(best)) best = heads;
+  }
+  return static_cast<int>(best);
+}
+
 void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
   b = view.strides[0];
   h = view.strides[1];
@@ -254,8 +270,13 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
-  // Ordered tiles go through the heads in flight side by side, so that few of a head wait for each other at the start.
   const bool ordered_long = ordered && !has_equal_tiles(problem) && params.m_blocks > kShortOrderedTile;
+  if (ordered && !unequal && !has_equal_tiles(problem)) {
+    params.heads_in_flight =
+        heads_side_by_side(std::int64_t{params.n_blocks} * splits,
+                           std::min<std::int64_t>(2 * kL2Budget / head_bytes, problem.b * problem.h_kv),
+                           ordered_long || kernels.main.cluster > 1, multiprocessors / kernels.main.cluster);
+  }
   if (kernels.main.cluster > 1) {
     launch.grids.main *= kernels.main.cluster;
   } else if (kernels.main.family == Family::sm90 && !(ordered ? ordered_long : long_tiles) && !unequal) {

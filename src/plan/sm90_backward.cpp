@@ -178,7 +178,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
   if (!dq_by_rows(spec) && spec.d_qk > consumers(spec) * kSlabColumns) {
     return fmt::format("tile_n = {}: with tile_m = {} each 64 columns of dQ need 64 keys", spec.tile_n, spec.tile_m);
   }
-  const int most_stages = spec.ordered_dq ? 3 : 4;  // the barriers have their place
+  const int most_stages = spec.write_dq ? 3 : 4;  // the barriers have their place
   if (spec.stages < 2 || spec.stages > most_stages) {
     return fmt::format("stages = {}: accepted are 2 to {}", spec.stages, most_stages);
   }

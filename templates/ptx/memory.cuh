@@ -90,17 +90,18 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
 FA_DEVICE void signal_global(int32_t* address, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }
-/// ld.acquire.gpu until `value` is there, and fence.proxy.async: what came before the signal comes before this thread's
-/// next accesses, those by the copy engine too. The blocks before this one must not wait for it.
-FA_DEVICE void await_global(const int32_t* address, int32_t value) {
+/// ld.acquire.gpu: whether `value` is there. If so, what came before the signal comes before this thread's next
+/// accesses, after fence.proxy.async those by the copy engine too.
+FA_DEVICE bool test_global(const int32_t* address, int32_t value) {
   int32_t seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                 : "=r"(seen)
-                 : "l"(__cvta_generic_to_global(address))
-                 : "memory");
-  } while (seen != value);
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
+  if (seen != value) return false;
   asm volatile("fence.proxy.async.global;" ::: "memory");
+  return true;
+}
+/// The same until it is. The blocks before this one must not wait for it.
+FA_DEVICE void await_global(const int32_t* address, int32_t value) {
+  while (!test_global(address, value)) continue;
 }
 
 /// ld.shared.b32, st.shared.b32 and their 2-, 8- and 16-byte forms.

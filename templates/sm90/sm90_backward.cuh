@@ -36,7 +36,8 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// warpgroup 64 of them, and walks over the query tiles that see them. Scores are computed transposed, keys down the
 /// rows, so that P and dS come out in the registers that the products for dV and dK take as operands:
 ///   S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
-/// dS meets in shared memory for dQ, which each warp adds to the accumulator in global memory with one bulk copy.
+/// dS meets in shared memory for dQ, which consumers leave there and a thread beside the producer adds to the
+/// accumulator in global memory, a whole tile by one bulk copy.
 ///
 /// The tensor cores shall not wait for arithmetic: the scores of a step are computed a step ahead, so that their
 /// exponentials are taken while the products for dK and dQ run, and dQ is handed over while that for dV runs.
@@ -49,9 +50,9 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// keys.
 ///
 /// With kOrderedDq the additions to dQ have one order: a key tile adds behind the one in front of it, which has left
-/// its number at the query tile. A thread beside the producer waits for that and adds the whole tile, so that consumers
-/// see nothing of it while there is a step between neighbours. Blocks with lower numbers hold lower keys and wait for
-/// none above; all start at the last query tile, where causal lengths end together.
+/// its number at the query tile. The thread that adds waits for that, so that consumers see nothing of it while there
+/// is a step between neighbours. Blocks with lower numbers hold lower keys and wait for none above; all start at the
+/// last query tile, where causal lengths end together.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kVarlen, kDropout, kOrderedDq (common/switches.cuh) and a Variant (common/variant.cuh).
@@ -131,7 +132,7 @@ struct Backward {
   static constexpr int kJobOffset = kBarrierOffset + 128;
   static constexpr int kJobBytes = 64;
   static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
-  static_assert(8 * (4 + 3 * kStages + (kOrdered ? 2 : 0)) <= 128, "the barriers have 128 bytes");
+  static_assert(8 * (4 + 3 * kStages + (Config::kWriteDq ? 2 : 0)) <= 128, "the barriers have 128 bytes");
   // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
   static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
   static constexpr int kTilesOffset = kBarrierOffset + 124;
@@ -178,12 +179,15 @@ struct Backward {
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
-      if (ptx::thread_index() == 0) produce();
-      if constexpr (kVarlen) {
-        if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) == 1) find_jobs();
-      }
-      if constexpr (kOrdered) {
-        if (ptx::thread_index() == 2 * kWarpSize) add_in_order();
+      const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
+      if (warp == 0) {
+        if (ptx::thread_index() == 0) produce();
+      } else if (warp == 1) {
+        if constexpr (kVarlen) find_jobs();
+      } else if (warp == 2) {
+        if constexpr (Config::kWriteDq) {
+          if (ptx::thread_index() == 2 * kWarpSize) add_dq();
+        }
       }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
@@ -207,10 +211,11 @@ struct Backward {
       FA_UNROLL
       for (int i = 0; i < 2; ++i) {
         ptx::mbarrier_init(job_full(i), 1);
-        ptx::mbarrier_init(job_empty(i), kReaders + 1 + (kOrdered ? 1 : 0));  // and who copies, to here and from here
+        ptx::mbarrier_init(job_empty(i),
+                           kReaders + 1 + (Config::kWriteDq ? 1 : 0));  // and who copies, to here and from here
       }
     }
-    if constexpr (kOrdered) {
+    if constexpr (Config::kWriteDq) {
       ptx::mbarrier_init(dq_full(), kReaders);
       ptx::mbarrier_init(dq_empty(), 1);
     }
@@ -238,8 +243,9 @@ struct Backward {
     if constexpr (kVarlen) {
       return told_job(round % 2);
     } else {
-      const BackwardTile tile = kernel::backward_tile < Config::kCausal || kOrdered,
-                         false > (params, tile_index(round), params.n_blocks, params.h_kv);
+      constexpr bool kSections = Config::kCausal || kOrdered;
+      const BackwardTile tile =
+          kernel::backward_tile<kSections, false>(params, tile_index(round), params.n_blocks, params.h_kv);
       return {tile, steps_of(tile, params), params};
     }
   }
@@ -589,7 +595,7 @@ struct Backward {
   FA_DEVICE static int warp_index() { return ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0); }
 
   FA_DEVICE void consume(int consumer) const {
-    ptx::griddepcontrol_wait();  // for the cleared accumulator, and before anything is stored
+    ptx::griddepcontrol_wait();  // before anything is stored
     int count = 0;               // steps taken
     uint32_t parity = 0;         // of the K and V barriers
     for (int round = 0; has_job(round); ++round) {
@@ -622,9 +628,6 @@ struct Backward {
         store(dv, params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work, first_key, lane);
       }
       release_job(round);
-    }
-    if constexpr (Config::kWriteDq && !kOrdered) {
-      if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
   }
 
@@ -681,21 +684,24 @@ struct Backward {
     }
   }
 
-  // ---- with one order of additions to dQ: another thread
+  // ---- additions to dQ: another thread beside the producer
 
-  /// Adds dQ of every step to the accumulator when it is this key tile's turn.
-  FA_DEVICE void add_in_order() const {
+  /// Adds dQ of every step to the accumulator; with one order when it is this key tile's turn.
+  FA_DEVICE void add_dq() const {
     ptx::griddepcontrol_wait();  // for the cleared accumulator and counters
     int count = 0;               // steps added
     for (int round = 0; has_job(round); ++round) {
       const Job work = job_for_copies(round);
       if (work.has_steps()) {
-        const int end_in_front = end_of_tile_in_front(work, round);
+        const int end_in_front = kOrdered ? end_of_tile_in_front(work, round) : 0;
         Place at = place(work);
         FA_UNROLL_BY(1)
         for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
+          if constexpr (kOrdered) {  // beside the products
+            if (at.m_block * kTileM < end_in_front) ptx::await_global(turn_of(at), work.tile.block);
+          }
           ptx::mbarrier_wait(dq_full(), static_cast<uint32_t>(count) % 2);
-          add_tile(work, at, at.m_block * kTileM < end_in_front);
+          add_tile(work, at);
           ++count;
           advance(at, work);
         }
@@ -713,19 +719,24 @@ struct Backward {
     return stop(work) * kTileM;
   }
 
-  FA_DEVICE void add_tile(const Job& work, const Place& at, bool has_to_wait) const {
+  /// Where the last key tile that has added to a query tile has left the number of the next.
+  FA_DEVICE int32_t* turn_of(const Place& at) const {
+    return params.dq_turns + int64_t{at.row_group} * kernel::kTurnsPerGroup;
+  }
+
+  FA_DEVICE void add_tile(const Job& work, const Place& at) const {
     int rows = kTileM;
     if constexpr (kVarlen) rows = kernel::minimum(kTileM, work.lengths.padded_rows - at.m_block * kTileM);
     const int64_t group = at.row_group;
-    int32_t* const turn = params.dq_turns + group * kernel::kTurnsPerGroup;
-    if (has_to_wait) ptx::await_global(turn, work.tile.block);
     ptx::bulk_add_f32(params.dq_accum + group * (kernel::kRowGroup * kHeadDimQk), shared + kDqOffset,
                       rows / kernel::kRowGroup * kDqRowBytes);
     ptx::tma_commit();
     ptx::tma_wait_read();
     ptx::mbarrier_arrive(dq_empty());
-    ptx::tma_wait();  // the sum is there for the next
-    ptx::signal_global(turn, work.tile.block + 1);
+    if constexpr (kOrdered) {
+      ptx::tma_wait();  // the sum is there for the next
+      ptx::signal_global(turn_of(at), work.tile.block + 1);
+    }
   }
 
   // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count: they
@@ -816,7 +827,6 @@ struct Backward {
     while (true) {
       const int stage = stage_of(count);
       const int buffer = count % 2;
-      const int row_group = next.row_group;
       const int rows = rows_of(work, next);
       ++count;
       --left;
@@ -842,7 +852,7 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, rows, consumer_index(), count);
+          hand_over_dq(dq, rows, consumer_index(), count);
         }
         return true;
       }
@@ -866,7 +876,7 @@ struct Backward {
       pack_weights(p_operand, s, drops);
       await_dout(work, next, count);
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) add_dq(dq, row_group, rows, consumer_index(), count);
+      if constexpr (Config::kWriteDq) hand_over_dq(dq, rows, consumer_index(), count);
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
         ptx::wgmma_tie(dv);
@@ -900,7 +910,6 @@ struct Backward {
       const int stage = stage_of(count);
       if constexpr (kLoadAhead) functions(work, next, stage).load(loaded);
       const int buffer = count % 2;
-      const int row_group = next.row_group;
       const int rows = rows_of(work, next);
       ++count;
       --left;
@@ -931,7 +940,7 @@ struct Backward {
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          add_dq(dq, row_group, rows, consumer_index(), count);
+          hand_over_dq(dq, rows, consumer_index(), count);
         }
         return true;
       }
@@ -949,7 +958,7 @@ struct Backward {
       if constexpr (Config::kWriteDq) {
         ptx::wgmma_wait<1>();  // dQ, whose registers S takes
         ptx::wgmma_tie(dq);
-        add_dq(dq, row_group, rows, consumer_index(), count);
+        hand_over_dq(dq, rows, consumer_index(), count);
       }
       await_q(work, next, count);
       issue_scores(s, stage_of(count), consumer_index());
@@ -1178,14 +1187,15 @@ struct Backward {
     }
   }
 
-  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds in order.
-  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int step) const {
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them. `rows`:
+  /// how many of the tile count, `count`: steps taken with this one.
+  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int count) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();
     const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
     const uint32_t own = shared + kDqOffset + row_group * kDqRowBytes + column_group * 512 + lane * 16;
-    ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(step) % 2 ^ 1);  // the last step's has left
+    ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count) % 2);  // the last step's has left
     if (!kVarlen || 16 * row_group < rows) {
       FA_UNROLL
       for (int j = 0; j < kDqColumns / 8; ++j) {
@@ -1197,40 +1207,6 @@ struct Backward {
     ptx::fence_proxy_async();
     ptx::sync_warp();  // these rows are complete, for the copy engine too
     if (lane == 0) ptx::mbarrier_arrive(dq_full());
-  }
-
-  /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers. `row_group`: where
-  /// the query tile starts, `rows`: how many of it count, `count`: steps taken with this one.
-  FA_DEVICE void add_dq(const Dq& dq, int row_group, [[maybe_unused]] int rows, int consumer,
-                        [[maybe_unused]] int count) const {
-    if constexpr (kOrdered) {
-      hand_over_dq(dq, rows, consumer, count - 1);
-      return;
-    }
-    constexpr int kColumnGroups = kHeadDimQk / 8;
-    const int column_group = kDqByRows ? 0 : 8 * consumer;
-    if (column_group >= kColumnGroups) return;  // past the last column
-    const int lane = lane_index();
-    const int warp = warp_index();
-    if constexpr (kVarlen) {
-      if ((kDqByRows ? 64 * consumer : 0) + 16 * warp >= rows) return;  // another sequence's
-    }
-    const uint32_t own = shared + kDqOffset + (4 * consumer + warp) * kDqWarpBytes;
-    if (lane == 0) ptx::tma_wait_read();
-    ptx::sync_warp();  // the last addition has left shared memory
-    FA_UNROLL
-    for (int j = 0; j < kDqColumns / 8; ++j) {
-      ptx::st_shared_chunk(own + j * 512 + lane * 16, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]),
-                                                        ptx::bits(dq[4 * j + 2]), ptx::bits(dq[4 * j + 3])}});
-    }
-    ptx::fence_proxy_async();
-    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-    if (lane != 0) return;
-    const int64_t fragment =
-        static_cast<int64_t>(row_group + (kDqByRows ? 4 * consumer : 0) + warp) * kColumnGroups + column_group;
-    const int groups = column_group + kDqColumns / 8 < kColumnGroups ? kDqColumns / 8 : kColumnGroups - column_group;
-    ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, groups * 512);
-    ptx::tma_commit();
   }
 };
 

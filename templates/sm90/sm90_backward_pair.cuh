@@ -637,8 +637,12 @@ struct BackwardPair {
       ring_do.advance();
       float dq[L::kQkColumns / 2];  // [64, columns of this block]
       if constexpr (Config::kWriteDq) {
-        if constexpr (kOrdered) {
+        [[maybe_unused]] bool has_turn = true;
+        if constexpr (kOrdered) {  // while the scores are under way
           if (count > 0) give_turn(turn, work);
+          turn = turn_of<kRank>(work, query);
+          if (work.tile.block > 0 && lane_index() == 0) has_turn = ptx::test_global(turn, work.tile.block);
+          ptx::sync_warp();  // one lane tested
         }
         await_shared(ds_full(), count);
         ptx::wgmma_forget(dq);
@@ -650,11 +654,14 @@ struct BackwardPair {
                                         step != 0);
         }
         ptx::wgmma_commit();
+        if constexpr (kOrdered) {
+          if (!has_turn) ptx::await_global(turn, work.tile.block);
+          ptx::sync_warp();  // one lane waited
+        }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
         release_ds<kRank>();
-        if constexpr (kOrdered) turn = turn_of<kRank>(work, query);
-        add_dq<kRank>(dq, work, query, turn);
+        add_dq<kRank>(dq, work, query);
       }
       if (loads && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
@@ -690,7 +697,7 @@ struct BackwardPair {
 
   /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
   template <int kRank, class Dq>
-  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query, [[maybe_unused]] int32_t* turn) const {
+  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query) const {
     using L = Layout<kRank>;
     constexpr int kGroups = L::kQkColumns / 8;  // of columns, each with 512 bytes
     const int lane = lane_index();
@@ -708,7 +715,6 @@ struct BackwardPair {
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
     if (lane == 0) {
-      if (kOrdered && work.tile.block > 0) ptx::await_global(turn, work.tile.block);
       ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, kGroups * 512);
       ptx::tma_commit();
     }

@@ -18,6 +18,7 @@ namespace emulator {
 namespace {
 
 constexpr std::size_t kLanes = kWarpSize;
+constexpr const char* kAcquire = "ld.acquire.gpu.global";
 constexpr std::chrono::seconds kPatience{20};  // with blocks that other OS threads run
 
 template <class Operands>
@@ -480,18 +481,22 @@ void signal_global(std::int32_t* address, std::int32_t value, const Site& site) 
                 fmt::format("{} after {}", value, before));
 }
 
-void await_global(const std::int32_t* address, std::int32_t value, const Site& site) {
-  constexpr const char* kName = "ld.acquire.gpu.global";
-  check_global_load(address, sizeof value, kName, site);
+bool test_global(const std::int32_t* address, std::int32_t value, const Site& site) {
+  check_global_load(address, sizeof value, kAcquire, site);
   Lane& lane = Machine::current();
+  Machine::of(lane).step(lane);
   const std::atomic_ref<std::int32_t> seen(const_cast<std::int32_t&>(*address));
+  return seen.load(std::memory_order_acquire) == value;
+}
+
+void await_global(const std::int32_t* address, std::int32_t value, const Site& site) {
+  Lane& lane = Machine::current();
   const auto start = std::chrono::steady_clock::now();
-  while (seen.load(std::memory_order_acquire) != value) {
-    Machine::of(lane).step(lane);
+  while (!test_global(address, value, site)) {
     std::this_thread::yield();  // to another block
     Machine::of(lane).check_others();
     if (std::chrono::steady_clock::now() - start > kPatience) {
-      Machine::of(lane).raise(FaultKind::deadlock, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+      Machine::of(lane).raise(FaultKind::deadlock, lane, kAcquire, reinterpret_cast<std::uintptr_t>(address), site,
                               fmt::format("no block stores {} there", value));
     }
   }

@@ -33,11 +33,13 @@ std::uint32_t vote_ballot(bool predicate, const Site& site);
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site);
-/// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
 /// st.release.gpu: the thread's own stores of shared memory have to be complete, or nobody could tell when they are.
 void signal_global(std::int32_t* address, std::int32_t value, const Site& site);
-/// ld.acquire.gpu until the value is there, which a block of another OS thread may store.
+/// ld.acquire.gpu: whether the value is there.
+bool test_global(const std::int32_t* address, std::int32_t value, const Site& site);
+/// The same until the value is there, which a block of another OS thread may store.
 void await_global(const std::int32_t* address, std::int32_t value, const Site& site);
+/// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site);
 
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site);

@@ -174,10 +174,10 @@ constexpr Refusal kRefusals[] = {
     {"stages = 0: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
     {"stages = 1: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 1; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
-    {"stages = 4: accepted are 2 to 3", [](KernelSpec& spec) { spec.ordered_dq = true, spec.stages = 4; }},
+    {"stages = 4: accepted are 2 to 3", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
     {"ordered_dq = true: accepted with write_dq = true", [](KernelSpec& spec) { spec.ordered_dq = true; }},
     {"with tile_m = 64 each 64 columns of dQ need 64 keys", [](KernelSpec& spec) { spec.d_qk = 136; }},
-    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
+    {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.tile_n = 192; }},
     {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128; }},
     {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_n = 192; }},
 };

@@ -61,6 +61,10 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4],
 FA_DEVICE void signal_global(int32_t* address, int32_t value, const emulator::Site& site = emulator::Site::current()) {
   emulator::signal_global(address, value, site);
 }
+FA_DEVICE bool test_global(const int32_t* address, int32_t value,
+                           const emulator::Site& site = emulator::Site::current()) {
+  return emulator::test_global(address, value, site);
+}
 FA_DEVICE void await_global(const int32_t* address, int32_t value,
                             const emulator::Site& site = emulator::Site::current()) {
   emulator::await_global(address, value, site);
