@@ -271,11 +271,11 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
   const bool ordered_long = ordered && !has_equal_tiles(problem) && params.m_blocks > kShortOrderedTile;
-  if (ordered && !unequal && !has_equal_tiles(problem)) {
+  if (ordered && !unequal && !has_equal_tiles(problem)) {  // the order follows from it: never a function of the GPU
     params.heads_in_flight =
         heads_side_by_side(std::int64_t{params.n_blocks} * splits,
                            std::min<std::int64_t>(2 * kL2Budget / head_bytes, problem.b * problem.h_kv),
-                           ordered_long || kernels.main.cluster > 1, multiprocessors / kernels.main.cluster);
+                           ordered_long || kernels.main.cluster > 1, kEnoughPersistentBlocks / kernels.main.cluster);
   }
   if (kernels.main.cluster > 1) {
     launch.grids.main *= kernels.main.cluster;

@@ -150,7 +150,7 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
   const int rows = row_bytes(spec.d_qk) + row_bytes(spec.d_v);
   const int statistics = 2 * static_cast<int>(sizeof(float));
   const int ds = 2 * spec.tile_m * spec.tile_n * 2;  // of two steps
-  const int dq = consumers(spec) * 64 * dq_columns(spec) * static_cast<int>(sizeof(float));
+  const int dq = spec.tile_m * spec.d_qk * static_cast<int>(sizeof(float));
   return spec.tile_n * rows + spec.stages * spec.tile_m * (rows + statistics) + (spec.write_dq ? ds + dq : 0) +
          kBarrierBytes + (spec.varlen ? kJobBytes : 0);
 }

@@ -9,8 +9,8 @@ namespace fa::kernel {
 /// Rows of the workspace come in groups of this many: the rows of one accumulator fragment.
 inline constexpr int kRowGroup = 16;
 
-/// Key tiles that have added to dQ, in ordered kernels: each adds behind the one in front of it. Of a group of rows, or
-/// of the first of a query tile; two where two blocks have half of the columns each.
+/// Of a group of rows, or of the query tile that starts there, where additions to dQ have an order: the place in it of
+/// the key tile that was last. Two, since two blocks may have half of the columns each.
 inline constexpr int kTurnsPerGroup = 2;
 
 /// Launch parameters of every backward kernel, written by the host and passed whole as a `const __grid_constant__`

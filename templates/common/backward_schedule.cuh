@@ -45,6 +45,11 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
   return tile;
 }
 
+/// The section of heads that a tile of a causal grid is in.
+FA_DEVICE int section_of(const BackwardParams& params, int index, int blocks) {
+  return index / params.splits / (params.heads_in_flight * blocks);
+}
+
 /// The same for a packed batch: `blocks` slots of kTile rows (keys, or with kLastFirst query rows), those of all
 /// sequences one after the other. The tiles of a slot run together for `heads_in_flight` heads. A slot without a tile
 /// has one before the first row or after the last.
@@ -165,33 +170,6 @@ FA_DEVICE QuerySteps list_steps(const int32_t* list, int group, int splits, int 
   steps.end = start_of_part(steps.stop * group, splits, split + 1);
   return steps;
 }
-
-/// A step of a key tile: a query head of its group and a query tile, counted up from the job's first, or with
-/// kBackwards down from its last.
-template <bool kBackwards>
-struct QueryOfStep {
-  int head;
-  int m_block;  // or its place in the tile list
-
-  FA_DEVICE QueryOfStep(const QuerySteps& steps, int stop, int first_head) {
-    const int step = kBackwards ? steps.end - 1 : steps.begin;
-    const int visible = stop - steps.first;
-    const int in_group = step / visible;
-    head = first_head + in_group;
-    m_block = steps.first + step - in_group * visible;
-  }
-  FA_DEVICE void advance(const QuerySteps& steps, int stop) {
-    if constexpr (kBackwards) {
-      if (m_block-- != steps.first) return;
-      m_block = stop - 1;
-      --head;
-    } else {
-      if (++m_block != stop) return;
-      m_block = steps.first;
-      ++head;
-    }
-  }
-};
 
 /// Index of a fragment register in the accumulator of dQ: fragments of 16 rows and 8 columns follow each other as they
 /// lie in the registers of a warp, so that each addition of a warp fills whole cache lines. With kVector the four

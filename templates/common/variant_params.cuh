@@ -31,9 +31,9 @@ struct VariantParams {
   int32_t tile_others;  // of a tile list
   float scale;          // of raw scores, natural units
   float inverse_scale;
-  // With a mask function, but of packed batches: for each tile of rows (the backward's main kernel: of keys) the number
-  // of tiles that are not empty, that of the full ones, then those, the full ones first. [batches, heads, blocks, 2 +
-  // tile_others], batches and heads 1 where the mask does not depend on them.
+  // With a mask function, but of packed batches: for each tile of rows (the backward's main kernel: of keys) the
+  // numbers of tiles that are not empty, that the function keeps whole, and that are full, then those, in the opposite
+  // order. [batches, heads, blocks, 3 + tile_others], batches and heads 1 where the mask does not depend on them.
   const int32_t* tile_lists;
 };
 

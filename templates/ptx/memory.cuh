@@ -86,7 +86,9 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
                : "memory");
 }
 
-/// st.release.gpu: what this thread has done, and what it has seen complete, comes before.
+/// st.release.gpu: what this thread has done, and what it has seen complete, comes before; of its bulk groups all but
+/// the last kPending.
+template <int kPending = 0>
 FA_DEVICE void signal_global(int32_t* address, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }

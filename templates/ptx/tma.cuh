@@ -77,9 +77,10 @@ FA_DEVICE void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// cp.async.bulk.wait_group 0: all this thread's stores are complete.
+/// cp.async.bulk.wait_group: this thread's stores are complete, but for the last kPending groups of them.
+template <int kPending = 0>
 FA_DEVICE void tma_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace fa::ptx

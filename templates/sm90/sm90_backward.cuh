@@ -117,8 +117,7 @@ struct Backward {
   using Functions = kernel::VariantScores<Config, Params, 1, kTileM / 8, 4 * kConsumers, 16, kTileM, kTileN, 4>;
   static constexpr bool kLoadAhead = kernel::kLoadsAhead<Variant> && kTileM == 64;
 
-  static constexpr int kDqWarpBytes = 16 * kDqColumns * 4;
-  static constexpr int kDqRowBytes = 16 * kHeadDimQk * 4;  // of 16 rows, where the tile is added as a whole
+  static constexpr int kDqRowBytes = 16 * kHeadDimQk * 4;  // of 16 rows
   static constexpr int kStatsBytes = kTileM * 4;
 
   static constexpr int kVOffset = KTile::kBytes;
@@ -126,7 +125,7 @@ struct Backward {
   static constexpr int kDoOffset = kQOffset + kStages * QTile::kBytes;
   static constexpr int kDsOffset = kDoOffset + kStages * DoTile::kBytes;
   static constexpr int kDqOffset = kDsOffset + kDsBuffers * DsTile::kBytes;
-  static constexpr int kLseOffset = kDqOffset + (Config::kWriteDq ? 4 * kConsumers * kDqWarpBytes : 0);
+  static constexpr int kLseOffset = kDqOffset + (Config::kWriteDq ? kTileM / 16 * kDqRowBytes : 0);
   static constexpr int kDeltaOffset = kLseOffset + kStages * kStatsBytes;
   static constexpr int kBarrierOffset = kDeltaOffset + kStages * kStatsBytes;
   static constexpr int kJobOffset = kBarrierOffset + 128;
@@ -273,11 +272,30 @@ struct Backward {
     return params.m_blocks;
   }
 
-  using Query = kernel::QueryOfStep<kOrdered>;
+  /// The query tile of a step, counted up from that of the job's first step, or where dQ is ordered down from its last.
+  struct Query {
+    int head;
+    int m_block;  // or its place in the tile list
 
-  FA_DEVICE Query first_query(const Job& job) const {
-    return Query(job.steps, stop(job), job.tile.head * params.group);
-  }
+    FA_DEVICE Query(const Job& job, int stop, int group) {
+      const int step = kOrdered ? job.steps.end - 1 : job.steps.begin;
+      const int visible = stop - job.steps.first;
+      const int in_group = step / visible;
+      head = job.tile.head * group + in_group;
+      m_block = job.steps.first + step - in_group * visible;
+    }
+    FA_DEVICE void advance(const Job& job, int stop) {
+      if constexpr (kOrdered) {
+        if (m_block-- != job.steps.first) return;
+        m_block = stop - 1;
+        --head;
+      } else {
+        if (++m_block != stop) return;
+        m_block = job.steps.first;
+        ++head;
+      }
+    }
+  };
 
   FA_DEVICE int query_tile(const Job& job, int index) const {
     if constexpr (kLists) return ptx::ld_global_nc(tile_list(job.tile) + index);
@@ -447,13 +465,13 @@ struct Backward {
 
   /// The query tiles of all steps of a job, and its keys beside the first.
   FA_DEVICE void load(const Job& work, int& count, uint32_t& parity) const {
-    Query query = first_query(work);
+    Query query(work, stop(work), params.group);
     int step = work.steps.begin;
     if (count == 0) {
       load_first(work, located(work, query), parity);
       ++count;
       ++step;
-      query.advance(work.steps, stop(work));
+      query.advance(work, stop(work));
     }
     for (; step < work.steps.end; ++step) {
       const Query at = located(work, query);
@@ -466,14 +484,14 @@ struct Backward {
       load_delta(stage, work, at);
       if (step == work.steps.begin) load_v(work, parity);
       ++count;
-      query.advance(work.steps, stop(work));
+      query.advance(work, stop(work));
     }
     parity ^= 1;
   }
 
   /// The same from the last query tile on, by a loop that keeps less.
   FA_DEVICE void load_backwards(const Job& work, int& count, uint32_t& parity) const {
-    Query query = first_query(work);
+    Query query(work, stop(work), params.group);
     bool first = true;
     FA_UNROLL_BY(1)
     for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
@@ -488,7 +506,7 @@ struct Backward {
       load_delta(stage, work, query);
       first = false;
       ++count;
-      query.advance(work.steps, stop(work));
+      query.advance(work, stop(work));
     }
     parity ^= 1;
   }
@@ -510,7 +528,7 @@ struct Backward {
     load_v(work, parity);
     if (count == 0) ptx::griddepcontrol_wait();  // for the row statistics
     parity ^= 1;
-    Query query = first_query(work);
+    Query query(work, stop(work), params.group);
     FA_UNROLL_BY(1)
     for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
       const int stage = stage_of(count);
@@ -519,7 +537,7 @@ struct Backward {
       load_rows<QTile>(q_shared(stage), p.map_q, lse_shared(stage), params.lse_log2, q_full(stage), now, query);
       load_rows<DoTile>(do_shared(stage), p.map_dout, delta_shared(stage), params.delta, do_full(stage), now, query);
       ++count;
-      query.advance(now.steps, stop(now));
+      query.advance(now, stop(now));
     }
   }
 
@@ -649,7 +667,7 @@ struct Backward {
   };
 
   FA_DEVICE Place place(const Job& work) const {
-    const Query query = first_query(work);
+    const Query query(work, stop(work), params.group);
     const Query at = located(work, query);
     return {at.m_block, first_row_group(work, at), at.head, query.m_block};
   }

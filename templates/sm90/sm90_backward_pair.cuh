@@ -252,26 +252,52 @@ struct BackwardPair {
   struct Job {
     kernel::BackwardTile tile;
     kernel::QuerySteps steps;
+    bool upwards;
 
     FA_DEVICE int first_key() const { return tile.block * kTileN; }
     FA_DEVICE int count() const { return steps.end - steps.begin; }
   };
 
+  /// Ordered causal sections of heads alternate: in one the last keys come first, and each tile goes up from its
+  /// diagonal, in the next the first keys come first, and each goes down from the last row. So those that add one
+  /// behind the other are steps apart from the start, and blocks that had the short tiles get the long ones.
   FA_DEVICE Job job() const {
+    const int index = ptx::block_index() / 2;
     Job job;
-    job.tile = kernel::backward_tile < Config::kCausal || kOrdered,
-    false > (params, ptx::block_index() / 2, params.n_blocks, params.h_kv);
+    constexpr bool kSections = Config::kCausal || kOrdered;
+    job.tile = kernel::backward_tile<kSections, false>(params, index, params.n_blocks, params.h_kv);
+    job.upwards = !kOrdered;
+    if constexpr (kOrdered && Config::kCausal) {
+      job.upwards = kernel::section_of(params, index, params.n_blocks) % 2 == 0;
+      if (job.upwards) job.tile.block = params.n_blocks - 1 - job.tile.block;
+    }
     job.steps = kernel::query_steps<Config::kCausal, kTileM>(params, job.first_key(), job.tile.split);
     return job;
   }
 
   /// The query tile of a step.
-  struct Query : kernel::QueryOfStep<kOrdered> {
-    using Base = kernel::QueryOfStep<kOrdered>;
+  struct Query {
+    int head;
+    int m_block;
 
-    FA_DEVICE Query(const Job& job, const Params& params)
-        : Base(job.steps, params.m_blocks, job.tile.head * params.group) {}
-    FA_DEVICE void advance(const Job& job, const Params& params) { Base::advance(job.steps, params.m_blocks); }
+    FA_DEVICE Query(const Job& job, const Params& params) {
+      const int step = job.upwards ? job.steps.begin : job.steps.end - 1;
+      const int visible = params.m_blocks - job.steps.first;
+      const int in_group = step / visible;
+      head = job.tile.head * params.group + in_group;
+      m_block = job.steps.first + step - in_group * visible;
+    }
+    FA_DEVICE void advance(const Job& job, const Params& params) {
+      if (job.upwards) {
+        if (++m_block != params.m_blocks) return;
+        m_block = job.steps.first;
+        ++head;
+      } else {
+        if (m_block-- != job.steps.first) return;
+        m_block = params.m_blocks - 1;
+        --head;
+      }
+    }
   };
 
   /// Of a row of the statistics.
@@ -626,7 +652,7 @@ struct BackwardPair {
     ptx::sync_warp();            // one lane started the copies
     ptx::griddepcontrol_wait();  // for the cleared accumulator
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
-    [[maybe_unused]] int32_t* turn = nullptr;  // of the last addition
+    [[maybe_unused]] int last_turn = 0;  // of the last addition
     for (int count = 0; count < steps; ++count) {
       if (loads && count + L::kDoStages < steps) {
         ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
@@ -638,10 +664,12 @@ struct BackwardPair {
       float dq[L::kQkColumns / 2];  // [64, columns of this block]
       if constexpr (Config::kWriteDq) {
         [[maybe_unused]] bool has_turn = true;
+        [[maybe_unused]] int in_front = 0;
+        [[maybe_unused]] int turn = 0;
         if constexpr (kOrdered) {  // while the scores are under way
-          if (count > 0) give_turn(turn, work);
+          in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
           turn = turn_of<kRank>(work, query);
-          if (work.tile.block > 0 && lane_index() == 0) has_turn = ptx::test_global(turn, work.tile.block);
+          if (lane_index() == 0) has_turn = ptx::test_global(params.dq_turns + turn, in_front);
           ptx::sync_warp();  // one lane tested
         }
         await_shared(ds_full(), count);
@@ -655,13 +683,17 @@ struct BackwardPair {
         }
         ptx::wgmma_commit();
         if constexpr (kOrdered) {
-          if (!has_turn) ptx::await_global(turn, work.tile.block);
+          if (!has_turn) ptx::await_global(params.dq_turns + turn, in_front);
           ptx::sync_warp();  // one lane waited
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
         release_ds<kRank>();
         add_dq<kRank>(dq, work, query);
+        if constexpr (kOrdered) {  // a step behind, so that nobody here waits for an addition
+          if (count > 0) give_turn<1>(last_turn, work);
+          last_turn = turn;
+        }
       }
       if (loads && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
@@ -673,7 +705,7 @@ struct BackwardPair {
       query.advance(work, params);
     }
     if constexpr (kOrdered) {
-      give_turn(turn, work);
+      give_turn<0>(last_turn, work);
     } else if constexpr (Config::kWriteDq) {
       if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
     }
@@ -681,16 +713,31 @@ struct BackwardPair {
 
   /// The counter of a warp's 16 rows and this block's columns.
   template <int kRank>
-  FA_DEVICE int32_t* turn_of(const Job& work, const Query& query) const {
-    const int64_t group = row_index(work, query) / kernel::kRowGroup + warp_index();
-    return params.dq_turns + group * kernel::kTurnsPerGroup + kRank;
+  FA_DEVICE int turn_of(const Job& work, const Query& query) const {
+    const int groups = params.padded_rows / kernel::kRowGroup;
+    const int group =
+        (work.tile.batch * params.h_q + query.head) * groups + query.m_block * (kTileM / kernel::kRowGroup);
+    return (group + warp_index()) * kernel::kTurnsPerGroup + kRank;
   }
 
-  /// The last addition is complete, and the next key tile may follow.
-  FA_DEVICE void give_turn(int32_t* turn, const Job& work) const {
+  /// Whether the key tile in front of this one adds to the same query tile.
+  FA_DEVICE bool follows(const Job& work, const Query& query) const {
+    if (!work.upwards) return work.tile.block > 0;
+    const int key = work.first_key() + kTileN;  // of that tile
+    return key < params.s_kv && (query.m_block + 1) * kTileM + params.causal_shift > key;
+  }
+
+  /// Of a key tile in the order of additions, from 1 on.
+  FA_DEVICE int place_in_order(const Job& work) const {
+    return work.upwards ? params.n_blocks - work.tile.block : work.tile.block + 1;
+  }
+
+  /// All additions but the last kPending are complete, and the next key tile may follow.
+  template <int kPending>
+  FA_DEVICE void give_turn(int turn, const Job& work) const {
     if (lane_index() == 0) {
-      ptx::tma_wait();
-      ptx::signal_global(turn, work.tile.block + 1);
+      ptx::tma_wait<kPending>();
+      ptx::signal_global<kPending>(params.dq_turns + turn, place_in_order(work));
     }
     ptx::sync_warp();  // one lane waited
   }
@@ -705,7 +752,7 @@ struct BackwardPair {
     const uint32_t own = shared + kDqOffset + warp * kDqWarpBytes;
     const int64_t fragment =
         (row_index(work, query) / kernel::kRowGroup + warp) * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
-    if (!kOrdered && lane == 0) ptx::tma_wait_read();
+    if (lane == 0) ptx::tma_wait_read();
     ptx::sync_warp();  // the last addition has left shared memory
     FA_UNROLL
     for (int j = 0; j < kGroups; ++j) {

@@ -172,13 +172,13 @@ void bulk_add_f32(float* global, std::uint32_t shared, int bytes, const Site& si
 }
 
 void tma_commit() {
-  const Lane& lane = Machine::current();
+  Lane& lane = Machine::current();
   Machine::of(lane).commit_stores(lane);
 }
 
-void tma_wait(bool read) {
+void tma_wait(bool read, int pending) {
   const Lane& lane = Machine::current();
-  Machine::of(lane).wait_stores(lane, read);
+  Machine::of(lane).wait_stores(lane, read, pending);
 }
 
 void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier, const Site& site) {

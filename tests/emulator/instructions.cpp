@@ -466,12 +466,12 @@ void red_add_f32(float* address, const float* values, int count, const char* nam
   for (int i = 0; i < count; ++i) std::atomic_ref<float>(address[i]).fetch_add(values[i]);
 }
 
-void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {
+void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site) {
   constexpr const char* kName = "st.release.gpu.global";
   check_global_store(address, sizeof value, kName, site);
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
-  if (machine.has_stores(lane)) {
+  if (machine.has_stores(lane, pending)) {
     machine.raise(FaultKind::unfenced, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
                   "its stores of shared memory are not complete");
   }

@@ -134,6 +134,7 @@ void Machine::prepare(Warp& warp, int registers) {
   for (Lane& lane : warp.lanes) {
     lane.knowledge = {};
     lane.waited_for_grid = false;
+    lane.bulk_groups = 0;
   }
   warp.step = static_cast<int>(random() >> 32 & 31) | 1;
   warp.resume = &warp.lanes[random() >> 40 & 31];
@@ -877,7 +878,7 @@ void Machine::start_store(Lane& lane, std::uint32_t source, const TensorBox& box
       raise(conflict, lane, name, address, site);
     }
   });
-  stores_.push_back({box, effect, source, &lane, false, false});
+  stores_.push_back({box, effect, source, &lane, lane.bulk_groups, false});
   if (random() >> 63 != 0) read_source(stores_.back());
   step(lane);
 }
@@ -924,26 +925,32 @@ void Machine::finish_write(std::size_t index) {
   }
 }
 
-void Machine::commit_stores(const Lane& lane) {
-  for (TensorStore& store : stores_) store.committed = store.committed || store.lane == &lane;
+void Machine::commit_stores(Lane& lane) {
+  ++lane.bulk_groups;
 }
 
-void Machine::wait_stores(const Lane& lane, bool read) {
+void Machine::wait_stores(const Lane& lane, bool read, int pending) {
+  const auto waited_for = [&](const TensorStore& store) {
+    return store.lane == &lane && store.group < lane.bulk_groups - pending;
+  };
   for (TensorStore& store : stores_) {
-    if (store.lane != &lane || !store.committed) continue;
+    if (!waited_for(store)) continue;
     read_source(store);
     for_each_chunk(store.box, store.source,
                    [&](std::uint32_t address, std::uint32_t) { shared(lane).finish_read(address, reader(lane)); });
   }
-  std::erase_if(stores_, [&](const TensorStore& store) { return store.lane == &lane && store.committed; });
+  std::erase_if(stores_, waited_for);
   for (std::size_t i = writes_.size(); !read && i-- > 0;) {
-    if (writes_[i].store.lane == &lane) finish_write(i);
+    if (waited_for(writes_[i].store)) finish_write(i);
   }
 }
 
-bool Machine::has_stores(const Lane& lane) const {
-  return std::any_of(stores_.begin(), stores_.end(), [&](const TensorStore& store) { return store.lane == &lane; }) ||
-         std::any_of(writes_.begin(), writes_.end(), [&](const PendingWrite& w) { return w.store.lane == &lane; });
+bool Machine::has_stores(const Lane& lane, int pending) const {
+  const auto counts = [&](const TensorStore& store) {
+    return store.lane == &lane && (pending == 0 || store.group < lane.bulk_groups - pending);
+  };
+  return std::any_of(stores_.begin(), stores_.end(), counts) ||
+         std::any_of(writes_.begin(), writes_.end(), [&](const PendingWrite& write) { return counts(write.store); });
 }
 
 void Machine::check_others() const {

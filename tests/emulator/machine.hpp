@@ -60,6 +60,7 @@ struct Lane {
   std::uint32_t awaited_parity = 0;
   Site awaited_site;
   bool waited_for_grid = false;  // griddepcontrol.wait
+  int bulk_groups = 0;           // cp.async.bulk.commit_group
 
   int index() const { return thread % kWarpSize; }
 };
@@ -133,7 +134,7 @@ struct TensorStore {
   Effect effect = overwrite;
   std::uint32_t source = 0;
   Lane* lane = nullptr;
-  bool committed = false;
+  int group = 0;      // of its thread's
   bool read = false;  // its source
 };
 
@@ -250,11 +251,11 @@ class Machine {
 
   void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
                    const Site& site);
-  void commit_stores(const Lane& lane);
-  /// Whether stores of this thread may not have arrived.
-  bool has_stores(const Lane& lane) const;
-  /// Until the sources are read; without `read` until what they held has arrived.
-  void wait_stores(const Lane& lane, bool read);
+  void commit_stores(Lane& lane);
+  /// Whether stores of this thread may not have arrived, its last `pending` groups aside.
+  bool has_stores(const Lane& lane, int pending) const;
+  /// Until the sources are read; without `read` until what they held has arrived. All groups but the last `pending`.
+  void wait_stores(const Lane& lane, bool read, int pending);
 
   Warpgroup& warpgroup(const Warp& warp) { return warpgroups_[static_cast<std::size_t>(warp.warpgroup())]; }
   Warp& warp(int index) { return *warps_[static_cast<std::size_t>(index)]; }

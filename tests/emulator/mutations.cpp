@@ -1152,7 +1152,7 @@ std::vector<Mutation> make_hopper_backward_mutations() {
        "ptx::mbarrier_arrive(dq_empty());",
        1,
        ordered,
-       {source_overwritten}},
+       {source_overwritten, shared_race}},
       {"hopper_backward_dq_unfenced",
        kHopperBackward,
        "ptx::fence_proxy_async();\n    ptx::sync_warp();  // these rows",

@@ -140,9 +140,10 @@ TEST(Sm90BackwardPlan, CountsSharedMemory) {
   const int keys = 128 * (256 + 256);
   const int queries = 64 * (256 + 256 + 2 * 4);
   const int ds = 2 * 64 * 128 * 2;
-  const int dq = 2 * 64 * 64 * 4;
+  int dq = 64 * 128 * 4;
   EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
   spec.d_qk = spec.d_v = 72;
+  dq = 64 * 72 * 4;
   EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
   spec.stages = 3;
   EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + ds + dq + 128);
@@ -150,7 +151,6 @@ TEST(Sm90BackwardPlan, CountsSharedMemory) {
   EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + 128);
   spec.d_v = 64;
   EXPECT_EQ(shared_bytes(spec), keys - 128 * 128 + 3 * (queries - 64 * 128) + 128);
-  // Rows of dQ for each warpgroup: all columns of them, and no more than there are.
   spec.write_dq = true;
   spec.tile_n = 64;
   EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);

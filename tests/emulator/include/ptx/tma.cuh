@@ -56,8 +56,9 @@ FA_DEVICE void tma_wait_read() {
   emulator::tma_wait(true);
 }
 
+template <int kPending = 0>
 FA_DEVICE void tma_wait() {
-  emulator::tma_wait(false);
+  emulator::tma_wait(false, kPending);
 }
 
 }  // namespace fa::ptx
