@@ -57,8 +57,8 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
   if (policy == TunePolicy::off || (fixed && !plan::tunable_override(*fixed))) return {};
   const bool compiles = config.compile == CompilePolicy::allow;
-  // A deterministic dq has a second kernel, which no table has. Where nothing may be compiled, a table's kernel may be
-  // absent; what runs must not depend on that.
+  // No table has the kernels of a deterministic dq. Where nothing may be compiled, a table's kernel may be absent; what
+  // runs must not depend on that.
   if (config.deterministic) return {.tables = compiles && op == Operation::forward};
   return {.tables = true, .records = true, .tunes = compiles && policy == TunePolicy::on};
 }

@@ -94,7 +94,8 @@ TEST_P(VariantsCompile, ForwardAndBackward) {
     const plan::BackwardPlan backward = plan::plan_backward(p, {}, false);
     expect_clean(backward.main);
     if (!wanted.sink) return;
-    expect_clean(plan::plan_backward(p, {}, true).dq);
+    expect_clean(plan::plan_backward(p, {}, true).main);
+    expect_clean(plan::plan_backward(p, {.family = Family::sm80}, true).dq);
     expect_clean({forward.combine});
     expect_clean({backward.sink});
   }

@@ -1117,7 +1117,7 @@ std::vector<Mutation> make_hopper_backward_mutations() {
        "if (column_group + j >= kColumnGroups + 8) break;",
        1,
        narrow,
-       {shared_race}},
+       {shared_race, shared_in_flight}},
       {"hopper_backward_adds_beside_the_kernel_before",
        kHopperBackward,
        "ptx::griddepcontrol_wait();  // for the cleared accumulator and counters",

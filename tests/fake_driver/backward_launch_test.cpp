@@ -85,9 +85,18 @@ TEST_F(BackwardLaunches, WithoutRowsOrKeysTheFirstIsInOrderToo) {
             (Names{"fa_backward_preprocess", "+fa_backward_convert"}));
 }
 
+TEST_F(BackwardLaunches, ADeterministicCallHasTheSame) {
+  config_.deterministic = true;
+  EXPECT_EQ(launches_of_a_call(kShort), (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_convert"}));
+}
+
 TEST_F(BackwardLaunches, ThePassForDqStartsInOrder) {
   config_.deterministic = true;
-  EXPECT_EQ(launches_of_a_call(kShort), (Names{"fa_backward_preprocess", "+fa_sm90_backward", "fa_sm80_backward_dq"}));
+  config_.mask = MaskFunction{"q % 3 != kv % 3", {}};
+  const Names names = launches_of_a_call(kShort);
+  ASSERT_EQ(names.size(), 5U);
+  EXPECT_EQ(names[2], "fa_sm90_backward");
+  EXPECT_EQ(names[4], "fa_sm80_backward_dq");
 }
 
 TEST_F(BackwardLaunches, TileListsAreCompleteBeforeTheyAreRead) {

@@ -189,6 +189,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   EXPECT_EQ(plain.params.partial, nullptr);
   EXPECT_FLOAT_EQ(plain.params.scale_log2, 0.72134752f);
 
+  kernels.main.write_dq = false;
   const BackwardLaunch split = backward_launch(p, {}, 0.5, {.splits = 3}, true, kernels, 2, workspace);
   EXPECT_EQ(split.grids.main, 3 * plain.grids.main);
   EXPECT_EQ(split.grids.reduce, 2 * 3 * 500 / 4);

@@ -334,7 +334,9 @@ TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
   EXPECT_EQ(plain.delta - plain.lse_log2, rows * 4);
   EXPECT_EQ(plain.dq_accum - plain.delta, rows * 4);
   EXPECT_EQ(plain.bytes - plain.dq_accum, rows * 72 * 4);
-  EXPECT_EQ(plain.bytes - backward_workspace(p, {.family = Family::sm90}, true).bytes, rows * 72 * 4);
+  const BackwardWorkspace ordered = backward_workspace(p, {.family = Family::sm90}, true);
+  EXPECT_EQ(ordered.dq_turns, plain.bytes);
+  EXPECT_EQ(ordered.bytes - ordered.dq_turns, rows / 16 * 2 * 4);
   const BackwardWorkspace split = backward_workspace(p, {.family = Family::sm90, .splits = 3}, false);
   EXPECT_EQ(split.partial, plain.bytes);
   EXPECT_GE(split.bytes - split.partial, std::size_t{3} * 2 * 3 * 100 * (72 + 40) * 4);
@@ -405,6 +407,7 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   EXPECT_EQ(small.grids.dq, 0);
   EXPECT_EQ(launch(1, false, 132).grids.main, 4 * 6 * 2) << "no more blocks than tiles";
 
+  kernels.main.write_dq = false;
   const BackwardLaunch split = launch(3, true, 132);
   EXPECT_EQ(split.grids.main, 132);
   EXPECT_EQ(split.params.heads_in_flight, balanced_heads(12, 12, 132));
@@ -412,6 +415,43 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   EXPECT_EQ(split.grids.dq, 2 * 12 * 3);
   EXPECT_EQ(split.grids.convert, 0);
   EXPECT_EQ(split.params.dq_accum, nullptr);
+  EXPECT_EQ(split.params.dq_turns, nullptr);
+}
+
+// Where additions to dQ have an order, tiles of equal length stay in blocks that go through them in rounds; others are
+// handed out by the hardware, unless they are short. Nothing depends on the GPU but how many blocks stay.
+TEST(Sm90BackwardLaunch, OrderedTiles) {
+  BackwardKernels kernels;
+  kernels.main.family = Family::sm90;
+  kernels.main.ordered_dq = true;
+  kernels.main.tile_m = 64;
+  kernels.main.tile_n = 128;
+  alignas(256) std::byte workspace[256];
+  const auto launch = [&](std::int64_t s, bool causal, int multiprocessors) {
+    Problem p = problem_of(128, 128, causal);
+    p.b = 8;
+    p.h_q = p.h_kv = 16;
+    p.s_q = p.s_kv = s;
+    return backward_launch(p, {}, 0.5, {.family = Family::sm90}, true, kernels, multiprocessors, workspace);
+  };
+  const BackwardLaunch full = launch(2048, false, 100);
+  EXPECT_EQ(full.grids.main, 100);
+  EXPECT_EQ(full.params.heads_in_flight, 10);
+  EXPECT_NE(full.params.dq_accum, nullptr);
+  EXPECT_NE(full.params.dq_turns, nullptr);
+  EXPECT_EQ(full.grids.dq, 0);
+  EXPECT_EQ(full.grids.convert, full.grids.preprocess);
+  const BackwardLaunch shorter = launch(1024, true, 100);
+  EXPECT_EQ(shorter.grids.main, 100);
+  EXPECT_EQ(shorter.params.heads_in_flight, 40) << "of 44 that share three rounds, what fits the L2 cache";
+  const BackwardLaunch longer = launch(2048, true, 100);
+  EXPECT_EQ(longer.grids.main, 16 * 16 * 8) << "a block a tile";
+  EXPECT_EQ(longer.params.heads_in_flight, 16) << "two rounds of 132 but for 8";
+  EXPECT_EQ(launch(2048, true, 200).params.heads_in_flight, 16);
+  kernels.main.cluster = 2;
+  const BackwardLaunch pairs = launch(8192, true, 100);
+  EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
+  EXPECT_EQ(pairs.params.heads_in_flight, 5) << "nearly whole rounds of 66 pairs";
 }
 
 // ---- tensor maps

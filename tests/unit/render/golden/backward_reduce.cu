@@ -1,21 +1,21 @@
 // backward_reduce arch=sm_90a dtype=bf16 d_qk=192 d_v=128 warps=8
 #include <common/backward_reduce.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 496);
+static_assert(sizeof(fa::kernel::BackwardParams) == 504);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, lse_log2) == 80);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, partial) == 104);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_q_b) == 112);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 232);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 344);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 352);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 380);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 396);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 404);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 408);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 456);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, partial) == 112);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_q_b) == 120);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 240);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 352);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 360);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 388);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 404);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 412);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 416);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 464);
 
 struct Config {
   using Element = fa::kernel::bf16;
