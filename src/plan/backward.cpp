@@ -30,8 +30,7 @@ constexpr std::int64_t kEnoughBlocks = 192;
 // Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
 // twice as long as others.
 constexpr std::int64_t kEnoughPersistentBlocks = 132;
-constexpr int kLongTile = 64;          // steps, measured on an H200
-constexpr int kShortOrderedTile = 16;  // steps; unequal tiles of more that add in order are balanced by the hardware
+constexpr int kLongTile = 64;  // steps, measured on an H200
 constexpr std::int64_t kKeysPerBlock = 128;
 // Of any sm90 kernel: its tiles read whole from the row statistics.
 constexpr std::int64_t kGreatestTileM = 128;
@@ -67,12 +66,10 @@ bool has_equal_tiles(const Problem& problem) noexcept {
   return !problem.causal && !cut;
 }
 
-/// Heads whose key tiles an ordered grid takes side by side, so that few of a head wait for each other: `most` fill the
-/// L2 cache, `units` tiles run at once. Whole rounds of them where the hardware hands tiles out; a third of a round
-/// where blocks stay, which then have three neighbours of different heads in front.
-int heads_side_by_side(std::int64_t blocks, std::int64_t most, bool handed_out, std::int64_t units) {
+/// Heads whose key tiles an ordered grid takes side by side, so that few of a head wait for each other: at most `most`,
+/// which fill the L2 cache, and whole rounds of `units` tiles that run at once.
+int heads_side_by_side(std::int64_t blocks, std::int64_t most, std::int64_t units) {
   most = std::max<std::int64_t>(most, 1);
-  if (!handed_out) return static_cast<int>(std::clamp<std::int64_t>(units / 3, 1, most));
   std::int64_t best = most;
   const auto idle = [&](std::int64_t heads) {
     return 1 - static_cast<double>(heads * blocks) / static_cast<double>(ceil_div(heads * blocks, units) * units);
@@ -81,6 +78,13 @@ int heads_side_by_side(std::int64_t blocks, std::int64_t most, bool handed_out, 
     if (idle(heads) < idle(best)) best = heads;
   }
   return static_cast<int>(best);
+}
+
+/// Blocks that can take whole heads, all of them equally many, and leave few multiprocessors without one; else 0.
+std::int64_t blocks_of_whole_heads(std::int64_t heads, std::int64_t multiprocessors) {
+  const std::int64_t rounds = ceil_div(heads, multiprocessors);
+  if (rounds == 0 || heads % rounds != 0 || 8 * (heads / rounds) < 7 * multiprocessors) return 0;
+  return heads / rounds;
 }
 
 void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
@@ -270,21 +274,26 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
-  const bool ordered_long = ordered && !has_equal_tiles(problem) && params.m_blocks > kShortOrderedTile;
-  if (ordered && !unequal && !has_equal_tiles(problem)) {  // the order follows from it: never a function of the GPU
-    params.heads_in_flight =
-        heads_side_by_side(std::int64_t{params.n_blocks} * splits,
-                           std::min<std::int64_t>(2 * kL2Budget / head_bytes, problem.b * problem.h_kv),
-                           ordered_long || kernels.main.cluster > 1, kEnoughPersistentBlocks / kernels.main.cluster);
-  }
   if (kernels.main.cluster > 1) {
     launch.grids.main *= kernels.main.cluster;
-  } else if (kernels.main.family == Family::sm90 && !(ordered ? ordered_long : long_tiles) && !unequal) {
-    if (!ordered) {
-      params.heads_in_flight =
-          balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
-    }
+  } else if (kernels.main.family == Family::sm90 && !long_tiles && !unequal && !ordered) {
+    params.heads_in_flight =
+        balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);
+  }
+  // A block may wait for one in front of it only if that has started for certain, whatever else is on the GPU: it has a
+  // lower number, and no block goes on to another tile; or a block has all key tiles of its heads.
+  if (ordered && !unequal) {
+    const std::int64_t heads = problem.b * problem.h_kv;
+    const std::int64_t whole = blocks_of_whole_heads(heads, multiprocessors);
+    if (kernels.main.cluster == 1 && splits == 1 && whole != 0 && whole * head_bytes <= 2 * kL2Budget) {
+      params.heads_in_flight = static_cast<int>(whole);
+      launch.grids.main = whole;
+    } else if (!has_equal_tiles(problem)) {  // of pairs the order follows from it: never a function of the GPU
+      params.heads_in_flight = heads_side_by_side(std::int64_t{params.n_blocks} * splits,
+                                                  std::min<std::int64_t>(2 * kL2Budget / head_bytes, heads),
+                                                  kEnoughPersistentBlocks / kernels.main.cluster);
+    }
   }
   if (splits > 1) {
     launch.grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));

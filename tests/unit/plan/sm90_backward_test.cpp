@@ -418,8 +418,8 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   EXPECT_EQ(split.params.dq_turns, nullptr);
 }
 
-// Where additions to dQ have an order, tiles of equal length stay in blocks that go through them in rounds; others are
-// handed out by the hardware, unless they are short. Nothing depends on the GPU but how many blocks stay.
+// Where additions to dQ have an order, no block goes from tile to tile and waits for others on the way: it has whole
+// heads, or one tile.
 TEST(Sm90BackwardLaunch, OrderedTiles) {
   BackwardKernels kernels;
   kernels.main.family = Family::sm90;
@@ -427,31 +427,34 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
   kernels.main.tile_m = 64;
   kernels.main.tile_n = 128;
   alignas(256) std::byte workspace[256];
-  const auto launch = [&](std::int64_t s, bool causal, int multiprocessors) {
-    Problem p = problem_of(128, 128, causal);
-    p.b = 8;
+  const auto launch = [&](std::int64_t b, std::int64_t s, bool causal, int splits = 1, int multiprocessors = 132) {
+    Problem p = problem_of(64, 64, causal);
+    p.b = b;
     p.h_q = p.h_kv = 16;
     p.s_q = p.s_kv = s;
-    return backward_launch(p, {}, 0.5, {.family = Family::sm90}, true, kernels, multiprocessors, workspace);
+    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, true, kernels, multiprocessors,
+                           workspace);
   };
-  const BackwardLaunch full = launch(2048, false, 100);
-  EXPECT_EQ(full.grids.main, 100);
-  EXPECT_EQ(full.params.heads_in_flight, 10);
-  EXPECT_NE(full.params.dq_accum, nullptr);
-  EXPECT_NE(full.params.dq_turns, nullptr);
-  EXPECT_EQ(full.grids.dq, 0);
-  EXPECT_EQ(full.grids.convert, full.grids.preprocess);
-  const BackwardLaunch shorter = launch(1024, true, 100);
-  EXPECT_EQ(shorter.grids.main, 100);
-  EXPECT_EQ(shorter.params.heads_in_flight, 40) << "of 44 that share three rounds, what fits the L2 cache";
-  const BackwardLaunch longer = launch(2048, true, 100);
-  EXPECT_EQ(longer.grids.main, 16 * 16 * 8) << "a block a tile";
-  EXPECT_EQ(longer.params.heads_in_flight, 16) << "two rounds of 132 but for 8";
-  EXPECT_EQ(launch(2048, true, 200).params.heads_in_flight, 16);
+  for (const bool causal : {false, true}) {
+    const BackwardLaunch heads = launch(16, 512, causal);
+    EXPECT_EQ(heads.grids.main, 128) << "two heads each, of 256";
+    EXPECT_EQ(heads.params.heads_in_flight, 128);
+    EXPECT_NE(heads.params.dq_accum, nullptr);
+    EXPECT_NE(heads.params.dq_turns, nullptr);
+    EXPECT_EQ(heads.grids.dq, 0);
+    EXPECT_EQ(heads.grids.convert, heads.grids.preprocess);
+    EXPECT_EQ(launch(16, 512, causal, 2).grids.main, 2 * 4 * 256) << "a part of a head each";
+    EXPECT_EQ(launch(16, 512, causal, 1, 150).grids.main, 4 * 256) << "22 multiprocessors would have none";
+    EXPECT_EQ(launch(17, 512, causal).grids.main, 4 * 272) << "272 heads in 3 rounds are not equally many";
+    EXPECT_EQ(launch(16, 2048, causal).grids.main, 16 * 256) << "128 heads do not fit the L2 cache";
+  }
+  EXPECT_EQ(launch(8, 2048, false).params.heads_in_flight, 20);
+  EXPECT_EQ(launch(8, 2048, true).params.heads_in_flight, 33) << "of 40 that fit the cache four rounds of 132 tiles";
+  EXPECT_EQ(launch(8, 2048, true, 1, 100).params.heads_in_flight, 33);
   kernels.main.cluster = 2;
-  const BackwardLaunch pairs = launch(8192, true, 100);
+  const BackwardLaunch pairs = launch(8, 8192, true);
   EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
-  EXPECT_EQ(pairs.params.heads_in_flight, 5) << "nearly whole rounds of 66 pairs";
+  EXPECT_EQ(pairs.params.heads_in_flight, 10) << "nearly whole rounds of 66 pairs";
 }
 
 // ---- tensor maps
