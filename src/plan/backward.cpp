@@ -74,7 +74,8 @@ int heads_side_by_side(std::int64_t blocks, std::int64_t most, std::int64_t unit
   const auto idle = [&](std::int64_t heads) {
     return 1 - static_cast<double>(heads * blocks) / static_cast<double>(ceil_div(heads * blocks, units) * units);
   };
-  for (std::int64_t heads = most; 2 * heads > most; --heads) {
+  const std::int64_t least = std::max(most / 2 + 1, most - units);  // every call searches: no more than a round
+  for (std::int64_t heads = most; heads >= least; --heads) {
     if (idle(heads) < idle(best)) best = heads;
   }
   return static_cast<int>(best);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -394,6 +395,60 @@ std::optional<FaultKind> early_fault(const std::function<void(const float* input
     return fault.kind;
   }
   return std::nullopt;
+}
+
+/// Two blocks that run at the same time, and a word that both may write.
+std::optional<FaultKind> signal_fault(const std::function<void(std::int32_t* word)>& body) {
+  alignas(16) std::array<std::int32_t, 4> words{};
+  Memory memory;
+  memory.add("words", words.data(), sizeof words, Memory::kReadable | Memory::kWritable);
+  try {
+    run(
+        [&] {
+          if (thread_index() == 0) body(words.data());
+        },
+        memory, {.grid = 2, .threads = 32, .seed = 1, .workers = 2});
+  } catch (const Fault& fault) {
+    return fault.kind;
+  }
+  return std::nullopt;
+}
+
+TEST(Signals, ReachABlockThatWaits) {
+  int seen = 0;
+  EXPECT_EQ(signal_fault([&](std::int32_t* word) {
+              if (block_index() == 0) {
+                check_global_store(word + 1, 4, "st.global", Site::current());
+                word[1] = 7;
+                signal_global(word, 1, 0, Site::current());
+              } else {
+                await_global(word, 1, Site::current());
+                seen = word[1];
+              }
+            }),
+            std::nullopt);
+  EXPECT_EQ(seen, 7);
+}
+
+TEST(Signals, RiseAtOnePlace) {
+  EXPECT_EQ(signal_fault([](std::int32_t* word) {
+              word += block_index();
+              signal_global(word, 2, 0, Site::current());
+              EXPECT_TRUE(test_global(word, 2, Site::current()));
+              EXPECT_FALSE(test_global(word, 1, Site::current()));
+              signal_global(word, 1, 0, Site::current());
+            }),
+            FaultKind::out_of_turn);
+}
+
+TEST(Signals, WhoWaitsForABlockWithAFaultGivesUp) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(signal_fault([](std::int32_t* word) {
+              if (block_index() == 1) await_global(word, 1, Site::current());
+              check_global_store(word + 4, 4, "st.global", Site::current());
+            }),
+            FaultKind::global_out_of_bounds);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST(EarlyLaunches, OnlyInputsAreReadBeforeTheWait) {
