@@ -186,8 +186,9 @@ class Attention::Impl {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
-    const std::size_t partial =
-        plan::forward_workspace_bytes(problem_of_shape, plan::choose(problem_of_shape, fixed()).splits);
+    const plan::Choice choice = plan::choose(problem_of_shape, fixed());
+    if (plan::may_be_dynamic(problem_of_shape, choice)) return plan::kCounterBytes;
+    const std::size_t partial = plan::forward_workspace_bytes(problem_of_shape, choice.splits);
     const std::size_t lists = mask_tiles_size(wanted);
     return lists == 0 ? partial : aligned(partial) + lists;
   }
@@ -306,7 +307,9 @@ class Attention::Impl {
     contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
       launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, {}, on, workspace);
     };
-    contest.workspace = plan::forward_workspace_bytes(measured, measured_choice.splits);
+    contest.workspace = plan::may_be_dynamic(measured, measured_choice)
+                            ? plan::kCounterBytes
+                            : plan::forward_workspace_bytes(measured, measured_choice.splits);
     return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
   }
 
@@ -322,6 +325,7 @@ class Attention::Impl {
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
+    if (ready.spec.dynamic) return launch_dynamic(tensors, ready, planned, stream, workspace);
     const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
     std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
     const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
@@ -366,6 +370,17 @@ class Attention::Impl {
     driver::encode_tensor_map(maps.o, params.map_o);
     params.base = planned.params;
     queue(&params);
+  }
+
+  static void launch_dynamic(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
+                             Stream stream, const Workspace& workspace) {
+    api::Scratch scratch(workspace, plan::kCounterBytes, stream);
+    planned.params.next_tile = static_cast<std::int32_t*>(scratch.data());
+    driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.data()), 0,
+                                                sizeof(*planned.params.next_tile), stream),
+                  "cuMemsetD8Async");
+    launch_attention(tensors, ready, planned, stream);
+    scratch.release();
   }
 
   void launch_split(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,

@@ -12,6 +12,8 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
+// Of dynamic kernels, measured on an H200 (50 MB): fewer heads, with more blocks each, are slower.
+constexpr std::int64_t kDynamicBudget = std::int64_t{32} << 20;
 constexpr std::uint32_t kWarpRows = 16;  // of O, stored at once
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -24,12 +26,12 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
   s = view.strides[2];
 }
 
-int heads_in_l2(const Problem& problem, const kernel::ForwardParams& params, bool pack_gqa) {
+int heads_in_l2(const Problem& problem, const kernel::ForwardParams& params, bool pack_gqa, std::int64_t budget) {
   const std::int64_t head_bytes = std::max<std::int64_t>(
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype)), 1);
   const std::int64_t sharing = pack_gqa ? 1 : params.group;
   const std::int64_t entries = problem.varlen ? 1 : problem.b;  // the slots of a packed batch are those of all
-  return static_cast<int>(std::clamp<std::int64_t>(kL2Budget / head_bytes * sharing, sharing,
+  return static_cast<int>(std::clamp<std::int64_t>(budget / head_bytes * sharing, sharing,
                                                    std::max<std::int64_t>(params.heads, 1) * entries));
 }
 
@@ -139,9 +141,20 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.family == Family::sm90;
-  params.heads_in_flight = persistent && !problem.varlen ? balanced_heads(std::int64_t{params.m_blocks} * splits,
-                                                                          problem.b * params.heads, multiprocessors)
-                                                         : heads_in_l2(problem, params, spec.pack_gqa);
+  const std::int64_t heads = problem.b * params.heads;
+  if (spec.dynamic) {
+    const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
+    static const char* mb = getenv("FA_EXP_MB");
+    params.heads_in_flight = equal_sections(
+        heads,
+        heads_in_l2(problem, params, spec.pack_gqa, mb ? atoll(mb) << 20 : kDynamicBudget * (few_reads ? 2 : 1)));
+  } else if (persistent && !problem.varlen) {
+    params.heads_in_flight = balanced_heads(std::int64_t{params.m_blocks} * splits, heads, multiprocessors);
+    static const char* k = getenv("FA_EXP_STATIC");
+    if (k) params.heads_in_flight = std::min<int>(heads, params.heads_in_flight * atoi(k));
+  } else {
+    params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
+  }
   if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;

@@ -57,6 +57,8 @@ struct KernelSpec {
   int q_buffers = 0;                ///< sm90: query tiles in flight
   int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
+  bool own_ends = false;            ///< sm90 forward: each warpgroup's KV tiles end at its own last row
+  bool dynamic = false;             ///< sm90 forward: blocks take query tiles from a counter in the workspace
   bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P

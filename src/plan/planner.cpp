@@ -23,6 +23,10 @@ constexpr std::int64_t kEnoughPersistentBlocks = 132;
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
 constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
+// Where K and V of the heads that static rounds need to be balanced do not fit the L2 cache, and a counter costs
+// little.
+constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
+constexpr std::int64_t kDynamicRows = 1024;
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
 
@@ -90,6 +94,9 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   choice.splits = fixed.splits != 0 && !problem.varlen
                       ? fixed.splits
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
+  const std::int64_t head_bytes =
+      problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
+  choice.dynamic = may_be_dynamic(problem, choice) && s_q >= kDynamicRows && head_bytes / group >= kDynamicHeadBytes;
   return choice;
 }
 
@@ -149,6 +156,13 @@ int shared_bytes(const KernelSpec& spec) {
       return spec.warps * static_cast<int>(sizeof(float));
   }
   return 0;
+}
+
+bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
+  const Variants* const variants = problem.variants;
+  const bool bounded = variants != nullptr && (variants->left_window || variants->chunked || !variants->mask.empty());
+  return choice.family == Family::sm90 && problem.causal && choice.splits <= 1 && !problem.varlen && !problem.dropout &&
+         !bounded;
 }
 
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {

@@ -17,15 +17,16 @@ struct Choice {
   bool short_query = false;  ///< all rows of a head fit a tile of 64
   bool pack_gqa = false;
   bool many_diagonals = false;  ///< sm90: of the few KV tiles of a query tile, causality cuts a large part
+  bool dynamic = false;  ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
   /// Dense, below kSlots.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
-           (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0);
+           (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0) | (dynamic ? 64 : 0);
   }
-  static constexpr int kSlots = 64;
+  static constexpr int kSlots = 128;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
@@ -53,6 +54,12 @@ int shared_bytes(const KernelSpec& spec);
 
 /// Bytes of partial results of a split forward; 0 when it is not split.
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept;
+
+/// Memory of the counter of a dynamic kernel.
+inline constexpr std::size_t kCounterBytes = 256;
+
+/// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length.
+bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
 
 }  // namespace fa::plan
 

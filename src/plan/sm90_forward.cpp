@@ -115,6 +115,8 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
+  spec.own_ends = sm90_forward_own_ends(spec);
+  spec.dynamic = choice.dynamic;
   return spec;
 }
 
@@ -151,6 +153,11 @@ int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, boo
   return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query).front().tile_m;
 }
 
+bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
+  return spec.causal && spec.take_turns && spec.tile_n < spec.tile_m && !spec.split && !spec.dropout &&
+         !spec.variants.left_window && !spec.variants.chunked && spec.variants.mask.empty();
+}
+
 int sm90_forward_warps(const KernelSpec& spec) noexcept {
   return 4 * (consumers(spec) + (has_drawer_warpgroup(spec) ? 2 : 1));
 }
@@ -182,6 +189,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }
   if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
+  if (spec.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
@@ -220,6 +228,9 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
     KernelSpec other = specs.front();
     other.skips_hidden = !other.skips_hidden;
     if (may_skip_hidden(other)) specs.push_back(other);
+    other = specs.front();
+    other.dynamic = !other.dynamic;
+    if (may_be_dynamic(problem, choice)) specs.push_back(other);
     return specs;
   }
   const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
@@ -237,6 +248,12 @@ int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessor
   // No section of a useful size ends with a pair of rounds: one section, or many that end at ever other places.
   if (section > blocks) section = heads > 2 * pair ? least : heads;
   return static_cast<int>(std::clamp<std::int64_t>(section, 1, std::max<std::int64_t>(heads, 1)));
+}
+
+int equal_sections(std::int64_t heads, std::int64_t most) noexcept {
+  heads = std::max<std::int64_t>(heads, 1);
+  const std::int64_t sections = (heads - 1) / std::max<std::int64_t>(most, 1) + 1;
+  return static_cast<int>((heads - 1) / sections + 1);
 }
 
 }  // namespace fa::plan

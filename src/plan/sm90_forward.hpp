@@ -25,6 +25,10 @@ int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, boo
 /// where registers are left for it.
 int sm90_forward_warps(const KernelSpec& spec) noexcept;
 
+/// Whether a warpgroup's last row may see fewer KV tiles than the last row of the tile, by causality alone. The others
+/// learn from its turns that it passes over one.
+bool sm90_forward_own_ends(const KernelSpec& spec) noexcept;
+
 /// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_forward.cuh.
 int sm90_forward_shared_bytes(const KernelSpec& spec);
 
@@ -44,6 +48,9 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
 /// long as lengths fall evenly: a section should end where a pair of rounds ends, and there should be few heads in it,
 /// so that their K and V stay in the L2 cache, but no fewer than about a quarter of the blocks.
 int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept;
+
+/// The same where blocks take tiles from a counter: as many heads as `most`, in sections of one size.
+int equal_sections(std::int64_t heads, std::int64_t most) noexcept;
 
 }  // namespace fa::plan
 

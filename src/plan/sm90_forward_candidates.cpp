@@ -61,10 +61,11 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.q_buffers = q_buffers;
           spec.warps = sm90_forward_warps(spec);
           spec.skips_hidden = planned.skips_hidden && tile_m == planned.tile_m;
-          spec.take_turns = false;
-          add(spec);
-          spec.take_turns = true;
-          add(spec);
+          for (const bool take_turns : {false, true}) {
+            spec.take_turns = take_turns;
+            spec.own_ends = sm90_forward_own_ends(spec);
+            add(spec);
+          }
         }
       }
     }

@@ -16,6 +16,7 @@ struct ForwardParams {
   float* lse;          // [b, h_q, s_q], may be null
   float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only
   float* partial_lse;  // [splits, b, h_q, s_q], split kernels only
+  int32_t* next_tile;  // dynamic kernels only: 0 at the launch
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h, stride_k_s;

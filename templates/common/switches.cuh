@@ -26,6 +26,18 @@ FA_DEVICE constexpr bool wants_to_skip_hidden() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_own_ends() {
+  if constexpr (requires { Config::kOwnEnds; }) return Config::kOwnEnds;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool wants_dynamic_tiles() {
+  if constexpr (requires { Config::kDynamic; }) return Config::kDynamic;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int warps_n_of() {
   if constexpr (requires { Config::kWarpsN; }) return Config::kWarpsN;
   return 1;
@@ -49,6 +61,10 @@ template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
 template <class Config>
 inline constexpr bool kSkipsHidden = wants_to_skip_hidden<Config>();
+template <class Config>
+inline constexpr bool kOwnEnds = wants_own_ends<Config>();  // of each warpgroup's KV tiles
+template <class Config>
+inline constexpr bool kDynamic = wants_dynamic_tiles<Config>();  // query tiles come from a counter
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>

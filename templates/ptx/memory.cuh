@@ -106,6 +106,16 @@ FA_DEVICE void await_global(const int32_t* address, int32_t value) {
   while (!test_global(address, value)) continue;
 }
 
+/// atom.relaxed.gpu.add: what was there before.
+FA_DEVICE int32_t atomic_add_global(int32_t* address, int32_t value) {
+  int32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+  return before;
+}
+
 /// ld.shared.b32, st.shared.b32 and their 2-, 8- and 16-byte forms.
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address) {
   uint32_t value;

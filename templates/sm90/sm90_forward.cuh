@@ -39,7 +39,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kSkipsHidden, kOwnEnds, kDynamic (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -77,6 +77,14 @@ struct Forward {
   static constexpr bool kPartial = kernel::kSkipsHidden<Config>;
   static_assert(!kPartial || (Config::kCausal && !kTwoSided && !Variant::kMask && !kDropout),
                 "pieces are hidden by causality alone");
+  // A warpgroup passes over the KV tiles that causality hides from all of its rows: it lets the others have its turns.
+  static constexpr bool kOwnEnds = kernel::kOwnEnds<Config>;
+  static_assert(!kOwnEnds || (Config::kCausal && Config::kTakeTurns && !Config::kSplit && !kTwoSided &&
+                              !Variant::kMask && !kDropout),
+                "tiles are hidden by causality alone");
+  // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
+  static constexpr bool kDynamic = kernel::kDynamic<Config>;
+  static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDrawers), "rounds are known to all warps there");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
@@ -160,6 +168,7 @@ struct Forward {
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
+  FA_DEVICE uint32_t job_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
   FA_DEVICE uint32_t mask_full(int stage) const { return shared + kMaskBarrierOffset + 8 * stage; }
   FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMasks + stage); }
   FA_DEVICE uint32_t dropout_shared() const { return shared + kDropoutOffset; }
@@ -188,7 +197,7 @@ struct Forward {
 
   FA_DEVICE void init_barriers() const {
     constexpr int kReaders = 4 * kConsumers;  // warps
-    constexpr int kReadersOfJobs = kReaders + (kDrawers ? kDrawerWarps : 0);
+    constexpr int kReadersOfJobs = kReaders + (kDrawers ? kDrawerWarps : 0) + (kDynamic ? 1 : 0);
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(k_full(i), 1);
@@ -200,6 +209,7 @@ struct Forward {
     for (int i = 0; i < kQBuffers; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), kReadersOfJobs);
+      if constexpr (kDynamic) ptx::mbarrier_init(job_full(i), 1);
     }
     if constexpr (kDrawers) {
       FA_UNROLL
@@ -260,13 +270,16 @@ struct Forward {
   }
 
   /// Called by whole warps where the batch is packed.
-  FA_DEVICE Query query(int round) const {
+  FA_DEVICE Query query(int round) const { return query_of(tile_index(round)); }
+
+  /// Likewise.
+  FA_DEVICE Query query_of(int index) const {
     Query query;
     if constexpr (kVarlen) {
-      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, tile_index(round));
+      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
       query.sequence = kernel::sequence_of(params, query.tile.batch);
     } else {
-      query.tile = kernel::forward_tile<Config::kCausal>(params, tile_index(round));
+      query.tile = kernel::forward_tile<Config::kCausal>(params, index);
     }
     const Rows rows{params.group, query.tile.head};
     const int first = query.tile.m_block * kTileM;
@@ -384,28 +397,55 @@ struct Forward {
     ptx::prefetch_tensor_map(p.map_k);
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
-    const Rounds own = rounds();
-    for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query job = query(round);
-      if (!leads || job.range.begin >= job.range.end) continue;
-      load_k(k_slot, job.range.end - 1, job);
-      load_q(q_slot, job);
-      for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
+    if constexpr (kDynamic) {
+      int index = ptx::block_index();
+      while (index < tiles) {
+        // Asked for a query tile ahead: the answer is there when it is needed.
+        const int next = ptx::block_count() + ptx::atomic_add_global(params.next_tile, 1);
+        load_q_and_k(k_slot, q_slot, query_of(index));
+        index = next;
+      }
+    } else {
+      const Rounds own = rounds();
+      for (int round = own.begin; has_tile(own, round); ++round) {
+        const Query job = query(round);
+        if (leads) load_q_and_k(k_slot, q_slot, job);
+      }
+      if (!leads) return;
     }
-    if (!leads) return;
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
     post(q_slot.index, {});                                        // the end: no KV tile
+    if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
+  }
+
+  FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& job) const {
+    if (job.range.begin >= job.range.end) return;
+    load_k(k_slot, job.range.end - 1, job);
+    load_q(q_slot, job);
+    for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
   }
 
   FA_DEVICE void produce_v(bool leads) const {
     ptx::prefetch_tensor_map(p.map_v);
     RingSlot<kStages> v_slot;
-    const Rounds own = rounds();
-    for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query job = query(round);
-      if (!leads) continue;
-      for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+    if constexpr (kDynamic) {
+      RingSlot<kQBuffers> job_slot;
+      while (true) {
+        ptx::mbarrier_wait(job_full(job_slot.index), job_slot.parity);
+        const Query job = read(job_slot.index);
+        ptx::mbarrier_arrive(q_empty(job_slot.index));
+        job_slot.advance();
+        if (job.range.begin >= job.range.end) return;
+        for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+      }
+    } else {
+      const Rounds own = rounds();
+      for (int round = own.begin; has_tile(own, round); ++round) {
+        const Query job = query(round);
+        if (!leads) continue;
+        for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+      }
     }
   }
 
@@ -451,6 +491,7 @@ struct Forward {
     const ForwardTile& tile = job.tile;
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     post(slot.index, job);
+    if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(slot.index));  // for the thread that copies V
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
     int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
     if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
@@ -554,108 +595,168 @@ struct Forward {
     if (!seek(ahead, q_slot)) return;
     if (Config::kTakeTurns && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
 
-    ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
-    read_listed(ahead, k_slot.index);
-    issue_scores(s, q_slot.index, consumer, k_slot.index);
-    if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_tie(s);
-    release(k_empty(k_slot.index), lane);
-    k_slot.advance();
-    const AffineRows first_rows = affine_rows(ahead, warp_row, lane);
-    int visible;
-    exponentiate(s, visible, softmax, first_rows, ahead, warp_row, lane, loaded, in_chunks);
-    if constexpr (kDropout) {
-      if constexpr (kDrawers) {
-        take_mask(draws, mask_slot, warp_row, lane);
-      } else {
-        draw(draws, ahead.query.tile, kv_tile(ahead));
+    // Once, or with kOwnEnds once for each stretch of query tiles behind KV tiles that are hidden from this warpgroup.
+    for (bool more = true, passes = false; more; passes = true) {
+      more = false;
+      if constexpr (kOwnEnds) {
+        pass_hidden(ahead, consumer, k_slot, v_slot, passes, lane);
+        await_turn(consumer);
       }
-      convert(pairs, s);
-      keep(probabilities, pairs, draws);
-    } else {
-      convert(probabilities, s);
-      clear_hidden(probabilities, visible);
-    }
-
-    Query query = ahead.query;  // whose O is in the making
-    bool first = true;          // of its KV tiles: O is not yet defined
-    float inverse_sum[2];
-    while (true) {
-      const bool crosses = ahead.n == ahead.query.range.begin;
-      if (crosses) {
-        finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
-        softmax = TrailingSoftmax();
-        if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
-        if (kStageO && staged) release_staged(q_slot.index, lane);
-        staged = false;
-        q_slot.advance();
-        if (!seek(ahead, q_slot)) break;
-      } else {
-        --ahead.n;
-      }
-      const int q_buffer = ptx::shfl(q_slot.index, 0);
-      if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-      if (Config::kTakeTurns) ptx::barrier_sync(1 + consumer, 2 * kWarpgroup);  // my turn to feed the tensor cores
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
       read_listed(ahead, k_slot.index);
-      issue_scores(s, q_buffer, consumer, k_slot.index);
-      ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
-      issue_output(o, probabilities, v_slot.index, !first);
-      if (Config::kTakeTurns) {
-        ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);  // the next one's
-      }
-      if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-      const AffineRows rows = affine_rows(ahead, warp_row, lane);
-      ptx::wgmma_wait<1>();
+      issue_scores(s, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
+      if constexpr (kOwnEnds) give_turn(consumer);
+      if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
+      ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
       k_slot.advance();
-      const bool rescale = exponentiate(s, visible, softmax, rows, ahead, warp_row, lane, loaded, in_chunks);
+      if (kOwnEnds && kStageO && staged) release_staged(q_slot.index, lane);
+      staged = false;
+      const AffineRows first_rows = affine_rows(ahead, warp_row, lane);
+      int visible;
+      exponentiate(s, visible, softmax, first_rows, ahead, warp_row, lane, loaded, in_chunks);
       if constexpr (kDropout) {
-        convert(pairs, s);
-        settle_pairs(pairs);
         if constexpr (kDrawers) {
           take_mask(draws, mask_slot, warp_row, lane);
         } else {
-          ptx::sync_warp();  // no draw before P takes half of its registers
-          draw(draws, read_tile(q_buffer), kv_tile(ahead));
+          draw(draws, ahead.query.tile, kv_tile(ahead));
         }
-        settle_draws(draws);
-      }
-      ptx::settle(softmax.sum[0], shared + kJobOffset);
-      ptx::settle(softmax.sum[1], shared + kJobOffset);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(o);
-      release(v_empty(v_slot.index), lane);
-      v_slot.advance();
-      if (kStageO && staged) release_staged(q_slot.index, lane);
-      staged = crosses;
-      if (crosses) {
-        // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
-        if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
-        store(o, inverse_sum, query, warp_row, lane, q_slot.index);
-        query = ahead.query;
-      } else if (rescale) {
-        multiply(o, softmax.factor);
-      }
-      first = crosses;
-      if constexpr (kDropout) {
+        convert(pairs, s);
         keep(probabilities, pairs, draws);
       } else {
         convert(probabilities, s);
         clear_hidden(probabilities, visible);
       }
-    }
 
-    ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
-    issue_output(o, probabilities, v_slot.index, !first);
-    if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_tie(o);
-    if constexpr (kStageO && Config::kTakeTurns) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no turn follows
-    store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+      Query query = ahead.query;  // whose O is in the making
+      bool first = true;          // of its KV tiles: O is not yet defined
+      float inverse_sum[2];
+      while (true) {
+        const bool crosses = ahead.n == ahead.query.range.begin;
+        if (crosses) {
+          finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
+          softmax = TrailingSoftmax();
+          if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
+          if (kStageO && staged) release_staged(q_slot.index, lane);
+          staged = false;
+          q_slot.advance();
+          if (!seek(ahead, q_slot)) break;
+          if constexpr (kOwnEnds) {
+            more = own_end(ahead.query, warp_row) < ahead.query.range.end;
+            if (more) break;
+          }
+        } else {
+          --ahead.n;
+        }
+        const int q_buffer = ptx::shfl(q_slot.index, 0);
+        if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
+        if (Config::kTakeTurns) await_turn(consumer);
+        ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
+        read_listed(ahead, k_slot.index);
+        issue_scores(s, q_buffer, consumer, k_slot.index);
+        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
+        issue_output(o, probabilities, v_slot.index, !first);
+        if (Config::kTakeTurns) give_turn(consumer);
+        if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
+        const AffineRows rows = affine_rows(ahead, warp_row, lane);
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_tie(s);
+        release(k_empty(k_slot.index), lane);
+        k_slot.advance();
+        const bool rescale = exponentiate(s, visible, softmax, rows, ahead, warp_row, lane, loaded, in_chunks);
+        if constexpr (kDropout) {
+          convert(pairs, s);
+          settle_pairs(pairs);
+          if constexpr (kDrawers) {
+            take_mask(draws, mask_slot, warp_row, lane);
+          } else {
+            ptx::sync_warp();  // no draw before P takes half of its registers
+            draw(draws, read_tile(q_buffer), kv_tile(ahead));
+          }
+          settle_draws(draws);
+        }
+        ptx::settle(softmax.sum[0], shared + kJobOffset);
+        ptx::settle(softmax.sum[1], shared + kJobOffset);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(o);
+        release(v_empty(v_slot.index), lane);
+        v_slot.advance();
+        if (kStageO && staged) release_staged(q_slot.index, lane);
+        staged = crosses;
+        if (crosses) {
+          // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
+          if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+          store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+          query = ahead.query;
+        } else if (rescale) {
+          multiply(o, softmax.factor);
+        }
+        first = crosses;
+        if constexpr (kDropout) {
+          keep(probabilities, pairs, draws);
+        } else {
+          convert(probabilities, s);
+          clear_hidden(probabilities, visible);
+        }
+      }
+
+      if (kOwnEnds && more) await_turn(consumer);  // of the first KV tile that is passed over
+      ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
+      issue_output(o, probabilities, v_slot.index, !first);
+      if (kOwnEnds && more) give_turn(consumer);
+      if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(o);
+      if constexpr (kOwnEnds) {
+        release(v_empty(v_slot.index), lane);
+        v_slot.advance();
+        staged = true;
+      }
+      if constexpr (kStageO && Config::kTakeTurns) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no turn follows
+      store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+    }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
+  }
+
+  // Consumers feed the tensor cores one after the other, once for each KV tile.
+  FA_DEVICE static void await_turn(int consumer) { ptx::barrier_sync(1 + consumer, 2 * kWarpgroup); }
+  FA_DEVICE static void give_turn(int consumer) {
+    ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);
+  }
+
+  /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
+  FA_DEVICE int own_end(const Query& query, int warp_row) const {
+    const Rows rows{params.group, 0};
+    const int first = query.tile.m_block * kTileM + warp_row / 64 * 64;
+    const int end = row_count(query);
+    const int last = first + 63 < end ? first + 63 : end - 1;
+    const int limit = kernel::key_limit<true>(lengths_of(query), rows.position(last));
+    const int tiles_seen = first < end ? kernel::ceil_div(limit, kTileN) : 0;
+    return tiles_seen > query.range.begin ? tiles_seen : query.range.begin + 1;
+  }
+
+  /// Lets KV tiles go that are hidden from this warpgroup, each with its turn; that of the first may be over.
+  FA_DEVICE void pass_hidden(Cursor& cursor, int consumer, RingSlot<kStages>& k_slot, RingSlot<kStages>& v_slot,
+                             bool had_turn, int lane) const {
+    const int end = own_end(cursor.query, 64 * consumer);
+    for (; cursor.n >= end; --cursor.n) {
+      if (!had_turn) {
+        await_turn(consumer);
+        give_turn(consumer);
+      }
+      had_turn = false;
+      pass(k_full(k_slot.index), k_empty(k_slot.index), k_slot, lane);
+      pass(v_full(v_slot.index), v_empty(v_slot.index), v_slot, lane);
+    }
+  }
+
+  /// A buffer is released after it is filled: else this would count for what was there before.
+  FA_DEVICE void pass(uint32_t full, uint32_t empty, RingSlot<kStages>& slot, int lane) const {
+    ptx::mbarrier_wait(full, slot.parity);
+    ptx::sync_warp();  // all lanes have waited
+    release(empty, lane);
+    slot.advance();
   }
 
   /// The last KV tile of the next query tile; false at the end.

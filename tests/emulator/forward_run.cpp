@@ -144,6 +144,10 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
     params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", partials * sizeof(float)));
   }
 
+  std::int32_t next_tile = 0;
+  memory.add("next_tile", &next_tile, sizeof next_tile, Memory::kReadable | Memory::kWritable);
+  params.next_tile = c.spec.dynamic ? &next_tile : nullptr;
+
   if (variant) run_mask_tiles(memory, problem_of(c), c.spec, params.variant, seed);
   LaunchOptions options;
   options.seed = seed;

@@ -466,6 +466,13 @@ void red_add_f32(float* address, const float* values, int count, const char* nam
   for (int i = 0; i < count; ++i) std::atomic_ref<float>(address[i]).fetch_add(values[i]);
 }
 
+std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const Site& site) {
+  constexpr const char* kName = "atom.relaxed.gpu.global.add.s32";
+  check_global_load(address, sizeof value, kName, site);
+  check_global_store(address, sizeof value, kName, site);
+  return std::atomic_ref<std::int32_t>(*address).fetch_add(value, std::memory_order_relaxed);
+}
+
 void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site) {
   constexpr const char* kName = "st.release.gpu.global";
   check_global_store(address, sizeof value, kName, site);

@@ -114,6 +114,8 @@ struct Sm90Shape {
   int softmax_chunks = 1;
   bool split = false;
   bool skips_hidden = false;
+  bool own_ends = false;
+  bool dynamic = false;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
@@ -132,6 +134,12 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true, 3, false, true},
     {DType::f16, 32, 40, 192, 32, 2, 1, true, false, true, false, 2, false, true},
     {DType::bf16, 48, 64, 192, 80, 3, 1, true, true, true, true, 2, true, true},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, true, true, false, true, 2, false, false, true},
+    {DType::f16, 64, 40, 192, 80, 3, 2, true, true, false, true, 2, false, true, true, true},
+    {DType::bf16, 128, 128, 128, 64, 2, 1, true, true, false, true, 2, false, false, true, true},
+    {DType::f16, 72, 72, 128, 32, 3, 2, true, true, true, false, 2, false, false, true},
+    {DType::bf16, 80, 64, 128, 128, 2, 2, true, true, false, true, 2, false, false, false, true},
+    {DType::f16, 32, 32, 64, 48, 2, 2, true, false, true, true, 2, false, false, false, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {
@@ -154,6 +162,8 @@ std::vector<KernelSpec> find_sm90_specs() {
     spec.softmax_chunks = shape.softmax_chunks;
     spec.split = shape.split;
     spec.skips_hidden = shape.skips_hidden;
+    spec.own_ends = shape.own_ends;
+    spec.dynamic = shape.dynamic;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }

@@ -71,6 +71,11 @@ FA_DEVICE void await_global(const int32_t* address, int32_t value,
   emulator::await_global(address, value, site);
 }
 
+FA_DEVICE int32_t atomic_add_global(int32_t* address, int32_t value,
+                                    const emulator::Site& site = emulator::Site::current()) {
+  return emulator::atomic_add_global(address, value, site);
+}
+
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address, const emulator::Site& site = emulator::Site::current()) {
   uint32_t value;
   emulator::load_shared(address, &value, sizeof value, "ld.shared.b32", site);
