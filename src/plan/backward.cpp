@@ -294,6 +294,9 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
       params.heads_in_flight = heads_side_by_side(std::int64_t{params.n_blocks} * splits,
                                                   std::min<std::int64_t>(2 * kL2Budget / head_bytes, heads),
                                                   kEnoughPersistentBlocks / kernels.main.cluster);
+    } else if (kernels.main.cluster > 1) {  // two at least: a queue of all pairs is as slow as the slowest
+      params.heads_in_flight = static_cast<int>(
+          std::clamp<std::int64_t>(ceil_div(kL2Budget, head_bytes), 2, std::max<std::int64_t>(heads, 2)));
     }
   }
   if (splits > 1) {

@@ -44,6 +44,21 @@ FA_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+/// mbarrier.test_wait.parity: whether the phase of that parity is complete. Only a wait orders what comes behind it.
+FA_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_MBARRIER_CUH_

@@ -32,13 +32,15 @@ namespace fa::sm90 {
 ///
 /// The warpgroups of a block have one task each and meet at barriers in shared memory only, so that the tensor cores go
 /// on with the sums of one step while others take the exponentials of the next: warpgroup 0 computes P or dS, 1 and 2
-/// the sums of 64 keys each, 3 dQ. The first thread of 3 starts the copies of what several tasks read.
+/// the sums of 64 keys each, 3 dQ. The first thread of 3 starts the copies of what several tasks read; a thread of its
+/// second warp adds what all leave in shared memory to dQ's accumulator.
 ///
 /// The kernel may be launched before that of the row statistics is complete, which also clears dQ's accumulator: copies
 /// and the first product go ahead.
 ///
-/// With kOrderedDq a warp adds its rows of dQ behind the key tile in front of its own (sm90_backward.cuh), each block
-/// those of its columns.
+/// With kOrderedDq that thread adds behind the key tile in front of its own (sm90_backward.cuh), each block its
+/// columns. While the turn has not come, dS is given back and the next step's dQ computed: a block gets more than a
+/// step ahead of its additions before anything waits for them.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kOrderedDq (common/switches.cuh).
@@ -87,7 +89,7 @@ struct BackwardPair {
   // a sum needs, dO in block 0 and Q in block 1, comes while the next scores are computed.
   static constexpr int kMaxQStages = kStages + 1;
   static constexpr int kMaxOtherStages = 2;
-  static constexpr int kBarriers = 6 + 2 * (kMaxOtherStages + kMaxQStages + kStages);
+  static constexpr int kBarriers = 8 + 2 * (kMaxOtherStages + kMaxQStages + kStages);
 
   // The same in both blocks, which write into each other's.
   static constexpr int kDsOffset = ScoreTile::kBytes;
@@ -157,7 +159,9 @@ struct BackwardPair {
   FA_DEVICE uint32_t p_empty() const { return barrier(3); }  // block 0's: of both blocks
   FA_DEVICE uint32_t ds_full() const { return barrier(4); }
   FA_DEVICE uint32_t ds_empty() const { return barrier(5); }  // block 1's: of both blocks
-  FA_DEVICE uint32_t other_full(int stage) const { return barrier(6 + stage); }
+  FA_DEVICE uint32_t dq_full() const { return barrier(6); }   // of the block's rows and columns
+  FA_DEVICE uint32_t dq_empty() const { return barrier(7); }
+  FA_DEVICE uint32_t other_full(int stage) const { return barrier(8 + stage); }
   FA_DEVICE uint32_t other_empty(int stage) const { return other_full(kMaxOtherStages + stage); }
   FA_DEVICE uint32_t do_full(int stage) const { return other_full(2 * kMaxOtherStages + stage); }
   FA_DEVICE uint32_t do_empty(int stage) const { return do_full(kStages + stage); }
@@ -230,6 +234,10 @@ struct BackwardPair {
     ptx::mbarrier_init(p_empty(), 8 + 8 + 4);
     ptx::mbarrier_init(ds_full(), 4);
     ptx::mbarrier_init(ds_empty(), 2 * (8 + kDqWarps));
+    if constexpr (Config::kWriteDq) {
+      ptx::mbarrier_init(dq_full(), kDqWarps);
+      ptx::mbarrier_init(dq_empty(), 1);
+    }
     FA_UNROLL
     for (int i = 0; i < kMaxOtherStages; ++i) {
       ptx::mbarrier_init(other_full(i), 1);
@@ -623,8 +631,6 @@ struct BackwardPair {
   template <int kRank>
   FA_DEVICE void copy_and_compute_dq(const Job& work) const {
     using L = Layout<kRank>;
-    using DqGemm = ptx::Wgmma<T, L::kQkColumns>;
-    using DqKeys = SwizzledTile<kTileN, L::kQkColumns>;
     const int steps = work.count();
     const bool loads = ptx::thread_index() == 3 * kWarpgroup;
     Query query(work, params);
@@ -652,7 +658,8 @@ struct BackwardPair {
     ptx::sync_warp();            // one lane started the copies
     ptx::griddepcontrol_wait();  // for the cleared accumulator
     if constexpr (Config::kWriteDq) ptx::mbarrier_wait(kRank == 0 ? keys_full() : dq_keys_full(), 0);
-    [[maybe_unused]] int last_turn = 0;  // of the last addition
+    [[maybe_unused]] const bool adds = ptx::thread_index() == 3 * kWarpgroup + kernel::kWarpSize;
+    [[maybe_unused]] Addition addition;
     for (int count = 0; count < steps; ++count) {
       if (loads && count + L::kDoStages < steps) {
         ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
@@ -663,37 +670,19 @@ struct BackwardPair {
       ring_do.advance();
       float dq[L::kQkColumns / 2];  // [64, columns of this block]
       if constexpr (Config::kWriteDq) {
-        [[maybe_unused]] bool has_turn = true;
-        [[maybe_unused]] int in_front = 0;
-        [[maybe_unused]] int turn = 0;
-        if constexpr (kOrdered) {  // while the scores are under way
-          in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
-          turn = turn_of<kRank>(work, query);
-          if (lane_index() == 0) has_turn = ptx::test_global(params.dq_turns + turn, in_front);
-          ptx::sync_warp();  // one lane tested
+        if constexpr (kOrdered) {
+          if (adds) add_until_ds<kRank>(addition, work, count);
+          ptx::sync_warp();  // one lane added
         }
         await_shared(ds_full(), count);
-        ptx::wgmma_forget(dq);
-        ptx::wgmma_fence();
-        FA_UNROLL
-        for (int step = 0; step < kTileN / 16; ++step) {
-          DqGemm::template shared<true>(dq, ScoreTile::k_major(ptx::without_rank(ds_shared()), 0, step),
-                                        DqKeys::mn_major(ptx::without_rank(shared + L::kDqKeysOffset), step),
-                                        step != 0);
-        }
-        ptx::wgmma_commit();
+        issue_dq<kRank>(dq);
         if constexpr (kOrdered) {
-          if (!has_turn) ptx::await_global(params.dq_turns + turn, in_front);
-          ptx::sync_warp();  // one lane waited
+          if (adds) go_on<kRank>(addition, work);
+          ptx::sync_warp();  // one lane added
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
         release_ds<kRank>();
-        add_dq<kRank>(dq, work, query);
-        if constexpr (kOrdered) {  // a step behind, so that nobody here waits for an addition
-          if (count > 0) give_turn<1>(last_turn, work);
-          last_turn = turn;
-        }
       }
       if (loads && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
@@ -702,22 +691,152 @@ struct BackwardPair {
       }
       ptx::sync_warp();  // one lane started the copies
       ring_q.advance();
+      if constexpr (Config::kWriteDq) {
+        if (adds) make_room<kRank>(addition);
+        ptx::sync_warp();  // one lane added
+        hand_over_dq<kRank>(dq, count);
+        if (adds) take_over<kRank>(addition, work, query, count);
+        ptx::sync_warp();  // one lane added
+      }
       query.advance(work, params);
     }
-    if constexpr (kOrdered) {
-      give_turn<0>(last_turn, work);
-    } else if constexpr (Config::kWriteDq) {
-      if (lane_index() == 0) ptx::tma_wait();  // shared memory must outlive the additions
+    if constexpr (Config::kWriteDq) {
+      if (adds) finish<kRank>(addition, work);
     }
   }
 
-  /// The counter of a warp's 16 rows and this block's columns.
+  /// Starts dQ = dS K, [64, columns of this block].
+  template <int kRank, class Dq>
+  FA_DEVICE void issue_dq(Dq& dq) const {
+    using L = Layout<kRank>;
+    using DqGemm = ptx::Wgmma<T, L::kQkColumns>;
+    using DqKeys = SwizzledTile<kTileN, L::kQkColumns>;
+    ptx::wgmma_forget(dq);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kTileN / 16; ++step) {
+      DqGemm::template shared<true>(dq, ScoreTile::k_major(ptx::without_rank(ds_shared()), 0, step),
+                                    DqKeys::mn_major(ptx::without_rank(shared + L::kDqKeysOffset), step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them.
+  template <int kRank, class Dq>
+  FA_DEVICE void hand_over_dq(const Dq& dq, int count) const {
+    const int lane = lane_index();
+    const uint32_t own = shared + kDqOffset + warp_index() * kDqWarpBytes + lane * 16;
+    ptx::mbarrier_wait(dq_empty(), parity_of_one(count));  // the last step's has left
+    FA_UNROLL
+    for (int j = 0; j < Layout<kRank>::kQkColumns / 8; ++j) {
+      ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
+                                            ptx::bits(dq[4 * j + 3])}});
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
+    if (lane == 0) ptx::mbarrier_arrive(dq_full());
+  }
+
+  // ---- additions to dQ: one thread of warpgroup 3
+
+  /// That of the step whose dQ is staged in shared memory.
+  struct Addition {
+    enum class State { told, staged, added };
+
+    State state = State::told;  // with kOrdered: the next key tile knows of it, or there is none
+    int group = 0;              // the first group of rows, counted over b and h_q
+    int in_front = 0;           // the place in the order of the key tile that adds before
+  };
+
+  /// Where dQ is ordered: what can be done of the addition until dS is there.
   template <int kRank>
-  FA_DEVICE int turn_of(const Job& work, const Query& query) const {
-    const int groups = params.padded_rows / kernel::kRowGroup;
-    const int group =
-        (work.tile.batch * params.h_q + query.head) * groups + query.m_block * (kTileM / kernel::kRowGroup);
-    return (group + warp_index()) * kernel::kTurnsPerGroup + kRank;
+  FA_DEVICE void add_until_ds(Addition& addition, const Job& work, int count) const {
+    while (addition.state != Addition::State::told && !ptx::mbarrier_test(ds_full(), parity_of_one(count))) {
+      go_on<kRank>(addition, work);
+    }
+  }
+
+  /// One thing of it, if its turn has come.
+  template <int kRank>
+  FA_DEVICE void go_on(Addition& addition, const Job& work) const {
+    if (addition.state == Addition::State::added) {
+      give_turn<kRank>(addition, work);
+    } else if (addition.state == Addition::State::staged &&
+               ptx::test_global(turn_of<kRank>(addition), addition.in_front)) {
+      add<kRank>(addition);
+    }
+  }
+
+  /// The next step's dQ may be staged.
+  template <int kRank>
+  FA_DEVICE void make_room(Addition& addition) const {
+    if constexpr (kOrdered) await_turn<kRank>(addition);
+    ptx::tma_wait_read();
+    ptx::mbarrier_arrive(dq_empty());
+  }
+
+  /// It has been staged.
+  template <int kRank>
+  FA_DEVICE void take_over(Addition& addition, const Job& work, const Query& query, int count) const {
+    if constexpr (kOrdered) {
+      if (addition.state == Addition::State::added) give_turn<kRank>(addition, work);
+      addition.in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
+    }
+    addition.group = first_row_group(work, query);
+    ptx::mbarrier_wait(dq_full(), parity_of_one(count));
+    if constexpr (kOrdered) {
+      addition.state = Addition::State::staged;
+    } else {
+      add<kRank>(addition);
+    }
+  }
+
+  template <int kRank>
+  FA_DEVICE void finish(Addition& addition, const Job& work) const {
+    if constexpr (kOrdered) {
+      await_turn<kRank>(addition);
+      if (addition.state == Addition::State::added) give_turn<kRank>(addition, work);
+    }
+    ptx::tma_wait();  // shared memory must outlive the additions
+  }
+
+  template <int kRank>
+  FA_DEVICE void await_turn(Addition& addition) const {
+    if (addition.state != Addition::State::staged) return;
+    ptx::await_global(turn_of<kRank>(addition), addition.in_front);
+    add<kRank>(addition);
+  }
+
+  /// The next key tile may follow.
+  template <int kRank>
+  FA_DEVICE void give_turn(Addition& addition, const Job& work) const {
+    ptx::tma_wait();  // the sum is there for it
+    ptx::signal_global(turn_of<kRank>(addition), place_in_order(work));
+    addition.state = Addition::State::told;
+  }
+
+  template <int kRank>
+  FA_DEVICE void add(Addition& addition) const {
+    using L = Layout<kRank>;
+    FA_UNROLL
+    for (int i = 0; i < kTileM / kernel::kRowGroup; ++i) {
+      const int64_t fragment = int64_t{addition.group + i} * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
+      ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), shared + kDqOffset + i * kDqWarpBytes,
+                        L::kQkColumns / 8 * 512);
+    }
+    ptx::tma_commit();
+    addition.state = Addition::State::added;
+  }
+
+  /// Of the query tile and this block's columns.
+  template <int kRank>
+  FA_DEVICE int32_t* turn_of(const Addition& addition) const {
+    return params.dq_turns + int64_t{addition.group} * kernel::kTurnsPerGroup + kRank;
+  }
+
+  FA_DEVICE int first_row_group(const Job& work, const Query& query) const {
+    return (work.tile.batch * params.h_q + query.head) * (params.padded_rows / kernel::kRowGroup) +
+           query.m_block * (kTileM / kernel::kRowGroup);
   }
 
   /// Whether the key tile in front of this one adds to the same query tile.
@@ -730,41 +849,6 @@ struct BackwardPair {
   /// Of a key tile in the order of additions, from 1 on.
   FA_DEVICE int place_in_order(const Job& work) const {
     return work.upwards ? params.n_blocks - work.tile.block : work.tile.block + 1;
-  }
-
-  /// All additions but the last kPending are complete, and the next key tile may follow.
-  template <int kPending>
-  FA_DEVICE void give_turn(int turn, const Job& work) const {
-    if (lane_index() == 0) {
-      ptx::tma_wait<kPending>();
-      ptx::signal_global<kPending>(params.dq_turns + turn, place_in_order(work));
-    }
-    ptx::sync_warp();  // one lane waited
-  }
-
-  /// Adds a warp's 16 rows of dQ to the accumulator, in the order in which they lie in registers.
-  template <int kRank, class Dq>
-  FA_DEVICE void add_dq(const Dq& dq, const Job& work, const Query& query) const {
-    using L = Layout<kRank>;
-    constexpr int kGroups = L::kQkColumns / 8;  // of columns, each with 512 bytes
-    const int lane = lane_index();
-    const int warp = warp_index();
-    const uint32_t own = shared + kDqOffset + warp * kDqWarpBytes;
-    const int64_t fragment =
-        (row_index(work, query) / kernel::kRowGroup + warp) * (kHeadDimQk / 8) + L::kFirstQkColumn / 8;
-    if (lane == 0) ptx::tma_wait_read();
-    ptx::sync_warp();  // the last addition has left shared memory
-    FA_UNROLL
-    for (int j = 0; j < kGroups; ++j) {
-      ptx::st_shared_chunk(own + j * 512 + lane * 16, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]),
-                                                        ptx::bits(dq[4 * j + 2]), ptx::bits(dq[4 * j + 3])}});
-    }
-    ptx::fence_proxy_async();
-    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-    if (lane == 0) {
-      ptx::bulk_add_f32(params.dq_accum + fragment * (kernel::kRowGroup * 8), own, kGroups * 512);
-      ptx::tma_commit();
-    }
   }
 };
 

@@ -112,6 +112,11 @@ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site
   Machine::of(lane).wait(lane, barrier, parity, false, site);
 }
 
+bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, const Site& site) {
+  Lane& lane = Machine::current();
+  return Machine::of(lane).test(lane, barrier, parity, site);
+}
+
 void mbarrier_arrive_remote(std::uint32_t cluster_barrier, const Site& site) {
   Lane& lane = Machine::current();
   Machine::of(lane).arrive_remote(lane, cluster_barrier, 0, "mbarrier.arrive.shared::cluster", site);

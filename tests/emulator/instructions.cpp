@@ -19,7 +19,6 @@ namespace {
 
 constexpr std::size_t kLanes = kWarpSize;
 constexpr const char* kAcquire = "ld.acquire.gpu.global";
-constexpr std::chrono::seconds kPatience{20};  // with blocks that other OS threads run
 
 template <class Operands>
 const Operands& operands(const Warp& warp, std::size_t lane) {

@@ -73,6 +73,7 @@ void fence_mbarrier_init();
 void mbarrier_arrive(std::uint32_t barrier, const Site& site);
 void mbarrier_arrive_expect_tx(std::uint32_t barrier, int bytes, const Site& site);
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const Site& site);
+bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, const Site& site);
 
 // Of blocks in a cluster; `cluster_...` addresses are those that map_shared gives.
 int cluster_rank();

@@ -135,6 +135,7 @@ void Machine::prepare(Warp& warp, int registers) {
     lane.knowledge = {};
     lane.waited_for_grid = false;
     lane.bulk_groups = 0;
+    lane.polls_since = {};
   }
   warp.step = static_cast<int>(random() >> 32 & 31) | 1;
   warp.resume = &warp.lanes[random() >> 40 & 31];
@@ -745,6 +746,27 @@ void Machine::wait(Lane& lane, std::uint32_t address, std::uint32_t parity, bool
   }
   acquire(lane, cluster ? barriers_[number].completed_cluster : barriers_[number].completed);
   step(lane);
+}
+
+// Hands nothing on. A lane that tests for ever counts as one that waits.
+bool Machine::test(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site) {
+  constexpr const char* kName = "mbarrier.test_wait.parity";
+  const std::size_t number = barrier_at(lane, own(lane, address), kName, site).number;
+  if (parity > 1) {
+    raise(FaultKind::barrier_misuse, lane, kName, address, site, fmt::format("a parity of {}", parity));
+  }
+  step(lane);
+  const bool complete = barriers_[number].phase % 2 != parity;
+  const auto now = std::chrono::steady_clock::now();
+  if (complete) {
+    lane.polls_since = {};
+  } else if (lane.polls_since == std::chrono::steady_clock::time_point{}) {
+    lane.polls_since = now;
+  } else if (now - lane.polls_since > kPatience) {
+    raise(FaultKind::deadlock, lane, kName, address, site, "tested for ever: " + barriers_[number].describe());
+  }
+  check_others();
+  return complete;
 }
 
 // Copies of boxes.

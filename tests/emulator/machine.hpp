@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <boost/context/fiber.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -59,11 +60,15 @@ struct Lane {
   std::uint32_t awaited_barrier = 0;  // address of the mbarrier that it is blocked at
   std::uint32_t awaited_parity = 0;
   Site awaited_site;
-  bool waited_for_grid = false;  // griddepcontrol.wait
-  int bulk_groups = 0;           // cp.async.bulk.commit_group
+  bool waited_for_grid = false;                         // griddepcontrol.wait
+  int bulk_groups = 0;                                  // cp.async.bulk.commit_group
+  std::chrono::steady_clock::time_point polls_since{};  // tests of mbarriers that were not complete
 
   int index() const { return thread % kWarpSize; }
 };
+
+/// How long a lane may poll for what other lanes do, or blocks that other OS threads run.
+inline constexpr std::chrono::seconds kPatience{20};
 
 struct Warp {
   /// In `waiting` the whole warp waits for other warps, in `blocked` all lanes that are left wait at mbarriers or for
@@ -239,6 +244,8 @@ class Machine {
   void arrive(Lane& lane, std::uint32_t address, int bytes, const char* name, const Site& site);
   /// With `cluster` the thread also learns what other blocks' arrivals hand on.
   void wait(Lane& lane, std::uint32_t address, std::uint32_t parity, bool cluster, const Site& site);
+  /// Whether the phase is complete.
+  bool test(Lane& lane, std::uint32_t address, std::uint32_t parity, const Site& site);
   void start_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier, const char* name,
                   const Site& site);
 

@@ -111,6 +111,38 @@ TEST(Mbarrier, PhasesAlternateAndOrderAccesses) {
   }
 }
 
+TEST(Mbarrier, ATestTellsWhetherAPhaseIsComplete) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    EXPECT_NO_THROW(run(
+        [] {
+          make_barrier(1);
+          if (thread_index() == 0) {
+            EXPECT_TRUE(mbarrier_test(kBarrier, 1, here()));
+            EXPECT_FALSE(mbarrier_test(kBarrier, 0, here()));
+          }
+          bar_sync(here());
+          if (thread_index() == 0) mbarrier_arrive(kBarrier, here());
+          if (thread_index() == 33) {
+            while (!mbarrier_test(kBarrier, 0, here())) continue;
+          }
+        },
+        128, seed));
+  }
+}
+
+TEST(Mbarrier, ATestOrdersNothing) {
+  expect_fault(FaultKind::shared_race, [] {
+    make_barrier(1);
+    if (thread_index() == 0) {
+      store_word(0, 1);
+      mbarrier_arrive(kBarrier, here());
+    }
+    if (thread_index() != 33) return;
+    while (!mbarrier_test(kBarrier, 0, here())) continue;
+    load_word(0);
+  });
+}
+
 TEST(Mbarrier, OnlyThoseWhoWaitedAreOrdered) {
   expect_fault(FaultKind::shared_race, [] {
     make_barrier(1);
@@ -128,6 +160,7 @@ TEST(Mbarrier, OnlyThoseWhoWaitedAreOrdered) {
 TEST(Mbarrier, Misuse) {
   expect_fault(FaultKind::barrier_misuse, [] { mbarrier_arrive(kBarrier, here()); });
   expect_fault(FaultKind::barrier_misuse, [] { mbarrier_wait(kBarrier, 0, here()); });
+  expect_fault(FaultKind::barrier_misuse, [] { mbarrier_test(kBarrier, 0, here()); });
   expect_fault(FaultKind::barrier_misuse, [] {
     make_barrier(1);
     make_barrier(1);

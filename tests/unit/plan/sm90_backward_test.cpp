@@ -455,6 +455,8 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
   const BackwardLaunch pairs = launch(8, 8192, true);
   EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
   EXPECT_EQ(pairs.params.heads_in_flight, 10) << "nearly whole rounds of 66 pairs";
+  EXPECT_EQ(launch(8, 8192, false).params.heads_in_flight, 5);
+  EXPECT_EQ(launch(8, 65536, false).params.heads_in_flight, 2) << "one is more than fits the cache";
 }
 
 // ---- tensor maps

@@ -30,6 +30,11 @@ FA_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity,
   emulator::mbarrier_wait(barrier, parity, site);
 }
 
+FA_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity,
+                             const emulator::Site& site = emulator::Site::current()) {
+  return emulator::mbarrier_test(barrier, parity, site);
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_MBARRIER_CUH_
