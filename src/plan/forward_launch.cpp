@@ -12,8 +12,10 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // K and V of the heads that run together should fit the L2 cache; half of the smallest data-centre L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
-// Of dynamic kernels, measured on an H200 (50 MB): fewer heads, with more blocks each, are slower.
+// Measured on an H200 (50 MB): fewer heads at a time, with more blocks each, are slower.
 constexpr std::int64_t kDynamicBudget = std::int64_t{32} << 20;
+constexpr std::int64_t kStaticBudget = std::int64_t{36} << 20;
+constexpr int kManyTiles = 6;
 constexpr std::uint32_t kWarpRows = 16;  // of O, stored at once
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -144,14 +146,15 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   const std::int64_t heads = problem.b * params.heads;
   if (spec.dynamic) {
     const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
-    static const char* mb = getenv("FA_EXP_MB");
-    params.heads_in_flight = equal_sections(
-        heads,
-        heads_in_l2(problem, params, spec.pack_gqa, mb ? atoll(mb) << 20 : kDynamicBudget * (few_reads ? 2 : 1)));
+    const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
+    params.heads_in_flight = equal_sections(heads, heads_in_l2(problem, params, spec.pack_gqa, budget));
   } else if (persistent && !problem.varlen) {
     params.heads_in_flight = balanced_heads(std::int64_t{params.m_blocks} * splits, heads, multiprocessors);
-    static const char* k = getenv("FA_EXP_STATIC");
-    if (k) params.heads_in_flight = std::min<int>(heads, params.heads_in_flight * atoi(k));
+    // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.
+    const int most = heads_in_l2(problem, params, spec.pack_gqa, kStaticBudget);
+    if (params.m_blocks >= kManyTiles && params.heads_in_flight < heads) {
+      params.heads_in_flight *= std::max(most / params.heads_in_flight, 1);
+    }
   } else {
     params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
   }

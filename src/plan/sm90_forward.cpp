@@ -32,6 +32,7 @@ struct Tile {
 // an H200 (docs/performance.md).
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
+constexpr Tile kMediumLong[] = {{192, 80, 3, 2}, {192, 64, 3, 2}};  // long causal rows
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
@@ -46,11 +47,12 @@ bool takes_registers(const Problem& problem) noexcept {
   return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
-std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query) noexcept {
+std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query, bool dynamic) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
+  if (d <= 128 && dynamic && !takes_registers(problem)) return kMediumLong;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return short_query ? Tiles(kShortLargest) : kLargest;
@@ -150,7 +152,7 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept {
 }
 
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept {
-  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query).front().tile_m;
+  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query, false).front().tile_m;
 }
 
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
@@ -213,7 +215,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
   std::vector<KernelSpec> specs;
   std::string refusal = foreign_override(fixed);
   if (refusal.empty()) {
-    for (const Tile& tile : preferred_tiles(problem, choice.short_query)) {
+    for (const Tile& tile : preferred_tiles(problem, choice.short_query, choice.dynamic)) {
       const KernelSpec spec = with_tile(problem, tile, fixed, choice);
       const std::string reason = sm90_forward_refusal(spec);
       if (!reason.empty()) {
