@@ -30,7 +30,8 @@ std::string canonical_sm90_forward(const KernelSpec& spec) {
              to_string(spec.arch), to_string(spec.dtype), spec.d_qk, spec.d_v, spec.causal, spec.positive_scale,
              spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, spec.softmax_chunks, spec.take_turns, spec.pack_gqa,
              spec.split, spec.min_blocks) +
-         (spec.skips_hidden ? " skips_hidden=1" : "") + switches(spec);
+         (spec.skips_hidden ? " skips_hidden=1" : "") + (spec.affine_product ? " affine_product=1" : "") +
+         switches(spec);
 }
 
 std::string canonical_sm90_backward(const KernelSpec& spec) {

@@ -58,6 +58,7 @@ struct KernelSpec {
   int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
   bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
+  bool affine_product = false;      ///< sm90 forward: the product S adds what an affine score function grows by
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P
   Variants variants;                ///< what is computed besides plain attention

@@ -22,6 +22,7 @@ constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 constexpr int kFragmentRegisters[] = {224, 208, 128};
 constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
 constexpr int kSoftmaxChunks = 2;
+constexpr int kAffineProductHeadDim = 96;
 constexpr std::size_t kMaxSpecs = 4;
 
 struct Tile {
@@ -87,8 +88,24 @@ bool may_skip_hidden(const KernelSpec& spec) {
          !spec.variants.chunked && spec.variants.mask.empty();
 }
 
+/// Whether a step of the product S may add what a score function grows by from key to key.
+bool may_add_affine(const KernelSpec& spec) {
+  return spec.variants.affine && spec.positive_scale;
+}
+
+/// Whether it pays: the step is a smaller part of the product the longer its rows are. With dropout its operands spill.
+bool affine_product_pays(const Problem& problem) noexcept {
+  return problem.d_qk >= kAffineProductHeadDim && !problem.dropout;
+}
+
+/// The numbers of a tile's keys, 32 bytes each.
+int affine_bytes(const KernelSpec& spec) {
+  return spec.affine_product ? 32 * spec.tile_n : 0;
+}
+
 bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns;
+  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns ||
+         fixed.affine_product;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
@@ -112,6 +129,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.warps = sm90_forward_warps(spec);
   spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
   spec.skips_hidden = may_skip_hidden(spec) && choice.many_diagonals;
+  spec.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
@@ -161,7 +179,7 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const int v = row_bytes(spec.d_v);
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
-         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes);
+         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -182,6 +200,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }
   if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
+  if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);

@@ -218,12 +218,13 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}{}"
+      "{}{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
       boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
       boolean(spec.pack_gqa), boolean(spec.split),
       spec.skips_hidden ? "  static constexpr bool kSkipsHidden = true;  // pieces of tiles behind the diagonal\n" : "",
+      spec.affine_product ? "  static constexpr bool kAffineProduct = true;  // of an affine score function\n" : "",
       switches(spec));
 }
 

@@ -26,6 +26,12 @@ FA_DEVICE constexpr bool wants_to_skip_hidden() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_affine_product() {
+  if constexpr (requires { Config::kAffineProduct; }) return Config::kAffineProduct;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int warps_n_of() {
   if constexpr (requires { Config::kWarpsN; }) return Config::kWarpsN;
   return 1;
@@ -49,6 +55,8 @@ template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
 template <class Config>
 inline constexpr bool kSkipsHidden = wants_to_skip_hidden<Config>();
+template <class Config>
+inline constexpr bool kAffineProduct = wants_affine_product<Config>();
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>
