@@ -100,11 +100,12 @@ struct KernelOverride {
   int warps = 0;   ///< warps of a thread block
   int stages = 0;  ///< K and V tiles in flight; of backward: Q and dO tiles
   std::optional<bool> q_in_registers = std::nullopt;
-  int loop_bodies = 0;                            ///< 1: masked and plain tiles share a loop body, 2: one body each
-  std::optional<bool> pack_gqa = std::nullopt;    ///< query heads of a KV head share a tile
-  int splits = 0;                                 ///< thread blocks that share the keys of a query tile
-  int q_buffers = 0;                              ///< sm90: query tiles in flight
-  std::optional<bool> take_turns = std::nullopt;  ///< sm90: warpgroups feed the tensor cores one after the other
+  int loop_bodies = 0;                                ///< 1: masked and plain tiles share a loop body, 2: one body each
+  std::optional<bool> pack_gqa = std::nullopt;        ///< query heads of a KV head share a tile
+  int splits = 0;                                     ///< thread blocks that share the keys of a query tile
+  int q_buffers = 0;                                  ///< sm90: query tiles in flight
+  std::optional<bool> take_turns = std::nullopt;      ///< sm90: warpgroups feed the tensor cores one after the other
+  std::optional<bool> affine_product = std::nullopt;  ///< sm90, forward: the tensor cores add an affine score function
   int warps_n = 0;  ///< sm80, forward: 2: pairs of warps share query rows, half of the keys and of d_v each; 1: none do
 };
 

@@ -212,6 +212,7 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.mask = expression::without_spaces("mask", config.mask.expression);
   variants.captures = functions.program.captures;
   variants.loads_ahead = expression::loads_ahead(functions.program);
+  variants.affine = expression::is_affine(functions.program);
   if (functions.program.score) {
     const expression::Graph& graph = functions.program.graph;
     variants.constant_slopes = graph.is_constant(functions.program.score_derivative) &&

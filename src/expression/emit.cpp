@@ -436,6 +436,18 @@ bool fit_ahead(const Program& program, std::span<const NodeId> loads) {
   return loads.size() == 1 && size_of(dtype_of(program, loads[0])) == 2;
 }
 
+/// b of a score function score + b, b + score or score - b.
+std::optional<NodeId> added_to_score(const Program& program) {
+  const Node& root = program.graph[*program.score];
+  const auto is_score = [&](NodeId id) {
+    const Node& node = program.graph[id];
+    return node.op == Op::input && static_cast<Input>(node.index) == Input::score;
+  };
+  if ((root.op == Op::add || root.op == Op::subtract) && is_score(root.operand[0])) return root.operand[1];
+  if (root.op == Op::add && is_score(root.operand[1])) return root.operand[0];
+  return std::nullopt;
+}
+
 class Emitter {
  public:
   Emitter(const Program& program, Part part, bool approximate)
@@ -545,31 +557,20 @@ class Emitter {
          loaded(), function.statements(), value);
   }
 
-  /// The score plus or minus a product that is affine in the key: ALiBi, and biases by distance.
   void affine() {
-    const Node& root = program_.graph[*program_.score];
-    const auto is_score = [this](NodeId id) {
-      const Node& node = program_.graph[id];
-      return node.op == Op::input && static_cast<Input>(node.index) == Input::score;
-    };
-    NodeId added = 0;
-    if ((root.op == Op::add || root.op == Op::subtract) && is_score(root.operand[0])) {
-      added = root.operand[1];
-    } else if (root.op == Op::add && is_score(root.operand[1])) {
-      added = root.operand[0];
-    } else {
-      return no_affine();
-    }
-    Function function(program_, approximate_, std::array{added});
-    const auto found = function.affine(added);
+    const auto added = added_to_score(program_);
+    if (!added) return no_affine();
+    Function function(program_, approximate_, std::array{*added});
+    const auto found = function.affine(*added);
     if (!found) return no_affine();
+    const bool subtracted = program_.graph[*program_.score].op == Op::subtract;
     line("  [[maybe_unused]] static constexpr bool kAffine = true;\n");
     line("  [[maybe_unused]] static constexpr bool kAffineAbs = {};\n", found->magnitude);
     line("  [[maybe_unused]] static constexpr int kAffineStep = {};\n", found->step);
     line(
         "\n  static FA_DEVICE fa::kernel::AffineRow affine({}) {{\n{}    return {{{}({}) * params.inverse_scale, "
         "{}}};\n  }}\n",
-        kArguments, function.statements(), root.op == Op::subtract ? "-" : "", found->factor, found->base);
+        kArguments, function.statements(), subtracted ? "-" : "", found->factor, found->base);
   }
 
   void no_affine() { line("  [[maybe_unused]] static constexpr bool kAffine = false;\n"); }
@@ -644,6 +645,12 @@ bool loads_ahead(const Program& program) {
   if (!program.score) return false;
   const std::array root{without_factor(program).first};
   return fit_ahead(program, loads_along_keys(program, root));
+}
+
+bool is_affine(const Program& program) {
+  if (!program.score) return false;
+  const auto added = added_to_score(program);
+  return added && Function(program, false, std::array{*added}).affine(*added).has_value();
 }
 
 std::string emit(const Program& program, Part part, bool approximate) {

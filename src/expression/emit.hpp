@@ -23,6 +23,10 @@ std::string emit(const Program& program, Part part, bool approximate);
 /// tile of it in registers.
 bool loads_ahead(const Program& program);
 
+/// Whether the score function adds to the score, or takes from it, a product that is affine in the key: ALiBi, and
+/// biases by distance.
+bool is_affine(const Program& program);
+
 }  // namespace fa::expression
 
 #endif  // FA_SRC_EXPRESSION_EMIT_HPP_

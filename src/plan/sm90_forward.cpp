@@ -22,6 +22,7 @@ constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 constexpr int kFragmentRegisters[] = {224, 208, 128};
 constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
 constexpr int kSoftmaxChunks = 2;
+constexpr int kAffineProductHeadDim = 96;
 constexpr std::size_t kMaxSpecs = 4;
 
 struct Tile {
@@ -32,7 +33,7 @@ struct Tile {
 // an H200 (docs/performance.md).
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
-constexpr Tile kMediumLong[] = {{192, 80, 3, 2}, {192, 64, 3, 2}};  // long causal rows
+constexpr Tile kMediumLong[] = {{192, 80, 3, 2}, {192, 64, 3, 2}};  // with a counter, no score function
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
@@ -52,7 +53,8 @@ std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query, 
   const int d = std::max(problem.d_qk, problem.d_v);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
-  if (d <= 128 && dynamic && !takes_registers(problem)) return kMediumLong;
+  const bool plain = problem.variants == nullptr || problem.variants->score.empty();
+  if (d <= 128 && dynamic && plain) return kMediumLong;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return short_query ? Tiles(kShortLargest) : kLargest;
@@ -89,8 +91,24 @@ bool may_skip_hidden(const KernelSpec& spec) {
          !spec.variants.chunked && spec.variants.mask.empty();
 }
 
+/// Whether a step of the product S may add what a score function grows by from key to key.
+bool may_add_affine(const KernelSpec& spec) {
+  return spec.variants.affine && spec.positive_scale;
+}
+
+/// Whether it pays: the step is a smaller part of the product the longer its rows are. With dropout its operands spill.
+bool affine_product_pays(const Problem& problem) noexcept {
+  return problem.d_qk >= kAffineProductHeadDim && !problem.dropout;
+}
+
+/// The numbers of a tile's keys, 32 bytes each.
+int affine_bytes(const KernelSpec& spec) {
+  return spec.affine_product ? 32 * spec.tile_n : 0;
+}
+
 bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns;
+  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns ||
+         fixed.affine_product;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
@@ -114,6 +132,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.warps = sm90_forward_warps(spec);
   spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
   spec.skips_hidden = may_skip_hidden(spec) && choice.many_diagonals;
+  spec.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
   spec.softmax_chunks = kSoftmaxChunks;
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
@@ -156,6 +175,8 @@ int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, boo
 }
 
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
+  // A score function takes the registers of the second place that starts products.
+  if (consumers(spec) == kMaxConsumers && !spec.variants.score.empty()) return false;
   return spec.causal && spec.take_turns && spec.tile_n < spec.tile_m && !spec.split && !spec.dropout &&
          !spec.variants.left_window && !spec.variants.chunked && spec.variants.mask.empty();
 }
@@ -170,7 +191,7 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const int v = row_bytes(spec.d_v);
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
-         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes);
+         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -192,6 +213,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   }
   if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
   if (spec.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
+  if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);

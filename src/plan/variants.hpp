@@ -23,6 +23,7 @@ struct Variants {
   bool mask_on_head = false;
   bool constant_slopes = false;  ///< of the score function, by the score and by captures
   bool loads_ahead = false;      ///< what that of the score says: a tile of a captured tensor may lie in registers
+  bool affine = false;           ///< likewise: it adds a product that is affine in the key
 
   bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
 

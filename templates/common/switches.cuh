@@ -38,6 +38,12 @@ FA_DEVICE constexpr bool wants_dynamic_tiles() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_affine_product() {
+  if constexpr (requires { Config::kAffineProduct; }) return Config::kAffineProduct;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int warps_n_of() {
   if constexpr (requires { Config::kWarpsN; }) return Config::kWarpsN;
   return 1;
@@ -65,6 +71,8 @@ template <class Config>
 inline constexpr bool kOwnEnds = wants_own_ends<Config>();  // of each warpgroup's KV tiles
 template <class Config>
 inline constexpr bool kDynamic = wants_dynamic_tiles<Config>();  // query tiles come from a counter
+template <class Config>
+inline constexpr bool kAffineProduct = wants_affine_product<Config>();
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>

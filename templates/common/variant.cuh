@@ -49,6 +49,12 @@ inline constexpr bool kLoadsAhead = false;
 template <class Variant>
 requires(Variant::kLoads > 0) inline constexpr bool kLoadsAhead<Variant> = Variant::kLoadsAhead;
 
+/// Whether an affine score function is one of a magnitude.
+template <class Variant>
+inline constexpr bool kAffineAbs = false;
+template <class Variant>
+requires(Variant::kAffine) inline constexpr bool kAffineAbs<Variant> = Variant::kAffineAbs;
+
 template <class Config>
 inline constexpr bool kHasVariant = requires {
   typename Config::Variant;

@@ -86,20 +86,21 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
                : "memory");
 }
 
-/// st.release.gpu: what this thread has done, and what it has seen complete, comes before; of its bulk groups all but
-/// the last kPending.
+// Signals between blocks that add to the same memory by bulk reductions. These are performed in the L2 cache, as the
+// signals are: what a thread has seen complete has been added when its signal can be seen, and what another issues
+// because it saw the signal is added later. So no fences for other accesses, which take as long as the reduction.
+
+/// st.relaxed.gpu: the bulk reductions that this thread has seen complete come before, all but the last kPending
+/// groups.
 template <int kPending = 0>
 FA_DEVICE void signal_global(int32_t* address, int32_t value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }
-/// ld.acquire.gpu: whether `value` is there. If so, what came before the signal comes before this thread's next
-/// accesses, after fence.proxy.async those by the copy engine too.
+/// ld.relaxed.gpu: whether `value` is there. If so, the reductions before the signal come before this thread's next.
 FA_DEVICE bool test_global(const int32_t* address, int32_t value) {
   int32_t seen;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
-  if (seen != value) return false;
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-  return true;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return seen == value;
 }
 /// The same until it is. The blocks before this one must not wait for it.
 FA_DEVICE void await_global(const int32_t* address, int32_t value) {

@@ -222,7 +222,7 @@ struct Backward {
   }
 
   FA_DEVICE int tile_index(int round) const {
-    // Who adds behind others starts behind them in every round.
+    // A block keeps its place among those that add to the same heads.
     if constexpr (kOrdered) return round * ptx::block_count() + ptx::block_index();
     return tile_of_round(round, ptx::block_index(), ptx::block_count());
   }

@@ -17,6 +17,7 @@
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
+#include <sm90/sm90_affine.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
@@ -39,7 +40,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden, kOwnEnds, kDynamic (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -69,6 +70,12 @@ struct Forward {
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
+  // The tensor cores add what an affine score function grows by from key to key,
+  static constexpr bool kAffineProduct = kernel::kAffineProduct<Config>;
+  static_assert(!kAffineProduct || kAffine, "only affine functions are a step of the product");
+  using KeyNumbers = AffineProduct<T, kTileN>;
+  // but for tiles of two signs of the distance, and factors out of the operand's range.
+  static constexpr bool kAffineAside = kAffineProduct && (kernel::kAffineAbs<Variant> || KeyNumbers::kBounded);
   static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
@@ -144,7 +151,8 @@ struct Forward {
   static constexpr int kMasks = 2;  // in flight
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
-  static constexpr int kSharedBytes = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
+  static constexpr int kKeyNumbersOffset = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
+  static constexpr int kSharedBytes = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
 
   const Params& p;
   const kernel::ForwardParamsOf<Config>& params;
@@ -179,6 +187,7 @@ struct Forward {
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
+    if constexpr (kAffineProduct) number_keys();
     ptx::sync_threads();  // the barriers exist for all, and the seed of dropout
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
@@ -220,6 +229,12 @@ struct Forward {
     }
     if constexpr (kDropout) kernel::Dropout::share(params.dropout, dropout_shared());
     ptx::fence_mbarrier_init();
+  }
+
+  FA_DEVICE void number_keys() const {
+    static_assert(kTileN <= kThreads, "one key a thread");
+    if (ptx::thread_index() < kTileN) KeyNumbers::store_key(shared + kKeyNumbersOffset, ptx::thread_index());
+    ptx::fence_proxy_async();  // products read them
   }
 
   struct Nothing {};
@@ -592,19 +607,22 @@ struct Forward {
     }
 
     Cursor ahead;
+    Slopes slopes;
     if (!seek(ahead, q_slot)) return;
     if (Config::kTakeTurns && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
 
     // Once, or with kOwnEnds once for each stretch of query tiles behind KV tiles that are hidden from this warpgroup.
     for (bool more = true, passes = false; more; passes = true) {
       more = false;
+      if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
       if constexpr (kOwnEnds) {
         pass_hidden(ahead, consumer, k_slot, v_slot, passes, lane);
         await_turn(consumer);
       }
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
       read_listed(ahead, k_slot.index);
-      issue_scores(s, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
+      if constexpr (kTurnsSlopes) turn_slopes(slopes, ahead, warp_row, lane);
+      issue_scores(s, slopes, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
       if constexpr (kOwnEnds) give_turn(consumer);
       if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
       ptx::wgmma_wait<0>();
@@ -613,7 +631,7 @@ struct Forward {
       k_slot.advance();
       if (kOwnEnds && kStageO && staged) release_staged(q_slot.index, lane);
       staged = false;
-      const AffineRows first_rows = affine_rows(ahead, warp_row, lane);
+      const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       int visible;
       exponentiate(s, visible, softmax, first_rows, ahead, warp_row, lane, loaded, in_chunks);
       if constexpr (kDropout) {
@@ -646,20 +664,23 @@ struct Forward {
             more = own_end(ahead.query, warp_row) < ahead.query.range.end;
             if (more) break;
           }
+          if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
         } else {
           --ahead.n;
         }
         const int q_buffer = ptx::shfl(q_slot.index, 0);
         if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
+        if constexpr (kTurnsSlopes && !kLists) turn_slopes(slopes, ahead, warp_row, lane);
         if (Config::kTakeTurns) await_turn(consumer);
         ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
         read_listed(ahead, k_slot.index);
-        issue_scores(s, q_buffer, consumer, k_slot.index);
+        if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
+        issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
         ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         issue_output(o, probabilities, v_slot.index, !first);
         if (Config::kTakeTurns) give_turn(consumer);
         if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-        const AffineRows rows = affine_rows(ahead, warp_row, lane);
+        const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
         release(k_empty(k_slot.index), lane);
@@ -773,14 +794,94 @@ struct Forward {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  /// Starts S = Q K^T, [64, tile_n].
-  FA_DEVICE void issue_scores(S& s, int q_buffer, int consumer, int stage) const {
+  /// What the product S adds of an affine score function to a thread's rows: added * n to the score of key n of a KV
+  /// tile. Of a magnitude that has one sign on each side of the KV tiles from `low` to `high`.
+  struct Slopes {
+    float start[2];  // x of key 0
+    float added[2];
+    uint32_t operand[4];
+    int low, high;
+    int side;  // the tile is: -1: before these, 1: behind; 0: nothing is added
+  };
+  static constexpr bool kTurnsSlopes = kAffineProduct && kernel::kAffineAbs<Variant>;
+  static constexpr int kNoTile = 1 << 30;
+
+  /// For the rows of a new query tile.
+  FA_DEVICE void start_slopes(Slopes& slopes, const Cursor& cursor, int warp_row, int lane) const {
+    bool fit = true;
+    slopes.low = kNoTile;
+    slopes.high = -kNoTile;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      kernel::Place at = place(cursor, warp_row, r, lane);
+      at.kv = 0;
+      const kernel::AffineRow row = Variant::affine(params.variant, at);
+      slopes.start[r] = row.base;
+      fit = fit && KeyNumbers::fits(row.factor * Variant::kAffineStep);
+      if constexpr (kTurnsSlopes) join_turn(slopes, row, cursor, warp_row + lane / 4 + 8 * r);
+    }
+    if constexpr (kTurnsSlopes) share_turn(slopes);
+    if (KeyNumbers::kBounded && ptx::vote_any(!fit)) {
+      slopes.low = -kNoTile;
+      slopes.high = kNoTile;
+    }
+    take_side(slopes, slopes.low <= slopes.high ? 0 : 1, cursor, warp_row, lane);
+  }
+
+  /// The KV tiles with a row's keys on both sides of x = 0, unless none of these is visible.
+  FA_DEVICE void join_turn(Slopes& slopes, const kernel::AffineRow& row, const Cursor& cursor, int tile_row) const {
+    constexpr float kFarthest = static_cast<float>(kNoTile);
+    const Rows rows{params.group, 0};
+    const auto& lengths = lengths_of(cursor.query);
+    const int position = rows.position(cursor.query.tile.m_block * kTileM + tile_row);
+    const int limit = kernel::key_limit<Config::kCausal>(lengths, position);
+    const float turn = ptx::max(ptx::min(row.base * (-1.f / Variant::kAffineStep), kFarthest), -kFarthest);
+    const bool hidden = turn >= static_cast<float>(limit - 1);
+    const int low = hidden ? kNoTile : static_cast<int>(ptx::floor((turn - 1.f) * (1.f / kTileN)));
+    const int high = hidden ? kNoTile : static_cast<int>(ptx::floor((turn + 1.f) * (1.f / kTileN)));
+    slopes.low = kernel::minimum(slopes.low, low);
+    slopes.high = kernel::maximum(slopes.high, high);
+  }
+
+  /// Of all rows of the warp.
+  FA_DEVICE static void share_turn(Slopes& slopes) {
+    FA_UNROLL
+    for (int quads = 4; quads < kWarpSize; quads *= 2) {
+      slopes.low = kernel::minimum(slopes.low, ptx::shfl_xor(slopes.low, quads));
+      slopes.high = kernel::maximum(slopes.high, ptx::shfl_xor(slopes.high, quads));
+    }
+  }
+
+  /// For a new KV tile.
+  FA_DEVICE void turn_slopes(Slopes& slopes, const Cursor& cursor, int warp_row, int lane) const {
+    const int n = kv_tile(cursor);
+    const int side = n < slopes.low ? -1 : n > slopes.high ? 1 : 0;
+    if (ptx::vote_any(side != slopes.side)) take_side(slopes, side, cursor, warp_row, lane);
+  }
+
+  FA_DEVICE void take_side(Slopes& slopes, int side, const Cursor& cursor, int warp_row, int lane) const {
+    constexpr float kSign = Variant::kAffineAbs && Variant::kAffineStep < 0 ? -1.f : 1.f;
+    slopes.side = side;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float factor = Variant::affine(params.variant, place(cursor, warp_row, r, lane)).factor;
+      slopes.added[r] = side == 0 ? 0.f : factor * (static_cast<float>(side) * kSign);
+      KeyNumbers::split(slopes.operand[r], slopes.operand[2 + r], slopes.added[r] * Variant::kAffineStep);
+    }
+  }
+
+  /// Starts S = Q K^T, [64, tile_n], with `slopes` of its keys' numbers added.
+  FA_DEVICE void issue_scores(S& s, [[maybe_unused]] const Slopes& slopes, int q_buffer, int consumer,
+                              int stage) const {
     ptx::wgmma_tie(s);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kSSteps; ++step) {
       SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), consumer * 64, step),
                                     KTile::k_major(k_shared(stage), 0, step), step != 0);
+    }
+    if constexpr (kAffineProduct) {
+      SGemm::template registers<false>(s, slopes.operand, KeyNumbers::descriptor(shared + kKeyNumbersOffset), true);
     }
     ptx::wgmma_commit();
   }
@@ -797,19 +898,25 @@ struct Forward {
     ptx::wgmma_commit();
   }
 
-  struct AffineRows {
+  struct RowPair {
     kernel::AffineRow half[2];
   };
-  FA_DEVICE AffineRows affine_rows([[maybe_unused]] const Cursor& cursor, [[maybe_unused]] int warp_row,
-                                   [[maybe_unused]] int lane) const {
-    AffineRows rows = {};
-    if constexpr (kAffine) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        rows.half[r] = Variant::affine(params.variant, place(cursor, warp_row, r, lane));
+  using AffineRows = typename kernel::Either<Slopes, RowPair, kAffineProduct>::type;
+
+  FA_DEVICE AffineRows affine_rows([[maybe_unused]] const Slopes& slopes, [[maybe_unused]] const Cursor& cursor,
+                                   [[maybe_unused]] int warp_row, [[maybe_unused]] int lane) const {
+    if constexpr (kAffineProduct) {
+      return slopes;
+    } else {
+      RowPair rows = {};
+      if constexpr (kAffine) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          rows.half[r] = Variant::affine(params.variant, place(cursor, warp_row, r, lane));
+        }
       }
+      return rows;
     }
-    return rows;
   }
 
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
@@ -845,7 +952,7 @@ struct Forward {
                               [[maybe_unused]] bool in_chunks) const {
     shift[0] = shift[1] = 0.f;
     if constexpr (kAffine) {
-      kernel::apply_affine<Variant, kTileN / 8>(rows.half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
+      add_affine(s, shift, rows, cursor, warp_row, lane);
       FA_UNROLL
       for (int r = 0; r < 2; ++r) shift[r] *= softmax_scale_log2();
     } else if constexpr (kLoadAhead) {
@@ -868,6 +975,27 @@ struct Forward {
       return kPieces;
     } else {
       return hide_behind(s, cursor, warp_row, lane);
+    }
+  }
+
+  /// What the product has not added of an affine score function; shift: before the scale.
+  FA_DEVICE void add_affine(S& s, float (&shift)[2], const AffineRows& rows, [[maybe_unused]] const Cursor& cursor,
+                            [[maybe_unused]] int warp_row, [[maybe_unused]] int lane) const {
+    const auto add = [&](const kernel::AffineRow(&half)[2]) {
+      kernel::apply_affine<Variant, kTileN / 8>(half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
+    };
+    if constexpr (!kAffineProduct) {
+      add(rows.half);
+    } else if (!kAffineAside || ptx::vote_any(rows.side != 0)) {
+      constexpr float kStep = static_cast<float>(Variant::kAffineStep * kTileN);  // from tile to tile
+      const float n = static_cast<float>(kv_tile(cursor));
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) shift[r] = rows.added[r] * ptx::fma(n, kStep, rows.start[r]);
+    } else {
+      kernel::AffineRow half[2];
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) half[r] = Variant::affine(params.variant, place(cursor, warp_row, r, lane));
+      add(half);
     }
   }
 

@@ -18,7 +18,7 @@ namespace emulator {
 namespace {
 
 constexpr std::size_t kLanes = kWarpSize;
-constexpr const char* kAcquire = "ld.acquire.gpu.global";
+constexpr const char* kPoll = "ld.relaxed.gpu.global";
 
 template <class Operands>
 const Operands& operands(const Warp& warp, std::size_t lane) {
@@ -473,7 +473,7 @@ std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const 
 }
 
 void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site) {
-  constexpr const char* kName = "st.release.gpu.global";
+  constexpr const char* kName = "st.relaxed.gpu.global";
   check_global_store(address, sizeof value, kName, site);
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
@@ -488,7 +488,7 @@ void signal_global(std::int32_t* address, std::int32_t value, int pending, const
 }
 
 bool test_global(const std::int32_t* address, std::int32_t value, const Site& site) {
-  check_global_load(address, sizeof value, kAcquire, site);
+  check_global_load(address, sizeof value, kPoll, site);
   Lane& lane = Machine::current();
   Machine::of(lane).step(lane);
   const std::atomic_ref<std::int32_t> seen(const_cast<std::int32_t&>(*address));
@@ -502,7 +502,7 @@ void await_global(const std::int32_t* address, std::int32_t value, const Site& s
     std::this_thread::yield();  // to another block
     Machine::of(lane).check_others();
     if (std::chrono::steady_clock::now() - start > kPatience) {
-      Machine::of(lane).raise(FaultKind::deadlock, lane, kAcquire, reinterpret_cast<std::uintptr_t>(address), site,
+      Machine::of(lane).raise(FaultKind::deadlock, lane, kPoll, reinterpret_cast<std::uintptr_t>(address), site,
                               fmt::format("no block stores {} there", value));
     }
   }

@@ -33,10 +33,10 @@ std::uint32_t vote_ballot(bool predicate, const Site& site);
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site);
-/// st.release.gpu: the thread's own stores of shared memory have to be complete, but for the last `pending` groups, or
+/// st.relaxed.gpu: the thread's own stores of shared memory have to be complete, but for the last `pending` groups, or
 /// nobody could tell when they are.
 void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site);
-/// ld.acquire.gpu: whether the value is there.
+/// ld.relaxed.gpu: whether the value is there.
 bool test_global(const std::int32_t* address, std::int32_t value, const Site& site);
 /// The same until the value is there, which a block of another OS thread may store.
 void await_global(const std::int32_t* address, std::int32_t value, const Site& site);

@@ -46,6 +46,13 @@ fa::test::VariantChoice shifted_bias(const char* score, DType dtype, bool gradie
   return {"shifted_bias", config};
 }
 
+/// Scores that grow with the key, so steeply that no part of the slope may be left out.
+fa::test::VariantChoice steep(const char* name, const char* score) {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{score, {{"slope", DType::f32}}};
+  return {name, config};
+}
+
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -169,6 +176,32 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .own = shifted_bias("score + bias[h, q, kv]", DType::f16, false),
        .tile_n = 64},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
+      {.choice = "steep_distance",
+       .attention = attention(DType::bf16, 16, 16, false),
+       .own = steep("steep_distance", "score + (30.0 + slope[h]) * float(kv - q)"),
+       .tile_n = 80,
+       .affine_product = true},
+      {.choice = "steep_steps",
+       .attention = attention(DType::f16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = steep("steep_steps", "score - (9.0 + slope[h]) * float(q - 3 * kv)"),
+       .tile_n = 176,
+       .affine_product = true},
+      {.choice = "magnitude",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = steep("magnitude", "score - slope[h] * abs(float(q + s_kv - s_q - kv))"),
+       .affine_product = true},
+      {.choice = "turning",
+       .attention = attention(DType::f16, 16, 8, false),
+       .pack_gqa = true,
+       .splits = 2,
+       .own = steep("turning", "score + slope[h] * abs(float(2 * kv - q - 41))"),
+       .affine_product = true},
+      {.choice = "steepest",
+       .attention = attention(DType::f16, 16, 16, false, 1e-8f),
+       .own = steep("steepest", "score + slope[h] * float(kv - q)"),
+       .affine_product = true},
   };
   return list;
 }
@@ -208,6 +241,7 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   forward.q_buffers = kernels.loop_bodies;
   forward.pack_gqa = kernels.pack_gqa;
   forward.splits = kernels.splits;
+  forward.affine_product = kernels.affine_product;
   const fa::plan::ForwardPlan planned =
       plan_forward(fa::api::make_problem(c.config, any_shape(), {9, 0, 'a'}, &c.functions.variants), forward);
   return {planned.kernel, planned.combine, {}, {}, {}};

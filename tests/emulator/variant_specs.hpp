@@ -25,6 +25,7 @@ struct VariantKernels {
   std::optional<fa::test::VariantChoice> own = {};  ///< instead of `choice`
   int tile_n = 32;
   bool pairs = false;  ///< of warps, in an sm80 forward
+  std::optional<bool> affine_product = {};
 };
 const std::vector<VariantKernels>& variant_kernels();
 

@@ -21,18 +21,26 @@ constexpr std::uint32_t kChunkElements = 8;
 
 // Matrix descriptors.
 
-/// A [extent, 16] operand in shared memory: rows of 128 bytes in groups of 8, permuted by the 128-byte swizzle.
+/// A [extent, 16] operand in shared memory: rows of 128 bytes in groups of 8, permuted by the 128-byte swizzle; along K
+/// also rows of 16 bytes without a swizzle, the second half of their depth `leading` bytes behind the first.
 struct Operand {
   std::uint32_t start = 0;
   std::uint32_t leading = 0;
   std::uint32_t stride = 0;
   bool k_major = true;
+  bool swizzles = true;
   std::uint32_t extent = 0;  // along M or N
 
   /// Calls visit(address, first index along the extent, first depth) for every 16-byte chunk: 8 elements along the
   /// depth, or along the extent.
   template <class Visit>
   void for_each_chunk(const Visit& visit) const {
+    if (!swizzles) {
+      for (std::uint32_t i = 0; i < extent; ++i) {
+        for (std::uint32_t c = 0; c < 2; ++c) visit(start + i / 8 * stride + i % 8 * kChunk + c * leading, i, 8 * c);
+      }
+      return;
+    }
     if (k_major) {
       for (std::uint32_t i = 0; i < extent; ++i) {
         const std::uint32_t row = start + i / 8 * stride + i % 8 * 128;
@@ -59,9 +67,11 @@ std::string decode(std::uint64_t descriptor, bool k_major, std::uint32_t extent,
   operand.k_major = k_major;
   operand.extent = extent;
   if ((descriptor & kUnused) != 0) return "bits that belong to no field are set";
-  if (descriptor >> 62 != 1)
-    return fmt::format("layout {}, and only the 128-byte swizzle is modelled", descriptor >> 62);
   if ((descriptor >> 49 & 7) != 0) return "a base offset, which is not modelled";
+  const std::uint64_t layout = descriptor >> 62;
+  operand.swizzles = layout != 0;
+  if (layout == 0 && k_major) return "";
+  if (layout != 1) return fmt::format("layout {}, and only the 128-byte swizzle is modelled", layout);
   if ((operand.start >> 7 & 7) != 0) return fmt::format("start {:#x} in the middle of a swizzle atom", operand.start);
   if (k_major && operand.start % 128 > 96) return fmt::format("start {:#x} leaves no room in its row", operand.start);
   if (!k_major && operand.start % 128 != 0) return fmt::format("start {:#x} in the middle of a row", operand.start);

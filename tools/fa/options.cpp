@@ -38,6 +38,7 @@ constexpr SweepField kSweepFields[] = {
     {"splits", [](KernelOverride& kernel, int value) { kernel.splits = value; }},
     {"q_buffers", [](KernelOverride& kernel, int value) { kernel.q_buffers = value; }},
     {"take_turns", [](KernelOverride& kernel, int value) { kernel.take_turns = value != 0; }},
+    {"affine_product", [](KernelOverride& kernel, int value) { kernel.affine_product = value != 0; }},
     {"warps_n", [](KernelOverride& kernel, int value) { kernel.warps_n = value; }},
 };
 
@@ -116,6 +117,10 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
   command.add_option("--q-buffers", kernel->q_buffers, "sm90: query tiles in flight")->group(group);
   command.add_option("--take-turns", kernel->take_turns, "sm90: warpgroups feed the tensor cores in turn: 0 or 1")
       ->group(group);
+  command
+      .add_option("--affine-product", kernel->affine_product,
+                  "sm90: the tensor cores add an affine score function: 0 or 1")
+      ->group(group);
   command.add_option("--warps-n", kernel->warps_n, "sm80: 2: pairs of warps share query rows, 1: none do")
       ->group(group);
 }
@@ -154,6 +159,7 @@ std::string describe(const KernelOverride& kernel) {
   add_count("splits", kernel.splits);
   add_count("q_buffers", kernel.q_buffers);
   add_switch("take_turns", kernel.take_turns);
+  add_switch("affine_product", kernel.affine_product);
   add_count("warps_n", kernel.warps_n);
   return text;
 }

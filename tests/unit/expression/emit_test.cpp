@@ -64,7 +64,10 @@ TEST(Emit, OnlyAnAffineBiasIs) {
         "slope[h] * float(kv) - score", "score + slope[h] * float(kv * 4096)", "score + float(kv)"}) {
     const std::string text = emitted(score, "", slope, Part::values);
     EXPECT_TRUE(has(text, "kAffine = false;")) << score << '\n' << text;
+    EXPECT_FALSE(is_affine(Program::parse(score, "", slope))) << score;
   }
+  EXPECT_TRUE(is_affine(Program::parse("slope[h] * float(kv) + score", "", slope)));
+  EXPECT_FALSE(is_affine(Program::parse("", "kv < 3", {})));
   EXPECT_TRUE(has(emitted("score + slope[h] * float(kv)", "", slope, Part::slopes), "kAffine = false;"));
   EXPECT_TRUE(has(emitted("", "kv < 3", {}, Part::values), "kAffine = false;"));
 }

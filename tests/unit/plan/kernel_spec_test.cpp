@@ -45,6 +45,9 @@ constexpr Mutation kMutations[] = {
     {"softmax_chunks", [](KernelSpec& spec) { spec.softmax_chunks = 4; }},
     {"take_turns", [](KernelSpec& spec) { spec.take_turns = !spec.take_turns; }},
     {"skips_hidden", [](KernelSpec& spec) { spec.skips_hidden = !spec.skips_hidden; }},
+    {"own_ends", [](KernelSpec& spec) { spec.own_ends = !spec.own_ends; }},
+    {"dynamic", [](KernelSpec& spec) { spec.dynamic = !spec.dynamic; }},
+    {"affine_product", [](KernelSpec& spec) { spec.affine_product = !spec.affine_product; }},
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
@@ -67,9 +70,11 @@ const std::vector<Operation>& operations() {
                      "pack_gqa", "split",          "varlen",         "dropout",     "variants",
                      "warps_n",  "min_blocks"}},
       {Op::forward,
-       {"family", "arch",    "dtype",     "d_qk",           "d_v",        "causal",       "positive_scale", "tile_m",
-        "tile_n", "stages",  "q_buffers", "softmax_chunks", "take_turns", "skips_hidden", "pack_gqa",       "split",
-        "varlen", "dropout", "variants",  "min_blocks"},
+       {"family",       "arch",           "dtype",      "d_qk",     "d_v",
+        "causal",       "positive_scale", "tile_m",     "tile_n",   "stages",
+        "q_buffers",    "softmax_chunks", "take_turns", "own_ends", "dynamic",
+        "skips_hidden", "affine_product", "pack_gqa",   "split",    "varlen",
+        "dropout",      "variants",       "min_blocks"},
        Family::sm90},
       {Op::combine, {"arch", "dtype", "d_v", "warps", "variants"}},
       {Op::backward, {"family",   "arch",       "dtype",    "d_qk",   "d_v",
@@ -110,23 +115,23 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-               operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns,
-               skips_hidden, varlen, dropout, variants, cluster, min_blocks] = some_spec();
+               operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, own_ends,
+               dynamic, skips_hidden, affine_product, varlen, dropout, variants, cluster, min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                   q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                   operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns,
-                  skips_hidden, varlen, dropout, variants, cluster, min_blocks));
+                  own_ends, dynamic, skips_hidden, affine_product, varlen, dropout, variants, cluster, min_blocks));
 }
 
 // Likewise for what variants are made of.
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
-  // The last four follow from the texts of the functions.
+  // The last five follow from the texts of the functions.
   const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head, constant_slopes,
-               loads_ahead] = Variants();
+               loads_ahead, affine] = Variants();
   EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
-               mask_on_batch || mask_on_head || constant_slopes || loads_ahead);
+               mask_on_batch || mask_on_head || constant_slopes || loads_ahead || affine);
   Variants some;
   some.score = "score+a[h]";
   some.mask = "b[kv]>0";

@@ -76,6 +76,35 @@ TEST(Sm90ForwardPlan, SkipsWhatIsHiddenWhereDiagonalTilesAreMany) {
   EXPECT_EQ(plan_of(8192, true).alternatives.back(), differ_in_it(plan_of(8192, true).kernel));
 }
 
+TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
+  Variants alibi;
+  alibi.score = "score+a[h]*float(kv)";
+  alibi.affine = true;
+  const auto plan_of = [](int d, const Variants& variants, const KernelOverride& fixed) {
+    Problem problem = problem_of(d, d, false, 4096);
+    problem.variants = &variants;
+    return plan_forward(problem, fixed).kernel;
+  };
+  EXPECT_TRUE(plan_of(128, alibi, {}).affine_product);
+  EXPECT_FALSE(plan_of(64, alibi, {}).affine_product);
+  EXPECT_TRUE(plan_of(64, alibi, {.affine_product = true}).affine_product);
+  const KernelSpec without = plan_of(128, alibi, {.affine_product = false});
+  EXPECT_FALSE(without.affine_product);
+  KernelSpec with = without;
+  with.affine_product = true;
+  EXPECT_EQ(sm90_forward_shared_bytes(with), sm90_forward_shared_bytes(without) + 32 * with.tile_n);
+  Variants other = alibi;
+  other.affine = false;
+  EXPECT_FALSE(plan_of(128, other, {}).affine_product);
+  Problem dropped = problem_of(128, 128, false, 4096);
+  dropped.variants = &alibi;
+  dropped.dropout = true;
+  EXPECT_FALSE(plan_forward(dropped, {}).kernel.affine_product) << "its operands spill";
+  EXPECT_THROW((void)plan_of(128, other, {.affine_product = true}), Error);
+  with.positive_scale = false;
+  EXPECT_NE(sm90_forward_refusal(with), "");
+}
+
 TEST(Sm90ForwardPlan, RefusesToSkipWhatIsNotHiddenByCausalityAlone) {
   KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), {}).kernel;
   spec.skips_hidden = true;

@@ -168,6 +168,7 @@ TEST(CandidateOrder, AFixedFamilyStays) {
   EXPECT_TRUE(tunable_override(fixed));
   EXPECT_FALSE(tunable_override({.tile_n = 64}));
   EXPECT_FALSE(tunable_override({.take_turns = false}));
+  EXPECT_FALSE(tunable_override({.affine_product = false}));
   EXPECT_FALSE(tunable_override({.warps_n = 1}));
 }
 
