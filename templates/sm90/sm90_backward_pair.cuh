@@ -692,7 +692,7 @@ struct BackwardPair {
       ptx::sync_warp();  // one lane started the copies
       ring_q.advance();
       if constexpr (Config::kWriteDq) {
-        if (adds) make_room<kRank>(addition, work);
+        if (adds) make_room<kRank>(addition);
         ptx::sync_warp();  // one lane added
         hand_over_dq<kRank>(dq, count);
         if (adds) take_over<kRank>(addition, work, query, count);
@@ -741,32 +741,36 @@ struct BackwardPair {
 
   /// That of the step whose dQ is staged in shared memory.
   struct Addition {
-    int group = 0;  // the first group of rows, counted over b and h_q
-    // With kOrdered:
-    bool waits = false;  // for its turn
-    int in_front = 0;    // the place in the order of the key tile that adds before
-    int untold = -1;     // the group of the addition before, of which the next key tile does not know; -1: none
+    enum class State { told, staged, added };
+
+    State state = State::told;  // with kOrdered: the next key tile knows of it, or there is none
+    int group = 0;              // the first group of rows, counted over b and h_q
+    int in_front = 0;           // the place in the order of the key tile that adds before
   };
 
   /// Where dQ is ordered: what can be done of the addition until dS is there.
   template <int kRank>
   FA_DEVICE void add_until_ds(Addition& addition, const Job& work, int count) const {
-    while (addition.waits && !ptx::mbarrier_test(ds_full(), parity_of_one(count))) {
+    while (addition.state != Addition::State::told && !ptx::mbarrier_test(ds_full(), parity_of_one(count))) {
       go_on<kRank>(addition, work);
     }
   }
 
-  /// Adds, if its turn has come.
+  /// One thing of it, if its turn has come.
   template <int kRank>
   FA_DEVICE void go_on(Addition& addition, const Job& work) const {
-    if (!addition.waits || !ptx::test_global(turn_of<kRank>(addition.group), addition.in_front)) return;
-    add<kRank>(addition, work);
+    if (addition.state == Addition::State::added) {
+      give_turn<kRank>(addition, work);
+    } else if (addition.state == Addition::State::staged &&
+               ptx::test_global(turn_of<kRank>(addition), addition.in_front)) {
+      add<kRank>(addition);
+    }
   }
 
   /// The next step's dQ may be staged.
   template <int kRank>
-  FA_DEVICE void make_room(Addition& addition, const Job& work) const {
-    if constexpr (kOrdered) await_turn<kRank>(addition, work);
+  FA_DEVICE void make_room(Addition& addition) const {
+    if constexpr (kOrdered) await_turn<kRank>(addition);
     ptx::tma_wait_read();
     ptx::mbarrier_arrive(dq_empty());
   }
@@ -774,39 +778,45 @@ struct BackwardPair {
   /// It has been staged.
   template <int kRank>
   FA_DEVICE void take_over(Addition& addition, const Job& work, const Query& query, int count) const {
-    if constexpr (kOrdered) addition.in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
+    if constexpr (kOrdered) {
+      if (addition.state == Addition::State::added) give_turn<kRank>(addition, work);
+      addition.in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
+    }
     addition.group = first_row_group(work, query);
     ptx::mbarrier_wait(dq_full(), parity_of_one(count));
-    addition.waits = kOrdered;
-    if constexpr (!kOrdered) add<kRank>(addition, work);
+    if constexpr (kOrdered) {
+      addition.state = Addition::State::staged;
+    } else {
+      add<kRank>(addition);
+    }
   }
 
   template <int kRank>
   FA_DEVICE void finish(Addition& addition, const Job& work) const {
     if constexpr (kOrdered) {
-      await_turn<kRank>(addition, work);
-      give_turn<kRank, 0>(addition, work);
+      await_turn<kRank>(addition);
+      if (addition.state == Addition::State::added) give_turn<kRank>(addition, work);
     }
     ptx::tma_wait();  // shared memory must outlive the additions
   }
 
   template <int kRank>
-  FA_DEVICE void await_turn(Addition& addition, const Job& work) const {
-    if (!addition.waits) return;
-    ptx::await_global(turn_of<kRank>(addition.group), addition.in_front);
-    add<kRank>(addition, work);
+  FA_DEVICE void await_turn(Addition& addition) const {
+    if (addition.state != Addition::State::staged) return;
+    ptx::await_global(turn_of<kRank>(addition), addition.in_front);
+    add<kRank>(addition);
   }
 
-  /// The next key tile may follow where all additions but the last kPending are complete.
-  template <int kRank, int kPending>
+  /// The next key tile may follow.
+  template <int kRank>
   FA_DEVICE void give_turn(Addition& addition, const Job& work) const {
-    if (addition.untold < 0) return;
-    ptx::tma_wait<kPending>();  // the sum is there for it
-    ptx::signal_global<kPending>(turn_of<kRank>(addition.untold), place_in_order(work));
+    ptx::tma_wait();  // the sum is there for it
+    ptx::signal_global(turn_of<kRank>(addition), place_in_order(work));
+    addition.state = Addition::State::told;
   }
 
   template <int kRank>
-  FA_DEVICE void add(Addition& addition, [[maybe_unused]] const Job& work) const {
+  FA_DEVICE void add(Addition& addition) const {
     using L = Layout<kRank>;
     FA_UNROLL
     for (int i = 0; i < kTileM / kernel::kRowGroup; ++i) {
@@ -815,17 +825,13 @@ struct BackwardPair {
                         L::kQkColumns / 8 * 512);
     }
     ptx::tma_commit();
-    if constexpr (kOrdered) {
-      give_turn<kRank, 1>(addition, work);  // a step behind, so that nobody here waits for an addition
-      addition.untold = addition.group;
-      addition.waits = false;
-    }
+    addition.state = Addition::State::added;
   }
 
   /// Of the query tile and this block's columns.
   template <int kRank>
-  FA_DEVICE int32_t* turn_of(int group) const {
-    return params.dq_turns + int64_t{group} * kernel::kTurnsPerGroup + kRank;
+  FA_DEVICE int32_t* turn_of(const Addition& addition) const {
+    return params.dq_turns + int64_t{addition.group} * kernel::kTurnsPerGroup + kRank;
   }
 
   FA_DEVICE int first_row_group(const Job& work, const Query& query) const {
