@@ -15,6 +15,7 @@ constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
 // Measured on an H200 (50 MB): fewer heads at a time, with more blocks each, are slower.
 constexpr std::int64_t kDynamicBudget = std::int64_t{32} << 20;
 constexpr std::int64_t kStaticBudget = std::int64_t{36} << 20;
+constexpr int kFewestHeads = 8;
 constexpr int kManyTiles = 6;
 constexpr std::uint32_t kWarpRows = 16;  // of O, stored at once
 
@@ -147,7 +148,8 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (spec.dynamic) {
     const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
     const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
-    params.heads_in_flight = equal_sections(heads, heads_in_l2(problem, params, spec.pack_gqa, budget));
+    const int most = heads_in_l2(problem, params, spec.pack_gqa, budget);
+    params.heads_in_flight = equal_sections(heads, std::max(most, kFewestHeads));
   } else if (persistent && !problem.varlen) {
     params.heads_in_flight = balanced_heads(std::int64_t{params.m_blocks} * splits, heads, multiprocessors);
     // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.

@@ -212,7 +212,6 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }
   if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
-  if (spec.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
@@ -230,6 +229,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);
   }
+  if (spec.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};
 }
 

@@ -392,13 +392,17 @@ struct Scattered {
   std::optional<DeviceBuffer> buffer;
 };
 
-TEST_F(Forward, RandomShapesAndStrides) {
-  std::mt19937_64 random(90);
+constexpr int kRandomParts = 10;
+
+class RandomForward : public Forward, public ::testing::WithParamInterface<int> {};
+
+TEST_P(RandomForward, ShapesAndStrides) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(90 + GetParam()));
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
   };
   const std::pair<std::int64_t, std::int64_t> dims[] = {{64, 64}, {128, 128}, {72, 40}, {192, 128}, {256, 256}};
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 1000 / kRandomParts; ++i) {
     AttentionCase c;
     c.b = pick(1, 3);
     c.h_kv = pick(1, 3);
@@ -429,6 +433,8 @@ TEST_F(Forward, RandomShapesAndStrides) {
     for (const Scattered* tensor : {&q, &k, &v, &o, &lse}) ASSERT_TRUE(tensor->buffer->guards_intact()) << i;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Parts, RandomForward, ::testing::Range(0, kRandomParts));
 
 TEST_F(Forward, NoKernelOfTheGridSpills) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {

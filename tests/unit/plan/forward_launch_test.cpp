@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "plan/planner.hpp"
+#include "plan/sm90_forward.hpp"
 #include "reference/dropout.hpp"
 
 namespace fa::plan {
@@ -68,6 +69,30 @@ TEST(ForwardLaunch, Sm90HasABlockForEachMultiprocessorAtMost) {
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).tiles, 48);
   call.problem.causal_align = CausalAlign::top_left;
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).params.causal_shift, 0);
+}
+
+// Heads whose K and V share the L2 cache, of causal grids of 16 heads a batch entry, d 128.
+TEST(ForwardLaunch, CausalHeadsFillTheCache) {
+  const auto heads_at = [](int d, std::int64_t b, std::int64_t s) {
+    Call call = some_call();
+    Problem& p = call.problem;
+    p.d_qk = p.d_v = d;
+    p.b = b;
+    p.h_q = p.h_kv = 16;
+    p.s_q = p.s_kv = s;
+    const KernelSpec spec = plan_forward(p, {}).kernel;
+    return forward_launch(p, call.tensors, 1, 1, spec, 132).params.heads_in_flight;
+  };
+  EXPECT_EQ(heads_at(128, 32, 512), 66) << "balanced: few tiles each";
+  EXPECT_EQ(heads_at(128, 16, 1024), 66) << "twice 33, 33 MB";
+  EXPECT_EQ(heads_at(128, 8, 2048), 33);
+  EXPECT_EQ(heads_at(128, 4, 4096), 32) << "from a counter, 64 MB";
+  EXPECT_EQ(heads_at(128, 2, 8192), 16);
+  EXPECT_EQ(heads_at(128, 1, 65536), 8) << "as few as it gets";
+  EXPECT_EQ(heads_at(64, 3, 16384), 16);
+  EXPECT_EQ(equal_sections(64, 24), 22) << "three of one size";
+  EXPECT_EQ(equal_sections(16, 100), 16);
+  EXPECT_EQ(equal_sections(0, 0), 1);
 }
 
 /// A packed batch has slots for every tile of any lengths that fit: one more a sequence than full tiles.

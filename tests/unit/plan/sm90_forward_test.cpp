@@ -72,8 +72,47 @@ TEST(Sm90ForwardPlan, SkipsWhatIsHiddenWhereDiagonalTilesAreMany) {
     spec.skips_hidden = !spec.skips_hidden;
     return spec;
   };
-  EXPECT_EQ(plan_of(512, true).alternatives.back(), differ_in_it(plan_of(512, true).kernel));
-  EXPECT_EQ(plan_of(8192, true).alternatives.back(), differ_in_it(plan_of(8192, true).kernel));
+  for (const std::int64_t s : {512, 8192}) {
+    const ForwardPlan plan = plan_of(s, true);
+    EXPECT_EQ(std::ranges::count(plan.alternatives, differ_in_it(plan.kernel)), 1) << s;
+  }
+}
+
+// Where K and V of many heads exceed the L2 cache, and tiles differ in length.
+TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
+  const auto plan_of = [](int d, std::int64_t s, bool causal) {
+    Problem problem = problem_of(d, d, causal, s);
+    problem.s_kv = s;
+    return plan_forward(problem, {});
+  };
+  EXPECT_FALSE(plan_of(128, 2048, true).kernel.dynamic);
+  EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic);
+  EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic);
+  EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic);
+  EXPECT_TRUE(plan_of(64, 8192, true).kernel.dynamic);
+  EXPECT_TRUE(plan_of(256, 2048, true).kernel.dynamic);
+  const ForwardPlan plan = plan_of(64, 8192, true);
+  KernelSpec fixed = plan.kernel;
+  fixed.dynamic = false;
+  EXPECT_EQ(std::ranges::count(plan.alternatives, fixed), 1) << "a store may hold that of short sequences";
+  Problem problem = problem_of(128, 128, true, 4096);
+  problem.h_kv = 4;  // whose K and V four query heads share
+  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic);
+  problem.h_kv = 16;
+  problem.dropout = true;
+  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic);
+}
+
+TEST(Sm90ForwardPlan, WarpgroupsEndAtTheirOwnRowsWhereTilesAreShorter) {
+  KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), {}).kernel;
+  EXPECT_TRUE(spec.own_ends);
+  EXPECT_FALSE(plan_forward(problem_of(64, 64, false, 4096), {}).kernel.own_ends);
+  EXPECT_FALSE(plan_forward(problem_of(128, 128, true, 512), {}).kernel.own_ends) << "128 x 128: all end together";
+  spec.take_turns = false;
+  EXPECT_NE(sm90_forward_refusal(spec), "");
+  spec.take_turns = true;
+  spec.causal = false;
+  EXPECT_NE(sm90_forward_refusal(spec), "");
 }
 
 TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
@@ -123,7 +162,7 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
     int tile_m, tile_n, stages, q_buffers;
   };
   constexpr Row kRows[] = {{64, 64, true, 192, 128, 2, 2},    {64, 64, false, 192, 128, 2, 2},
-                           {128, 128, false, 128, 128, 2, 2}, {128, 128, true, 128, 128, 2, 2},
+                           {128, 128, false, 128, 128, 2, 2}, {128, 128, true, 192, 80, 3, 2},
                            {192, 128, true, 128, 128, 2, 1},  {192, 192, true, 128, 96, 2, 1},
                            {256, 256, false, 128, 64, 2, 1},  {72, 72, true, 128, 128, 2, 2},
                            {160, 160, false, 128, 96, 2, 1},  {256, 256, true, 128, 64, 2, 1}};
@@ -142,7 +181,7 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
 
 // Tiles in shared memory are slabs of 64 columns, whatever the head dim.
 TEST(Sm90ForwardPlan, CountsWholeSlabs) {
-  KernelSpec spec = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
+  KernelSpec spec = plan_forward(problem_of(128, 128, false, 4096), {}).kernel;
   const int bytes = shared_bytes(spec);
   EXPECT_EQ(bytes, 2 * 128 * 256 + 2 * 128 * (256 + 256) + 1024);
   spec.d_qk = spec.d_v = 72;
@@ -199,7 +238,7 @@ constexpr Refusal kRefusals[] = {
 };
 
 TEST(Sm90ForwardRefusal, NamesTheLimit) {
-  KernelSpec good = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
+  KernelSpec good = plan_forward(problem_of(128, 128, true, 512), {}).kernel;
   good.d_qk = 64;
   EXPECT_EQ(sm90_forward_refusal(good), "");
   for (const Refusal& refusal : kRefusals) {
