@@ -17,7 +17,7 @@ struct Choice {
   bool short_query = false;  ///< all rows of a head fit a tile of 64
   bool pack_gqa = false;
   bool many_diagonals = false;  ///< sm90: of the few KV tiles of a query tile, causality cuts a large part
-  bool dynamic = false;  ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
+  bool dynamic = false;         ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
