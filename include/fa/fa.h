@@ -144,6 +144,7 @@ typedef struct fa_kernel_override {
   int32_t q_buffers;      /* sm90: query tiles in flight */
   int32_t take_turns;     /* enum fa_choice: sm90: warpgroups feed the tensor cores one after the other */
   int32_t warps_n;        /* sm80, forward: 2: pairs of warps share query rows; 1: none do */
+  int32_t affine_product; /* enum fa_choice: sm90, forward: the tensor cores add an affine score function */
 } fa_kernel_override;
 
 /* A tensor or number that a function names, as a configuration declares it. */

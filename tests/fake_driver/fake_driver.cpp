@@ -61,6 +61,11 @@ CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void**, vo
   return CUDA_SUCCESS;
 }
 
+CUresult memset_async(CUdeviceptr address, unsigned char, std::size_t bytes, CUstream) {
+  launches().push_back({fake_driver::kMemset, false, static_cast<std::uintptr_t>(address), bytes});
+  return CUDA_SUCCESS;
+}
+
 /// Gives kValue by the first argument and succeeds.
 template <auto kValue, class Out, class... Rest>
 CUresult give(Out* out, Rest...) {
@@ -106,6 +111,7 @@ const std::map<std::string_view, void*>& functions() {
     set("cuStreamIsCapturing", &give<CU_STREAM_CAPTURE_STATUS_NONE, CUstreamCaptureStatus, CUstream>);
     set("cuLaunchKernel", &launch);
     set("cuLaunchKernelEx", &launch_ex);
+    set("cuMemsetD8Async", &memset_async);
     return table;
   }();
   return all;

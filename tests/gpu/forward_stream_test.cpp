@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,41 @@ TEST_F(ForwardStream, CapturedGraphReplays) {
       api().cuGraphDestroy(graph);
     }
   }
+}
+
+/// Blocks take query tiles from a counter in the workspace, whatever was there before.
+TEST_F(ForwardStream, TheCounterOfQueryTilesIsClearedInEveryCallAndReplay) {
+  const AttentionCase c{
+      .b = 2, .h_q = 2, .h_kv = 2, .s_q = 2060, .s_kv = 2060, .d_qk = 256, .d_v = 256, .causal = true};
+  DeviceCase device(c);
+  const Attention attention = Attention::create(config_of(c));
+  const AttentionShape shape{.b = c.b, .h_q = c.h_q, .h_kv = c.h_kv, .s_q = c.s_q, .s_kv = c.s_kv};
+  if (attention.kernel_info(shape).spec.find("dynamic=1") == std::string::npos) GTEST_SKIP() << "not on this GPU";
+  DeviceBuffer scratch(attention.workspace_size(shape));
+  const Workspace workspace{scratch.data(), scratch.size()};
+  attention.forward(device.inputs(), device.outputs());
+  expect_correct(device);
+  const std::vector<std::byte> first = device.o.buffer.read();
+  const ScopedStream stream;
+  CUgraph graph = nullptr;
+  CUgraphExec executable = nullptr;
+  driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
+  driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
+  driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+  for (int i = 0; i < 10; ++i) {
+    device.o.buffer.write(make_outputs(c).o.bytes());  // NaN again
+    if (i % 2 == 0) {
+      driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+    } else {
+      attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
+    }
+    driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
+    EXPECT_EQ(device.o.buffer.read(), first) << "call " << i;
+  }
+  api().cuGraphExecDestroy(executable);
+  api().cuGraphDestroy(graph);
+  EXPECT_TRUE(scratch.guards_intact());
 }
 
 TEST_F(ForwardStream, ThreadsAndStreamsShareOneAttention) {

@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <fa/attention.hpp>
+#include <string>
+#include <vector>
+
+#include "compile/compiler.hpp"
+#include "driver/driver.hpp"
+#include "fake_driver/fake_driver.hpp"
+#include "support/dynamic_library.hpp"
+
+// What a forward queues: kernels are compiled, and launched by a driver that only writes it down.
+namespace fa {
+namespace {
+
+constexpr int kHeadDim = 128;
+
+class ForwardLaunches : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto loaded = support::DynamicLibrary::open("libcuda.so.1", nullptr);
+    launches_ = loaded.function<fake_driver::Launches>(fake_driver::kLaunches);
+    if (launches_ == nullptr) GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
+    driver::api();  // keeps it loaded
+    if (const auto info = compile::compiler_info(); !info.available) GTEST_SKIP() << info.problem;
+    config_.head_dim = kHeadDim;
+    config_.causal = true;
+    config_.tune = TunePolicy::off;
+    config_.cache.mode = CachePolicy::Mode::memory;
+  }
+
+  static AttentionShape shape_of(std::int64_t s) { return {.b = 4, .h_q = 16, .h_kv = 16, .s_q = s, .s_kv = s}; }
+
+  void call(const Attention& attention, std::int64_t s, const Workspace& workspace) {
+    std::uintptr_t next = std::uintptr_t{1} << 40;
+    const auto tensor = [&] {
+      next += std::uintptr_t{1} << 32;
+      return TensorView(reinterpret_cast<void*>(next), DType::bf16, {4, 16, s, kHeadDim});
+    };
+    launches_().clear();
+    attention.forward({tensor(), tensor(), tensor()}, {tensor(), {}}, nullptr, workspace);
+  }
+
+  AttentionConfig config_;
+  fake_driver::Launches launches_ = nullptr;
+};
+
+void* const kMemory = reinterpret_cast<void*>(std::uintptr_t{1} << 41);
+
+TEST_F(ForwardLaunches, ShortTilesNeedNothingElse) {
+  const Attention attention = Attention::create(config_);
+  call(attention, 512, {});
+  ASSERT_EQ(launches_().size(), 1U);
+  EXPECT_EQ(launches_()[0].kernel, "fa_sm90_forward");
+}
+
+// Not once and for all: the counter is left as the kernel before has it.
+TEST_F(ForwardLaunches, TheCounterOfLongTilesIsClearedBeforeEveryCall) {
+  const Attention attention = Attention::create(config_);
+  const std::size_t bytes = attention.workspace_size(shape_of(4096));
+  for (int i = 0; i < 2; ++i) {
+    call(attention, 4096, {kMemory, bytes});
+    ASSERT_EQ(launches_().size(), 2U);
+    EXPECT_EQ(launches_()[0].kernel, fake_driver::kMemset);
+    EXPECT_EQ(launches_()[0].address, reinterpret_cast<std::uintptr_t>(kMemory));
+    EXPECT_EQ(launches_()[0].bytes, sizeof(std::int32_t));
+    EXPECT_EQ(launches_()[1].kernel, "fa_sm90_forward");
+    EXPECT_FALSE(launches_()[1].early) << "before the counter is cleared";
+  }
+}
+
+TEST_F(ForwardLaunches, WithoutRoomForTheCounterNothingIsQueued) {
+  const Attention attention = Attention::create(config_);
+  const std::size_t bytes = attention.workspace_size(shape_of(4096));
+  ASSERT_GT(bytes, 0U);
+  EXPECT_THROW(call(attention, 4096, {kMemory, bytes - 1}), Error);
+  EXPECT_TRUE(launches_().empty());
+}
+
+}  // namespace
+}  // namespace fa
