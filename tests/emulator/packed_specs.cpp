@@ -1,5 +1,7 @@
 #include "emulator/packed_specs.hpp"
 
+#include "plan/sm90_forward.hpp"
+
 namespace emulator {
 namespace {
 
@@ -130,6 +132,29 @@ constexpr ForwardShape kForward[] = {
      .dropout = false,
      .causal = false,
      .q_buffers = 2},
+    {.dtype = DType::bf16,
+     .d_qk = 64,
+     .d_v = 64,
+     .tile_m = 192,
+     .warps = 16,
+     .tile_n = 48,
+     .stages = 2,
+     .varlen = true,
+     .dropout = false,
+     .causal = true,
+     .q_buffers = 2},
+    {.dtype = DType::f16,
+     .d_qk = 72,
+     .d_v = 40,
+     .tile_m = 128,
+     .warps = 12,
+     .tile_n = 32,
+     .stages = 3,
+     .varlen = true,
+     .dropout = false,
+     .causal = true,
+     .pack_gqa = true,
+     .q_buffers = 1},
     {.dtype = DType::f16,
      .d_qk = 128,
      .d_v = 64,
@@ -305,6 +330,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.q_buffers = shape.q_buffers;
   spec.softmax_chunks = 2;
   spec.take_turns = shape.tile_m > 64;
+  spec.own_ends = fa::plan::sm90_forward_own_ends(spec);
   return spec;
 }
 
