@@ -473,6 +473,8 @@ TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
                         {"softmax_chunks", [](auto& spec) { spec.softmax_chunks += 1; }},
                         {"take_turns", [](auto& spec) { spec.take_turns = !spec.take_turns; }},
                         {"skips_hidden", [](auto& spec) { spec.skips_hidden = !spec.skips_hidden; }},
+                        {"own_ends", [](auto& spec) { spec.own_ends = !spec.own_ends; }},
+                        {"dynamic", [](auto& spec) { spec.dynamic = !spec.dynamic; }},
                         {"affine_product", [](auto& spec) { spec.affine_product = !spec.affine_product; }},
                         {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
                         {"split", [](auto& spec) { spec.split = !spec.split; }},

@@ -213,6 +213,9 @@ TEST(Render, WhatTheKernelDependsOnReachesIt) {
                                                    [](Spec& spec) { spec.softmax_chunks = 1; },
                                                    [](Spec& spec) { spec.take_turns = false; },
                                                    [](Spec& spec) { spec.skips_hidden = true; },
+                                                   [](Spec& spec) { spec.own_ends = true; },
+                                                   [](Spec& spec) { spec.dynamic = true; },
+                                                   [](Spec& spec) { spec.affine_product = true; },
                                                    [](Spec& spec) { spec.pack_gqa = true; },
                                                    [](Spec& spec) { spec.split = true; },
                                                });
