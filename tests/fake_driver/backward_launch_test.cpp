@@ -1,32 +1,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <fa/attention.hpp>
 #include <string>
 #include <vector>
 
-#include "compile/compiler.hpp"
-#include "driver/driver.hpp"
-#include "fake_driver/fake_driver.hpp"
-#include "support/dynamic_library.hpp"
+#include "fake_driver/launches_test.hpp"
 
-// Which kernels a backward launches, in what order, and which of them before the one in front is complete. Kernels are
-// compiled, and launched by a driver that only writes it down.
+// Which kernels a backward launches, in what order, and which of them before the one in front is complete.
 namespace fa {
 namespace {
 
-class BackwardLaunches : public testing::Test {
+class BackwardLaunches : public LaunchesTest {
  protected:
-  void SetUp() override {
-    const auto loaded = support::DynamicLibrary::open("libcuda.so.1", nullptr);
-    launches_ = loaded.function<fake_driver::Launches>(fake_driver::kLaunches);
-    if (launches_ == nullptr) GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
-    driver::api();  // keeps it loaded
-    if (const auto info = compile::compiler_info(); !info.available) GTEST_SKIP() << info.problem;
-    config_.head_dim = 64;
-    config_.tune = TunePolicy::off;
-    config_.cache.mode = CachePolicy::Mode::memory;
-  }
+  BackwardLaunches() { config_.head_dim = 64; }
 
   /// "name" of what is launched in order, "+name" of what is early.
   std::vector<std::string> launches_of_a_call(const AttentionShape& shape) {
@@ -61,9 +47,6 @@ class BackwardLaunches : public testing::Test {
     }
     return names;
   }
-
-  AttentionConfig config_;
-  fake_driver::Launches launches_ = nullptr;
 };
 
 using Names = std::vector<std::string>;

@@ -1,33 +1,22 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <fa/attention.hpp>
 #include <string>
 #include <vector>
 
-#include "compile/compiler.hpp"
-#include "driver/driver.hpp"
-#include "fake_driver/fake_driver.hpp"
-#include "support/dynamic_library.hpp"
+#include "fake_driver/launches_test.hpp"
 
-// What a forward queues: kernels are compiled, and launched by a driver that only writes it down.
+// What a forward queues, in what order.
 namespace fa {
 namespace {
 
 constexpr int kHeadDim = 128;
 
-class ForwardLaunches : public testing::Test {
+class ForwardLaunches : public LaunchesTest {
  protected:
-  void SetUp() override {
-    const auto loaded = support::DynamicLibrary::open("libcuda.so.1", nullptr);
-    launches_ = loaded.function<fake_driver::Launches>(fake_driver::kLaunches);
-    if (launches_ == nullptr) GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
-    driver::api();  // keeps it loaded
-    if (const auto info = compile::compiler_info(); !info.available) GTEST_SKIP() << info.problem;
+  ForwardLaunches() {
     config_.head_dim = kHeadDim;
     config_.causal = true;
-    config_.tune = TunePolicy::off;
-    config_.cache.mode = CachePolicy::Mode::memory;
   }
 
   static AttentionShape shape_of(std::int64_t s) { return {.b = 4, .h_q = 16, .h_kv = 16, .s_q = s, .s_kv = s}; }
@@ -41,9 +30,6 @@ class ForwardLaunches : public testing::Test {
     launches_().clear();
     attention.forward({tensor(), tensor(), tensor()}, {tensor(), {}}, nullptr, workspace);
   }
-
-  AttentionConfig config_;
-  fake_driver::Launches launches_ = nullptr;
 };
 
 void* const kMemory = reinterpret_cast<void*>(std::uintptr_t{1} << 41);
