@@ -70,8 +70,7 @@ void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t gr
   options.seed = seed;
   options.cluster = spec.cluster;
   options.early = fa::plan::may_start_early(spec);
-  // Blocks of several tiles wait for each other: all run at once.
-  if (spec.ordered_dq) options.workers = std::max(options.workers, options.grid / options.cluster);
+  options.last_first = spec.ordered_dq;
   launch(kernel.entry, params, memory, options);
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -45,10 +46,22 @@ struct Progress {
   std::atomic<int> next_block{0};
   std::atomic<std::uint64_t> instructions{0};
   std::atomic<bool> failed{false};
+  std::atomic<int> at_rest{0};  ///< with last_first: clusters that have waited for another one, or have left
   std::mutex mutex;
   int faulty_block = 0;
   std::exception_ptr fault;  // of the lowest cluster, so that it does not depend on the OS
 };
+
+/// The clusters before this one, in the order of their starts, have come as far as they can without it.
+void await_turn(Machine& machine, Progress& progress, int place) {
+  for (int at_rest = 0; (at_rest = progress.at_rest) < place;) {
+    machine.check_others();
+    std::this_thread::yield();
+  }
+  machine.on_wait([&progress, told = false]() mutable {
+    if (!std::exchange(told, true)) ++progress.at_rest;
+  });
+}
 
 void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const LaunchOptions& options,
                 Progress& progress) noexcept {
@@ -57,8 +70,13 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
     Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory);
     machine.start_early(options.early);
     machine.watch(&progress.failed);
-    const auto next = [&] { return block = progress.next_block.fetch_add(options.cluster); };
-    while (next() < options.grid) machine.run_cluster(kernel, params, block, options.seed);
+    int taken = 0;
+    while ((taken = progress.next_block.fetch_add(options.cluster)) < options.grid) {
+      block = options.last_first ? options.grid - options.cluster - taken : taken;
+      if (options.last_first) await_turn(machine, progress, taken / options.cluster);
+      machine.run_cluster(kernel, params, block, options.seed);
+      machine.tell_wait();
+    }
     progress.instructions += machine.instructions();
   } catch (const OtherBlockFailed&) {
     return;  // that one tells
@@ -79,7 +97,9 @@ LaunchStatistics launch(ErasedKernel kernel, const void* params, Memory& memory,
   validate(options);
   Progress progress;
   std::vector<std::thread> threads;
-  for (int i = 1; i < std::min(options.workers, options.grid / options.cluster); ++i) {
+  const int clusters = options.grid / options.cluster;
+  const int workers = options.last_first ? clusters : std::min(options.workers, clusters);
+  for (int i = 1; i < workers; ++i) {
     threads.emplace_back([&] { run_blocks(kernel, params, memory, options, progress); });
   }
   run_blocks(kernel, params, memory, options, progress);

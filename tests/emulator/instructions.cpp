@@ -499,6 +499,7 @@ void await_global(const std::int32_t* address, std::int32_t value, const Site& s
   Lane& lane = Machine::current();
   const auto start = std::chrono::steady_clock::now();
   while (!test_global(address, value, site)) {
+    Machine::of(lane).tell_wait();
     std::this_thread::yield();  // to another block
     Machine::of(lane).check_others();
     if (std::chrono::steady_clock::now() - start > kPatience) {

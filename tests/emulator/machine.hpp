@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -181,6 +182,12 @@ class Machine {
   void watch(const std::atomic<bool>* failed) { failed_ = failed; }
   void check_others() const;
 
+  /// Called when a thread begins to wait for a block elsewhere.
+  void on_wait(std::function<void()> tell) { on_wait_ = std::move(tell); }
+  void tell_wait() const {
+    if (on_wait_) on_wait_();
+  }
+
   /// The kernel before this one may still run.
   void start_early(bool early) { early_ = early; }
 
@@ -351,6 +358,7 @@ class Machine {
   std::uint64_t instructions_ = 0;
   bool early_ = false;
   const std::atomic<bool>* failed_ = nullptr;
+  std::function<void()> on_wait_;
   bool quit_ = false;
   std::exception_ptr fault_;
 };

@@ -430,6 +430,30 @@ TEST(Signals, ReachABlockThatWaits) {
   EXPECT_EQ(seen, 7);
 }
 
+TEST(Signals, LastClustersStartFirstAndRestWhereTheyWait) {
+  constexpr int kBlocks = 3;
+  std::array<std::int32_t, 4> turn{};
+  Memory memory;
+  memory.add("turn", turn.data(), sizeof turn, Memory::kReadable | Memory::kWritable);
+  std::mutex mutex;
+  std::vector<int> started, done;
+  run(
+      [&] {
+        if (thread_index() != 0) return;
+        const auto note = [&](std::vector<int>& list) {
+          const std::lock_guard lock(mutex);
+          list.push_back(block_index());
+        };
+        note(started);
+        await_global(turn.data(), block_index(), Site::current());
+        note(done);
+        signal_global(turn.data(), block_index() + 1, 0, Site::current());
+      },
+      memory, {.grid = kBlocks, .threads = 32, .seed = 1, .last_first = true});
+  EXPECT_EQ(started, (std::vector{2, 1, 0}));
+  EXPECT_EQ(done, (std::vector{0, 1, 2}));
+}
+
 TEST(Signals, RiseAtOnePlace) {
   EXPECT_EQ(signal_fault([](std::int32_t* word) {
               word += block_index();
