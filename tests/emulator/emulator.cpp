@@ -54,7 +54,7 @@ struct Progress {
 
 /// The clusters before this one, in the order of their starts, have come as far as they can without it.
 void await_turn(Machine& machine, Progress& progress, int place) {
-  for (int at_rest = 0; (at_rest = progress.at_rest) < place;) {
+  while (progress.at_rest < place) {
     machine.check_others();
     std::this_thread::yield();
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gpu/backward_case.hpp"
+#include "gpu/captured_graph.hpp"
 #include "gpu/scoped_stream.hpp"
 
 namespace fa::test {
@@ -34,21 +35,15 @@ TEST_F(BackwardStream, CapturedGraphReplays) {
       DeviceBuffer scratch(attention.backward_workspace_size(shape_of(c)));
       const Workspace workspace = with_workspace ? Workspace{scratch.data(), scratch.size()} : Workspace{};
       const ScopedStream stream;
-      CUgraph graph = nullptr;
-      CUgraphExec executable = nullptr;
-      driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-      attention.backward(device.inputs(), device.outputs(), stream.get(), workspace);
-      driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
-      driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+      const CapturedGraph graph(
+          stream.get(), [&] { attention.backward(device.inputs(), device.outputs(), stream.get(), workspace); });
       for (int replay = 0; replay < 3; ++replay) {
         device.forget();
-        driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+        graph.replay(stream.get());
         driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
         if (replay != 1) expect_correct(device);
       }
       EXPECT_TRUE(scratch.guards_intact());
-      api().cuGraphExecDestroy(executable);
-      api().cuGraphDestroy(graph);
     }
   }
 }
@@ -242,21 +237,16 @@ TEST_F(BackwardStream, ReplaysBackToBackAreAsAlone) {
       SCOPED_TRACE(to_string(c.problem));
       BackToBack calls(c.problem, config_of(c));
       const ScopedStream stream;
-      CUgraph graph = nullptr;
-      CUgraphExec executable = nullptr;
-      driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-      shared ? calls.queue_calls_on_shared_tensors(stream.get()) : calls.queue_calls(stream.get());
-      driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
-      driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+      const CapturedGraph graph(stream.get(), [&] {
+        shared ? calls.queue_calls_on_shared_tensors(stream.get()) : calls.queue_calls(stream.get());
+      });
       for (int replay = 0; replay < 50; ++replay) {
         if (replay % 10 == 0) calls.forget();
-        driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+        graph.replay(stream.get());
         if (replay % 10 == 9) calls.expect_as_alone("replay " + std::to_string(replay));
         if (HasFatalFailure()) break;
       }
       driver::check(api().cuCtxSynchronize(), "cuCtxSynchronize");
-      api().cuGraphExecDestroy(executable);
-      api().cuGraphDestroy(graph);
       if (HasFatalFailure()) return;
     }
   }

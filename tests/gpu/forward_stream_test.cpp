@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "gpu/captured_graph.hpp"
 #include "gpu/device_case.hpp"
 #include "gpu/scoped_stream.hpp"
 
@@ -32,19 +33,13 @@ TEST_F(ForwardStream, CapturedGraphReplays) {
       DeviceBuffer scratch(attention.workspace_size(shape) + 256);
       const Workspace workspace = with_workspace ? Workspace{scratch.data(), scratch.size()} : Workspace{};
       const ScopedStream stream;
-      CUgraph graph = nullptr;
-      CUgraphExec executable = nullptr;
-      driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-      attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
-      driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
-      driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+      const CapturedGraph graph(stream.get(),
+                                [&] { attention.forward(device.inputs(), device.outputs(), stream.get(), workspace); });
       for (int replay = 0; replay < 3; ++replay) {
         device.o.buffer.write(make_outputs(c).o.bytes());  // NaN again
-        driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+        graph.replay(stream.get());
         expect_correct(device);
       }
-      api().cuGraphExecDestroy(executable);
-      api().cuGraphDestroy(graph);
     }
   }
 }
@@ -63,24 +58,18 @@ TEST_F(ForwardStream, TheCounterOfQueryTilesIsClearedInEveryCallAndReplay) {
   expect_correct(device);
   const std::vector<std::byte> first = device.o.buffer.read();
   const ScopedStream stream;
-  CUgraph graph = nullptr;
-  CUgraphExec executable = nullptr;
-  driver::check(api().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-  attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
-  driver::check(api().cuStreamEndCapture(stream.get(), &graph), "cuStreamEndCapture");
-  driver::check(api().cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+  const CapturedGraph graph(stream.get(),
+                            [&] { attention.forward(device.inputs(), device.outputs(), stream.get(), workspace); });
   for (int i = 0; i < 10; ++i) {
     device.o.buffer.write(make_outputs(c).o.bytes());  // NaN again
     if (i % 2 == 0) {
-      driver::check(api().cuGraphLaunch(executable, stream.get()), "cuGraphLaunch");
+      graph.replay(stream.get());
     } else {
       attention.forward(device.inputs(), device.outputs(), stream.get(), workspace);
     }
     driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
     EXPECT_EQ(device.o.buffer.read(), first) << "call " << i;
   }
-  api().cuGraphExecDestroy(executable);
-  api().cuGraphDestroy(graph);
   EXPECT_TRUE(scratch.guards_intact());
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "gpu/captured_graph.hpp"
 #include "gpu/packed_case.hpp"
 #include "gpu/scoped_stream.hpp"
 
@@ -192,29 +193,6 @@ TEST_F(Packed, MasksDoNotDependOnTheKernel) {
   }
 }
 
-/// A call captured into a graph.
-class Captured {
- public:
-  template <class Queue>
-  Captured(CUstream stream, const Queue& queue) {
-    driver::check(api().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-    queue();
-    driver::check(api().cuStreamEndCapture(stream, &graph_), "cuStreamEndCapture");
-    driver::check(api().cuGraphInstantiateWithFlags(&executable_, graph_, 0), "cuGraphInstantiateWithFlags");
-  }
-  ~Captured() {
-    api().cuGraphExecDestroy(executable_);
-    api().cuGraphDestroy(graph_);
-  }
-  Captured(const Captured&) = delete;
-  Captured& operator=(const Captured&) = delete;
-  void replay(CUstream stream) const { driver::check(api().cuGraphLaunch(executable_, stream), "cuGraphLaunch"); }
-
- private:
-  CUgraph graph_ = nullptr;
-  CUgraphExec executable_ = nullptr;
-};
-
 TEST_F(Packed, LengthsAndDropoutStateChangeBetweenReplays) {
   PackedCase c;
   c.attention = {.h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 700, .causal = true, .layout = Layout::bshd};
@@ -236,7 +214,7 @@ TEST_F(Packed, LengthsAndDropoutStateChangeBetweenReplays) {
   attention.prepare_backward(c.shape());
   const DeviceBuffer scratch(attention.backward_workspace_size(c.shape()));
   const ScopedStream stream;
-  const Captured graph(stream.get(), [&] {
+  const CapturedGraph graph(stream.get(), [&] {
     ForwardInputs in = device.inputs();
     in.dropout = {.device = static_cast<const std::uint64_t*>(state.data())};
     BackwardInputs backward = device.backward_inputs();
