@@ -134,6 +134,12 @@ struct Forward {
       kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDropout ? 2 : 1) <= 192;
   using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
 
+  // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow.
+  static constexpr bool kPlain =
+      !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
+  static constexpr bool kRoomy = kPlain || kConsumerRegisters - kFragmentRegisters > 32;
+  static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
+
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
   static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
@@ -625,6 +631,7 @@ struct Forward {
       issue_scores(s, slopes, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
       if constexpr (kOwnEnds) give_turn(consumer);
       if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
+      int limit = first_limit(ahead, warp_row);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       release(k_empty(k_slot.index), lane);
@@ -633,7 +640,7 @@ struct Forward {
       staged = false;
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       int visible;
-      exponentiate(s, visible, softmax, first_rows, ahead, warp_row, lane, loaded, in_chunks);
+      exponentiate(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks);
       if constexpr (kDropout) {
         if constexpr (kDrawers) {
           take_mask(draws, mask_slot, warp_row, lane);
@@ -671,21 +678,22 @@ struct Forward {
         const int q_buffer = ptx::shfl(q_slot.index, 0);
         if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         if constexpr (kTurnsSlopes && !kLists) turn_slopes(slopes, ahead, warp_row, lane);
-        if (Config::kTakeTurns) await_turn(consumer);
+        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
         read_listed(ahead, k_slot.index);
         if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
+        if (Config::kTakeTurns) await_turn(consumer);
         issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
-        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         issue_output(o, probabilities, v_slot.index, !first);
         if (Config::kTakeTurns) give_turn(consumer);
         if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
+        limit = first_limit(ahead, warp_row);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
         release(k_empty(k_slot.index), lane);
         k_slot.advance();
-        const bool rescale = exponentiate(s, visible, softmax, rows, ahead, warp_row, lane, loaded, in_chunks);
+        const bool rescale = exponentiate(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded, in_chunks);
         if constexpr (kDropout) {
           convert(pairs, s);
           settle_pairs(pairs);
@@ -699,21 +707,25 @@ struct Forward {
         }
         ptx::settle(softmax.sum[0], shared + kJobOffset);
         ptx::settle(softmax.sum[1], shared + kJobOffset);
+        const bool rare = crosses || rescale || (kStageO && staged);  // one branch in the usual case
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(o);
         release(v_empty(v_slot.index), lane);
         v_slot.advance();
-        if (kStageO && staged) release_staged(q_slot.index, lane);
-        staged = crosses;
-        if (crosses) {
-          // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
-          if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
-          store(o, inverse_sum, query, warp_row, lane, q_slot.index);
-          query = ahead.query;
-        } else if (rescale) {
-          multiply(o, softmax.factor);
+        first = false;
+        if (rare) {
+          if (kStageO && staged) release_staged(q_slot.index, lane);
+          staged = crosses;
+          if (crosses) {
+            // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
+            if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+            store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+            query = ahead.query;
+            first = true;
+          } else if (rescale) {
+            multiply(o, softmax.factor);
+          }
         }
-        first = crosses;
         if constexpr (kDropout) {
           keep(probabilities, pairs, draws);
         } else {
@@ -922,11 +934,12 @@ struct Forward {
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
   /// and none for rows behind the last. True when O must be rescaled.
   FA_DEVICE bool exponentiate(S& s, int& visible, TrailingSoftmax& softmax, const AffineRows& rows,
-                              const Cursor& cursor, int warp_row, int lane, Loaded& loaded, bool in_chunks) const {
+                              const Cursor& cursor, int limit, int warp_row, int lane, Loaded& loaded,
+                              bool in_chunks) const {
     float shift[2];
-    visible = finish_scores(s, shift, rows, cursor, warp_row, lane, loaded, in_chunks);
+    visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
     if (kPartial && visible == 0) return false;
-    return softmax.template update<kPieces, kHoles, kPartial>(s, softmax_scale_log2(), shift, visible);
+    return softmax.template update<kPieces, kEarly, kHoles, kPartial>(s, softmax_scale_log2(), shift, visible);
   }
 
   /// The n8 tile with which a piece of the softmax begins.
@@ -948,7 +961,7 @@ struct Forward {
   /// Score function, or scale where it changes the order; then the masks. Returns how many of the softmax's pieces hold
   /// keys that the warp sees. shift: what remains to be added to the scores of a row half, in log2 units.
   FA_DEVICE int finish_scores(S& s, float (&shift)[2], [[maybe_unused]] const AffineRows& rows, const Cursor& cursor,
-                              int warp_row, int lane, [[maybe_unused]] Loaded& loaded,
+                              [[maybe_unused]] int limit, int warp_row, int lane, [[maybe_unused]] Loaded& loaded,
                               [[maybe_unused]] bool in_chunks) const {
     shift[0] = shift[1] = 0.f;
     if constexpr (kAffine) {
@@ -974,7 +987,7 @@ struct Forward {
       hide_outside(s, cursor, warp_row, lane);
       return kPieces;
     } else {
-      return hide_behind(s, cursor, warp_row, lane);
+      return hide_behind(s, cursor, limit, warp_row, lane);
     }
   }
 
@@ -1124,16 +1137,29 @@ struct Forward {
     }
   }
 
-  /// Hides keys from a limit on that grows from row to row. Returns how many of the softmax's pieces keep any.
-  FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int warp_row, int lane) const {
+  /// The key of a KV tile from which on causality or the end of the keys hides all from the warp's first row, and so
+  /// the first that it hides from any.
+  FA_DEVICE int first_limit([[maybe_unused]] const Cursor& cursor, [[maybe_unused]] int warp_row) const {
+    if constexpr (kTwoSided) {
+      return 0;
+    } else {
+      const Rows rows{params.group, 0};
+      const int row = cursor.query.tile.m_block * kTileM + warp_row;
+      return kernel::key_limit<Config::kCausal>(lengths_of(cursor.query), rows.position(row)) -
+             kv_tile(cursor) * kTileN;
+    }
+  }
+
+  /// Hides keys from a limit on that grows from row to row: `limit` in the warp's first one. Returns how many of the
+  /// softmax's pieces keep any.
+  FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int limit_of_first, int warp_row, int lane) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
     const int row = cursor.query.tile.m_block * kTileM + warp_row;
     if (kPartial && row >= row_count(cursor.query)) return 0;
     const int first_key = kv_tile(cursor) * kTileN;
     // The smallest limit of the warp's rows is that of its first, the greatest that of its last.
-    const int first_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row)) - first_key;
-    if (first_limit >= kTileN) return kPieces;
+    if (limit_of_first >= kTileN) return kPieces;
     const int last_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row + 15)) - first_key;
     if (kPartial && last_limit <= 0) return 0;
     int limit[2];
@@ -1145,7 +1171,7 @@ struct Forward {
     constexpr int kGroup = 4;  // n8 tiles that are tested, or found wholly visible, together
     FA_UNROLL
     for (int group = 0; group < kTileN / 8; group += kGroup) {
-      if (first_limit >= 8 * (group + kGroup)) continue;
+      if (limit_of_first >= 8 * (group + kGroup)) continue;
       FA_UNROLL
       for (int i = 4 * group; i < kTileN / 2 && i < 4 * (group + kGroup); ++i) {
         if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -kInfinity;

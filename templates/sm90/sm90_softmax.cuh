@@ -28,29 +28,42 @@ struct TrailingSoftmax {
   /// scores of a row, in log2 units. With kPartial only the first `visible` pieces hold keys that the warp sees, and at
   /// least one does: P of the others is 0.
   ///
+  /// Exponentials of the first kEarly n8 tiles fill the gaps of the first search. They have registers of their own:
+  /// should the search find a score above the slack, they are void.
+  ///
   /// A row's first visible key gives it its offset. Without kHoles a tile that a row sees any of shows it its first
   /// key, so that only the first piece looks for rows without an offset.
-  template <int kChunks, bool kHoles, bool kPartial, int kCount>
+  template <int kChunks, int kEarly, bool kHoles, bool kPartial, int kCount>
   FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&shift)[2], [[maybe_unused]] int visible) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
+    static_assert(kEarly > 0 && kEarly <= kTiles / kChunks);
     bool rescale = false;
     const int start = offset[0] == -kInfinity || offset[1] == -kInfinity ? kBitsAboveAll : kBitsBelowAll;
     int highest[kChains];
     FA_UNROLL
     for (int i = 0; i < kChains; ++i) highest[i] = start;
+    float early[4 * kEarly];
     FA_UNROLL
-    for (int j = 0; j < kTiles / kChunks; ++j) scale_tile(s, j, scale_log2, shift, highest);
+    for (int j = 0; j < kTiles / kChunks; ++j) {
+      if (j == kEarly) start_early(early, s);
+      scale_tile<kChains>(s, j, scale_log2, shift, highest);
+    }
+    if (kEarly == kTiles / kChunks) start_early(early, s);
+    bool above = is_above(highest);
     FA_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int begin = kTiles * chunk / kChunks;
       const int end = kTiles * (chunk + 1) / kChunks;
       const int next = kTiles * (chunk + 2 > kChunks ? kChunks : chunk + 2) / kChunks;
-      if (kPartial && chunk > 0 && chunk >= visible) break;
-      const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], kBitsBelowAll));
-      if (ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)))) {
+      if (kPartial && chunk > 0 && chunk >= visible) {
+        add_tile(s, begin - 1, sum);
+        break;
+      }
+      if (above) {
         if (!rescale) factor[0] = factor[1] = 1.f;
         rescale = true;
         raise(s, begin, end, highest);
+        if (chunk == 0) start_early(early, s);
       }
       FA_UNROLL
       for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
@@ -60,15 +73,20 @@ struct TrailingSoftmax {
       float total[2][2] = {};
       FA_UNROLL
       for (int j = 0; j < kTiles; ++j) {
-        // The next piece's scores, one n8 tile for one of this piece's.
-        const int ahead = end + (j - begin);
-        if (j >= begin && j < end && ahead < next) scale_tile(s, ahead, scale_log2, shift, highest);
-        if (j >= begin && j < end) exponentiate(s, j, total);
+        if (j < begin || j >= end) continue;
+        // The next piece's scores, two n8 tiles for one of this piece's, so that the answer is there when it begins.
+        const int ahead = end + 2 * (j - begin);
+        if (ahead < next) scale_tile<2>(s, ahead, scale_log2, shift, highest);
+        if (ahead + 1 < next) scale_tile<2>(s, ahead + 1, scale_log2, shift, highest);
+        if (ahead < next && ahead + 2 >= next) above = is_above(highest);
+        FA_UNROLL
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = j < kEarly ? early[i] : ptx::ex2(s[i]);
+        // A tile behind: no sum waits for an exponential at the end of a piece.
+        if (j > 0) add_tile(s, j - 1, total);
       }
       FA_UNROLL
-      for (int j = 2 * end - begin; j < next; ++j) scale_tile(s, j, scale_log2, shift, highest);
-      FA_UNROLL
       for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
+      if (end == kTiles) add_tile(s, kTiles - 1, sum);
     }
     return rescale;
   }
@@ -98,7 +116,7 @@ struct TrailingSoftmax {
   static constexpr int kChains = 4;  // of dependent maxima
 
   /// Scores of n8 tile j relative to the offsets; the greatest so far.
-  template <int kCount>
+  template <int kUsed, int kCount>
   FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, const float (&shift)[2],
                             int (&highest)[kChains]) const {
     FA_UNROLL
@@ -108,18 +126,35 @@ struct TrailingSoftmax {
       float& b = s[4 * j + 2 * r + 1];
       a = ptx::fma(a, scale_log2, -subtracted);
       b = ptx::fma(b, scale_log2, -subtracted);
-      int& chain = highest[j % 2 * 2 + r];
+      int& chain = highest[2 * j % kUsed + r];
       chain = ptx::max3(chain, static_cast<int>(ptx::bits(a)), static_cast<int>(ptx::bits(b)));
     }
   }
 
-  template <int kCount>
-  FA_DEVICE static void exponentiate(float (&s)[kCount], int j, float (&total)[2][2]) {
+  /// Whether a row of the warp has a score above the slack, or no offset yet.
+  FA_DEVICE static bool is_above(const int (&highest)[kChains]) {
+    const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], kBitsBelowAll));
+    return ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)));
+  }
+
+  template <int kEarlyCount, int kCount>
+  FA_DEVICE static void start_early(float (&early)[kEarlyCount], const float (&s)[kCount]) {
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      s[4 * j + i] = ptx::ex2(s[4 * j + i]);
-      total[i / 2][i % 2] += s[4 * j + i];
-    }
+    for (int i = 0; i < kEarlyCount; ++i) early[i] = ptx::ex2(s[i]);
+  }
+
+  /// P of n8 tile j to the sums of even and odd columns,
+  template <int kCount>
+  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2][2]) {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) total[i / 2][i % 2] += p[4 * j + i];
+  }
+
+  /// or to those of all.
+  template <int kCount>
+  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2]) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) total[r] += p[4 * j + 2 * r] + p[4 * j + 2 * r + 1];
   }
 
   /// Raises the offsets of rows that need it to their highest score in n8 tiles begin to end, and corrects what was
