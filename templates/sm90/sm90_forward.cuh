@@ -140,6 +140,9 @@ struct Forward {
   static constexpr bool kRoomy = kPlain || kConsumerRegisters - kFragmentRegisters > 32;
   static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
 
+  // What ends a query tile's rows is done beside the next one's first product, unless that takes too many registers.
+  static constexpr bool kFinishAside = kRoomy && !kDropout;
+
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
   static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
@@ -660,8 +663,10 @@ struct Forward {
       while (true) {
         const bool crosses = ahead.n == ahead.query.range.begin;
         if (crosses) {
-          finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
-          softmax = TrailingSoftmax();
+          if constexpr (!kFinishAside) {
+            finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
+            softmax = TrailingSoftmax();
+          }
           if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
           if (kStageO && staged) release_staged(q_slot.index, lane);
           staged = false;
@@ -689,6 +694,15 @@ struct Forward {
         if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
         limit = first_limit(ahead, warp_row);
+        if (kFinishAside ? crosses || (kStageO && staged) : kStageO && staged) {  // beside the products
+          if (kStageO && staged) release_staged(q_slot.index, lane);
+          staged = false;
+          if (kFinishAside && crosses) {
+            if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+            finish_rows(softmax, inverse_sum, query, warp_row, lane);
+            softmax = TrailingSoftmax();
+          }
+        }
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
         release(k_empty(k_slot.index), lane);
@@ -707,21 +721,19 @@ struct Forward {
         }
         ptx::settle(softmax.sum[0], shared + kJobOffset);
         ptx::settle(softmax.sum[1], shared + kJobOffset);
-        const bool rare = crosses || rescale || (kStageO && staged);  // one branch in the usual case
+        const bool rare = crosses || rescale;  // one branch in the usual case
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(o);
         release(v_empty(v_slot.index), lane);
         v_slot.advance();
         first = false;
         if (rare) {
-          if (kStageO && staged) release_staged(q_slot.index, lane);
-          staged = crosses;
           if (crosses) {
             // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
             if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
             store(o, inverse_sum, query, warp_row, lane, q_slot.index);
             query = ahead.query;
-            first = true;
+            first = staged = true;
           } else if (rescale) {
             multiply(o, softmax.factor);
           }
@@ -739,6 +751,10 @@ struct Forward {
       issue_output(o, probabilities, v_slot.index, !first);
       if (kOwnEnds && more) give_turn(consumer);
       if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+      if constexpr (kFinishAside) {
+        finish_rows(softmax, inverse_sum, query, warp_row, lane);
+        softmax = TrailingSoftmax();
+      }
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(o);
       if constexpr (kOwnEnds) {
@@ -1277,20 +1293,25 @@ struct Forward {
                              int lane) const {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
+    const int first_row = query.tile.m_block * kTileM + warp_row + lane / 4;
+    float lse[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
-      const int row = query.tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
-      [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink, which joins the splits once
-      if constexpr (Variant::kSink && !Config::kSplit) {
-        const float keys = softmax.lse(r);
-        whole = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(row)));
-        inverse_sum[r] *= kernel::weight_of(keys, whole);
+      lse[r] = softmax.lse(r);
+      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
+        const float keys = lse[r];
+        lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
+        inverse_sum[r] *= kernel::weight_of(keys, lse[r]);
       }
       if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
-      if ((Config::kSplit || params.lse != nullptr) && lane % 4 == 0 && row < row_count(query)) {
-        ptx::st_global(lse_row(query, rows, row), Variant::kSink && !Config::kSplit ? whole : softmax.lse(r));
-      }
+    }
+    if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
+    float* const target = lse_row(query, rows, first_row);
+    const int64_t stride = Config::kSplit ? 1 : params.stride_lse_s;
+    if (first_row < row_count(query)) ptx::st_global(target, lse[0]);
+    if (first_row + 8 < row_count(query)) {
+      ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : target + 8 * stride, lse[1]);
     }
   }
 
