@@ -38,10 +38,10 @@ struct TrailingSoftmax {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     static_assert(kEarly > 0 && kEarly <= kTiles / kChunks);
     bool rescale = false;
-    const int start = offset[0] == -kInfinity || offset[1] == -kInfinity ? kBitsAboveAll : kBitsBelowAll;
+    int least = lacks_offset() ? kBitsAboveAll : kBitsBelowAll;
     int highest[kChains];
     FA_UNROLL
-    for (int i = 0; i < kChains; ++i) highest[i] = start;
+    for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
     float early[4 * kEarly];
     FA_UNROLL
     for (int j = 0; j < kTiles / kChunks; ++j) {
@@ -49,7 +49,7 @@ struct TrailingSoftmax {
       scale_tile<kChains>(s, j, scale_log2, shift, highest);
     }
     if (kEarly == kTiles / kChunks) start_early(early, s);
-    bool above = is_above(highest);
+    bool above = is_above(highest, least);
     FA_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int begin = kTiles * chunk / kChunks;
@@ -67,9 +67,7 @@ struct TrailingSoftmax {
       }
       FA_UNROLL
       for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
-      if constexpr (kHoles) {
-        if (offset[0] == -kInfinity || offset[1] == -kInfinity) highest[0] = kBitsAboveAll;
-      }
+      least = kHoles && lacks_offset() ? kBitsAboveAll : kBitsBelowAll;
       float total[2][2] = {};
       FA_UNROLL
       for (int j = 0; j < kTiles; ++j) {
@@ -78,7 +76,7 @@ struct TrailingSoftmax {
         const int ahead = end + 2 * (j - begin);
         if (ahead < next) scale_tile<2>(s, ahead, scale_log2, shift, highest);
         if (ahead + 1 < next) scale_tile<2>(s, ahead + 1, scale_log2, shift, highest);
-        if (ahead < next && ahead + 2 >= next) above = is_above(highest);
+        if (ahead < next && ahead + 2 >= next) above = is_above(highest, least);
         FA_UNROLL
         for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = j < kEarly ? early[i] : ptx::ex2(s[i]);
         // A tile behind: no sum waits for an exponential at the end of a piece.
@@ -115,13 +113,19 @@ struct TrailingSoftmax {
 
   static constexpr int kChains = 4;  // of dependent maxima
 
+  // The offset of a row that has none yet, so that its scores are positive as a rule, and the search finds the
+  // greatest.
+  static constexpr float kFirstOffset = -16.f;
+
+  FA_DEVICE bool lacks_offset() const { return offset[0] == -kInfinity || offset[1] == -kInfinity; }
+
   /// Scores of n8 tile j relative to the offsets; the greatest so far.
   template <int kUsed, int kCount>
   FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, const float (&shift)[2],
                             int (&highest)[kChains]) const {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float subtracted = (offset[r] == -kInfinity ? 0.f : offset[r]) - shift[r];  // never inf - inf
+      const float subtracted = (offset[r] == -kInfinity ? kFirstOffset : offset[r]) - shift[r];
       float& a = s[4 * j + 2 * r];
       float& b = s[4 * j + 2 * r + 1];
       a = ptx::fma(a, scale_log2, -subtracted);
@@ -131,9 +135,9 @@ struct TrailingSoftmax {
     }
   }
 
-  /// Whether a row of the warp has a score above the slack, or no offset yet.
-  FA_DEVICE static bool is_above(const int (&highest)[kChains]) {
-    const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], kBitsBelowAll));
+  /// Whether a row of the warp has a score above the slack, or a lane `least` above it.
+  FA_DEVICE static bool is_above(const int (&highest)[kChains], int least) {
+    const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], least));
     return ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)));
   }
 
@@ -162,17 +166,18 @@ struct TrailingSoftmax {
   template <int kCount>
   FA_DEVICE void raise(float (&s)[kCount], int begin, int end, const int (&highest)[kChains]) {
     float score[2];
-    if (ptx::vote_any(offset[0] == -kInfinity || offset[1] == -kInfinity)) {
+    bool unknown = false;  // the greatest score of a row that has no offset yet
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      int bits = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);  // exact for what is positive
+      bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
+      bits = ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
+      score[r] = ptx::from_bits(static_cast<uint32_t>(bits));
+      unknown = unknown || (offset[r] == -kInfinity && bits <= 0);
+    }
+    if (ptx::vote_any(unknown)) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) score[r] = row_max(s, r, begin, end);
-    } else {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        int bits = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);  // exact for what is above the slack
-        bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
-        bits = ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
-        score[r] = ptx::from_bits(static_cast<uint32_t>(bits));
-      }
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -180,7 +185,7 @@ struct TrailingSoftmax {
       const bool moves = first ? score[r] != -kInfinity : score[r] > kSlack;
       const float step = moves ? score[r] : 0.f;
       const float shrink = !moves ? 1.f : first ? 0.f : ptx::ex2(-step);
-      if (moves) offset[r] = first ? step : offset[r] + step;
+      if (moves) offset[r] = (first ? kFirstOffset : offset[r]) + step;
       factor[r] *= shrink;
       sum[r] *= shrink;
       FA_UNROLL
