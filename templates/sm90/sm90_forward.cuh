@@ -137,11 +137,11 @@ struct Forward {
   // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow.
   static constexpr bool kPlain =
       !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
-  static constexpr bool kRoomy = kPlain || kConsumerRegisters - kFragmentRegisters > 32;
+  static constexpr bool kRoomy = kPlain || (kConsumerRegisters - kFragmentRegisters > 32 && !kDropout);
   static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
 
   // What ends a query tile's rows is done beside the next one's first product, unless that takes too many registers.
-  static constexpr bool kFinishAside = kRoomy && !kDropout;
+  static constexpr bool kFinishAside = kRoomy;
 
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
@@ -646,7 +646,7 @@ struct Forward {
       exponentiate(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks);
       if constexpr (kDropout) {
         if constexpr (kDrawers) {
-          take_mask(draws, mask_slot, warp_row, lane);
+          take_mask(mask_slot, warp_row, lane).expand(draws);
         } else {
           draw(draws, ahead.query.tile, kv_tile(ahead));
         }
@@ -703,20 +703,23 @@ struct Forward {
             softmax = TrailingSoftmax();
           }
         }
+        [[maybe_unused]] Mask mask;
+        if constexpr (kDrawers) mask = take_mask(mask_slot, warp_row, lane);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
         release(k_empty(k_slot.index), lane);
         k_slot.advance();
         const bool rescale = exponentiate(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded, in_chunks);
-        if constexpr (kDropout) {
+        if constexpr (kDrawers) {
+          convert(pairs, s);
+          mask.expand(draws);
+          keep(pairs, pairs, draws);
+          settle_pairs(pairs);
+        } else if constexpr (kDropout) {
           convert(pairs, s);
           settle_pairs(pairs);
-          if constexpr (kDrawers) {
-            take_mask(draws, mask_slot, warp_row, lane);
-          } else {
-            ptx::sync_warp();  // no draw before P takes half of its registers
-            draw(draws, read_tile(q_buffer), kv_tile(ahead));
-          }
+          ptx::sync_warp();  // no draw before P takes half of its registers
+          draw(draws, read_tile(q_buffer), kv_tile(ahead));
           settle_draws(draws);
         }
         ptx::settle(softmax.sum[0], shared + kJobOffset);
@@ -738,7 +741,10 @@ struct Forward {
             multiply(o, softmax.factor);
           }
         }
-        if constexpr (kDropout) {
+        if constexpr (kDrawers) {
+          FA_UNROLL
+          for (int i = 0; i < kTileN / 4; ++i) probabilities[i / 4][i % 4] = ptx::copy_apart(pairs[i / 4][i % 4]);
+        } else if constexpr (kDropout) {
           keep(probabilities, pairs, draws);
         } else {
           convert(probabilities, s);
@@ -1229,13 +1235,13 @@ struct Forward {
   }
 
   /// The same from the drawers.
-  FA_DEVICE void take_mask(P& kept, RingSlot<kMasks>& slot, int warp_row, int lane) const {
+  FA_DEVICE Mask take_mask(RingSlot<kMasks>& slot, int warp_row, int lane) const {
     ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
     const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
     ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     release(mask_empty(slot.index), lane);
     slot.advance();
-    mask.expand(kept);
+    return mask;
   }
 
   /// The same for pairs of P, which have no sign.
@@ -1252,7 +1258,6 @@ struct Forward {
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
       all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
-      if constexpr (kDrawers) all |= draws[step][2] | draws[step][3];
     }
     ptx::settle(all, shared + kJobOffset);
   }
