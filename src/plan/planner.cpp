@@ -91,6 +91,7 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
     }
   }
   choice.many_diagonals = choice.family == Family::sm90 && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
+  choice.many_rows = choice.family == Family::sm90 && sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
   choice.splits = fixed.splits != 0 && !problem.varlen
                       ? fixed.splits
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));

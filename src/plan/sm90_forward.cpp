@@ -13,15 +13,16 @@ namespace fa::plan {
 namespace {
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kMaxConsumers = 3;
+constexpr int kMaxConsumers = 4;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
 constexpr int kBarrierBytesBesideMasks = 464;
 constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
-// What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232 and 160.
-constexpr int kFragmentRegisters[] = {224, 208, 128};
-constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
-constexpr int kSoftmaxChunks = 2;
+// What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
+constexpr int kFragmentRegisters[] = {224, 208, 128, 80};
+constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
+constexpr std::int64_t kFewestTallTiles = 132;  // the multiprocessors of a Hopper GPU
+constexpr std::int64_t kManyRows = 1536;        // for tiles of 192 rows, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -29,11 +30,13 @@ struct Tile {
   int tile_m, tile_n, stages, q_buffers;
 };
 
-// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it). Measured on
-// an H200 (docs/performance.md).
+// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it), but for the
+// first. Measured on an H200 (docs/performance.md).
+constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
 constexpr Tile kMediumLong[] = {{192, 80, 3, 2}, {192, 64, 3, 2}};  // with a counter, no score function
+constexpr Tile kMediumTall[] = {{192, 80, 3, 2}, {192, 64, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
@@ -48,33 +51,48 @@ bool takes_registers(const Problem& problem) noexcept {
   return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
-std::span<const Tile> preferred_tiles(const Problem& problem, bool short_query, bool dynamic) noexcept {
+std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choice) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
+  const bool short_query = choice.short_query;
+  if (choice.many_rows) return d <= 64 ? kSmallTall : kMediumTall;
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   const bool plain = problem.variants == nullptr || problem.variants->score.empty();
-  if (d <= 128 && dynamic && plain) return kMediumLong;
+  if (d <= 128 && choice.dynamic && plain) return kMediumLong;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return short_query ? Tiles(kShortLargest) : kLargest;
 }
 
-/// Whether taking turns on the tensor cores is faster: measured, and slower only at d 128 without the causal mask,
-/// unless captured tensors are read between the products.
-bool turns_pay(const Problem& problem) noexcept {
+/// The tall tile of a problem, if it had enough rows; nullptr where it takes too many registers, or is not the faster.
+const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool captures = problem.variants != nullptr && !problem.variants->captures.empty() && !problem.dropout;
-  return problem.causal || captures || d <= 64 || d > 128;
+  const Tile* const tile = d <= 64 ? kSmallTall : d <= 128 && !problem.causal ? kMediumTall : nullptr;
+  if (tile == nullptr || (fixed.tile_m != 0 && fixed.tile_m != tile->tile_m) || pack_gqa || problem.dropout) {
+    return nullptr;
+  }
+  const Variants* const variants = problem.variants;
+  const bool plain = variants == nullptr || (variants->score.empty() && variants->mask.empty() &&
+                                             !variants->left_window && !variants->chunked);
+  return plain ? tile : nullptr;
 }
 
 int consumers(const KernelSpec& spec) {
   return spec.tile_m / kWarpgroupRows;
 }
 
+/// Whether taking turns on the tensor cores is faster: measured, and slower only at d 128 without the causal mask,
+/// unless captured tensors are read between the products.
+bool turns_pay(const Problem& problem, const KernelSpec& spec) noexcept {
+  const int d = std::max(problem.d_qk, problem.d_v);
+  const bool captures = problem.variants != nullptr && !problem.variants->captures.empty() && !problem.dropout;
+  return problem.causal || captures || d <= 64 || d > 128 || consumers(spec) > 2;
+}
+
 /// Whether other warps than the consumers draw what is dropped, and whether these are a warpgroup of their own.
 bool has_drawers(const KernelSpec& spec) {
-  return spec.dropout && consumers(spec) < kMaxConsumers;
+  return spec.dropout && consumers(spec) < 3;
 }
 bool has_drawer_warpgroup(const KernelSpec& spec) {
   return has_drawers(spec) && spec.d_v <= 128;
@@ -83,12 +101,6 @@ bool has_drawer_warpgroup(const KernelSpec& spec) {
 /// Keep-masks of [tile_m / 16, 32 lanes], 8 bytes a lane for each 128 keys begun.
 int mask_bytes(const KernelSpec& spec) {
   return kMasks * (spec.tile_m / 16) * 32 * 8 * ((spec.tile_n + 127) / 128);
-}
-
-/// Whether a third of a tile's rows may see none of a KV tile's keys, by causality alone.
-bool may_skip_hidden(const KernelSpec& spec) {
-  return spec.causal && consumers(spec) == kMaxConsumers && !spec.dropout && !spec.variants.left_window &&
-         !spec.variants.chunked && spec.variants.mask.empty();
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -130,15 +142,39 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.stages = either(fixed.stages, tile.stages);
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
-  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem));
-  spec.skips_hidden = may_skip_hidden(spec) && choice.many_diagonals;
+  spec.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
+  // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
+  const bool drifts = consumers(spec) > 3 && spec.skips_hidden && spec.q_buffers == 2;
+  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
   spec.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
-  spec.softmax_chunks = kSoftmaxChunks;
+  spec.softmax_chunks = sm90_forward_softmax_chunks(spec);
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   spec.own_ends = sm90_forward_own_ends(spec);
   spec.dynamic = choice.dynamic;
   return spec;
+}
+
+/// What a store may hold of the same tile, or of a tall one, for other lengths.
+void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const KernelOverride& fixed,
+                       const Choice& choice) {
+  const KernelSpec& first = specs.front();
+  std::vector<Tile> tiles{{first.tile_m, first.tile_n, first.stages, first.q_buffers}};
+  if (const Tile* const tall = tall_tile(problem, fixed, choice.pack_gqa); !choice.short_query && tall != nullptr) {
+    tiles.push_back(*tall);
+  }
+  for (const bool counted : {false, true}) {
+    if (counted && !may_be_dynamic(problem, choice)) continue;
+    for (const bool diagonals : {false, true}) {
+      Choice other = choice;
+      other.dynamic = choice.dynamic != counted;
+      other.many_diagonals = choice.many_diagonals != diagonals;
+      for (const Tile& tile : tiles) {
+        const KernelSpec spec = with_tile(problem, tile, fixed, other);
+        if (sm90_forward_refusal(spec).empty() && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
+      }
+    }
+  }
 }
 
 /// Why an override of another family's fields cannot be followed; empty when there is none.
@@ -170,14 +206,38 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept {
   return nullptr;
 }
 
+bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
+  const Tile* const tile = tall_tile(problem, fixed, pack_gqa);
+  if (tile == nullptr) return false;
+  const std::int64_t rows = problem.typical_s_q();
+  const auto tiles_of = [&](std::int64_t tile_m) { return (rows + tile_m - 1) / tile_m; };
+  const std::int64_t tiles = tiles_of(tile->tile_m);
+  if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;
+  if (tile->tile_m == 256) return rows > 128;
+  // At most a twentieth more of rows in the last tile than with 128 rows: what is gained.
+  return rows >= kManyRows && 20 * tiles * tile->tile_m <= 21 * tiles_of(128) * 128;
+}
+
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept {
-  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, short_query, false).front().tile_m;
+  Choice choice;
+  choice.short_query = short_query;
+  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
+}
+
+bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
+  return spec.causal && consumers(spec) >= 3 && !spec.dropout && !spec.variants.left_window && !spec.variants.chunked &&
+         spec.variants.mask.empty();
+}
+
+int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
+  return consumers(spec) > 3 && !spec.skips_hidden ? 1 : 2;
 }
 
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
   // A score function takes the registers of the second place that starts products.
-  if (consumers(spec) == kMaxConsumers && !spec.variants.score.empty()) return false;
-  return spec.causal && spec.take_turns && spec.tile_n < spec.tile_m && !spec.split && !spec.dropout &&
+  if (consumers(spec) >= 3 && !spec.variants.score.empty()) return false;
+  const bool drifts = consumers(spec) > 3 && spec.q_buffers == 2;
+  return spec.causal && (spec.take_turns || drifts) && spec.tile_n < spec.tile_m && !spec.split && !spec.dropout &&
          !spec.variants.left_window && !spec.variants.chunked && spec.variants.mask.empty();
 }
 
@@ -201,7 +261,7 @@ int sm90_forward_registers(const KernelSpec& spec) {
 std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.tile_m < kWarpgroupRows || spec.tile_m > kMaxConsumers * kWarpgroupRows ||
       spec.tile_m % kWarpgroupRows != 0) {
-    return fmt::format("tile_m = {}: accepted are 64, 128 and 192", spec.tile_m);
+    return fmt::format("tile_m = {}: accepted are 64, 128, 192 and 256", spec.tile_m);
   }
   if (spec.tile_n < 16 || spec.tile_n > 256 || spec.tile_n % 16 != 0) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
@@ -211,7 +271,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.q_buffers < 1 || spec.q_buffers > 2) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
   }
-  if (spec.skips_hidden && !may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
+  if (spec.skips_hidden && !sm90_forward_may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
   if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
@@ -237,7 +297,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
   std::vector<KernelSpec> specs;
   std::string refusal = foreign_override(fixed);
   if (refusal.empty()) {
-    for (const Tile& tile : preferred_tiles(problem, choice.short_query, choice.dynamic)) {
+    for (const Tile& tile : preferred_tiles(problem, choice)) {
       const KernelSpec spec = with_tile(problem, tile, fixed, choice);
       const std::string reason = sm90_forward_refusal(spec);
       if (!reason.empty()) {
@@ -248,13 +308,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
     }
   }
   if (!specs.empty()) {
-    // Last, what a store may hold for sequences of another length.
-    KernelSpec other = specs.front();
-    other.skips_hidden = !other.skips_hidden;
-    if (may_skip_hidden(other)) specs.push_back(other);
-    other = specs.front();
-    other.dynamic = !other.dynamic;
-    if (may_be_dynamic(problem, choice)) specs.push_back(other);
+    add_other_lengths(specs, problem, fixed, choice);
     return specs;
   }
   const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();

@@ -18,7 +18,11 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept;
 /// strides that no tensor map describes, an empty axis. nullptr when it can.
 const char* sm90_forward_obstacle(const Problem& problem) noexcept;
 
-/// Query rows of a thread block, the same for all of a problem's kernels.
+/// Whether a problem has enough rows for tall query tiles, which more consumer warpgroups share than others: as many
+/// tiles as the GPU has multiprocessors, and few rows of padding.
+bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept;
+
+/// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept;
 
 /// Warps of a thread block: a warpgroup for each 64 query rows, one of producers, and one that draws what dropout drops
@@ -28,6 +32,12 @@ int sm90_forward_warps(const KernelSpec& spec) noexcept;
 /// Whether a warpgroup's last row may see fewer KV tiles than the last row of the tile, by causality alone. The others
 /// learn from its turns that it passes over one.
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept;
+
+/// Whether a third or a quarter of a tile's rows may see none of a KV tile's keys, by causality alone.
+bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept;
+
+/// Pieces of a KV tile that the softmax works on one after the other.
+int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept;
 
 /// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_forward.cuh.
 int sm90_forward_shared_bytes(const KernelSpec& spec);

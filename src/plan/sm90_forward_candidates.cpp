@@ -12,8 +12,8 @@ constexpr double kMultiplyAdds = 4096;
 constexpr double kExponentials = 16;
 constexpr double kStepCycles = 120;  // barriers, addresses, the first and last wgmma of a step
 // The part of the softmax that tensor cores wait for, by consumer warpgroups; less when they take turns.
-constexpr double kExposed[] = {0.8, 0.45, 0.35};
-constexpr double kExposedInTurns[] = {0.8, 0.3, 0.2};
+constexpr double kExposed[] = {0.8, 0.45, 0.35, 0.25};
+constexpr double kExposedInTurns[] = {0.8, 0.3, 0.2, 0.15};
 constexpr double kExposedLoad = 0.15;  // of a Q tile, when there is one buffer
 
 double cost_of(const KernelSpec& spec, const Problem& problem) {
@@ -49,10 +49,11 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
     const bool whole_groups = !spec.pack_gqa || spec.tile_m % group == 0;
     if (whole_groups && sm90_forward_refusal(spec).empty()) candidates.push_back({spec, cost_of(spec, problem)});
   };
-  for (const int tile_m : {64, 128, 192}) {
+  for (const int tile_m : {64, 128, 192, 256}) {
     if (choice.short_query && tile_m != 64) continue;  // the other warpgroups would have no rows
     for (int tile_n = 48; tile_n <= 224; tile_n += 16) {
-      for (const int stages : {2, 3, 4}) {
+      for (const int stages : {2, 3, 4, 6}) {
+        if (stages > 4 && tile_m < 256) continue;
         for (const int q_buffers : {1, 2}) {
           KernelSpec spec = planned;
           spec.tile_m = tile_m;
@@ -60,7 +61,8 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.stages = stages;
           spec.q_buffers = q_buffers;
           spec.warps = sm90_forward_warps(spec);
-          spec.skips_hidden = planned.skips_hidden && tile_m == planned.tile_m;
+          spec.skips_hidden = choice.many_diagonals && sm90_forward_may_skip_hidden(spec);
+          spec.softmax_chunks = sm90_forward_softmax_chunks(spec);
           for (const bool take_turns : {false, true}) {
             spec.take_turns = take_turns;
             spec.own_ends = sm90_forward_own_ends(spec);

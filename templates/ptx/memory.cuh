@@ -90,9 +90,7 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
 // signals are: what a thread has seen complete has been added when its signal can be seen, and what another issues
 // because it saw the signal is added later. So no fences for other accesses, which take as long as the reduction.
 
-/// st.relaxed.gpu: the bulk reductions that this thread has seen complete come before, all but the last kPending
-/// groups.
-template <int kPending = 0>
+/// st.relaxed.gpu: the bulk reductions that this thread has seen complete come before.
 FA_DEVICE void signal_global(int32_t* address, int32_t value) {
   asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }

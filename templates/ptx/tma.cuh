@@ -77,10 +77,9 @@ FA_DEVICE void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// cp.async.bulk.wait_group: this thread's stores are complete, but for the last kPending groups of them.
-template <int kPending = 0>
+/// cp.async.bulk.wait_group 0: this thread's stores are complete.
 FA_DEVICE void tma_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 }  // namespace fa::ptx

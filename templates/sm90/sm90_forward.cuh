@@ -86,9 +86,12 @@ struct Forward {
                 "pieces are hidden by causality alone");
   // A warpgroup passes over the KV tiles that causality hides from all of its rows: it lets the others have its turns.
   static constexpr bool kOwnEnds = kernel::kOwnEnds<Config>;
-  static_assert(!kOwnEnds || (Config::kCausal && Config::kTakeTurns && !Config::kSplit && !kTwoSided &&
-                              !Variant::kMask && !kDropout),
+  static_assert(!kOwnEnds || (Config::kCausal && !Config::kSplit && !kTwoSided && !Variant::kMask && !kDropout),
                 "tiles are hidden by causality alone");
+  // Without turns a warpgroup that passes over KV tiles runs ahead of the others, as far as buffers go. From query tile
+  // to query tile first and last rows are exchanged, so that none stays ahead.
+  static constexpr bool kExchange = kOwnEnds && !Config::kTakeTurns;
+  static_assert(!kExchange || kQBuffers == 2, "the Q buffer says which rows are whose");
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
   static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDrawers), "rounds are known to all warps there");
@@ -109,7 +112,7 @@ struct Forward {
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
 
-  static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 query rows a warpgroup");
+  static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 4, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kStages >= 2, "K runs a tile ahead of V");
@@ -134,14 +137,17 @@ struct Forward {
       kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDropout ? 2 : 1) <= 192;
   using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
 
-  // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow.
+  // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow. Three
+  // warpgroups with longer KV tiles are not the faster for a second one.
   static constexpr bool kPlain =
       !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
-  static constexpr bool kRoomy = kPlain || (kConsumerRegisters - kFragmentRegisters > 32 && !kDropout);
+  static constexpr bool kRoomy =
+      kConsumers != 3 && !kDropout && (kPlain || kConsumerRegisters - kFragmentRegisters > 32);
   static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
 
-  // What ends a query tile's rows is done beside the next one's first product, unless that takes too many registers.
-  static constexpr bool kFinishAside = kRoomy;
+  // What ends a query tile's rows is done beside the next one's first product. Of more warpgroups others have work
+  // then.
+  static constexpr bool kFinishAside = kRoomy && kConsumers < 3 && kQBuffers == 2;
 
   // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
   // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
@@ -598,7 +604,7 @@ struct Forward {
   FA_DEVICE void consume(int consumer) const {
     const int lane = ptx::thread_index() % kWarpSize;
     // The warp's first row in the query tile.
-    const int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
+    int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     RingSlot<kStages> k_slot, v_slot;
     RingSlot<kQBuffers> q_slot;
     RingSlot<kMasks> mask_slot;
@@ -625,14 +631,14 @@ struct Forward {
       more = false;
       if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
       if constexpr (kOwnEnds) {
-        pass_hidden(ahead, consumer, k_slot, v_slot, passes, lane);
-        await_turn(consumer);
+        pass_hidden(ahead, consumer, warp_row, k_slot, v_slot, passes, lane);
+        if constexpr (Config::kTakeTurns) await_turn(consumer);
       }
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
       read_listed(ahead, k_slot.index);
       if constexpr (kTurnsSlopes) turn_slopes(slopes, ahead, warp_row, lane);
       issue_scores(s, slopes, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
-      if constexpr (kOwnEnds) give_turn(consumer);
+      if constexpr (kOwnEnds && Config::kTakeTurns) give_turn(consumer);
       if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
       int limit = first_limit(ahead, warp_row);
       ptx::wgmma_wait<0>();
@@ -672,6 +678,7 @@ struct Forward {
           staged = false;
           q_slot.advance();
           if (!seek(ahead, q_slot)) break;
+          if constexpr (kExchange) warp_row = other_rows(warp_row, consumer);
           if constexpr (kOwnEnds) {
             more = own_end(ahead.query, warp_row) < ahead.query.range.end;
             if (more) break;
@@ -683,23 +690,23 @@ struct Forward {
         const int q_buffer = ptx::shfl(q_slot.index, 0);
         if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         if constexpr (kTurnsSlopes && !kLists) turn_slopes(slopes, ahead, warp_row, lane);
-        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
         read_listed(ahead, k_slot.index);
         if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
         if (Config::kTakeTurns) await_turn(consumer);
         issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
+        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         issue_output(o, probabilities, v_slot.index, !first);
         if (Config::kTakeTurns) give_turn(consumer);
         if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
         limit = first_limit(ahead, warp_row);
-        if (kFinishAside ? crosses || (kStageO && staged) : kStageO && staged) {  // beside the products
+        if (kFinishAside && (crosses || (kStageO && staged))) {  // beside the products
           if (kStageO && staged) release_staged(q_slot.index, lane);
           staged = false;
-          if (kFinishAside && crosses) {
+          if (crosses) {
             if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
-            finish_rows(softmax, inverse_sum, query, warp_row, lane);
+            finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
             softmax = TrailingSoftmax();
           }
         }
@@ -724,17 +731,19 @@ struct Forward {
         }
         ptx::settle(softmax.sum[0], shared + kJobOffset);
         ptx::settle(softmax.sum[1], shared + kJobOffset);
-        const bool rare = crosses || rescale;  // one branch in the usual case
+        const bool rare = crosses || rescale || (!kFinishAside && kStageO && staged);  // one branch in the usual case
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(o);
         release(v_empty(v_slot.index), lane);
         v_slot.advance();
         first = false;
         if (rare) {
+          if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
+          if constexpr (!kFinishAside) staged = false;
           if (crosses) {
             // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
             if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
-            store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+            store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
             query = ahead.query;
             first = staged = true;
           } else if (rescale) {
@@ -752,13 +761,15 @@ struct Forward {
         }
       }
 
-      if (kOwnEnds && more) await_turn(consumer);  // of the first KV tile that is passed over
+      constexpr bool kPassesTurns = kOwnEnds && Config::kTakeTurns;
+      if (kPassesTurns && more) await_turn(consumer);  // of the first KV tile that is passed over
       ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
       issue_output(o, probabilities, v_slot.index, !first);
-      if (kOwnEnds && more) give_turn(consumer);
+      if (kPassesTurns && more) give_turn(consumer);
       if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+      const int stored_row = kExchange && more ? other_rows(warp_row, consumer) : warp_row;
       if constexpr (kFinishAside) {
-        finish_rows(softmax, inverse_sum, query, warp_row, lane);
+        finish_rows(softmax, inverse_sum, query, stored_row, lane);
         softmax = TrailingSoftmax();
       }
       ptx::wgmma_wait<0>();
@@ -769,7 +780,7 @@ struct Forward {
         staged = true;
       }
       if constexpr (kStageO && Config::kTakeTurns) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no turn follows
-      store(o, inverse_sum, query, warp_row, lane, q_slot.index);
+      store(o, inverse_sum, query, stored_row, lane, q_slot.index);
     }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
   }
@@ -778,6 +789,12 @@ struct Forward {
   FA_DEVICE static void await_turn(int consumer) { ptx::barrier_sync(1 + consumer, 2 * kWarpgroup); }
   FA_DEVICE static void give_turn(int consumer) {
     ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);
+  }
+
+  /// The warp's first row in the query tiles before and behind this one.
+  FA_DEVICE static int other_rows(int warp_row, int consumer) {
+    if constexpr (!kExchange) return warp_row;
+    return (warp_row % 64 + (warp_row / 64 == consumer ? kConsumers - 1 - consumer : consumer) * 64);
   }
 
   /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
@@ -792,11 +809,11 @@ struct Forward {
   }
 
   /// Lets KV tiles go that are hidden from this warpgroup, each with its turn; that of the first may be over.
-  FA_DEVICE void pass_hidden(Cursor& cursor, int consumer, RingSlot<kStages>& k_slot, RingSlot<kStages>& v_slot,
-                             bool had_turn, int lane) const {
-    const int end = own_end(cursor.query, 64 * consumer);
+  FA_DEVICE void pass_hidden(Cursor& cursor, int consumer, int warp_row, RingSlot<kStages>& k_slot,
+                             RingSlot<kStages>& v_slot, bool had_turn, int lane) const {
+    const int end = own_end(cursor.query, warp_row);
     for (; cursor.n >= end; --cursor.n) {
-      if (!had_turn) {
+      if (Config::kTakeTurns && !had_turn) {
         await_turn(consumer);
         give_turn(consumer);
       }
@@ -907,11 +924,12 @@ struct Forward {
   /// Starts S = Q K^T, [64, tile_n], with `slopes` of its keys' numbers added.
   FA_DEVICE void issue_scores(S& s, [[maybe_unused]] const Slopes& slopes, int q_buffer, int consumer,
                               int stage) const {
+    const int rows = 64 * (kExchange && q_buffer != 0 ? kConsumers - 1 - consumer : consumer);
     ptx::wgmma_tie(s);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kSSteps; ++step) {
-      SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), consumer * 64, step),
+      SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), rows, step),
                                     KTile::k_major(k_shared(stage), 0, step), step != 0);
     }
     if constexpr (kAffineProduct) {
@@ -1346,7 +1364,7 @@ struct Forward {
   /// A warp's rows of O through the place of its rows of Q, by the copy engine.
   FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
     // Every warp of the warpgroup has left Q: with turns, the barrier of this step's turn has said so.
-    if constexpr (!Config::kTakeTurns) ptx::barrier_sync(8 + warp_row / 64, kWarpgroup);
+    if constexpr (!Config::kTakeTurns) ptx::barrier_sync(7 + ptx::thread_index() / kWarpgroup, kWarpgroup);
     const int row = warp_row + lane % 16;
     FA_UNROLL
     for (int block = 0; block < ceil_div(kHeadDimV, 16); ++block) {  // 16 columns

@@ -181,9 +181,9 @@ void tma_commit() {
   Machine::of(lane).commit_stores(lane);
 }
 
-void tma_wait(bool read, int pending) {
+void tma_wait(bool read) {
   const Lane& lane = Machine::current();
-  Machine::of(lane).wait_stores(lane, read, pending);
+  Machine::of(lane).wait_stores(lane, read);
 }
 
 void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier, const Site& site) {

@@ -472,12 +472,12 @@ std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const 
   return std::atomic_ref<std::int32_t>(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
-void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site) {
+void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {
   constexpr const char* kName = "st.relaxed.gpu.global";
   check_global_store(address, sizeof value, kName, site);
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
-  if (machine.has_stores(lane, pending)) {
+  if (machine.has_stores(lane)) {
     machine.raise(FaultKind::unfenced, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
                   "its stores of shared memory are not complete");
   }

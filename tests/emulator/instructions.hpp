@@ -33,9 +33,9 @@ std::uint32_t vote_ballot(bool predicate, const Site& site);
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site);
-/// st.relaxed.gpu: the thread's own stores of shared memory have to be complete, but for the last `pending` groups, or
+/// st.relaxed.gpu: the thread's own stores of shared memory have to be complete, or
 /// nobody could tell when they are.
-void signal_global(std::int32_t* address, std::int32_t value, int pending, const Site& site);
+void signal_global(std::int32_t* address, std::int32_t value, const Site& site);
 /// ld.relaxed.gpu: whether the value is there.
 bool test_global(const std::int32_t* address, std::int32_t value, const Site& site);
 /// The same until the value is there, which a block of another OS thread may store.
@@ -95,8 +95,7 @@ void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, c
 void bulk_add_f32(float* global, std::uint32_t shared, int bytes, const Site& site);
 void tma_commit();
 /// Of all committed stores and additions: until their sources are read, or until they are complete.
-/// The last `pending` groups aside.
-void tma_wait(bool read, int pending = 0);
+void tma_wait(bool read);
 
 /// D [64, columns] = A [64, 16] B [16, columns] + D.
 struct WgmmaOperands {

@@ -951,9 +951,9 @@ void Machine::commit_stores(Lane& lane) {
   ++lane.bulk_groups;
 }
 
-void Machine::wait_stores(const Lane& lane, bool read, int pending) {
+void Machine::wait_stores(const Lane& lane, bool read) {
   const auto waited_for = [&](const TensorStore& store) {
-    return store.lane == &lane && store.group < lane.bulk_groups - pending;
+    return store.lane == &lane && store.group < lane.bulk_groups;
   };
   for (TensorStore& store : stores_) {
     if (!waited_for(store)) continue;
@@ -967,10 +967,8 @@ void Machine::wait_stores(const Lane& lane, bool read, int pending) {
   }
 }
 
-bool Machine::has_stores(const Lane& lane, int pending) const {
-  const auto counts = [&](const TensorStore& store) {
-    return store.lane == &lane && (pending == 0 || store.group < lane.bulk_groups - pending);
-  };
+bool Machine::has_stores(const Lane& lane) const {
+  const auto counts = [&](const TensorStore& store) { return store.lane == &lane; };
   return std::any_of(stores_.begin(), stores_.end(), counts) ||
          std::any_of(writes_.begin(), writes_.end(), [&](const PendingWrite& write) { return counts(write.store); });
 }

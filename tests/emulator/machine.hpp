@@ -266,10 +266,10 @@ class Machine {
   void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
                    const Site& site);
   void commit_stores(Lane& lane);
-  /// Whether stores of this thread may not have arrived, its last `pending` groups aside.
-  bool has_stores(const Lane& lane, int pending) const;
-  /// Until the sources are read; without `read` until what they held has arrived. All groups but the last `pending`.
-  void wait_stores(const Lane& lane, bool read, int pending);
+  /// Whether stores of this thread may not have arrived.
+  bool has_stores(const Lane& lane) const;
+  /// Until the sources are read; without `read` until what they held has arrived.
+  void wait_stores(const Lane& lane, bool read);
 
   Warpgroup& warpgroup(const Warp& warp) { return warpgroups_[static_cast<std::size_t>(warp.warpgroup())]; }
   Warp& warp(int index) { return *warps_[static_cast<std::size_t>(index)]; }

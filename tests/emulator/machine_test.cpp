@@ -420,7 +420,7 @@ TEST(Signals, ReachABlockThatWaits) {
               if (block_index() == 0) {
                 check_global_store(word + 1, 4, "st.global", Site::current());
                 word[1] = 7;
-                signal_global(word, 1, 0, Site::current());
+                signal_global(word, 1, Site::current());
               } else {
                 await_global(word, 1, Site::current());
                 seen = word[1];
@@ -447,7 +447,7 @@ TEST(Signals, LastClustersStartFirstAndRestWhereTheyWait) {
         note(started);
         await_global(turn.data(), block_index(), Site::current());
         note(done);
-        signal_global(turn.data(), block_index() + 1, 0, Site::current());
+        signal_global(turn.data(), block_index() + 1, Site::current());
       },
       memory, {.grid = kBlocks, .threads = 32, .seed = 1, .last_first = true});
   EXPECT_EQ(started, (std::vector{2, 1, 0}));
@@ -457,10 +457,10 @@ TEST(Signals, LastClustersStartFirstAndRestWhereTheyWait) {
 TEST(Signals, RiseAtOnePlace) {
   EXPECT_EQ(signal_fault([](std::int32_t* word) {
               word += block_index();
-              signal_global(word, 2, 0, Site::current());
+              signal_global(word, 2, Site::current());
               EXPECT_TRUE(test_global(word, 2, Site::current()));
               EXPECT_FALSE(test_global(word, 1, Site::current()));
-              signal_global(word, 1, 0, Site::current());
+              signal_global(word, 1, Site::current());
             }),
             FaultKind::out_of_turn);
 }

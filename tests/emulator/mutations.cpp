@@ -138,6 +138,11 @@ std::vector<Mutation> make_mutations() {
     spec.d_v = spec.d_qk;  // columns behind d_v of a staged O are those of Q
     spec.take_turns = spec.own_ends = spec.dynamic = true;
   });
+  const KernelSpec exchanging = changed(own_ends, [](KernelSpec& spec) {
+    spec.tile_m = 256;
+    spec.warps = 20;
+    spec.take_turns = false;
+  });
   using enum FaultKind;
   return {
       // Asynchronous copies.
@@ -574,8 +579,22 @@ std::vector<Mutation> make_mutations() {
        1,
        own_ends,
        {deadlock}},
-      {"hopper_turn_of_a_passed_tile_kept", kHopper, "if (!had_turn) {", "if (had_turn) {", 1, own_ends, {deadlock}},
+      {"hopper_turn_of_a_passed_tile_kept", kHopper, "&& !had_turn) {", "&& had_turn) {", 1, own_ends, {deadlock}},
       {"hopper_end_of_the_first_row", kHopper, "first + 63 < end ? first + 63 : end - 1", "first", 1, own_ends, {}},
+      {"hopper_rows_not_exchanged",
+       kHopper,
+       "if constexpr (kExchange) warp_row = other_rows(warp_row, consumer);",
+       "",
+       1,
+       exchanging,
+       {shared_race}},
+      {"hopper_rows_of_the_next_tile_stored",
+       kHopper,
+       "kExchange && more ? other_rows(warp_row, consumer) : warp_row;",
+       "warp_row;",
+       1,
+       exchanging,
+       {shared_race}},
       {"hopper_tile_of_the_counter_left_out",
        kHopper,
        "const int next = ptx::block_count() +",

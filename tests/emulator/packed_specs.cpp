@@ -143,6 +143,17 @@ constexpr ForwardShape kForward[] = {
      .dropout = false,
      .causal = true,
      .q_buffers = 2},
+    {.dtype = DType::bf16,
+     .d_qk = 64,
+     .d_v = 48,
+     .tile_m = 256,
+     .warps = 20,
+     .tile_n = 48,
+     .stages = 3,
+     .varlen = true,
+     .dropout = false,
+     .causal = true,
+     .q_buffers = 2},
     {.dtype = DType::f16,
      .d_qk = 72,
      .d_v = 40,
@@ -329,7 +340,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.arch = {9, 0, 'a'};
   spec.q_buffers = shape.q_buffers;
   spec.softmax_chunks = 2;
-  spec.take_turns = shape.tile_m > 64;
+  spec.take_turns = shape.tile_m > 64 && shape.tile_m < 256;
   spec.own_ends = fa::plan::sm90_forward_own_ends(spec);
   return spec;
 }

@@ -140,6 +140,10 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 72, 72, 128, 32, 3, 2, true, true, true, false, 2, false, false, true},
     {DType::bf16, 80, 64, 128, 128, 2, 2, true, true, false, true, 2, false, false, false, true},
     {DType::f16, 32, 32, 64, 48, 2, 2, true, false, true, true, 2, false, false, false, true},
+    {DType::bf16, 64, 64, 256, 32, 4, 2, false, true, false, true},
+    {DType::f16, 64, 40, 256, 64, 3, 2, true, true, false, true, 1, false, false, true, true},
+    {DType::bf16, 64, 64, 256, 48, 4, 2, true, false, false, true, 2, false, true, true},
+    {DType::f16, 32, 64, 256, 32, 3, 2, true, false, false, false, 1, false, false, true, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {

@@ -98,6 +98,12 @@ reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std
   return whole.part(problem.shape.b * problem.shape.h_q - heads, row, key);
 }
 
+/// NaN in every element type.
+void spoil(DeviceBuffer& buffer) {
+  const std::vector<std::byte> ones(256, std::byte{0xff});
+  buffer.tile(ones.data(), ones.size());
+}
+
 }  // namespace
 
 const char* to_string(Operation op) {
@@ -189,6 +195,7 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
   }
   if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
   add_captures();
+  spoil(o_);  // also where it is an input: initcheck does not see what the copy engine writes
   spoil_output();
 }
 
@@ -342,11 +349,8 @@ TensorView BenchTensors::last_entry(const TensorView& tensor) const {
 }
 
 void BenchTensors::spoil_output() {
-  const std::vector<std::byte> ones(256, std::byte{0xff});  // NaN in every element type
   const bool backward = problem_.op == Operation::backward;
-  for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) {
-    buffer->tile(ones.data(), ones.size());
-  }
+  for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) spoil(*buffer);
 }
 
 double BenchTensors::variant_slack() const {

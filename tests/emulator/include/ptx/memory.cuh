@@ -58,9 +58,8 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4],
   emulator::red_add_f32(address, value, 4, "red.global.add.v4.f32", site);
 }
 
-template <int kPending = 0>
 FA_DEVICE void signal_global(int32_t* address, int32_t value, const emulator::Site& site = emulator::Site::current()) {
-  emulator::signal_global(address, value, kPending, site);
+  emulator::signal_global(address, value, site);
 }
 FA_DEVICE bool test_global(const int32_t* address, int32_t value,
                            const emulator::Site& site = emulator::Site::current()) {

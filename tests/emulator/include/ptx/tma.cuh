@@ -56,9 +56,8 @@ FA_DEVICE void tma_wait_read() {
   emulator::tma_wait(true);
 }
 
-template <int kPending = 0>
 FA_DEVICE void tma_wait() {
-  emulator::tma_wait(false, kPending);
+  emulator::tma_wait(false);
 }
 
 }  // namespace fa::ptx
