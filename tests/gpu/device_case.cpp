@@ -57,7 +57,10 @@ void* DeviceBuffer::data() const {
 }
 
 void DeviceBuffer::write(const std::vector<std::byte>& bytes) {
-  if (!bytes.empty()) driver::check(api().cuMemcpyHtoD(base_ + kGuard, bytes.data(), bytes.size()), "cuMemcpyHtoD");
+  if (bytes.empty()) return;
+  driver::check(api().cuMemcpyHtoD(base_ + kGuard, bytes.data(), bytes.size()), "cuMemcpyHtoD");
+  // The bytes may still be on their way, and a stream of its own would not wait for them.
+  driver::check(api().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
 }
 
 std::vector<std::byte> DeviceBuffer::read() const {

@@ -48,7 +48,10 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) {
-  if (bytes != 0) driver::check(driver::api().cuMemcpyHtoD(pointer_, source, bytes), "cuMemcpyHtoD");
+  if (bytes == 0) return;
+  driver::check(driver::api().cuMemcpyHtoD(pointer_, source, bytes), "cuMemcpyHtoD");
+  // The bytes may still be on their way, and a stream of its own would not wait for them.
+  driver::check(driver::api().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
 }
 
 void DeviceBuffer::download(void* target, std::size_t bytes) const {
