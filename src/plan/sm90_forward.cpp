@@ -30,8 +30,8 @@ struct Tile {
   int tile_m, tile_n, stages, q_buffers;
 };
 
-// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it), but for the
-// first. Measured on an H200 (docs/performance.md).
+// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it), but for tall
+// ones. Measured on an H200 (docs/performance.md).
 constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};

@@ -144,6 +144,8 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 64, 40, 256, 64, 3, 2, true, true, false, true, 1, false, false, true, true},
     {DType::bf16, 64, 64, 256, 48, 4, 2, true, false, false, true, 2, false, true, true},
     {DType::f16, 32, 64, 256, 32, 3, 2, true, false, false, false, 1, false, false, true, true},
+    {DType::bf16, 64, 32, 256, 32, 3, 2, true, false, true, true, 2, false, true, true},
+    {DType::f16, 64, 64, 256, 64, 2, 1, true, true, false, true, 1, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {

@@ -170,6 +170,14 @@ TEST_F(Forward, HopperKernelOverrides) {
       overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .splits = 3});
     }
   }
+  for (const int tile_n : {16, 48, 64}) {
+    for (const bool take_turns : {false, true}) {
+      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .take_turns = take_turns});
+      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .stages = 3, .q_buffers = 1, .take_turns = take_turns});
+      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .pack_gqa = true, .take_turns = take_turns});
+    }
+    overrides.push_back({.tile_m = 256, .tile_n = tile_n, .splits = 3});
+  }
   overrides.push_back({.pack_gqa = true, .splits = 5});
   for (KernelOverride& kernel : overrides) {
     kernel.family = Family::sm90;
