@@ -27,6 +27,8 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kDynamicRows = 1024;
+// Or where rounds leave more than a twentieth of the multiprocessors without a tile.
+constexpr std::int64_t kUnevenRows = 512;
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
 
@@ -50,6 +52,11 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   }
   const std::int64_t splits = std::min({enough / blocks, keys / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
+}
+
+bool is_uneven(std::int64_t tiles) {
+  const std::int64_t places = ceil_div(tiles, kEnoughPersistentBlocks) * kEnoughPersistentBlocks;
+  return tiles > kEnoughPersistentBlocks && 20 * places > 21 * tiles;
 }
 
 Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {
@@ -78,7 +85,7 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   std::int64_t tile_m = choice.short_query ? 64 : 128;
   choice.family = choose_family(problem, fixed);
   if (choice.family == Family::sm90) {
-    tile_m = sm90_forward_tile_m(problem, fixed, choice.short_query);
+    tile_m = sm90_forward_tile_m(problem, fixed, choice);
     if (choice.pack_gqa && tile_m % group != 0) {  // the copy engine brings whole groups
       if (fixed.family == Family::automatic) {
         choice.family = Family::sm80;
@@ -86,18 +93,26 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
       } else {
         choice.pack_gqa = false;
         choice.short_query = problem.s_q <= kShortQueryRows;
-        tile_m = sm90_forward_tile_m(problem, fixed, choice.short_query);
+        tile_m = sm90_forward_tile_m(problem, fixed, choice);
       }
     }
   }
-  choice.many_diagonals = choice.family == Family::sm90 && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
-  choice.many_rows = choice.family == Family::sm90 && sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
+  if (choice.family == Family::sm90) {
+    choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
+    choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
+    choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);
+    tile_m = sm90_forward_tile_m(problem, fixed, choice);
+  }
   choice.splits = fixed.splits != 0 && !problem.varlen
                       ? fixed.splits
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   const std::int64_t head_bytes =
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
-  choice.dynamic = may_be_dynamic(problem, choice) && s_q >= kDynamicRows && head_bytes / group >= kDynamicHeadBytes;
+  const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
+                             (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
+  choice.dynamic =
+      may_be_dynamic(problem, choice) &&
+      ((s_q >= kDynamicRows && head_bytes / group >= kDynamicHeadBytes) || (s_q >= kUnevenRows && is_uneven(tiles)));
   return choice;
 }
 

@@ -22,7 +22,10 @@ constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 constexpr int kFragmentRegisters[] = {224, 208, 128, 80};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
 constexpr std::int64_t kFewestTallTiles = 132;  // the multiprocessors of a Hopper GPU
-constexpr std::int64_t kManyRows = 1536;        // for tiles of 192 rows, measured on an H200
+// For tiles of 192 rows, measured on an H200: a causal head's first one may be nearly empty.
+constexpr std::int64_t kManyRows = 768;
+constexpr std::int64_t kManyCausalRows = 448;
+constexpr std::int64_t kLongRows = 1536;
 constexpr int kAffineProductHeadDim = 96;
 constexpr std::size_t kMaxSpecs = 4;
 
@@ -30,13 +33,16 @@ struct Tile {
   int tile_m, tile_n, stages, q_buffers;
 };
 
-// In order of preference; the tiles of a list share tile_m (with packed query heads the group divides it), but for tall
-// ones. Measured on an H200 (docs/performance.md).
+// In order of preference, of those that fit; the tiles of a list share tile_m (with packed query heads the group divides
+// it), but for tall ones. Measured on an H200 (docs/performance.md).
 constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
-constexpr Tile kMediumLong[] = {{192, 80, 3, 2}, {192, 64, 3, 2}};  // with a counter, no score function
-constexpr Tile kMediumTall[] = {{192, 80, 3, 2}, {192, 64, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
+constexpr Tile kMediumTall[] = {{192, 112, 2, 2}, {192, 96, 2, 2},  {192, 80, 3, 2},
+                                {192, 64, 3, 2},  {128, 128, 2, 2}, {128, 96, 2, 2}};
+constexpr Tile kMediumShortTall[] = {{192, 64, 3, 2}, {192, 48, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
+constexpr Tile kMediumTallest[] = {{256, 48, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
+constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};  // d <= 160
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
@@ -51,31 +57,34 @@ bool takes_registers(const Problem& problem) noexcept {
   return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
+/// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
+/// or is not the faster.
+std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows) noexcept {
+  using Tiles = std::span<const Tile>;
+  if (problem.dropout) return {};
+  const int d = std::max(problem.d_qk, problem.d_v);
+  const Variants* const variants = problem.variants;
+  if (variants != nullptr) {
+    if (!variants->mask.empty() || variants->left_window || variants->chunked) return {};
+    const bool reads = !variants->captures.empty();  // or is affine, which has a faster way
+    if (!variants->score.empty() && (reads || d <= 64 || d > 128 || !long_rows)) return {};
+  }
+  if (d <= 64) return kSmallTall;
+  if (d <= 72 && !problem.causal && long_rows) return kMediumTallest;
+  if (d <= 128) return problem.causal && !long_rows ? Tiles(kMediumShortTall) : kMediumTall;
+  return d <= 160 ? Tiles(kLargeTall) : Tiles();
+}
+
 std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choice) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
-  if (choice.many_rows) return d <= 64 ? kSmallTall : kMediumTall;
+  if (choice.many_rows) return tall_tiles(problem, choice.long_rows);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
-  const bool plain = problem.variants == nullptr || problem.variants->score.empty();
-  if (d <= 128 && choice.dynamic && plain) return kMediumLong;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
   if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return short_query ? Tiles(kShortLargest) : kLargest;
-}
-
-/// The tall tile of a problem, if it had enough rows; nullptr where it takes too many registers, or is not the faster.
-const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
-  const int d = std::max(problem.d_qk, problem.d_v);
-  const Tile* const tile = d <= 64 ? kSmallTall : d <= 128 && !problem.causal ? kMediumTall : nullptr;
-  if (tile == nullptr || (fixed.tile_m != 0 && fixed.tile_m != tile->tile_m) || pack_gqa || problem.dropout) {
-    return nullptr;
-  }
-  const Variants* const variants = problem.variants;
-  const bool plain = variants == nullptr || (variants->score.empty() && variants->mask.empty() &&
-                                             !variants->left_window && !variants->chunked);
-  return plain ? tile : nullptr;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -155,13 +164,24 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   return spec;
 }
 
+/// The first tall tile that fits a problem, if it had enough rows; nullptr where there is none.
+const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, bool pack_gqa, bool long_rows) {
+  if (pack_gqa) return nullptr;
+  for (const Tile& tile : tall_tiles(problem, long_rows)) {
+    if (fixed.tile_m != 0 && fixed.tile_m != tile.tile_m) continue;
+    if (sm90_forward_refusal(with_tile(problem, tile, fixed, {})).empty()) return &tile;
+  }
+  return nullptr;
+}
+
 /// What a store may hold of the same tile, or of a tall one, for other lengths.
 void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const KernelOverride& fixed,
                        const Choice& choice) {
   const KernelSpec& first = specs.front();
   std::vector<Tile> tiles{{first.tile_m, first.tile_n, first.stages, first.q_buffers}};
-  if (const Tile* const tall = tall_tile(problem, fixed, choice.pack_gqa); !choice.short_query && tall != nullptr) {
-    tiles.push_back(*tall);
+  for (const bool long_rows : {false, true}) {
+    const Tile* const tall = tall_tile(problem, fixed, choice.pack_gqa, long_rows);
+    if (!choice.short_query && tall != nullptr) tiles.push_back(*tall);
   }
   for (const bool counted : {false, true}) {
     if (counted && !may_be_dynamic(problem, choice)) continue;
@@ -206,21 +226,23 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept {
   return nullptr;
 }
 
-bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
-  const Tile* const tile = tall_tile(problem, fixed, pack_gqa);
-  if (tile == nullptr) return false;
-  const std::int64_t rows = problem.typical_s_q();
-  const auto tiles_of = [&](std::int64_t tile_m) { return (rows + tile_m - 1) / tile_m; };
-  const std::int64_t tiles = tiles_of(tile->tile_m);
-  if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;
-  if (tile->tile_m == 256) return rows > 128;
-  // At most a twentieth more of rows in the last tile than with 128 rows: what is gained.
-  return rows >= kManyRows && 20 * tiles * tile->tile_m <= 21 * tiles_of(128) * 128;
+bool sm90_forward_long_rows(const Problem& problem) noexcept {
+  return problem.typical_s_q() >= kLongRows;
 }
 
-int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept {
-  Choice choice;
-  choice.short_query = short_query;
+bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
+  const auto possible = tall_tiles(problem, sm90_forward_long_rows(problem));
+  if (pack_gqa || possible.empty()) return false;
+  const int tile_m = possible.front().tile_m;
+  if (fixed.tile_m != 0 && fixed.tile_m != tile_m) return false;
+  const std::int64_t rows = problem.typical_s_q();
+  const std::int64_t tiles = (rows + tile_m - 1) / tile_m;
+  if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;
+  if (std::max(problem.d_qk, problem.d_v) <= 64) return rows > 128;
+  return rows >= (problem.causal ? kManyCausalRows : kManyRows);
+}
+
+int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
   return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
 }
 
@@ -230,14 +252,18 @@ bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
 }
 
 int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
-  return consumers(spec) > 3 && !spec.skips_hidden ? 1 : 2;
+  if (consumers(spec) > 3) return spec.skips_hidden ? 2 : 1;
+  if (spec.dropout || !spec.variants.score.empty()) return 2;
+  if (consumers(spec) == 3) return spec.tile_n <= (spec.d_v > 128 ? 64 : spec.causal ? 0 : 80) ? 1 : 2;
+  return spec.d_v > (spec.causal ? 1000 : 128) ? 1 : 2;
 }
 
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
-  // A score function takes the registers of the second place that starts products.
-  if (consumers(spec) >= 3 && !spec.variants.score.empty()) return false;
-  const bool drifts = consumers(spec) > 3 && spec.q_buffers == 2;
-  return spec.causal && (spec.take_turns || drifts) && spec.tile_n < spec.tile_m && !spec.split && !spec.dropout &&
+  // A score function that reads takes the registers of the second place that starts products.
+  if (consumers(spec) >= 3 && !spec.variants.captures.empty()) return false;
+  const bool drifts = spec.causal && consumers(spec) > 3 && spec.q_buffers == 2;
+  const bool pays = spec.causal ? spec.tile_n < spec.tile_m : consumers(spec) >= 3;
+  return pays && (spec.take_turns || drifts) && !spec.split && (!spec.dropout || consumers(spec) >= 3) &&
          !spec.variants.left_window && !spec.variants.chunked && spec.variants.mask.empty();
 }
 

@@ -22,8 +22,11 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept;
 /// tiles as the GPU has multiprocessors, and few rows of padding.
 bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept;
 
+/// Whether these should be those of long rows.
+bool sm90_forward_long_rows(const Problem& problem) noexcept;
+
 /// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.
-int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, bool short_query) noexcept;
+int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept;
 
 /// Warps of a thread block: a warpgroup for each 64 query rows, one of producers, and one that draws what dropout drops
 /// where registers are left for it.

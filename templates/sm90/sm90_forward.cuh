@@ -84,10 +84,16 @@ struct Forward {
   static constexpr bool kPartial = kernel::kSkipsHidden<Config>;
   static_assert(!kPartial || (Config::kCausal && !kTwoSided && !Variant::kMask && !kDropout),
                 "pieces are hidden by causality alone");
-  // A warpgroup passes over the KV tiles that causality hides from all of its rows: it lets the others have its turns.
+  // A warpgroup passes over the KV tiles that causality hides from all of its rows, and over all but one where it has
+  // no rows: it lets the others have its turns.
   static constexpr bool kOwnEnds = kernel::kOwnEnds<Config>;
-  static_assert(!kOwnEnds || (Config::kCausal && !Config::kSplit && !kTwoSided && !Variant::kMask && !kDropout),
+  static_assert(!kOwnEnds || (!Config::kSplit && !kTwoSided && !Variant::kMask && !kDrawers),
                 "tiles are hidden by causality alone");
+  // Query tiles that are not full are cheap then. Under causality it is the first one of a head, which sees the fewest
+  // keys: whole warps of it have no rows.
+  static constexpr bool kEndsAligned = kOwnEnds && Config::kCausal && !kVarlen && !Config::kPackGqa;
+  // Else the last one. From pair of rounds to pair of rounds it is another block's.
+  static constexpr bool kRotates = kOwnEnds && !Config::kCausal && !kVarlen;
   // Without turns a warpgroup that passes over KV tiles runs ahead of the others, as far as buffers go. From query tile
   // to query tile first and last rows are exchanged, so that none stays ahead.
   static constexpr bool kExchange = kOwnEnds && !Config::kTakeTurns;
@@ -173,12 +179,14 @@ struct Forward {
   const kernel::ForwardParamsOf<Config>& params;
   const uint32_t shared = ptx::dynamic_shared();
   const int dense_rows;
+  const int before_rows;  // places in a head's first query tile
   const int tiles;
 
   FA_DEVICE explicit Forward(const Params& all)
       : p(all),
         params(all.base),
         dense_rows(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
+        before_rows(kEndsAligned ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
         tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kQBytes; }
@@ -287,6 +295,14 @@ struct Forward {
     }
   }
 
+  /// The (packed) row of a head with which a query tile begins.
+  FA_DEVICE int first_row_of(const ForwardTile& tile) const { return tile.m_block * kTileM - before_rows; }
+
+  /// Whether there is such a row.
+  FA_DEVICE bool has_row(const Query& query, int row) const {
+    return static_cast<uint32_t>(row) < static_cast<uint32_t>(row_count(query));
+  }
+
   /// (Packed) rows of a head.
   FA_DEVICE int row_count(const Query& query) const {
     if constexpr (!kVarlen) return dense_rows;
@@ -310,9 +326,10 @@ struct Forward {
       query.sequence = kernel::sequence_of(params, query.tile.batch);
     } else {
       query.tile = kernel::forward_tile<Config::kCausal>(params, index);
+      if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
     }
     const Rows rows{params.group, query.tile.head};
-    const int first = query.tile.m_block * kTileM;
+    const int first = first_row_of(query.tile);
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
     query.range = visible(query, rows.position(first), rows.position(last));
@@ -322,6 +339,12 @@ struct Forward {
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
     return query;
+  }
+
+  /// By the pair of rounds in which the head begins.
+  FA_DEVICE int rotated(const ForwardTile& tile) const {
+    const int pair = (tile.batch * params.heads + tile.head) * params.m_blocks / (2 * ptx::block_count());
+    return (tile.m_block + pair) % params.m_blocks;
   }
 
   FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
@@ -523,7 +546,7 @@ struct Forward {
     post(slot.index, job);
     if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(slot.index));  // for the thread that copies V
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    int row = Config::kPackGqa ? tile.m_block * kTileM / params.group : tile.m_block * kTileM;
+    int row = Config::kPackGqa ? first_row_of(tile) / params.group : first_row_of(tile);
     if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
@@ -794,17 +817,17 @@ struct Forward {
   /// The warp's first row in the query tiles before and behind this one.
   FA_DEVICE static int other_rows(int warp_row, int consumer) {
     if constexpr (!kExchange) return warp_row;
-    return (warp_row % 64 + (warp_row / 64 == consumer ? kConsumers - 1 - consumer : consumer) * 64);
+    return warp_row % 64 + (warp_row / 64 == consumer ? kConsumers - 1 - consumer : consumer) * 64;
   }
 
   /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
   FA_DEVICE int own_end(const Query& query, int warp_row) const {
     const Rows rows{params.group, 0};
-    const int first = query.tile.m_block * kTileM + warp_row / 64 * 64;
+    const int first = first_row_of(query.tile) + warp_row / 64 * 64;
     const int end = row_count(query);
     const int last = first + 63 < end ? first + 63 : end - 1;
-    const int limit = kernel::key_limit<true>(lengths_of(query), rows.position(last));
-    const int tiles_seen = first < end ? kernel::ceil_div(limit, kTileN) : 0;
+    const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), rows.position(last));
+    const int tiles_seen = first < end && last >= 0 ? kernel::ceil_div(limit, kTileN) : 0;
     return tiles_seen > query.range.begin ? tiles_seen : query.range.begin + 1;
   }
 
@@ -884,7 +907,7 @@ struct Forward {
     constexpr float kFarthest = static_cast<float>(kNoTile);
     const Rows rows{params.group, 0};
     const auto& lengths = lengths_of(cursor.query);
-    const int position = rows.position(cursor.query.tile.m_block * kTileM + tile_row);
+    const int position = rows.position(first_row_of(cursor.query.tile) + tile_row);
     const int limit = kernel::key_limit<Config::kCausal>(lengths, position);
     const float turn = ptx::max(ptx::min(row.base * (-1.f / Variant::kAffineStep), kFarthest), -kFarthest);
     const bool hidden = turn >= static_cast<float>(limit - 1);
@@ -1056,8 +1079,9 @@ struct Forward {
   FA_DEVICE kernel::Place place(const Cursor& cursor, int warp_row, int r, int lane) const {
     const Rows rows{params.group, cursor.query.tile.head};
     const auto& lengths = lengths_of(cursor.query);
-    const int row = cursor.query.tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
-    const int position = kernel::inside(rows.position(row), lengths.s_q);
+    const int row = first_row_of(cursor.query.tile) + warp_row + lane / 4 + 8 * r;
+    const int existing = kEndsAligned && row < 0 ? 0 : rows.position(row);
+    const int position = kernel::inside(existing, lengths.s_q);
     const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);
     return {cursor.query.tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv,
             params.variant.scale};
@@ -1149,7 +1173,7 @@ struct Forward {
   FA_DEVICE void hide_outside(S& s, const Cursor& cursor, int warp_row, int lane) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
-    const int row = cursor.query.tile.m_block * kTileM + warp_row;
+    const int row = first_row_of(cursor.query.tile) + warp_row;
     const int first_key = kv_tile(cursor) * kTileN;
     const auto begin_of = [&](int i) {
       return kernel::keys_begin<Variant>(params, lengths, rows.position(row + i)) - first_key;
@@ -1184,18 +1208,18 @@ struct Forward {
       return 0;
     } else {
       const Rows rows{params.group, 0};
-      const int row = cursor.query.tile.m_block * kTileM + warp_row;
+      const int row = first_row_of(cursor.query.tile) + warp_row;
       return kernel::key_limit<Config::kCausal>(lengths_of(cursor.query), rows.position(row)) -
              kv_tile(cursor) * kTileN;
     }
   }
 
-  /// Hides keys from a limit on that grows from row to row: `limit` in the warp's first one. Returns how many of the
-  /// softmax's pieces keep any.
+  /// Hides keys from a limit on that grows from row to row: `limit_of_first` in the warp's first one. Returns how many
+  /// of the softmax's pieces keep any.
   FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int limit_of_first, int warp_row, int lane) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
-    const int row = cursor.query.tile.m_block * kTileM + warp_row;
+    const int row = first_row_of(cursor.query.tile) + warp_row;
     if (kPartial && row >= row_count(cursor.query)) return 0;
     const int first_key = kv_tile(cursor) * kTileN;
     // The smallest limit of the warp's rows is that of its first, the greatest that of its last.
@@ -1237,7 +1261,7 @@ struct Forward {
     const int lane = thread % kWarpSize;
     const int warp_row = (thread - kWarpgroup) / kWarpSize * 16;
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
-    const int first_row = tile.m_block * kTileM + warp_row;
+    const int first_row = first_row_of(tile) + warp_row;
     if constexpr (Config::kPackGqa) {
       const Rows rows{params.group, tile.head};
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
@@ -1316,7 +1340,7 @@ struct Forward {
                              int lane) const {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
-    const int first_row = query.tile.m_block * kTileM + warp_row + lane / 4;
+    const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
     float lse[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -1332,8 +1356,8 @@ struct Forward {
     if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
     float* const target = lse_row(query, rows, first_row);
     const int64_t stride = Config::kSplit ? 1 : params.stride_lse_s;
-    if (first_row < row_count(query)) ptx::st_global(target, lse[0]);
-    if (first_row + 8 < row_count(query)) {
+    if (has_row(query, first_row)) ptx::st_global(target, lse[0]);
+    if (has_row(query, first_row + 8)) {
       ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : target + 8 * stride, lse[1]);
     }
   }
@@ -1345,7 +1369,7 @@ struct Forward {
     if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_direct(o, query, query.tile.m_block * kTileM + warp_row, lane);
+      store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
     }
   }
 
@@ -1386,11 +1410,11 @@ struct Forward {
     }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-    if (lane == 0) {
+    const int first_row = first_row_of(query.tile) + warp_row;
+    if (lane == 0 && first_row >= 0) {  // the engine stores nowhere before the first row
       FA_UNROLL
       for (int slab = 0; slab < OTile::kSlabs; ++slab) {
         const uint32_t source = q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128;
-        const int first_row = query.tile.m_block * kTileM + warp_row;
         if constexpr (kVarlen) {
           const kernel::Sequence& own = query.sequence;
           ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, kernel::kBoundedRows - own.s_q + first_row,
@@ -1443,7 +1467,7 @@ struct Forward {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      const bool inside = row < row_count(query);
+      const bool inside = has_row(query, row);
       T* const target = o_row(query, rows, inside ? row : 0);
       FA_UNROLL
       for (int j = 0; j + 4 <= kHeadDimV / 8; j += 4) {
@@ -1520,7 +1544,7 @@ struct Forward {
     float inverse_sum[2];
     finish_rows(no_keys, inverse_sum, job, warp_row, lane);
     O zeros = {};
-    store_direct(zeros, job, job.tile.m_block * kTileM + warp_row, lane);
+    store_direct(zeros, job, first_row_of(job.tile) + warp_row, lane);
   }
 };
 

@@ -162,6 +162,10 @@ void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, c
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
   const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  // CUDA programming guide, "Negative indices and out of bounds": loads may begin before a tensor, stores may not.
+  if (std::any_of(at, at + rank, [](int coordinate) { return coordinate < 0; })) {
+    machine.raise(FaultKind::bad_descriptor, lane, kName, 0, site, "a store begins before the tensor");
+  }
   check_target(machine, lane, box, kName, site);
   machine.start_store(lane, shared, box, TensorStore::overwrite, kName, site);
 }

@@ -632,6 +632,15 @@ TEST(TensorStore, DropsWhatIsOutsideAndArrivesByTheWait) {
   }
 }
 
+TEST(TensorStore, MayNotBeginBeforeTheTensor) {
+  const Tensor tensor;
+  expect_fault(FaultKind::bad_descriptor, [&] {
+    if (thread_index() != 0) return;
+    const int at[4] = {0, -16, 0, 0};
+    tma_store(tensor.map, kShared, 4, at, here());
+  });
+}
+
 TEST(TensorMap, RefusesWhatTheDriverRefuses) {
   const Tensor tensor;
   const auto refused = [&](const std::function<void(TensorShape&)>& change) {

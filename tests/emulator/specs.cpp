@@ -146,6 +146,10 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 32, 64, 256, 32, 3, 2, true, false, false, false, 1, false, false, true, true},
     {DType::bf16, 64, 32, 256, 32, 3, 2, true, false, true, true, 2, false, true, true},
     {DType::f16, 64, 64, 256, 64, 2, 1, true, true, false, true, 1, true},
+    {DType::bf16, 64, 64, 192, 48, 2, 2, false, true, false, true, 1, false, false, true},
+    {DType::f16, 72, 40, 256, 32, 3, 2, false, true, false, false, 1, false, false, true},
+    {DType::bf16, 72, 136, 192, 32, 3, 1, false, true, true, true, 1, false, false, true},
+    {DType::f16, 136, 136, 192, 16, 3, 1, true, true, false, true, 1, false, true, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {

@@ -83,9 +83,9 @@ TEST(ForwardLaunch, CausalHeadsFillTheCache) {
     const KernelSpec spec = plan_forward(p, {}).kernel;
     return forward_launch(p, call.tensors, 1, 1, spec, 132).params.heads_in_flight;
   };
-  EXPECT_EQ(heads_at(128, 32, 512), 66) << "balanced: few tiles each";
-  EXPECT_EQ(heads_at(128, 16, 1024), 66) << "twice 33, 33 MB";
-  EXPECT_EQ(heads_at(128, 8, 2048), 33);
+  EXPECT_EQ(heads_at(128, 32, 512), 88) << "balanced: few tiles each";
+  EXPECT_EQ(heads_at(128, 16, 1024), 44);
+  EXPECT_EQ(heads_at(128, 8, 2048), 48) << "48 MB";
   EXPECT_EQ(heads_at(128, 4, 4096), 32) << "from a counter, 64 MB";
   EXPECT_EQ(heads_at(128, 2, 8192), 16);
   EXPECT_EQ(heads_at(128, 1, 65536), 8) << "as few as it gets";

@@ -108,6 +108,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.many_diagonals = (bits & 32) != 0;
     choice.dynamic = (bits & 64) != 0;
     choice.many_rows = (bits & 128) != 0;
+    choice.long_rows = (bits & 256) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -117,11 +118,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, family, splits] = Choice{};
-  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (short_query || pack_gqa || many_diagonals || dynamic || many_rows ||
-                                                          splits > 1 || family == Family::sm90
-                                                      ? 2
-                                                      : 0));
+  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, family, splits] = Choice{};
+  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || splits > 1;
+  EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
 TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {

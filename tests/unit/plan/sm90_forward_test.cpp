@@ -90,7 +90,9 @@ TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
     problem.s_kv = s;
     return plan_forward(problem, {});
   };
-  EXPECT_FALSE(plan_of(128, 2048, true).kernel.dynamic);
+  EXPECT_FALSE(plan_of(128, 1024, true).kernel.dynamic) << "384 tiles, 3 rounds of 132";
+  EXPECT_TRUE(plan_of(128, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds";
+  EXPECT_FALSE(plan_of(128, 1280, false).kernel.dynamic);
   EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic);
   EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic);
   EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic);
@@ -111,8 +113,9 @@ TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
 TEST(Sm90ForwardPlan, WarpgroupsEndAtTheirOwnRowsWhereTilesAreShorter) {
   KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), {}).kernel;
   EXPECT_TRUE(spec.own_ends);
-  EXPECT_FALSE(plan_forward(problem_of(64, 64, false, 4096), {}).kernel.own_ends);
-  EXPECT_FALSE(plan_forward(problem_of(128, 128, true, 512), {}).kernel.own_ends) << "128 x 128: all end together";
+  EXPECT_TRUE(plan_forward(problem_of(64, 64, false, 4096), {}).kernel.own_ends) << "where a tile's rows end";
+  EXPECT_FALSE(plan_forward(problem_of(256, 256, false, 4096), {}).kernel.own_ends) << "two warpgroups";
+  EXPECT_FALSE(plan_forward(problem_of(128, 128, true, 400), {}).kernel.own_ends) << "128 x 128: all end together";
   spec.take_turns = false;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
   spec.q_buffers = 1;
@@ -123,6 +126,8 @@ TEST(Sm90ForwardPlan, WarpgroupsEndAtTheirOwnRowsWhereTilesAreShorter) {
   spec.take_turns = true;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
   spec.causal = false;
+  EXPECT_EQ(sm90_forward_refusal(spec), "");
+  spec.tile_m = 128;
   EXPECT_NE(sm90_forward_refusal(spec), "");
 }
 
@@ -175,8 +180,12 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
   constexpr Row kRows[] = {{64, 64, true, 256, 64, 6, 2},    {64, 64, false, 256, 64, 6, 2},
                            {128, 128, false, 192, 80, 3, 2}, {128, 128, true, 192, 80, 3, 2},
                            {192, 128, true, 128, 128, 2, 1}, {192, 192, true, 128, 96, 2, 1},
-                           {256, 256, false, 128, 64, 2, 1}, {72, 72, true, 128, 128, 2, 2},
-                           {160, 160, false, 128, 96, 2, 1}, {256, 256, true, 128, 64, 2, 1}};
+                           {256, 256, false, 128, 64, 2, 1}, {256, 256, true, 128, 64, 2, 1},
+                           {72, 72, false, 256, 48, 3, 2},   {72, 72, true, 192, 112, 2, 2},
+                           {80, 80, false, 192, 112, 2, 2},  {96, 96, false, 192, 96, 2, 2},
+                           {112, 112, true, 192, 96, 2, 2},  {120, 120, true, 192, 80, 3, 2},
+                           {160, 160, false, 192, 64, 3, 1}, {160, 160, true, 192, 64, 3, 1},
+                           {168, 168, true, 128, 96, 2, 1}};
   for (const Row& row : kRows) {
     const KernelSpec spec = plan_forward(problem_of(row.d_qk, row.d_v, row.causal, 4096), {}).kernel;
     SCOPED_TRACE(canonical(spec));
@@ -202,20 +211,48 @@ TEST(Sm90ForwardPlan, TakesTallTilesWhereThereAreManyRows) {
   EXPECT_EQ(tile_of(64, true, 5, 512), 256);
   EXPECT_EQ(tile_of(64, false, 9, 129), 256);
   EXPECT_EQ(tile_of(64, false, 9, 128), 192);
-  EXPECT_EQ(tile_of(128, false, 4, 1024), 128);
-  EXPECT_EQ(tile_of(128, false, 4, 1536), 192);
-  EXPECT_EQ(tile_of(128, false, 4, 1792), 128) << "10 tiles of 192 rows are 14 of 128 and 128 rows";
+  EXPECT_EQ(tile_of(128, false, 4, 767), 128);
+  EXPECT_EQ(tile_of(128, false, 4, 768), 192);
   EXPECT_EQ(tile_of(128, false, 1, 1536), 128) << "128 tiles of 192 rows";
-  EXPECT_EQ(tile_of(128, true, 4, 1536), 128);
+  EXPECT_EQ(tile_of(128, true, 8, 447), 128);
+  EXPECT_EQ(tile_of(128, true, 8, 448), 192);
   EXPECT_EQ(tile_of(192, false, 4, 4096), 128);
   KernelOverride fixed;
   fixed.tile_m = 192;
   EXPECT_EQ(plan_forward(problem_of(64, 64, true, 4096), fixed).kernel.tile_n, 128) << "of the tiles of 192 rows";
 }
 
+TEST(Sm90ForwardPlan, ShortCausalRowsHaveShorterKvTiles) {
+  const auto tile_of = [](std::int64_t s) { return plan_forward(problem_of(128, 128, true, s), {}).kernel.tile_n; };
+  EXPECT_EQ(tile_of(1024), 64);
+  EXPECT_EQ(tile_of(1535), 64);
+  EXPECT_EQ(tile_of(1536), 80);
+  const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 1024), {});
+  const auto is_long = [](const KernelSpec& spec) { return spec.tile_m == 192 && spec.tile_n == 80; };
+  EXPECT_TRUE(std::ranges::any_of(plan.alternatives, is_long)) << "a store may hold that of long rows";
+}
+
+TEST(Sm90ForwardPlan, ScoreFunctionsWithoutCapturesTakeTallTilesOfLongRows) {
+  Variants softcap;
+  softcap.score = "30 * tanh(score / 30)";
+  Variants bias;
+  bias.score = "score + bias[q]";
+  bias.captures.emplace_back();
+  const auto tile_of = [](const Variants& variants, int d, std::int64_t s) {
+    Problem problem = problem_of(d, d, true, s);
+    problem.variants = &variants;
+    return plan_forward(problem, {}).kernel.tile_m;
+  };
+  EXPECT_EQ(tile_of(softcap, 128, 4096), 192);
+  EXPECT_EQ(tile_of(softcap, 128, 1024), 128);
+  EXPECT_EQ(tile_of(softcap, 64, 4096), 192);
+  EXPECT_EQ(tile_of(softcap, 160, 4096), 128);
+  EXPECT_EQ(tile_of(bias, 128, 4096), 128);
+}
+
 // Tiles in shared memory are slabs of 64 columns, whatever the head dim.
 TEST(Sm90ForwardPlan, CountsWholeSlabs) {
-  KernelSpec spec = plan_forward(problem_of(128, 128, false, 1024), {}).kernel;
+  KernelSpec spec = plan_forward(problem_of(128, 128, false, 512), {}).kernel;
   const int bytes = shared_bytes(spec);
   EXPECT_EQ(bytes, 2 * 128 * 256 + 2 * 128 * (256 + 256) + 1024);
   spec.d_qk = spec.d_v = 72;
@@ -277,7 +314,7 @@ constexpr Refusal kRefusals[] = {
 };
 
 TEST(Sm90ForwardRefusal, NamesTheLimit) {
-  KernelSpec good = plan_forward(problem_of(128, 128, true, 512), {}).kernel;
+  KernelSpec good = plan_forward(problem_of(128, 128, true, 400), {}).kernel;
   good.d_qk = 64;
   EXPECT_EQ(sm90_forward_refusal(good), "");
   for (const Refusal& refusal : kRefusals) {
