@@ -27,8 +27,10 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kDynamicRows = 1024;
-// Or where rounds leave more than a twentieth of the multiprocessors without a tile.
+// Or where rounds leave more than a twentieth of the multiprocessors without a tile. Of few rounds the last has the
+// shortest tiles, and clearing the counter takes longer than what is gained.
 constexpr std::int64_t kUnevenRows = 512;
+constexpr std::int64_t kUnevenRounds = 6;
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
 
@@ -56,7 +58,7 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
 
 bool is_uneven(std::int64_t tiles) {
   const std::int64_t places = ceil_div(tiles, kEnoughPersistentBlocks) * kEnoughPersistentBlocks;
-  return tiles > kEnoughPersistentBlocks && 20 * places > 21 * tiles;
+  return tiles > kUnevenRounds * kEnoughPersistentBlocks && 20 * places > 21 * tiles;
 }
 
 Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {

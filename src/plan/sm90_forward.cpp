@@ -33,8 +33,8 @@ struct Tile {
   int tile_m, tile_n, stages, q_buffers;
 };
 
-// In order of preference, of those that fit; the tiles of a list share tile_m (with packed query heads the group divides
-// it), but for tall ones. Measured on an H200 (docs/performance.md).
+// In order of preference, of those that fit; the tiles of a list share tile_m (with packed query heads the group
+// divides it), but for tall ones. Measured on an H200 (docs/performance.md).
 constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
@@ -42,8 +42,8 @@ constexpr Tile kMediumTall[] = {{192, 112, 2, 2}, {192, 96, 2, 2},  {192, 80, 3,
                                 {192, 64, 3, 2},  {128, 128, 2, 2}, {128, 96, 2, 2}};
 constexpr Tile kMediumShortTall[] = {{192, 64, 3, 2}, {192, 48, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
 constexpr Tile kMediumTallest[] = {{256, 48, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
-constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};  // d <= 160
-constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
+constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};        // d <= 160
+constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};        // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
 // All rows of a head in one warpgroup: what counts is how many keys are on their way.
@@ -252,10 +252,12 @@ bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
 }
 
 int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
+  // Pieces fill each other's gaps. Of four warpgroups others do, and of a short KV tile they are too short.
   if (consumers(spec) > 3) return spec.skips_hidden ? 2 : 1;
   if (spec.dropout || !spec.variants.score.empty()) return 2;
-  if (consumers(spec) == 3) return spec.tile_n <= (spec.d_v > 128 ? 64 : spec.causal ? 0 : 80) ? 1 : 2;
-  return spec.d_v > (spec.causal ? 1000 : 128) ? 1 : 2;
+  const bool large = spec.d_v > 128;
+  if (consumers(spec) == 3) return (large && spec.tile_n <= 64) || (!spec.causal && spec.tile_n <= 80) ? 1 : 2;
+  return consumers(spec) == 2 && large && !spec.causal ? 1 : 2;
 }
 
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {

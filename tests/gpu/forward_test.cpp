@@ -55,6 +55,23 @@ std::vector<AttentionCase> classic_shapes() {
 INSTANTIATE_TEST_SUITE_P(Classic, ForwardShapes, ::testing::ValuesIn(classic_shapes()),
                          [](const auto& test) { return to_string(test.param); });
 
+/// Enough rows for tall query tiles on a Hopper GPU, of which the last or the first is nearly empty.
+std::vector<AttentionCase> tall_shapes() {
+  std::vector<AttentionCase> cases;
+  for (const int d : {64, 72, 96, 128, 160}) {
+    const AttentionCase c{.b = 3, .h_q = 15, .h_kv = 5, .d_qk = d, .d_v = d, .dtype = DType::bf16};
+    cases.push_back(c);
+    cases.back().s_q = cases.back().s_kv = 780;
+    cases.push_back(c);
+    cases.back().s_q = 453;
+    cases.back().s_kv = 470;
+    cases.back().causal = true;
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Tall, ForwardShapes, ::testing::ValuesIn(tall_shapes()),
+                         [](const auto& test) { return to_string(test.param); });
+
 std::vector<AttentionCase> head_dims() {
   std::vector<AttentionCase> cases;
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
@@ -121,9 +138,22 @@ TEST_F(Forward, ScaleMayBeZeroNegativeOrLarge) {
   }
 }
 
-/// Every field of a kernel override, alone and together.
-TEST_F(Forward, KernelOverrides) {
+bool on_hopper() {
+  return driver::device_info(0).arch == plan::parse_arch("sm_90a");
+}
+
+class Overrides : public GpuTest, public ::testing::WithParamInterface<KernelOverride> {};
+
+TEST_P(Overrides, MatchFloat64) {
+  if (GetParam().family == Family::sm90 && !on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
   const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
+  AttentionConfig config = config_of(c);
+  config.kernel = GetParam();
+  run_case(c, config);
+}
+
+/// Every field of a kernel override, alone and together.
+std::vector<KernelOverride> overrides() {
   std::vector<KernelOverride> overrides;
   for (const int stages : {1, 2, 3}) {
     for (const int bodies : {1, 2}) {
@@ -147,20 +177,11 @@ TEST_F(Forward, KernelOverrides) {
   overrides.push_back({.pack_gqa = true});
   overrides.push_back({.splits = 3});
   overrides.push_back({.pack_gqa = true, .splits = 5});
-  for (const KernelOverride& kernel : overrides) {
-    AttentionConfig config = config_of(c);
-    config.kernel = kernel;
-    run_case(c, config);
-  }
+  return overrides;
 }
+INSTANTIATE_TEST_SUITE_P(Any, Overrides, ::testing::ValuesIn(overrides()));
 
-bool on_hopper() {
-  return driver::device_info(0).arch == plan::parse_arch("sm_90a");
-}
-
-TEST_F(Forward, HopperKernelOverrides) {
-  if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
-  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
+std::vector<KernelOverride> hopper_overrides() {
   std::vector<KernelOverride> overrides;
   for (const int tile_m : {64, 128, 192}) {
     for (const int tile_n : {16, 48, 112}) {
@@ -179,14 +200,10 @@ TEST_F(Forward, HopperKernelOverrides) {
     overrides.push_back({.tile_m = 256, .tile_n = tile_n, .splits = 3});
   }
   overrides.push_back({.pack_gqa = true, .splits = 5});
-  for (KernelOverride& kernel : overrides) {
-    kernel.family = Family::sm90;
-    AttentionConfig config = config_of(c);
-    config.kernel = kernel;
-    run_case(c, config);
-    if (HasFailure()) break;
-  }
+  for (KernelOverride& kernel : overrides) kernel.family = Family::sm90;
+  return overrides;
 }
+INSTANTIATE_TEST_SUITE_P(Hopper, Overrides, ::testing::ValuesIn(hopper_overrides()));
 
 TEST_F(Forward, HopperTakesItsFamilyWhereItCan) {
   if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
@@ -444,17 +461,19 @@ TEST_P(RandomForward, ShapesAndStrides) {
 
 INSTANTIATE_TEST_SUITE_P(Parts, RandomForward, ::testing::Range(0, kRandomParts));
 
-TEST_F(Forward, NoKernelOfTheGridSpills) {
+class HeadDims : public GpuTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(HeadDims, HaveKernelsThatSpillNothing) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
-    for (int d = 8; d <= 256; d += 8) {
-      for (const bool causal : {false, true}) {
-        const Attention attention = Attention::create({.head_dim = d, .dtype = dtype, .causal = causal});
-        const KernelInfo info = attention.kernel_info({.b = 4, .h_q = 16, .s_q = 2048, .s_kv = 2048});
-        EXPECT_EQ(info.local_bytes, 0) << info.spec;
-      }
+    for (const bool causal : {false, true}) {
+      const Attention attention = Attention::create({.head_dim = GetParam(), .dtype = dtype, .causal = causal});
+      const KernelInfo info = attention.kernel_info({.b = 4, .h_q = 16, .s_q = 2048, .s_kv = 2048});
+      EXPECT_EQ(info.local_bytes, 0) << info.spec;
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, HeadDims, ::testing::Range(8, 257, 8));
 
 TEST_F(Forward, BadInputLeavesTheContextUsable) {
   const AttentionCase c{.s_q = 32, .s_kv = 32};

@@ -85,14 +85,16 @@ TEST(Sm90ForwardPlan, SkipsWhatIsHiddenWhereDiagonalTilesAreMany) {
 
 // Where K and V of many heads exceed the L2 cache, and tiles differ in length.
 TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
-  const auto plan_of = [](int d, std::int64_t s, bool causal) {
+  const auto plan_of = [](int d, std::int64_t s, bool causal, std::int64_t b = 4) {
     Problem problem = problem_of(d, d, causal, s);
     problem.s_kv = s;
+    problem.b = b;
     return plan_forward(problem, {});
   };
-  EXPECT_FALSE(plan_of(128, 1024, true).kernel.dynamic) << "384 tiles, 3 rounds of 132";
-  EXPECT_TRUE(plan_of(128, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds";
-  EXPECT_FALSE(plan_of(128, 1280, false).kernel.dynamic);
+  EXPECT_FALSE(plan_of(128, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds of 132";
+  EXPECT_TRUE(plan_of(128, 1280, true, 12).kernel.dynamic) << "1344 tiles, 11 rounds";
+  EXPECT_FALSE(plan_of(128, 1280, false, 12).kernel.dynamic);
+  EXPECT_FALSE(plan_of(128, 1024, true, 16).kernel.dynamic) << "1536 tiles, 12 rounds";
   EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic);
   EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic);
   EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic);
@@ -177,15 +179,13 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
     bool causal;
     int tile_m, tile_n, stages, q_buffers;
   };
-  constexpr Row kRows[] = {{64, 64, true, 256, 64, 6, 2},    {64, 64, false, 256, 64, 6, 2},
-                           {128, 128, false, 192, 80, 3, 2}, {128, 128, true, 192, 80, 3, 2},
-                           {192, 128, true, 128, 128, 2, 1}, {192, 192, true, 128, 96, 2, 1},
-                           {256, 256, false, 128, 64, 2, 1}, {256, 256, true, 128, 64, 2, 1},
-                           {72, 72, false, 256, 48, 3, 2},   {72, 72, true, 192, 112, 2, 2},
-                           {80, 80, false, 192, 112, 2, 2},  {96, 96, false, 192, 96, 2, 2},
-                           {112, 112, true, 192, 96, 2, 2},  {120, 120, true, 192, 80, 3, 2},
-                           {160, 160, false, 192, 64, 3, 1}, {160, 160, true, 192, 64, 3, 1},
-                           {168, 168, true, 128, 96, 2, 1}};
+  constexpr Row kRows[] = {
+      {64, 64, true, 256, 64, 6, 2},    {64, 64, false, 256, 64, 6, 2},   {128, 128, false, 192, 80, 3, 2},
+      {128, 128, true, 192, 80, 3, 2},  {192, 128, true, 128, 128, 2, 1}, {192, 192, true, 128, 96, 2, 1},
+      {256, 256, false, 128, 64, 2, 1}, {256, 256, true, 128, 64, 2, 1},  {72, 72, false, 256, 48, 3, 2},
+      {72, 72, true, 192, 112, 2, 2},   {80, 80, false, 192, 112, 2, 2},  {96, 96, false, 192, 96, 2, 2},
+      {112, 112, true, 192, 96, 2, 2},  {120, 120, true, 192, 80, 3, 2},  {160, 160, false, 192, 64, 3, 1},
+      {160, 160, true, 192, 64, 3, 1},  {168, 168, true, 128, 96, 2, 1}};
   for (const Row& row : kRows) {
     const KernelSpec spec = plan_forward(problem_of(row.d_qk, row.d_v, row.causal, 4096), {}).kernel;
     SCOPED_TRACE(canonical(spec));
