@@ -10,332 +10,72 @@ using fa::plan::Arch;
 using fa::plan::KernelSpec;
 using fa::plan::Op;
 
+// What a shape has; else it is dense, full, aligned and so on.
+enum Flag : unsigned {
+  kVarlen = 1,
+  kDropout = 2,
+  kCausal = 4,
+  kSplit = 8,
+  kUnaligned = 16,
+  // Of forward:
+  kPackGqa = 32,
+  kQInRegisters = 64,
+  kTwoBodies = 128,
+  kPairs = 256,  // of warps
+  // Of backward:
+  kDeterministic = 512,
+  kDelayedDq = 1024,
+  kTwoSubsteps = 2048,
+  kScalarReduce = 4096,
+};
+
 struct ForwardShape {
   DType dtype;
   int d_qk, d_v, tile_m, warps, tile_n, stages;
-  bool varlen, dropout, causal, pack_gqa = false, split = false, aligned = true, q_in_registers = false;
-  int loop_bodies = 1;
+  unsigned flags;
   int q_buffers = 0;  // of an sm90 kernel
-  int warps_n = 0;
+
+  bool has(Flag flag) const { return (flags & flag) != 0; }
 };
 
 constexpr ForwardShape kForward[] = {
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 40,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 32,
-     .stages = 1,
-     .varlen = true,
-     .dropout = false,
-     .causal = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 64,
-     .warps = 2,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false},
-    {.dtype = DType::f32,
-     .d_qk = 24,
-     .d_v = 64,
-     .tile_m = 16,
-     .warps = 1,
-     .tile_n = 16,
-     .stages = 1,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .loop_bodies = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .warps = 1,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .pack_gqa = true,
-     .q_in_registers = true},
-    {.dtype = DType::f16,
-     .d_qk = 8,
-     .d_v = 64,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 32,
-     .stages = 1,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .split = true},
-    {.dtype = DType::bf16,
-     .d_qk = 72,
-     .d_v = 40,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 16,
-     .stages = 3,
-     .varlen = true,
-     .dropout = true,
-     .causal = false,
-     .aligned = false},
-    {.dtype = DType::bf16,
-     .d_qk = 40,
-     .d_v = 48,
-     .tile_m = 64,
-     .warps = 4,
-     .tile_n = 32,
-     .stages = 1,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .warps_n = 2},
-    {.dtype = DType::f16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .warps = 2,
-     .tile_n = 64,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .pack_gqa = true,
-     .aligned = false,
-     .loop_bodies = 2,
-     .warps_n = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 64,
-     .warps = 12,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .q_buffers = 2},
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 128,
-     .tile_m = 128,
-     .warps = 12,
-     .tile_n = 48,
-     .stages = 3,
-     .varlen = true,
-     .dropout = false,
-     .causal = false,
-     .q_buffers = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 192,
-     .warps = 16,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = true,
-     .dropout = false,
-     .causal = true,
-     .q_buffers = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 48,
-     .tile_m = 256,
-     .warps = 20,
-     .tile_n = 48,
-     .stages = 3,
-     .varlen = true,
-     .dropout = false,
-     .causal = true,
-     .q_buffers = 2},
-    {.dtype = DType::f16,
-     .d_qk = 72,
-     .d_v = 40,
-     .tile_m = 128,
-     .warps = 12,
-     .tile_n = 32,
-     .stages = 3,
-     .varlen = true,
-     .dropout = false,
-     .causal = true,
-     .pack_gqa = true,
-     .q_buffers = 1},
-    {.dtype = DType::f16,
-     .d_qk = 64,
-     .d_v = 40,
-     .tile_m = 192,
-     .warps = 16,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = true,
-     .dropout = false,
-     .causal = false,
-     .q_buffers = 2},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 192,
-     .warps = 16,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = true,
-     .q_buffers = 2},
-    {.dtype = DType::f16,
-     .d_qk = 128,
-     .d_v = 64,
-     .tile_m = 192,
-     .warps = 16,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .pack_gqa = true,
-     .q_buffers = 1},
-    {.dtype = DType::bf16,
-     .d_qk = 8,
-     .d_v = 64,
-     .tile_m = 64,
-     .warps = 12,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .pack_gqa = true,
-     .split = true,
-     .q_buffers = 1},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 128,
-     .tile_m = 128,
-     .warps = 16,
-     .tile_n = 32,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = true,
-     .q_buffers = 2},
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 64,
-     .tile_m = 128,
-     .warps = 16,
-     .tile_n = 144,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = false,
-     .pack_gqa = true,
-     .q_buffers = 1},
-    {.dtype = DType::f16,
-     .d_qk = 64,
-     .d_v = 144,
-     .tile_m = 128,
-     .warps = 12,
-     .tile_n = 48,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .q_buffers = 1},
-    {.dtype = DType::bf16,
-     .d_qk = 24,
-     .d_v = 144,
-     .tile_m = 64,
-     .warps = 8,
-     .tile_n = 32,
-     .stages = 3,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .q_buffers = 1},
+    {DType::f16, 40, 40, 32, 2, 32, 1, kVarlen | kCausal},
+    {DType::bf16, 64, 64, 64, 2, 48, 2, kDropout},
+    {DType::f32, 24, 64, 16, 1, 16, 1, kVarlen | kDropout | kCausal | kTwoBodies},
+    {DType::bf16, 64, 64, 32, 1, 32, 2, kVarlen | kDropout | kCausal | kPackGqa | kQInRegisters},
+    {DType::f16, 8, 64, 32, 2, 32, 1, kDropout | kSplit},
+    {DType::bf16, 72, 40, 32, 2, 16, 3, kVarlen | kDropout | kUnaligned},
+    {DType::bf16, 40, 48, 64, 4, 32, 1, kVarlen | kDropout | kCausal | kPairs},
+    {DType::f16, 64, 64, 32, 2, 64, 2, kVarlen | kDropout | kCausal | kPackGqa | kUnaligned | kTwoBodies | kPairs},
+    {DType::bf16, 64, 64, 64, 12, 32, 2, kVarlen | kDropout | kCausal, 2},
+    {DType::f16, 40, 128, 128, 12, 48, 3, kVarlen, 2},
+    {DType::bf16, 64, 64, 192, 16, 48, 2, kVarlen | kCausal, 2},
+    {DType::bf16, 64, 48, 256, 20, 48, 3, kVarlen | kCausal, 2},
+    {DType::f16, 72, 40, 128, 12, 32, 3, kVarlen | kCausal | kPackGqa, 1},
+    {DType::f16, 64, 40, 192, 16, 48, 2, kVarlen, 2},
+    {DType::bf16, 64, 64, 192, 16, 48, 2, kDropout | kCausal, 2},
+    {DType::f16, 128, 64, 192, 16, 32, 2, kVarlen | kDropout | kCausal | kPackGqa, 1},
+    {DType::bf16, 8, 64, 64, 12, 32, 2, kDropout | kPackGqa | kSplit, 1},
+    {DType::bf16, 64, 128, 128, 16, 32, 2, kDropout | kCausal, 2},
+    {DType::f16, 40, 64, 128, 16, 144, 2, kVarlen | kDropout | kPackGqa, 1},
+    {DType::f16, 64, 144, 128, 12, 48, 2, kDropout, 1},
+    {DType::bf16, 24, 144, 64, 8, 32, 3, kVarlen | kDropout | kCausal, 1},
 };
 
 struct BackwardShape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, warps, warps_n, dq_warps_m, stages;
-  bool varlen, dropout, causal, deterministic = false, split = false, aligned = true, delayed_dq = false;
-  int substeps = 1;
-  bool vector_reduce = true;
+  unsigned flags;
+
+  bool has(Flag flag) const { return (flags & flag) != 0; }
 };
 
 constexpr BackwardShape kBackward[] = {
-    {.dtype = DType::f16,
-     .d_qk = 40,
-     .d_v = 40,
-     .tile_m = 32,
-     .tile_n = 32,
-     .warps = 4,
-     .warps_n = 2,
-     .dq_warps_m = 2,
-     .stages = 1,
-     .varlen = true,
-     .dropout = false,
-     .causal = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .tile_n = 32,
-     .warps = 2,
-     .warps_n = 2,
-     .dq_warps_m = 1,
-     .stages = 2,
-     .varlen = false,
-     .dropout = true,
-     .causal = false,
-     .split = true,
-     .vector_reduce = false},
-    {.dtype = DType::f32,
-     .d_qk = 24,
-     .d_v = 64,
-     .tile_m = 16,
-     .tile_n = 32,
-     .warps = 4,
-     .warps_n = 1,
-     .dq_warps_m = 1,
-     .stages = 1,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .deterministic = true},
-    {.dtype = DType::bf16,
-     .d_qk = 64,
-     .d_v = 40,
-     .tile_m = 32,
-     .tile_n = 64,
-     .warps = 4,
-     .warps_n = 4,
-     .dq_warps_m = 1,
-     .stages = 2,
-     .varlen = true,
-     .dropout = true,
-     .causal = true,
-     .aligned = false,
-     .delayed_dq = true},
-    {.dtype = DType::f16,
-     .d_qk = 64,
-     .d_v = 64,
-     .tile_m = 32,
-     .tile_n = 64,
-     .warps = 2,
-     .warps_n = 2,
-     .dq_warps_m = 1,
-     .stages = 1,
-     .varlen = false,
-     .dropout = true,
-     .causal = true,
-     .deterministic = true,
-     .substeps = 2},
+    {DType::f16, 40, 40, 32, 32, 4, 2, 2, 1, kVarlen | kCausal},
+    {DType::bf16, 64, 64, 32, 32, 2, 2, 1, 2, kDropout | kSplit | kScalarReduce},
+    {DType::f32, 24, 64, 16, 32, 4, 1, 1, 1, kVarlen | kDropout | kCausal | kDeterministic},
+    {DType::bf16, 64, 40, 32, 64, 4, 4, 1, 2, kVarlen | kDropout | kCausal | kUnaligned | kDelayedDq},
+    {DType::f16, 64, 64, 32, 64, 2, 2, 1, 1, kDropout | kCausal | kDeterministic | kTwoSubsteps},
 };
 
 KernelSpec to_spec(const ForwardShape& shape) {
@@ -348,15 +88,15 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.warps = shape.warps;
   spec.tile_n = shape.tile_n;
   spec.stages = shape.stages;
-  spec.varlen = shape.varlen;
-  spec.dropout = shape.dropout;
-  spec.causal = shape.causal;
-  spec.pack_gqa = shape.pack_gqa;
-  spec.split = shape.split;
-  spec.aligned = shape.aligned;
-  spec.q_in_registers = shape.q_in_registers;
-  spec.loop_bodies = shape.loop_bodies;
-  spec.warps_n = shape.warps_n;
+  spec.varlen = shape.has(kVarlen);
+  spec.dropout = shape.has(kDropout);
+  spec.causal = shape.has(kCausal);
+  spec.pack_gqa = shape.has(kPackGqa);
+  spec.split = shape.has(kSplit);
+  spec.aligned = !shape.has(kUnaligned);
+  spec.q_in_registers = shape.has(kQInRegisters);
+  spec.loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
+  spec.warps_n = shape.has(kPairs) ? 2 : 0;
   if (shape.q_buffers == 0) return spec;
   spec.family = fa::Family::sm90;
   spec.arch = {9, 0, 'a'};
@@ -370,14 +110,14 @@ KernelSpec to_spec(const ForwardShape& shape) {
 BackwardSpecs to_specs(const BackwardShape& shape) {
   KernelSpec spec;
   spec.op = Op::backward;
-  spec.arch = shape.vector_reduce ? Arch{9, 0, 'a'} : Arch{8, 0, '\0'};
+  spec.arch = !shape.has(kScalarReduce) ? Arch{9, 0, 'a'} : Arch{8, 0, '\0'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
   spec.d_v = shape.d_v;
-  spec.causal = shape.causal;
-  spec.aligned = shape.aligned;
-  spec.varlen = shape.varlen;
-  spec.dropout = shape.dropout;
+  spec.causal = shape.has(kCausal);
+  spec.aligned = !shape.has(kUnaligned);
+  spec.varlen = shape.has(kVarlen);
+  spec.dropout = shape.has(kDropout);
   BackwardSpecs specs{spec, spec};
   specs.main.tile_m = shape.tile_m;
   specs.main.tile_n = shape.tile_n;
@@ -385,10 +125,10 @@ BackwardSpecs to_specs(const BackwardShape& shape) {
   specs.main.warps_n = shape.warps_n;
   specs.main.dq_warps_m = shape.dq_warps_m;
   specs.main.stages = shape.stages;
-  specs.main.substeps = shape.substeps;
-  specs.main.delayed_dq = shape.delayed_dq;
-  specs.main.write_dq = !shape.deterministic;
-  specs.main.split = shape.split;
+  specs.main.substeps = shape.has(kTwoSubsteps) ? 2 : 1;
+  specs.main.delayed_dq = shape.has(kDelayedDq);
+  specs.main.write_dq = !shape.has(kDeterministic);
+  specs.main.split = shape.has(kSplit);
   specs.dq.op = Op::backward_dq;
   specs.dq.tile_m = 32;
   specs.dq.tile_n = 16;
