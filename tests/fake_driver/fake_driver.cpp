@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <map>
 #include <string_view>
 
@@ -61,6 +62,14 @@ CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void**, vo
   return CUDA_SUCCESS;
 }
 
+/// Addresses of their own, of nothing.
+CUresult mem_alloc(CUdeviceptr* address, std::size_t bytes) {
+  constexpr std::size_t kPage = std::size_t{1} << 21;
+  static std::atomic<CUdeviceptr> next = CUdeviceptr{1} << 40;
+  *address = next.fetch_add((bytes / kPage + 1) * kPage);
+  return CUDA_SUCCESS;
+}
+
 CUresult memset_async(CUdeviceptr address, unsigned char, std::size_t bytes, CUstream) {
   launches().push_back({fake_driver::kMemset, false, static_cast<std::uintptr_t>(address), bytes});
   return CUDA_SUCCESS;
@@ -111,6 +120,7 @@ const std::map<std::string_view, void*>& functions() {
     set("cuStreamIsCapturing", &give<CU_STREAM_CAPTURE_STATUS_NONE, CUstreamCaptureStatus, CUstream>);
     set("cuLaunchKernel", &launch);
     set("cuLaunchKernelEx", &launch_ex);
+    set("cuMemAlloc", &mem_alloc);
     set("cuMemsetD8Async", &memset_async);
     return table;
   }();
