@@ -66,8 +66,10 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows) noexcep
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (!variants->mask.empty() || variants->left_window || variants->chunked) return {};
-    const bool reads = !variants->captures.empty();  // or is affine, which has a faster way
-    if (!variants->score.empty() && (reads || d <= 64 || d > 128 || !long_rows)) return {};
+    // What reads captured tensors was not the faster; what is affine is so as a step of the product, which spills
+    // there.
+    const bool slower = !variants->captures.empty() || variants->affine;
+    if (!variants->score.empty() && (slower || d <= 64 || d > 128 || !long_rows)) return {};
   }
   if (d <= 64) return kSmallTall;
   if (d <= 72 && !problem.causal && long_rows) return kMediumTallest;

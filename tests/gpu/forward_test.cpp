@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -179,7 +180,12 @@ std::vector<KernelOverride> overrides() {
   overrides.push_back({.pack_gqa = true, .splits = 5});
   return overrides;
 }
-INSTANTIATE_TEST_SUITE_P(Any, Overrides, ::testing::ValuesIn(overrides()));
+
+std::string name_of(const ::testing::TestParamInfo<KernelOverride>& test) {
+  const auto number = [](auto n) { return std::to_string(n); };
+  return "m" + number(test.param.tile_m) + "_n" + number(test.param.tile_n) + "_" + number(test.index);
+}
+INSTANTIATE_TEST_SUITE_P(Any, Overrides, ::testing::ValuesIn(overrides()), name_of);
 
 std::vector<KernelOverride> hopper_overrides() {
   std::vector<KernelOverride> overrides;
@@ -203,7 +209,7 @@ std::vector<KernelOverride> hopper_overrides() {
   for (KernelOverride& kernel : overrides) kernel.family = Family::sm90;
   return overrides;
 }
-INSTANTIATE_TEST_SUITE_P(Hopper, Overrides, ::testing::ValuesIn(hopper_overrides()));
+INSTANTIATE_TEST_SUITE_P(Hopper, Overrides, ::testing::ValuesIn(hopper_overrides()), name_of);
 
 TEST_F(Forward, HopperTakesItsFamilyWhereItCan) {
   if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";

@@ -248,6 +248,25 @@ TEST(Sm90ForwardPlan, ScoreFunctionsWithoutCapturesTakeTallTilesOfLongRows) {
   EXPECT_EQ(tile_of(softcap, 64, 4096), 192);
   EXPECT_EQ(tile_of(softcap, 160, 4096), 128);
   EXPECT_EQ(tile_of(bias, 128, 4096), 128);
+  Variants distance;
+  distance.score = "score - 0.1 * abs(float(q - kv))";
+  distance.affine = true;
+  EXPECT_EQ(tile_of(distance, 128, 4096), 128) << "a step of the product, for which there are no registers";
+}
+
+TEST(Sm90ForwardPlan, TheSoftmaxOfShortKvTilesIsInOnePiece) {
+  const auto pieces_of = [](int d, bool causal, std::int64_t s) {
+    return plan_forward(problem_of(d, d, causal, s), {}).kernel.softmax_chunks;
+  };
+  EXPECT_EQ(pieces_of(64, false, 4096), 1);
+  EXPECT_EQ(pieces_of(128, false, 4096), 1) << "192 x 80";
+  EXPECT_EQ(pieces_of(128, true, 4096), 2);
+  EXPECT_EQ(pieces_of(128, false, 512), 2) << "128 x 128";
+  EXPECT_EQ(pieces_of(96, false, 4096), 2) << "192 x 96";
+  EXPECT_EQ(pieces_of(160, true, 4096), 1) << "192 x 64";
+  EXPECT_EQ(pieces_of(256, false, 4096), 1);
+  EXPECT_EQ(pieces_of(256, true, 4096), 2);
+  EXPECT_EQ(pieces_of(256, false, 64), 2) << "one warpgroup";
 }
 
 // Tiles in shared memory are slabs of 64 columns, whatever the head dim.
