@@ -145,6 +145,7 @@ typedef struct fa_kernel_override {
   int32_t take_turns;     /* enum fa_choice: sm90: warpgroups feed the tensor cores one after the other */
   int32_t warps_n;        /* sm80, forward: 2: pairs of warps share query rows; 1: none do */
   int32_t affine_product; /* enum fa_choice: sm90, forward: the tensor cores add an affine score function */
+  int32_t exact_max;      /* enum fa_choice: sm90, forward: P is relative to the exact maximum of a row's scores */
 } fa_kernel_override;
 
 /* A tensor or number that a function names, as a configuration declares it. */

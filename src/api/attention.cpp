@@ -25,6 +25,7 @@
 #include "api/variants.hpp"
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
+#include "plan/backward.hpp"
 #include "plan/candidates.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
@@ -357,9 +358,10 @@ class Attention::Impl {
 
   static void launch_attention(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
                                Stream stream) {
+    const auto start = plan::may_start_early(ready.spec) ? driver::Start::early : driver::Start::in_order;
     const auto queue = [&](void* params) {
       driver::launch(ready.kernel->function(), static_cast<unsigned>(planned.grid),
-                     static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes, stream, params);
+                     static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes, stream, params, start);
     };
     if (ready.spec.family != Family::sm90) return queue(&planned.params);
     const plan::Sm90ForwardMaps maps = plan::sm90_forward_maps(tensors, ready.spec);

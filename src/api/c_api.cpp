@@ -178,6 +178,7 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   out.take_turns = to_choice(in.take_turns, argument + ".take_turns");
   out.warps_n = in.warps_n;
   out.affine_product = to_choice(in.affine_product, argument + ".affine_product");
+  out.exact_max = to_choice(in.exact_max, argument + ".exact_max");
   return out;
 }
 

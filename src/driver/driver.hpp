@@ -125,7 +125,7 @@ enum class Start : unsigned char { in_order, early };
 /// `wanted`, where the driver knows early starts outside of graphs and in them.
 Start start_with(Start wanted, int driver_version) noexcept;
 
-/// The launches of one call. The first starts in order: for what the caller has queued before it, no kernel waits.
+/// The launches of a backward. The first starts in order: for what the caller has queued before it, no kernel waits.
 class LaunchChain {
  public:
   Start next(bool may_start_early) noexcept {

@@ -164,7 +164,9 @@ bool may_start_early(const KernelSpec& spec) noexcept {
   if (!overlaps(spec.arch)) return false;
   const bool lists = !spec.varlen && !spec.variants.mask.empty();
   const bool main = spec.op == Op::backward && spec.family == Family::sm90 && !lists;
-  return main || spec.op == Op::backward_convert || spec.op == Op::backward_reduce;
+  // The counter of dynamic kernels is cleared in front of them.
+  const bool forward = spec.op == Op::forward && spec.family == Family::sm90 && !spec.dynamic;
+  return main || forward || spec.op == Op::backward_convert || spec.op == Op::backward_reduce;
 }
 
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice,

@@ -31,7 +31,8 @@ std::string canonical_sm90_forward(const KernelSpec& spec) {
              spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, spec.softmax_chunks, spec.take_turns, spec.pack_gqa,
              spec.split, spec.min_blocks) +
          (spec.skips_hidden ? " skips_hidden=1" : "") + (spec.own_ends ? " own_ends=1" : "") +
-         (spec.dynamic ? " dynamic=1" : "") + (spec.affine_product ? " affine_product=1" : "") + switches(spec);
+         (spec.dynamic ? " dynamic=1" : "") + (spec.affine_product ? " affine_product=1" : "") +
+         (spec.exact_max ? " exact_max=1" : "") + switches(spec);
 }
 
 std::string canonical_sm90_backward(const KernelSpec& spec) {

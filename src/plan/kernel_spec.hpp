@@ -61,6 +61,7 @@ struct KernelSpec {
   bool dynamic = false;             ///< sm90 forward: blocks take query tiles from a counter in the workspace
   bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
   bool affine_product = false;      ///< sm90 forward: the product S adds what an affine score function grows by
+  bool exact_max = false;           ///< sm90 forward: P is relative to the exact maximum of a row's scores
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P
   Variants variants;                ///< what is computed besides plain attention

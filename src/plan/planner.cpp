@@ -100,6 +100,7 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
     }
   }
   if (choice.family == Family::sm90) {
+    choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem));
     choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
     choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
     choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);

@@ -20,6 +20,7 @@ struct Choice {
   bool dynamic = false;         ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
   bool many_rows = false;       ///< sm90: tall query tiles waste few rows, and each multiprocessor gets one
   bool long_rows = false;       ///< sm90: of these the kind for long rows
+  bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -27,9 +28,9 @@ struct Choice {
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0) | (dynamic ? 64 : 0) | (many_rows ? 128 : 0) |
-           (long_rows ? 256 : 0);
+           (long_rows ? 256 : 0) | (exact_max ? 512 : 0);
   }
-  static constexpr int kSlots = 512;
+  static constexpr int kSlots = 1024;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

@@ -19,7 +19,7 @@ constexpr int kBarrierBytes = 1024;
 constexpr int kBarrierBytesBesideMasks = 464;
 constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
-constexpr int kFragmentRegisters[] = {224, 208, 128, 80};
+constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
 constexpr std::int64_t kFewestTallTiles = 132;  // the multiprocessors of a Hopper GPU
 // For tiles of 192 rows, measured on an H200: a causal head's first one may be nearly empty.
@@ -41,7 +41,7 @@ constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2},
 constexpr Tile kMediumTall[] = {{192, 112, 2, 2}, {192, 96, 2, 2},  {192, 80, 3, 2},
                                 {192, 64, 3, 2},  {128, 128, 2, 2}, {128, 96, 2, 2}};
 constexpr Tile kMediumShortTall[] = {{192, 64, 3, 2}, {192, 48, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
-constexpr Tile kMediumTallest[] = {{256, 48, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
+constexpr Tile kMediumTallest[] = {{256, 64, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
 constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};        // d <= 160
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};        // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
@@ -57,12 +57,18 @@ bool takes_registers(const Problem& problem) noexcept {
   return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
+/// Whether scores reach the softmax as the product leaves them, causality aside.
+bool keeps_scores(const Variants& variants) noexcept {
+  return variants.score.empty() && variants.mask.empty() && !variants.left_window && !variants.chunked;
+}
+
 /// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
 /// or is not the faster.
-std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows) noexcept {
+std::span<const Tile> tall_tiles(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept {
   using Tiles = std::span<const Tile>;
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
+  if (d > 64 && sm90_forward_exact_max(problem, fixed, long_rows)) return {};
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (!variants->mask.empty() || variants->left_window || variants->chunked) return {};
@@ -72,16 +78,17 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows) noexcep
     if (!variants->score.empty() && (slower || d <= 64 || d > 128 || !long_rows)) return {};
   }
   if (d <= 64) return kSmallTall;
-  if (d <= 72 && !problem.causal && long_rows) return kMediumTallest;
+  if (d <= 72 && long_rows) return kMediumTallest;
   if (d <= 128) return problem.causal && !long_rows ? Tiles(kMediumShortTall) : kMediumTall;
   return d <= 160 ? Tiles(kLargeTall) : Tiles();
 }
 
-std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choice) noexcept {
+std::span<const Tile> preferred_tiles(const Problem& problem, const KernelOverride& fixed,
+                                      const Choice& choice) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
-  if (choice.many_rows) return tall_tiles(problem, choice.long_rows);
+  if (choice.many_rows) return tall_tiles(problem, fixed, choice.long_rows);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
@@ -129,9 +136,19 @@ int affine_bytes(const KernelSpec& spec) {
   return spec.affine_product ? 32 * spec.tile_n : 0;
 }
 
+/// What all draws for a row have in common, 20 bytes a lane of each 16 rows.
+int row_draws_bytes(const KernelSpec& spec) {
+  return spec.dropout && !spec.pack_gqa ? 20 * 128 * consumers(spec) : 0;
+}
+
+/// Factors of a rescaling, for which consumers that draw have no registers.
+int factors_bytes(const KernelSpec& spec) {
+  return spec.dropout && !has_drawers(spec) ? 8 * 128 * consumers(spec) : 0;
+}
+
 bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns ||
-         fixed.affine_product;
+         fixed.affine_product || fixed.exact_max;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
@@ -153,6 +170,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.stages = either(fixed.stages, tile.stages);
   spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
+  spec.exact_max = choice.exact_max;
   spec.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
   // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
   const bool drifts = consumers(spec) > 3 && spec.skips_hidden && spec.q_buffers == 2;
@@ -166,24 +184,48 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   return spec;
 }
 
+Tile tile_of(const KernelSpec& spec) {
+  return {spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers};
+}
+
+/// nullptr where none does.
+const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem, const KernelOverride& fixed,
+                            const Choice& choice) {
+  const auto fits = [&](const Tile& tile) {
+    return sm90_forward_refusal(with_tile(problem, tile, fixed, choice)).empty();
+  };
+  const auto found = std::ranges::find_if(tiles, fits);
+  return found == tiles.end() ? nullptr : &*found;
+}
+
 /// The first tall tile that fits a problem, if it had enough rows; nullptr where there is none.
 const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, bool pack_gqa, bool long_rows) {
   if (pack_gqa) return nullptr;
-  for (const Tile& tile : tall_tiles(problem, long_rows)) {
-    if (fixed.tile_m != 0 && fixed.tile_m != tile.tile_m) continue;
-    if (sm90_forward_refusal(with_tile(problem, tile, fixed, {})).empty()) return &tile;
-  }
-  return nullptr;
+  std::span<const Tile> tiles = tall_tiles(problem, fixed, long_rows);
+  const bool other_rows = fixed.tile_m != 0 && !tiles.empty() && fixed.tile_m != tiles.front().tile_m;
+  return other_rows ? nullptr : first_that_fits(tiles, problem, fixed, {});
 }
+
+/// A kernel for other lengths than a problem's.
+struct OtherLength {
+  Tile tile;
+  bool exact_max;
+};
 
 /// What a store may hold of the same tile, or of a tall one, for other lengths.
 void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const KernelOverride& fixed,
                        const Choice& choice) {
-  const KernelSpec& first = specs.front();
-  std::vector<Tile> tiles{{first.tile_m, first.tile_n, first.stages, first.q_buffers}};
+  std::vector<OtherLength> lengths;
   for (const bool long_rows : {false, true}) {
+    Choice other = choice;
+    other.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
+    if (other.exact_max == choice.exact_max) lengths.push_back({tile_of(specs.front()), other.exact_max});
+    other.many_rows = false;
+    if (const Tile* const tile = first_that_fits(preferred_tiles(problem, fixed, other), problem, fixed, other)) {
+      if (other.exact_max != choice.exact_max) lengths.push_back({*tile, other.exact_max});
+    }
     const Tile* const tall = tall_tile(problem, fixed, choice.pack_gqa, long_rows);
-    if (!choice.short_query && tall != nullptr) tiles.push_back(*tall);
+    if (!choice.short_query && tall != nullptr) lengths.push_back({*tall, other.exact_max});
   }
   for (const bool counted : {false, true}) {
     if (counted && !may_be_dynamic(problem, choice)) continue;
@@ -191,8 +233,9 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
       Choice other = choice;
       other.dynamic = choice.dynamic != counted;
       other.many_diagonals = choice.many_diagonals != diagonals;
-      for (const Tile& tile : tiles) {
-        const KernelSpec spec = with_tile(problem, tile, fixed, other);
+      for (const OtherLength& length : lengths) {
+        other.exact_max = length.exact_max;
+        const KernelSpec spec = with_tile(problem, length.tile, fixed, other);
         if (sm90_forward_refusal(spec).empty() && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
       }
     }
@@ -233,7 +276,7 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept {
 }
 
 bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
-  const auto possible = tall_tiles(problem, sm90_forward_long_rows(problem));
+  const auto possible = tall_tiles(problem, fixed, sm90_forward_long_rows(problem));
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
   if (fixed.tile_m != 0 && fixed.tile_m != tile_m) return false;
@@ -244,16 +287,25 @@ bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed,
   return rows >= (problem.causal ? kManyCausalRows : kManyRows);
 }
 
+bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept {
+  if (fixed.exact_max) return *fixed.exact_max;
+  const int d = std::max(problem.d_qk, problem.d_v);
+  const bool possible =
+      !problem.varlen && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
+  return possible && !long_rows && d > 64 && d <= 128;
+}
+
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
-  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
+  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, fixed, choice).front().tile_m;
 }
 
 bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
-  return spec.causal && consumers(spec) >= 3 && !spec.dropout && !spec.variants.left_window && !spec.variants.chunked &&
-         spec.variants.mask.empty();
+  return spec.causal && consumers(spec) >= 3 && !spec.exact_max && !spec.dropout && !spec.variants.left_window &&
+         !spec.variants.chunked && spec.variants.mask.empty();
 }
 
 int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
+  if (spec.exact_max) return 1;
   // Pieces fill each other's gaps. Of four warpgroups others do, and of a short KV tile they are too short.
   if (consumers(spec) > 3) return spec.skips_hidden ? 2 : 1;
   if (spec.dropout || !spec.variants.score.empty()) return 2;
@@ -281,7 +333,8 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const int v = row_bytes(spec.d_v);
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
-         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec);
+         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
+         row_draws_bytes(spec) + factors_bytes(spec);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -303,6 +356,9 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   }
   if (spec.skips_hidden && !sm90_forward_may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
   if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
+  if (spec.exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
+    return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
+  }
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
@@ -327,7 +383,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
   std::vector<KernelSpec> specs;
   std::string refusal = foreign_override(fixed);
   if (refusal.empty()) {
-    for (const Tile& tile : preferred_tiles(problem, choice)) {
+    for (const Tile& tile : preferred_tiles(problem, fixed, choice)) {
       const KernelSpec spec = with_tile(problem, tile, fixed, choice);
       const std::string reason = sm90_forward_refusal(spec);
       if (!reason.empty()) {

@@ -218,7 +218,7 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}{}{}{}{}"
+      "{}{}{}{}{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
       boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
@@ -227,7 +227,7 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       spec.own_ends ? "  static constexpr bool kOwnEnds = true;  // of each warpgroup's KV tiles\n" : "",
       spec.dynamic ? "  static constexpr bool kDynamic = true;  // query tiles come from a counter\n" : "",
       spec.affine_product ? "  static constexpr bool kAffineProduct = true;  // of an affine score function\n" : "",
-      switches(spec));
+      spec.exact_max ? "  static constexpr bool kExactMax = true;  // of a row's scores\n" : "", switches(spec));
 }
 
 std::string combine_config(const plan::KernelSpec& spec) {

@@ -11,23 +11,69 @@
 
 namespace fa::kernel {
 
+constexpr uint32_t kPhiloxMultipliers[2] = {0xd2511f53u, 0xcd9e8d57u};
+constexpr uint32_t kPhiloxSteps[2] = {0x9e3779b9u, 0xbb67ae85u};  // of the key, from round to round
+constexpr int kPhiloxRounds = 7;
+
 /// Four words of Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011):
-/// seven rounds are the fewest that pass BigCrush.
-FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_high) {
-  constexpr uint32_t kMultipliers[2] = {0xd2511f53u, 0xcd9e8d57u};
-  constexpr uint32_t kSteps[2] = {0x9e3779b9u, 0xbb67ae85u};
+/// seven rounds are the fewest that pass BigCrush. `begin`: of the rounds, which other code has done.
+FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_high, int begin = 0) {
   FA_UNROLL
-  for (int round = 0; round < 7; ++round) {
-    const uint64_t a = ptx::mul_wide(counter[0], kMultipliers[0]);
-    const uint64_t b = ptx::mul_wide(counter[2], kMultipliers[1]);
-    counter[0] = static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key_low;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    if (round < begin) continue;
+    const auto step = static_cast<uint32_t>(round);
+    const uint64_t a = ptx::mul_wide(counter[0], kPhiloxMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(counter[2], kPhiloxMultipliers[1]);
+    counter[0] = static_cast<uint32_t>(b >> 32) ^ counter[1] ^ (key_low + step * kPhiloxSteps[0]);
     counter[1] = static_cast<uint32_t>(b);
-    counter[2] = static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key_high;
+    counter[2] = static_cast<uint32_t>(a >> 32) ^ counter[3] ^ (key_high + step * kPhiloxSteps[1]);
     counter[3] = static_cast<uint32_t>(a);
-    key_low += kSteps[0];
-    key_high += kSteps[1];
   }
 }
+
+/// What the first three rounds of all calls for a row have in common: only the second word of their counters differs.
+struct PhiloxRow {
+  static constexpr int kRounds = 3;
+  static constexpr int kBytes = 20;
+
+  uint32_t first;  // of the first word after one round
+  Chunk rest;      // of what the second and third make of it
+
+  FA_DEVICE PhiloxRow() = default;
+  FA_DEVICE PhiloxRow(uint32_t row, uint64_t stream, uint32_t key_low, uint32_t key_high) {
+    const auto high = [](uint64_t product) { return static_cast<uint32_t>(product >> 32); };
+    const auto low = [](uint64_t product) { return static_cast<uint32_t>(product); };
+    const uint64_t a = ptx::mul_wide(row, kPhiloxMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(static_cast<uint32_t>(stream), kPhiloxMultipliers[1]);
+    const uint32_t third = high(a) ^ static_cast<uint32_t>(stream >> 32) ^ key_high;
+    const uint64_t second_b = ptx::mul_wide(third, kPhiloxMultipliers[1]);
+    const uint32_t second_first = high(second_b) ^ low(b) ^ (key_low + kPhiloxSteps[0]);
+    const uint64_t third_a = ptx::mul_wide(second_first, kPhiloxMultipliers[0]);
+    first = high(b) ^ key_low;
+    rest = {{low(a) ^ (key_high + kPhiloxSteps[1]), low(second_b) ^ (key_low + 2 * kPhiloxSteps[0]),
+             high(third_a) ^ (key_high + 2 * kPhiloxSteps[1]), low(third_a)}};
+  }
+
+  /// The counter {row, column, stream} after kRounds rounds.
+  FA_DEVICE void start(uint32_t (&counter)[4], uint32_t column) const {
+    const uint64_t a = ptx::mul_wide(first ^ column, kPhiloxMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(static_cast<uint32_t>(a >> 32) ^ rest.word[0], kPhiloxMultipliers[1]);
+    counter[0] = static_cast<uint32_t>(b >> 32) ^ rest.word[1];
+    counter[1] = static_cast<uint32_t>(b);
+    counter[2] = static_cast<uint32_t>(a) ^ rest.word[2];
+    counter[3] = rest.word[3];
+  }
+
+  /// In place `place` of `places`, whose fifth words lie behind the chunks of all.
+  FA_DEVICE void store(uint32_t shared, int place, int places) const {
+    ptx::st_shared_chunk(shared + 16 * place, rest);
+    ptx::st_shared_b32(shared + 16 * places + 4 * place, first);
+  }
+  FA_DEVICE void load(uint32_t shared, int place, int places) {
+    rest = ptx::ld_shared_chunk(shared + 16 * place);
+    first = ptx::ld_shared_b32(shared + 16 * places + 4 * place);
+  }
+};
 
 /// What is kept of the elements that a thread holds of 16 rows of P by 16 * kSteps keys, a bit each. Pair i of a step's
 /// A operand has bytes 2 * (i % 2) and 2 * (i % 2) + 1 of word i / 2; every step has a bit of each byte, from the
@@ -152,29 +198,31 @@ class Dropout {
     }
   }
 
+  /// What a lane's calls for a warp's 16 rows have in common.
+  FA_DEVICE PhiloxRow start_block(int row, int lane) const {
+    return PhiloxRow(static_cast<uint32_t>(row / 2 + lane / 4), stream_, key_[0], key_[1]);
+  }
+
   /// Draws for the accumulators of a warp's 16 rows by 16 * kSteps keys, compared, in the order of the A operands that
-  /// they become: `below[n / 2][n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half.
+  /// they become: `below[n / 2][n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half. Of *this
+  /// the seed and the threshold alone count.
   template <int kSteps>
-  FA_DEVICE void draw_block(uint32_t (&below)[kSteps][4], int row, int key, int lane) const {
+  FA_DEVICE void draw_block(uint32_t (&below)[kSteps][4], const PhiloxRow& row, int key, int lane) const {
+    const ColumnsOfBlock<kSteps> columns(key, lane);
+    const PhiloxRow start = columns.joined(row);
     FA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t words[4];
-      draw(words, row / 2 + lane / 4, column<2 * kSteps>(key, 2 * step, lane), stream_);
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) below[step][i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
-    }
+    for (int step = 0; step < kSteps; ++step) draw_step(below[step], start, columns.rest(step));
   }
 
   /// The same into a mask.
   template <int kSteps>
-  FA_DEVICE void draw_block(KeepMask<kSteps>& mask, int row, int key, int lane) const {
+  FA_DEVICE void draw_block(KeepMask<kSteps>& mask, const PhiloxRow& row, int key, int lane) const {
+    const ColumnsOfBlock<kSteps> columns(key, lane);
+    const PhiloxRow start = columns.joined(row);
     FA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      uint32_t words[4];
       uint32_t below[4];
-      draw(words, row / 2 + lane / 4, column<2 * kSteps>(key, 2 * step, lane), stream_);
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) below[i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
+      draw_step(below, start, columns.rest(step));
       mask.add(step, below);
     }
   }
@@ -267,6 +315,33 @@ class Dropout {
   static FA_DEVICE int column(int key, int n, int lane) {
     const int first = key / 4 + lane % 4;
     return (kNTiles & (kNTiles - 1)) == 0 ? first ^ 2 * n : first + 2 * n;  // one instruction with the next XOR
+  }
+
+  /// The counters' words of a block of 16 * kSteps keys. Where they are powers of two, the steps' differences are
+  /// constants that are joined by XOR, and what they have in common is joined to the row: a register and an instruction
+  /// less.
+  template <int kSteps>
+  struct ColumnsOfBlock {
+    static constexpr bool kJoined = (kSteps & (kSteps - 1)) == 0;
+    uint32_t first;
+
+    FA_DEVICE ColumnsOfBlock(int key, int lane) : first(static_cast<uint32_t>(key / 4 + lane % 4)) {}
+    FA_DEVICE PhiloxRow joined(PhiloxRow row) const {
+      if constexpr (kJoined) row.first ^= first;
+      return row;
+    }
+    FA_DEVICE uint32_t rest(int step) const {
+      const auto columns = static_cast<uint32_t>(4 * step);
+      return kJoined ? columns : first + columns;
+    }
+  };
+
+  FA_DEVICE void draw_step(uint32_t (&below)[4], const PhiloxRow& row, uint32_t column) const {
+    uint32_t words[4];
+    row.start(words, column);
+    philox(words, key_[0], key_[1], PhiloxRow::kRounds);
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) below[i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
   }
 
   FA_DEVICE void draw(uint32_t (&words)[4], int row, int column, uint64_t stream) const {

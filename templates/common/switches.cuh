@@ -44,6 +44,12 @@ FA_DEVICE constexpr bool wants_affine_product() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_exact_max() {
+  if constexpr (requires { Config::kExactMax; }) return Config::kExactMax;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int warps_n_of() {
   if constexpr (requires { Config::kWarpsN; }) return Config::kWarpsN;
   return 1;
@@ -73,6 +79,8 @@ template <class Config>
 inline constexpr bool kDynamic = wants_dynamic_tiles<Config>();  // query tiles come from a counter
 template <class Config>
 inline constexpr bool kAffineProduct = wants_affine_product<Config>();
+template <class Config>
+inline constexpr bool kExactMax = wants_exact_max<Config>();  // of a row's scores
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>

@@ -9,6 +9,7 @@
 #include <common/switches.cuh>
 #include <common/transpose.cuh>
 #include <common/variant.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -40,7 +41,8 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kExactMax (common/switches.cuh) and a Variant
+/// (common/variant.cuh).
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -101,6 +103,11 @@ struct Forward {
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
   static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDrawers), "rounds are known to all warps there");
+  // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied beside the next
+  // product S.
+  static constexpr bool kExactMax = kernel::kExactMax<Config>;
+  static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
+  using Softmax = typename kernel::Either<ExactSoftmax, TrailingSoftmax, kExactMax>::type;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
@@ -147,8 +154,8 @@ struct Forward {
   // warpgroups with longer KV tiles are not the faster for a second one.
   static constexpr bool kPlain =
       !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
-  static constexpr bool kRoomy =
-      kConsumers != 3 && !kDropout && (kPlain || kConsumerRegisters - kFragmentRegisters > 32);
+  static constexpr int kFreeRegisters = kConsumerRegisters - kFragmentRegisters;
+  static constexpr bool kRoomy = kConsumers != 3 && !kDropout && kFreeRegisters >= (kPlain ? 32 : 33);
   static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
 
   // What ends a query tile's rows is done beside the next one's first product. Of more warpgroups others have work
@@ -173,7 +180,15 @@ struct Forward {
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
   static constexpr int kKeyNumbersOffset = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
-  static constexpr int kSharedBytes = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
+  // What all draws for a row have in common is found in shared memory: [tile_m / 16, 32 lanes].
+  static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
+  static constexpr int kRowPlaces = 2 * kTileM;
+  static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
+  static constexpr int kRowDrawsBytes = kStartsRows ? kRowPlaces * kernel::PhiloxRow::kBytes : 0;
+  // So are, where consumers draw, the factors of a rare rescaling: two registers less over the draws.
+  static constexpr bool kFactorsAside = kDropout && !kDrawers;
+  static constexpr int kFactorsOffset = kRowDrawsOffset + kRowDrawsBytes;  // [consumers, 128 threads, 2]
+  static constexpr int kSharedBytes = kFactorsOffset + (kFactorsAside ? kConsumers * kWarpgroup * 8 : 0);
 
   const Params& p;
   const kernel::ForwardParamsOf<Config>& params;
@@ -211,6 +226,10 @@ struct Forward {
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
     if constexpr (kAffineProduct) number_keys();
+    ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
+    if constexpr (kDropout) {
+      if (ptx::thread_index() == 0) kernel::Dropout::share(params.dropout, dropout_shared());
+    }
     ptx::sync_threads();  // the barriers exist for all, and the seed of dropout
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
@@ -250,7 +269,6 @@ struct Forward {
         ptx::mbarrier_init(mask_empty(i), kReaders);
       }
     }
-    if constexpr (kDropout) kernel::Dropout::share(params.dropout, dropout_shared());
     ptx::fence_mbarrier_init();
   }
 
@@ -470,6 +488,7 @@ struct Forward {
     post(q_slot.index, {});                                        // the end: no KV tile
     if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
+    ptx::griddepcontrol_launch_dependents();  // the last query tile is left
   }
 
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& job) const {
@@ -571,6 +590,9 @@ struct Forward {
       const ForwardTile& tile = cursor.query.tile;
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      if constexpr (kStartsRows) {
+        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps) start_row_draws(dropout, tile, row, lane);
+      }
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
         if constexpr (kLists) n = listed(cursor.query, n);
@@ -589,9 +611,9 @@ struct Forward {
   /// For the 16 rows from `row` of the query tile on.
   FA_DEVICE void draw_mask(const kernel::Dropout& dropout, uint32_t shared_mask, const ForwardTile& tile, int row,
                            int n, int lane) const {
-    const int first_row = tile.m_block * kTileM + row;
     Mask mask;
     if constexpr (Config::kPackGqa) {
+      const int first_row = tile.m_block * kTileM + row;
       const Rows rows{params.group, tile.head};
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -599,7 +621,7 @@ struct Forward {
         dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
       }
     } else {
-      dropout.draw_block(mask, first_row, n * kTileN, lane);
+      dropout.draw_block(mask, row_draws(row, lane), n * kTileN, lane);
     }
     mask.store(shared_mask, params.dropout);
   }
@@ -637,7 +659,9 @@ struct Forward {
     [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`; with drawers `draws` are what is kept
     [[maybe_unused]] Loaded loaded;
     [[maybe_unused]] bool in_chunks = false;  // `loaded`
-    TrailingSoftmax softmax;
+    Softmax softmax;
+    [[maybe_unused]] bool risen = false;  // maxima have: with kExactMax, O is to be multiplied by
+    [[maybe_unused]] float factor[2] = {1.f, 1.f};
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
     if constexpr (!kEmptyAside && (Config::kCausal || Config::kSplit)) {
@@ -653,6 +677,7 @@ struct Forward {
     for (bool more = true, passes = false; more; passes = true) {
       more = false;
       if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
+      if constexpr (kStartsRows && !kDrawers) start_draws(ahead.query.tile);
       if constexpr (kOwnEnds) {
         pass_hidden(ahead, consumer, warp_row, k_slot, v_slot, passes, lane);
         if constexpr (Config::kTakeTurns) await_turn(consumer);
@@ -677,7 +702,7 @@ struct Forward {
         if constexpr (kDrawers) {
           take_mask(mask_slot, warp_row, lane).expand(draws);
         } else {
-          draw(draws, ahead.query.tile, kv_tile(ahead));
+          draw(draws, ptx::shfl(q_slot.index, 0), kv_tile(ahead));
         }
         convert(pairs, s);
         keep(probabilities, pairs, draws);
@@ -694,7 +719,7 @@ struct Forward {
         if (crosses) {
           if constexpr (!kFinishAside) {
             finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
-            softmax = TrailingSoftmax();
+            softmax = Softmax();
           }
           if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
           if (kStageO && staged) release_staged(q_slot.index, lane);
@@ -706,6 +731,7 @@ struct Forward {
             more = own_end(ahead.query, warp_row) < ahead.query.range.end;
             if (more) break;
           }
+          if constexpr (kStartsRows && !kDrawers) start_draws(ahead.query.tile);
           if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
         } else {
           --ahead.n;
@@ -718,6 +744,9 @@ struct Forward {
         if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
         if (Config::kTakeTurns) await_turn(consumer);
         issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
+        if constexpr (kExactMax) {
+          if (risen) multiply(o, factor);
+        }
         ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         issue_output(o, probabilities, v_slot.index, !first);
         if (Config::kTakeTurns) give_turn(consumer);
@@ -730,7 +759,7 @@ struct Forward {
           if (crosses) {
             if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
             finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
-            softmax = TrailingSoftmax();
+            softmax = Softmax();
           }
         }
         [[maybe_unused]] Mask mask;
@@ -748,13 +777,15 @@ struct Forward {
         } else if constexpr (kDropout) {
           convert(pairs, s);
           settle_pairs(pairs);
+          if (rescale) put_factors_aside(softmax.factor);
           ptx::sync_warp();  // no draw before P takes half of its registers
-          draw(draws, read_tile(q_buffer), kv_tile(ahead));
+          draw(draws, q_buffer, kv_tile(ahead));
           settle_draws(draws);
         }
         ptx::settle(softmax.sum[0], shared + kJobOffset);
         ptx::settle(softmax.sum[1], shared + kJobOffset);
-        const bool rare = crosses || rescale || (!kFinishAside && kStageO && staged);  // one branch in the usual case
+        // One branch in the usual case.
+        const bool rare = crosses || (!kExactMax && rescale) || (!kFinishAside && kStageO && staged);
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(o);
         release(v_empty(v_slot.index), lane);
@@ -769,9 +800,15 @@ struct Forward {
             store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
             query = ahead.query;
             first = staged = true;
-          } else if (rescale) {
+          } else if (!kExactMax && rescale) {
+            if constexpr (kFactorsAside) read_factors(softmax.factor);
             multiply(o, softmax.factor);
           }
+        }
+        if constexpr (kExactMax) {
+          risen = rescale && !crosses;
+          FA_UNROLL
+          for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
         if constexpr (kDrawers) {
           FA_UNROLL
@@ -787,13 +824,17 @@ struct Forward {
       constexpr bool kPassesTurns = kOwnEnds && Config::kTakeTurns;
       if (kPassesTurns && more) await_turn(consumer);  // of the first KV tile that is passed over
       ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
+      if constexpr (kExactMax) {
+        if (risen) multiply(o, factor);
+        risen = false;
+      }
       issue_output(o, probabilities, v_slot.index, !first);
       if (kPassesTurns && more) give_turn(consumer);
       if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
       const int stored_row = kExchange && more ? other_rows(warp_row, consumer) : warp_row;
       if constexpr (kFinishAside) {
         finish_rows(softmax, inverse_sum, query, stored_row, lane);
-        softmax = TrailingSoftmax();
+        softmax = Softmax();
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(o);
@@ -996,9 +1037,8 @@ struct Forward {
 
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
   /// and none for rows behind the last. True when O must be rescaled.
-  FA_DEVICE bool exponentiate(S& s, int& visible, TrailingSoftmax& softmax, const AffineRows& rows,
-                              const Cursor& cursor, int limit, int warp_row, int lane, Loaded& loaded,
-                              bool in_chunks) const {
+  FA_DEVICE bool exponentiate(S& s, int& visible, Softmax& softmax, const AffineRows& rows, const Cursor& cursor,
+                              int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks) const {
     float shift[2];
     visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
     if (kPartial && visible == 0) return false;
@@ -1050,7 +1090,7 @@ struct Forward {
       hide_outside(s, cursor, warp_row, lane);
       return kPieces;
     } else {
-      return hide_behind(s, cursor, limit, warp_row, lane);
+      return hide_behind(s, cursor, limit, warp_row);
     }
   }
 
@@ -1216,7 +1256,7 @@ struct Forward {
 
   /// Hides keys from a limit on that grows from row to row: `limit_of_first` in the warp's first one. Returns how many
   /// of the softmax's pieces keep any.
-  FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int limit_of_first, int warp_row, int lane) const {
+  FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int limit_of_first, int warp_row) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
     const int row = first_row_of(cursor.query.tile) + warp_row;
@@ -1226,6 +1266,7 @@ struct Forward {
     if (limit_of_first >= kTileN) return kPieces;
     const int last_limit = kernel::key_limit<Config::kCausal>(lengths, rows.position(row + 15)) - first_key;
     if (kPartial && last_limit <= 0) return 0;
+    const int lane = ptx::thread_index() % kWarpSize;  // anew: few tiles come here, and nothing is kept for them
     int limit[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -1255,14 +1296,43 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone.
-  FA_DEVICE void draw(P& draws, const ForwardTile& tile, int n) const {
+  /// For a consumer's rows of a new query tile.
+  FA_DEVICE void start_draws(const ForwardTile& tile) const {
+    const int thread = ptx::thread_index() - kWarpgroup;
+    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
+    start_row_draws(kernel::Dropout(params.dropout, dropout_shared(), heads_before), tile, thread / kWarpSize * 16,
+                    thread % kWarpSize);
+  }
+
+  /// Of the 16 rows from `row` of the query tile on, for the same lane alone.
+  FA_DEVICE void start_row_draws(const kernel::Dropout& dropout, const ForwardTile& tile, int row, int lane) const {
+    dropout.start_block(first_row_of(tile) + row, lane).store(shared + kRowDrawsOffset, row * 2 + lane, kRowPlaces);
+  }
+  FA_DEVICE kernel::PhiloxRow row_draws(int row, int lane) const {
+    kernel::PhiloxRow draws;
+    draws.load(shared + kRowDrawsOffset, row * 2 + lane, kRowPlaces);
+    return draws;
+  }
+
+  FA_DEVICE uint32_t factors_shared() const { return shared + kFactorsOffset + 8 * (ptx::thread_index() - kWarpgroup); }
+  FA_DEVICE void put_factors_aside(const float (&factor)[2]) const {
+    ptx::st_shared_b64(factors_shared(), ptx::bits(factor[0]), ptx::bits(factor[1]));
+  }
+  FA_DEVICE void read_factors(float (&factor)[2]) const {
+    uint32_t bits[2];
+    ptx::ld_shared_b64(bits[0], bits[1], factors_shared());
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) factor[r] = ptx::from_bits(bits[r]);
+  }
+
+  /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone. `buffer`: of Q.
+  FA_DEVICE void draw(P& draws, [[maybe_unused]] int buffer, int n) const {
     const int thread = ptx::thread_index();  // anew: no register between two draws
     const int lane = thread % kWarpSize;
-    const int warp_row = (thread - kWarpgroup) / kWarpSize * 16;
-    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
-    const int first_row = first_row_of(tile) + warp_row;
     if constexpr (Config::kPackGqa) {
+      const ForwardTile tile = read_tile(buffer);
+      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+      const int first_row = first_row_of(tile) + (thread - kWarpgroup) / kWarpSize * 16;
       const Rows rows{params.group, tile.head};
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       FA_UNROLL
@@ -1271,8 +1341,8 @@ struct Forward {
         dropout.draw_row(draws, r, rows.position(row), rows.query_head(row), n * kTileN, lane);
       }
     } else {
-      kernel::Dropout(params.dropout, dropout_shared(), heads_before + tile.head)
-          .draw_block(draws, first_row, n * kTileN, lane);
+      const kernel::PhiloxRow row = row_draws((thread - kWarpgroup) / kWarpSize * 16, lane);
+      kernel::Dropout(params.dropout, dropout_shared(), 0).draw_block(draws, row, n * kTileN, lane);
     }
   }
 
@@ -1336,7 +1406,7 @@ struct Forward {
   }
 
   /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
-  FA_DEVICE void finish_rows(TrailingSoftmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
+  FA_DEVICE void finish_rows(Softmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
                              int lane) const {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
@@ -1345,7 +1415,7 @@ struct Forward {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
-      lse[r] = softmax.lse(r);
+      lse[r] = softmax.lse(r, softmax_scale_log2());
       if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
         const float keys = lse[r];
         lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
@@ -1540,7 +1610,7 @@ struct Forward {
 
   /// O = 0, log-sum-exp = -inf or the sink's logit.
   FA_DEVICE void store_empty_rows(const Query& job, int warp_row, int lane) const {
-    TrailingSoftmax no_keys;
+    Softmax no_keys;
     float inverse_sum[2];
     finish_rows(no_keys, inverse_sum, job, warp_row, lane);
     O zeros = {};

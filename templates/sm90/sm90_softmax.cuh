@@ -9,19 +9,68 @@ namespace fa::sm90 {
 
 using kernel::kInfinity;
 
-/// Running softmax statistics of the two rows (lane / 4 and lane / 4 + 8 of a warp's 16) that a thread shares with the
-/// other three lanes of its quad. Accumulator register 4j + 2r + e belongs to row r.
-///
+/// What a thread keeps of the two rows (lane / 4 and lane / 4 + 8 of a warp's 16) that it shares with the other three
+/// lanes of its quad. Accumulator register 4j + 2r + e belongs to row r.
+struct RowStatistics {
+  float sum[2] = {0.f, 0.f};     // of this thread's columns
+  float factor[2] = {1.f, 1.f};  // what O has to be multiplied with after `update` returned true
+
+  /// Sums over the quad; afterwards `sum` is the softmax denominator.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += ptx::shfl_xor(sum[r], 1);
+      sum[r] += ptx::shfl_xor(sum[r], 2);
+    }
+  }
+
+  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
+  FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
+
+ protected:
+  static constexpr int kBitsBelowAll = -0x7fffffff - 1;
+  static constexpr int kChains = 4;  // of dependent maxima
+
+  /// P of n8 tile j to the sums of even and odd columns,
+  template <int kCount>
+  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2][2]) {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) total[i / 2][i % 2] += p[4 * j + i];
+  }
+
+  /// or to those of all.
+  template <int kCount>
+  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2]) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) total[r] += p[4 * j + 2 * r] + p[4 * j + 2 * r + 1];
+  }
+
+  /// The greatest of a row's bits as integers: those of its greatest score where that is positive.
+  FA_DEVICE static int quad_max(int bits) {
+    bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
+    return ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
+  }
+
+  template <int kCount>
+  FA_DEVICE static float row_max(const float (&s)[kCount], int r, int begin, int end) {
+    float all = -kInfinity;
+    FA_UNROLL
+    for (int j = 0; j < kCount / 4; ++j) {
+      if (j >= begin && j < end) all = ptx::max(all, ptx::max(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    }
+    all = ptx::max(all, ptx::shfl_xor(all, 1));
+    return ptx::max(all, ptx::shfl_xor(all, 2));
+  }
+};
+
 /// P = exp2(scale_log2 * S - offset), where the offset trails the row's true maximum by up to kSlack: it is raised, and
 /// O rescaled, only when a score passes it by more, which is rare. P <= 2^kSlack then, and neither the rounding of P
 /// (floating point) nor the sums in float lose anything by it. What every step has to do is find out that no score did,
 /// by an integer maximum of three (floats above the slack are positive, and positive floats order as integers do).
-struct TrailingSoftmax {
+struct TrailingSoftmax : RowStatistics {
   static constexpr float kSlack = 8.f;
 
   float offset[2] = {-kInfinity, -kInfinity};  // log2 units; -inf: the row has seen no key
-  float sum[2] = {0.f, 0.f};                   // of this thread's columns
-  float factor[2] = {1.f, 1.f};                // what O has to be multiplied with after `update` returned true
 
   /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
   /// exponentials of the one before. True when O must be rescaled by `factor`. shift: what is to be added to all scaled
@@ -89,29 +138,14 @@ struct TrailingSoftmax {
     return rescale;
   }
 
-  /// Sums over the quad; afterwards `sum` is the softmax denominator relative to `offset`.
-  FA_DEVICE void finish() {
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += ptx::shfl_xor(sum[r], 1);
-      sum[r] += ptx::shfl_xor(sum[r], 2);
-    }
-  }
-
-  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
-  FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
-
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE float lse(int r) const {
+  FA_DEVICE float lse(int r, float /*scale_log2*/) const {
     if (sum[r] == 0.f) return -kInfinity;
     return kernel::kLn2 * ((offset[r] == -kInfinity ? 0.f : offset[r]) + ptx::lg2(sum[r]));
   }
 
  private:
   static constexpr int kBitsAboveAll = 0x7fffffff;
-  static constexpr int kBitsBelowAll = -0x7fffffff - 1;
-
-  static constexpr int kChains = 4;  // of dependent maxima
 
   // The offset of a row that has none yet, so that its scores are positive as a rule, and the search finds the
   // greatest.
@@ -147,20 +181,6 @@ struct TrailingSoftmax {
     for (int i = 0; i < kEarlyCount; ++i) early[i] = ptx::ex2(s[i]);
   }
 
-  /// P of n8 tile j to the sums of even and odd columns,
-  template <int kCount>
-  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2][2]) {
-    FA_UNROLL
-    for (int i = 0; i < 4; ++i) total[i / 2][i % 2] += p[4 * j + i];
-  }
-
-  /// or to those of all.
-  template <int kCount>
-  FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2]) {
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) total[r] += p[4 * j + 2 * r] + p[4 * j + 2 * r + 1];
-  }
-
   /// Raises the offsets of rows that need it to their highest score in n8 tiles begin to end, and corrects what was
   /// computed with the old ones: P before `begin` and the scaled scores of these tiles.
   template <int kCount>
@@ -169,9 +189,7 @@ struct TrailingSoftmax {
     bool unknown = false;  // the greatest score of a row that has no offset yet
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      int bits = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);  // exact for what is positive
-      bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
-      bits = ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
+      const int bits = quad_max(ptx::max3(highest[r], highest[r + 2], kBitsBelowAll));
       score[r] = ptx::from_bits(static_cast<uint32_t>(bits));
       unknown = unknown || (offset[r] == -kInfinity && bits <= 0);
     }
@@ -195,16 +213,80 @@ struct TrailingSoftmax {
       }
     }
   }
+};
 
-  template <int kCount>
-  FA_DEVICE static float row_max(const float (&s)[kCount], int r, int begin, int end) {
-    float all = -kInfinity;
+/// The same with P = exp2(scale_log2 * (S - greatest)) for the exact maximum so far: the P that weighs most is 1, which
+/// no rounding changes. A step waits for the search over its whole KV tile, and most steps of short rows raise a
+/// maximum.
+struct ExactSoftmax : RowStatistics {
+  float greatest[2] = {-kInfinity, -kInfinity};  // score of the row, before the scale; -inf: it has seen no key
+
+  /// As TrailingSoftmax::update, in one piece. Scores are searched as they come from the product.
+  template <int kChunks, int kEarly, bool kHoles, bool kPartial, int kCount>
+  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&/*shift*/)[2], int /*visible*/) {
+    static_assert(!kPartial);
+    constexpr int kTiles = kCount / 4;
+    float score[2];
+    find_greatest(score, s);
+    bool rises = false;
+    float subtracted[2];
     FA_UNROLL
-    for (int j = 0; j < kCount / 4; ++j) {
-      if (j >= begin && j < end) all = ptx::max(all, ptx::max(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    for (int r = 0; r < 2; ++r) {
+      const float next = ptx::max(score[r], greatest[r]);
+      rises = rises || next > greatest[r];
+      subtracted[r] = ptx::max(next * scale_log2, kLeast);
+      factor[r] = ptx::ex2(ptx::fma(greatest[r], scale_log2, -subtracted[r]));
+      sum[r] *= factor[r];
+      greatest[r] = next;
     }
-    all = ptx::max(all, ptx::shfl_xor(all, 1));
-    return ptx::max(all, ptx::shfl_xor(all, 2));
+    float total[2][2] = {};
+    FA_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      FA_UNROLL
+      for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]));
+      if (j > 0) add_tile(s, j - 1, total);  // a tile behind: no sum waits for an exponential
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
+    add_tile(s, kTiles - 1, sum);
+    return ptx::vote_any(rises);
+  }
+
+  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
+  FA_DEVICE float lse(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return -kInfinity;
+    return kernel::kLn2 * (greatest[r] * scale_log2 + ptx::lg2(sum[r]));
+  }
+
+ private:
+  static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
+
+  /// Of a KV tile's rows, or what is less than `greatest`.
+  template <int kCount>
+  FA_DEVICE void find_greatest(float (&score)[2], const float (&s)[kCount]) const {
+    constexpr int kTiles = kCount / 4;
+    int highest[kChains];
+    FA_UNROLL
+    for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
+    FA_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      int& chain = highest[i / 2 % kChains];  // of row i / 2 % 2
+      chain = ptx::max3(chain, static_cast<int>(ptx::bits(s[i])), static_cast<int>(ptx::bits(s[i + 1])));
+    }
+    // A lane's scores may all be negative, and those of its rows so far: asked before the quad's answer is there.
+    bool negative = false;
+    int bits[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      bits[r] = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);
+      negative = negative || (bits[r] <= 0 && greatest[r] < 0.f);
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) score[r] = ptx::from_bits(static_cast<uint32_t>(quad_max(bits[r])));
+    if (ptx::vote_any(negative)) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) score[r] = row_max(s, r, 0, kTiles);
+    }
   }
 };
 

@@ -14,6 +14,7 @@
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
+#include "plan/backward.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 
@@ -161,7 +162,9 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
         params,
         fa::plan::sm90_forward_maps(
             {view_of(q, inputs.q), view_of(k, inputs.k), view_of(v, inputs.v), view_of(o, outputs.o), {}}, c.spec));
+    options.early = fa::plan::may_start_early(c.spec);
     launch(attention.entry, &all, memory, options);
+    options.early = false;
   } else {
     launch(attention.entry, &params, memory, options);
   }

@@ -68,12 +68,12 @@ KernelSpec hopper_base() {
   return spec;
 }
 
-/// With dropout: a warpgroup draws for two others.
-KernelSpec hopper_with_drawers() {
-  const auto found = std::ranges::find_if(packed_forward_specs(), [](const KernelSpec& spec) {
-    return spec.family == fa::Family::sm90 && spec.dropout && spec.tile_m == 128 && !spec.varlen;
+/// With dropout. Of 128 rows: a warpgroup draws for two others; of 192: consumers draw.
+KernelSpec hopper_with_dropout(int tile_m) {
+  const auto found = std::ranges::find_if(packed_forward_specs(), [&](const KernelSpec& spec) {
+    return spec.family == fa::Family::sm90 && spec.dropout && spec.tile_m == tile_m && !spec.varlen && !spec.pack_gqa;
   });
-  if (found == packed_forward_specs().end()) throw std::out_of_range("no Hopper kernel draws");
+  if (found == packed_forward_specs().end()) throw std::out_of_range("no such Hopper kernel draws");
   return *found;
 }
 
@@ -130,6 +130,7 @@ std::vector<Mutation> make_mutations() {
     spec.warps = 16;
     spec.skips_hidden = true;
   });
+  const KernelSpec exact = changed(causal_hopper, [](KernelSpec& spec) { spec.exact_max = true; });
   const KernelSpec own_ends = changed(causal_hopper, [](KernelSpec& spec) {
     spec.tile_m = 192;
     spec.warps = 16;
@@ -485,50 +486,71 @@ std::vector<Mutation> make_mutations() {
        "ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);",
        "",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {shared_race, shared_uninitialised, barrier_misuse, deadlock}},  // they run ahead by any number of phases
       {"hopper_mask_read_without_waiting",
        kHopper,
        "ptx::mbarrier_wait(mask_full(slot.index), slot.parity);",
        "",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {shared_race, shared_uninitialised}},
       {"hopper_mask_released_before_all_lanes_have_read_it",
        kHopper,
        "ptx::sync_warp();  // all lanes have read it before one of them releases the buffer\n    release(mask_empty",
        "release(mask_empty",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {shared_race}},
       {"hopper_mask_announced_before_all_lanes_have_written_it",
        kHopper,
        "ptx::sync_warp();  // the warp's rows are complete\n        release(mask_full",
        "release(mask_full",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {shared_race, shared_uninitialised}},
       {"hopper_mask_not_released",
        kHopper,
        "release(mask_empty(slot.index), lane);",
        "",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {deadlock}},
       {"hopper_job_not_released_by_drawers",
        kHopper,
        "release(q_empty(q_slot.index), lane);  // of Q",
        "// of Q",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {deadlock}},
       {"hopper_drawers_counted_out",
        kHopper,
        "mbarrier_init(mask_full(i), kDrawerWarps)",
        "mbarrier_init(mask_full(i), kDrawerWarps - 1)",
        1,
-       hopper_with_drawers(),
+       hopper_with_dropout(128),
        {shared_race, shared_uninitialised, deadlock, barrier_misuse}},
+      {"hopper_draws_of_the_rows_before",
+       kHopper,
+       "          if constexpr (kStartsRows && !kDrawers) start_draws(ahead.query.tile);",
+       "",
+       1,
+       hopper_with_dropout(192),
+       {}},
+      {"hopper_drawers_stay_with_their_rows",
+       kHopper,
+       "if constexpr (kStartsRows) {\n        for",
+       "if constexpr (kStartsRows) {\n        if (cursor.query.tile.m_block == 0) for",
+       1,
+       hopper_with_dropout(128),
+       {}},
+      {"hopper_factors_not_put_aside",
+       kHopper,
+       "if constexpr (kFactorsAside) read_factors(softmax.factor);",
+       "if constexpr (kFactorsAside) softmax.factor[0] = softmax.factor[1] = 1.f;",
+       1,
+       hopper_with_dropout(192),
+       {}},
       {"hopper_barriers_unfenced", kHopper, "ptx::fence_mbarrier_init();", "", 1, hopper, {unfenced}},
       {"hopper_barriers_without_block_barrier",
        kHopper,
@@ -704,6 +726,43 @@ std::vector<Mutation> make_mutations() {
        hopper,
        {shared_in_flight, shared_uninitialised, shared_race}},
       {"hopper_output_never_rescaled", kHopper, "multiply(o, softmax.factor);", "", 1, hopper, {}},
+      {"hopper_output_not_rescaled_beside_scores",
+       kHopper,
+       "          if (risen) multiply(o, factor);\n        }\n        ptx::mbarrier_wait",
+       "        }\n        ptx::mbarrier_wait",
+       1,
+       exact,
+       {}},
+      {"hopper_output_not_rescaled_for_the_last_tile",
+       kHopper,
+       "        if (risen) multiply(o, factor);\n        risen = false;",
+       "        risen = false;",
+       1,
+       exact,
+       {}},
+      {"hopper_new_output_rescaled", kHopper, "risen = rescale && !crosses;", "risen = rescale;", 1, exact, {}},
+      {"hopper_greatest_of_negative_scores_not_found",
+       kHopperSoftmax,
+       "if (ptx::vote_any(negative)) {",
+       "if (false && ptx::vote_any(negative)) {",
+       1,
+       exact,
+       {}},
+      {"hopper_sum_not_rescaled", kHopperSoftmax, "sum[r] *= factor[r];\n      greatest", "greatest", 1, exact, {}},
+      {"hopper_exact_last_scores_not_in_the_sum",
+       kHopperSoftmax,
+       "    add_tile(s, kTiles - 1, sum);\n    return",
+       "    return",
+       1,
+       exact,
+       {}},
+      {"hopper_beside_the_kernel_before",
+       kHopper,
+       "ptx::griddepcontrol_wait();  // for what earlier kernels write",
+       "// for what earlier kernels write",
+       1,
+       hopper,
+       {too_early}},
       {"hopper_turns_not_passed_on",
        kHopper,
        "consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);",

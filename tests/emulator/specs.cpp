@@ -116,6 +116,7 @@ struct Sm90Shape {
   bool skips_hidden = false;
   bool own_ends = false;
   bool dynamic = false;
+  bool exact_max = false;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
@@ -150,6 +151,12 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 72, 40, 256, 32, 3, 2, false, true, false, false, 1, false, false, true},
     {DType::bf16, 72, 136, 192, 32, 3, 1, false, true, true, true, 1, false, false, true},
     {DType::f16, 136, 136, 192, 16, 3, 1, true, true, false, true, 1, false, true, true},
+    {DType::bf16, 72, 72, 256, 64, 3, 2, true, true, false, true, 1, false, false, true},
+    {DType::bf16, 128, 128, 128, 64, 2, 2, true, true, false, true, 1, false, false, false, false, true},
+    {DType::f16, 80, 72, 128, 48, 2, 2, false, false, false, false, 1, false, false, false, false, true},
+    {DType::bf16, 96, 96, 192, 64, 2, 2, true, true, false, true, 1, false, false, true, true, true},
+    {DType::f16, 72, 128, 64, 32, 2, 1, true, false, true, true, 1, true, false, false, false, true},
+    {DType::bf16, 64, 64, 256, 32, 3, 2, true, false, false, true, 1, false, false, true, false, true},
 };
 
 std::vector<KernelSpec> find_sm90_specs() {
@@ -174,6 +181,7 @@ std::vector<KernelSpec> find_sm90_specs() {
     spec.skips_hidden = shape.skips_hidden;
     spec.own_ends = shape.own_ends;
     spec.dynamic = shape.dynamic;
+    spec.exact_max = shape.exact_max;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }

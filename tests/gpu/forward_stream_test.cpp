@@ -73,6 +73,40 @@ TEST_F(ForwardStream, TheCounterOfQueryTilesIsClearedInEveryCallAndReplay) {
   EXPECT_TRUE(scratch.guards_intact());
 }
 
+/// Each call reads what the one before it writes, and writes over what that one reads, while kernels start early.
+TEST_F(ForwardStream, EachCallWaitsForTheOneBefore) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    const AttentionCase c{.b = 3, .h_q = 10, .h_kv = 10, .s_q = 1100, .s_kv = 1100, .d_qk = d, .d_v = d};
+    DeviceCase device(c);
+    const Attention attention = Attention::create(config_of(c));
+    const ScopedStream stream;
+    const auto synchronize = [&] { driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize"); };
+    ForwardInputs back = device.inputs();
+    back.q = device.o.const_view();
+    ForwardOutputs to_q = device.outputs();
+    to_q.o = device.q.view();
+    const auto queue = [&](bool waits) {
+      for (int i = 0; i < 20; ++i) {
+        attention.forward(device.inputs(), device.outputs(), stream.get());
+        if (waits) synchronize();
+        attention.forward(back, to_q, stream.get());
+        if (waits) synchronize();
+      }
+    };
+    const std::vector<std::byte> start = device.q.buffer.read();
+    const auto result = [&](const auto& run) {
+      device.q.buffer.write(start);
+      run();
+      synchronize();
+      return device.q.buffer.read();
+    };
+    const std::vector<std::byte> expected = result([&] { queue(true); });
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(result([&] { queue(false); }), expected) << "d " << d;
+    const CapturedGraph graph(stream.get(), [&] { queue(false); });
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(result([&] { graph.replay(stream.get()); }), expected) << "d " << d;
+  }
+}
+
 TEST_F(ForwardStream, ThreadsAndStreamsShareOneAttention) {
   const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 4, .s_q = 257, .s_kv = 3000, .causal = true};
   const Attention attention = Attention::create(config_of(c));

@@ -205,6 +205,12 @@ std::vector<KernelOverride> hopper_overrides() {
     }
     overrides.push_back({.tile_m = 256, .tile_n = tile_n, .splits = 3});
   }
+  for (const int tile_m : {64, 128, 192, 256}) {
+    overrides.push_back({.tile_m = tile_m, .tile_n = 64, .exact_max = true});
+    overrides.push_back({.tile_m = tile_m, .tile_n = 48, .q_buffers = 1, .take_turns = false, .exact_max = true});
+    overrides.push_back({.tile_m = tile_m, .tile_n = 32, .pack_gqa = true, .exact_max = true});
+    overrides.push_back({.tile_m = tile_m, .tile_n = 64, .splits = 3, .exact_max = true});
+  }
   overrides.push_back({.pack_gqa = true, .splits = 5});
   for (KernelOverride& kernel : overrides) kernel.family = Family::sm90;
   return overrides;

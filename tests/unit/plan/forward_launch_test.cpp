@@ -73,18 +73,22 @@ TEST(ForwardLaunch, Sm90HasABlockForEachMultiprocessorAtMost) {
 
 // Heads whose K and V share the L2 cache, of causal grids of 16 heads a batch entry, d 128.
 TEST(ForwardLaunch, CausalHeadsFillTheCache) {
-  const auto heads_at = [](int d, std::int64_t b, std::int64_t s) {
+  const auto heads_at = [](int d, std::int64_t b, std::int64_t s, bool exact = true) {
     Call call = some_call();
     Problem& p = call.problem;
     p.d_qk = p.d_v = d;
     p.b = b;
     p.h_q = p.h_kv = 16;
     p.s_q = p.s_kv = s;
-    const KernelSpec spec = plan_forward(p, {}).kernel;
+    KernelOverride trailing;
+    trailing.exact_max = false;
+    const KernelSpec spec = plan_forward(p, exact ? KernelOverride{} : trailing).kernel;
     return forward_launch(p, call.tensors, 1, 1, spec, 132).params.heads_in_flight;
   };
-  EXPECT_EQ(heads_at(128, 32, 512), 88) << "balanced: few tiles each";
-  EXPECT_EQ(heads_at(128, 16, 1024), 44);
+  EXPECT_EQ(heads_at(128, 32, 512), 66) << "balanced: few tiles each";
+  EXPECT_EQ(heads_at(128, 16, 1024), 66);
+  EXPECT_EQ(heads_at(128, 32, 512, false), 88) << "of 192 rows";
+  EXPECT_EQ(heads_at(128, 16, 1024, false), 44);
   EXPECT_EQ(heads_at(128, 8, 2048), 48) << "48 MB";
   EXPECT_EQ(heads_at(128, 4, 4096), 32) << "from a counter, 64 MB";
   EXPECT_EQ(heads_at(128, 2, 8192), 16);

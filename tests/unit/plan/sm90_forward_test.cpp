@@ -36,7 +36,7 @@ void expect_fits(const KernelSpec& spec) {
   constexpr int kRegisters[] = {255, 232, 160, 112};
   EXPECT_LE(sm90_forward_registers(spec) + 24, kRegisters[warpgroups - 1]);
   const int d = std::max(spec.d_qk, spec.d_v);
-  const bool drifts = warpgroups == 4 && spec.skips_hidden;
+  const bool drifts = warpgroups == 4 && spec.skips_hidden && spec.q_buffers == 2;
   EXPECT_EQ(spec.take_turns, warpgroups > 1 && !drifts && (spec.causal || d <= 64 || d > 128 || warpgroups > 2));
 }
 
@@ -91,10 +91,10 @@ TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
     problem.b = b;
     return plan_forward(problem, {});
   };
-  EXPECT_FALSE(plan_of(128, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds of 132";
-  EXPECT_TRUE(plan_of(128, 1280, true, 12).kernel.dynamic) << "1344 tiles, 11 rounds";
-  EXPECT_FALSE(plan_of(128, 1280, false, 12).kernel.dynamic);
-  EXPECT_FALSE(plan_of(128, 1024, true, 16).kernel.dynamic) << "1536 tiles, 12 rounds";
+  EXPECT_FALSE(plan_of(160, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds of 132";
+  EXPECT_TRUE(plan_of(160, 1280, true, 12).kernel.dynamic) << "1344 tiles, 11 rounds";
+  EXPECT_FALSE(plan_of(160, 1280, false, 12).kernel.dynamic);
+  EXPECT_FALSE(plan_of(160, 1024, true, 16).kernel.dynamic) << "1536 tiles, 12 rounds";
   EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic);
   EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic);
   EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic);
@@ -182,8 +182,8 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
   constexpr Row kRows[] = {
       {64, 64, true, 256, 64, 6, 2},    {64, 64, false, 256, 64, 6, 2},   {128, 128, false, 192, 80, 3, 2},
       {128, 128, true, 192, 80, 3, 2},  {192, 128, true, 128, 128, 2, 1}, {192, 192, true, 128, 96, 2, 1},
-      {256, 256, false, 128, 64, 2, 1}, {256, 256, true, 128, 64, 2, 1},  {72, 72, false, 256, 48, 3, 2},
-      {72, 72, true, 192, 112, 2, 2},   {80, 80, false, 192, 112, 2, 2},  {96, 96, false, 192, 96, 2, 2},
+      {256, 256, false, 128, 64, 2, 1}, {256, 256, true, 128, 64, 2, 1},  {72, 72, false, 256, 64, 3, 2},
+      {72, 72, true, 256, 64, 3, 2},    {80, 80, false, 192, 112, 2, 2},  {96, 96, false, 192, 96, 2, 2},
       {112, 112, true, 192, 96, 2, 2},  {120, 120, true, 192, 80, 3, 2},  {160, 160, false, 192, 64, 3, 1},
       {160, 160, true, 192, 64, 3, 1},  {168, 168, true, 128, 96, 2, 1}};
   for (const Row& row : kRows) {
@@ -211,11 +211,13 @@ TEST(Sm90ForwardPlan, TakesTallTilesWhereThereAreManyRows) {
   EXPECT_EQ(tile_of(64, true, 5, 512), 256);
   EXPECT_EQ(tile_of(64, false, 9, 129), 256);
   EXPECT_EQ(tile_of(64, false, 9, 128), 192);
-  EXPECT_EQ(tile_of(128, false, 4, 767), 128);
-  EXPECT_EQ(tile_of(128, false, 4, 768), 192);
-  EXPECT_EQ(tile_of(128, false, 1, 1536), 128) << "128 tiles of 192 rows";
-  EXPECT_EQ(tile_of(128, true, 8, 447), 128);
-  EXPECT_EQ(tile_of(128, true, 8, 448), 192);
+  EXPECT_EQ(tile_of(160, false, 4, 767), 128);
+  EXPECT_EQ(tile_of(160, false, 4, 768), 192);
+  EXPECT_EQ(tile_of(160, false, 1, 1536), 128) << "128 tiles of 192 rows";
+  EXPECT_EQ(tile_of(160, true, 8, 447), 128);
+  EXPECT_EQ(tile_of(160, true, 8, 448), 192);
+  EXPECT_EQ(tile_of(128, true, 8, 1535), 128) << "exact maxima";
+  EXPECT_EQ(tile_of(128, true, 8, 1536), 192);
   EXPECT_EQ(tile_of(192, false, 4, 4096), 128);
   KernelOverride fixed;
   fixed.tile_m = 192;
@@ -223,11 +225,14 @@ TEST(Sm90ForwardPlan, TakesTallTilesWhereThereAreManyRows) {
 }
 
 TEST(Sm90ForwardPlan, ShortCausalRowsHaveShorterKvTiles) {
-  const auto tile_of = [](std::int64_t s) { return plan_forward(problem_of(128, 128, true, s), {}).kernel.tile_n; };
+  const KernelOverride trailing{.exact_max = false};
+  const auto tile_of = [&](std::int64_t s) {
+    return plan_forward(problem_of(128, 128, true, s), trailing).kernel.tile_n;
+  };
   EXPECT_EQ(tile_of(1024), 64);
   EXPECT_EQ(tile_of(1535), 64);
   EXPECT_EQ(tile_of(1536), 80);
-  const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 1024), {});
+  const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 1024), trailing);
   const auto is_long = [](const KernelSpec& spec) { return spec.tile_m == 192 && spec.tile_n == 80; };
   EXPECT_TRUE(std::ranges::any_of(plan.alternatives, is_long)) << "a store may hold that of long rows";
 }
@@ -261,12 +266,67 @@ TEST(Sm90ForwardPlan, TheSoftmaxOfShortKvTilesIsInOnePiece) {
   EXPECT_EQ(pieces_of(64, false, 4096), 1);
   EXPECT_EQ(pieces_of(128, false, 4096), 1) << "192 x 80";
   EXPECT_EQ(pieces_of(128, true, 4096), 2);
-  EXPECT_EQ(pieces_of(128, false, 512), 2) << "128 x 128";
+  EXPECT_EQ(pieces_of(128, false, 512), 1) << "exact maxima";
+  EXPECT_EQ(pieces_of(160, true, 200), 2) << "128 x 96";
   EXPECT_EQ(pieces_of(96, false, 4096), 2) << "192 x 96";
   EXPECT_EQ(pieces_of(160, true, 4096), 1) << "192 x 64";
   EXPECT_EQ(pieces_of(256, false, 4096), 1);
   EXPECT_EQ(pieces_of(256, true, 4096), 2);
   EXPECT_EQ(pieces_of(256, false, 64), 2) << "one warpgroup";
+}
+
+TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
+  const auto is_exact = [](int d_qk, int d_v, std::int64_t s, const KernelOverride& fixed = {}) {
+    const KernelSpec spec = plan_forward(problem_of(d_qk, d_v, true, s), fixed).kernel;
+    EXPECT_EQ(sm90_forward_refusal(spec), "");
+    return spec.exact_max;
+  };
+  EXPECT_TRUE(is_exact(128, 128, 1));
+  EXPECT_TRUE(is_exact(128, 128, 1535));
+  EXPECT_FALSE(is_exact(128, 128, 1536));
+  EXPECT_TRUE(is_exact(72, 72, 512));
+  EXPECT_TRUE(is_exact(64, 80, 512));
+  EXPECT_FALSE(is_exact(64, 64, 512));
+  EXPECT_FALSE(is_exact(192, 128, 512));
+  EXPECT_TRUE(is_exact(128, 128, 4096, {.exact_max = true}));
+  EXPECT_TRUE(is_exact(64, 64, 4096, {.exact_max = true}));
+  EXPECT_TRUE(is_exact(256, 256, 4096, {.exact_max = true}));
+  EXPECT_FALSE(is_exact(128, 128, 512, {.exact_max = false}));
+  // A store that holds kernels for long rows alone serves others too, and the other way round.
+  for (const std::int64_t s : {512, 4096}) {
+    const ForwardPlan plan = plan_forward(problem_of(128, 128, true, s), {});
+    const KernelSpec other = plan_forward(problem_of(128, 128, true, s == 512 ? 4096 : 512), {}).kernel;
+    EXPECT_NE(std::ranges::find(plan.alternatives, other), plan.alternatives.end()) << s;
+  }
+}
+
+TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
+  Problem problem = problem_of(128, 128, false, 512);
+  const auto is_exact = [&] { return plan_forward(problem, {}).kernel.exact_max; };
+  const auto refuses = [&] {
+    try {
+      (void)plan_forward(problem, {.exact_max = true});
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::invalid_argument &&
+             std::string(error.what()).find("exact_max = true") != std::string::npos;
+    }
+    return false;
+  };
+  problem.dropout = true;
+  EXPECT_FALSE(is_exact());
+  EXPECT_TRUE(refuses());
+  problem.dropout = false;
+  Variants variants;
+  problem.variants = &variants;
+  variants.sink = true;
+  EXPECT_TRUE(is_exact()) << "which are no part of the maximum";
+  variants.left_window = true;
+  EXPECT_FALSE(is_exact());
+  EXPECT_TRUE(refuses());
+  variants = {};
+  variants.score = "score * 2";
+  EXPECT_FALSE(is_exact());
+  EXPECT_TRUE(refuses());
 }
 
 // Tiles in shared memory are slabs of 64 columns, whatever the head dim.
@@ -303,7 +363,14 @@ TEST(Sm90ForwardPlan, DrawsWhereRegistersAreLeft) {
     KernelSpec plain = spec;
     plain.dropout = false;
     const int barriers = expected.mask_bytes == 0 ? 1024 : 464;
-    EXPECT_EQ(shared_bytes(spec), shared_bytes(plain) - 1024 + barriers + expected.mask_bytes);
+    const int draws = 2 * spec.tile_m * (expected.mask_bytes == 0 ? 28 : 20);
+    EXPECT_EQ(shared_bytes(spec), shared_bytes(plain) - 1024 + barriers + expected.mask_bytes + draws);
+    KernelSpec packed = spec;
+    packed.pack_gqa = true;
+    plain.pack_gqa = true;
+    EXPECT_EQ(shared_bytes(packed),
+              shared_bytes(plain) - 1024 + barriers + expected.mask_bytes + (draws - 2 * spec.tile_m * 20))
+        << "rows of other heads";
   }
 }
 
@@ -325,7 +392,7 @@ constexpr Refusal kRefusals[] = {
     {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.stages = 7; }},
     {"registers of fragments a thread; at most 208 fit", [](KernelSpec& spec) { spec.tile_n = 208; }},
     {"registers of fragments a thread; at most 128 fit", [](KernelSpec& spec) { spec.tile_m = 192; }},
-    {"registers of fragments a thread; at most 80 fit",
+    {"registers of fragments a thread; at most 84 fit",
      [](KernelSpec& spec) {
        spec.tile_m = 256;
        spec.tile_n = spec.d_qk = spec.d_v = 80;
