@@ -27,6 +27,7 @@ constexpr std::int64_t kManyRows = 768;
 constexpr std::int64_t kManyCausalRows = 448;
 constexpr std::int64_t kLongRows = 1536;
 constexpr int kAffineProductHeadDim = 96;
+constexpr int kExactMaxHeadDim = 112;
 constexpr std::size_t kMaxSpecs = 4;
 
 struct Tile {
@@ -292,7 +293,7 @@ bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed,
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible =
       !problem.varlen && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
-  return possible && !long_rows && d > 64 && d <= 128;
+  return possible && !long_rows && d >= kExactMaxHeadDim && d <= 128;
 }
 
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {

@@ -26,7 +26,7 @@ bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed,
 bool sm90_forward_long_rows(const Problem& problem) noexcept;
 
 /// Whether the softmax of rows, or of long rows, takes their exact maxima, rather than ones that trail: as accurate as
-/// can be, and measured to cost little up to a head dim of 128 where rows are not long.
+/// can be, and measured to cost little with head dims of 112 to 128 where rows are not long.
 bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept;
 
 /// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.

@@ -284,8 +284,8 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
   EXPECT_TRUE(is_exact(128, 128, 1));
   EXPECT_TRUE(is_exact(128, 128, 1535));
   EXPECT_FALSE(is_exact(128, 128, 1536));
-  EXPECT_TRUE(is_exact(72, 72, 512));
-  EXPECT_TRUE(is_exact(64, 80, 512));
+  EXPECT_TRUE(is_exact(64, 112, 512));
+  EXPECT_FALSE(is_exact(104, 104, 512));
   EXPECT_FALSE(is_exact(64, 64, 512));
   EXPECT_FALSE(is_exact(192, 128, 512));
   EXPECT_TRUE(is_exact(128, 128, 4096, {.exact_max = true}));
