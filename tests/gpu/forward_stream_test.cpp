@@ -107,6 +107,32 @@ TEST_F(ForwardStream, EachCallWaitsForTheOneBefore) {
   }
 }
 
+/// What is queued in front need not be a kernel, in a graph either.
+TEST_F(ForwardStream, WaitsForClearedAndCopiedMemory) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 4, .s_q = 1000, .s_kv = 1000};
+  DeviceCase device(c);
+  const Attention attention = Attention::create(config_of(c));
+  attention.forward(device.inputs(), device.outputs());  // compiled before anything is captured
+  const DeviceBuffer values(device.q.buffer.read());
+  const auto q = reinterpret_cast<CUdeviceptr>(device.q.buffer.data());
+  const ScopedStream stream;
+  const auto queue = [&] {
+    driver::check(api().cuMemsetD8Async(q, 0xff, values.size(), stream.get()), "cuMemsetD8Async");  // NaN
+    driver::check(api().cuMemcpyDtoDAsync(q, reinterpret_cast<CUdeviceptr>(values.data()), values.size(), stream.get()),
+                  "cuMemcpyDtoDAsync");
+    attention.forward(device.inputs(), device.outputs(), stream.get());
+  };
+  for (int i = 0; i < 5; ++i) {
+    queue();
+    expect_correct(device);
+  }
+  const CapturedGraph graph(stream.get(), queue);
+  for (int i = 0; i < 5; ++i) {
+    graph.replay(stream.get());
+    expect_correct(device);
+  }
+}
+
 TEST_F(ForwardStream, ThreadsAndStreamsShareOneAttention) {
   const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 4, .s_q = 257, .s_kv = 3000, .causal = true};
   const Attention attention = Attention::create(config_of(c));

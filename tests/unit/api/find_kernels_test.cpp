@@ -459,7 +459,7 @@ TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
 
 TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
   plan::KernelSpec plain = spec_of(Family::sm90);
-  plain.skips_hidden = plain.own_ends = plain.dynamic = false;  // named where they are true
+  plain.skips_hidden = plain.own_ends = plain.dynamic = plain.exact_max = false;  // named where they are true
   expect_flips_miss(plain, {
                                {"arch", [](auto& spec) { spec.arch.suffix = 'f'; }},
                                {"dtype", [](auto& spec) { spec.dtype = DType::f16; }},

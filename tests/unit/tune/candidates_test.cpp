@@ -45,6 +45,7 @@ KernelSpec without_tile(KernelSpec spec) {
   spec.loop_bodies = spec.substeps = spec.min_blocks = 1;
   spec.warps_n = spec.dq_warps_m = spec.q_buffers = 0;
   spec.delayed_dq = spec.take_turns = spec.skips_hidden = spec.own_ends = false;
+  spec.exact_max = false;  // sm80 kernels have no other maximum
   spec.softmax_chunks = 1;
   spec.conditional_rescale = true;
   return spec;
