@@ -139,7 +139,11 @@ class Row:
         # The peers are asked for no log-sum-exp.
         self.calls = {"fa": self._forward(not peers) if self.op == "forward" else self._backward()}
         for peer in peers:
-            self.calls[peer] = self._peer(peer)
+            call = self._peer(peer)
+            if call is None:
+                print(f"{peer} gives no gradients here and is left out", flush=True)
+            else:
+                self.calls[peer] = call
 
     def beside_plain(self, plain):
         """Times fa's plain attention, which a row of its own knows, beside this one."""
@@ -176,6 +180,8 @@ class Row:
             return lambda: self._attend(peer, q, k, v)
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         o, dout = self._attend(peer, *leaves), self.dout
+        if not o.requires_grad:
+            return None
         return lambda: torch.autograd.grad(o, leaves, dout, retain_graph=True)
 
     def flops(self):
