@@ -12,6 +12,7 @@
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
+#include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"

@@ -50,14 +50,6 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
 /// Every kernel that a call of the plan runs, in the order of their launches.
 std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
 
-/// Whether kernels of an architecture may be launched before the one in front of them is complete (griddepcontrol).
-bool overlaps(const Arch& arch) noexcept;
-
-/// Whether a kernel may be launched so. Of a backward, behind another of the same call: each of its blocks waits for
-/// that one before it reads what any kernel of the call has written, and before it writes. Tile lists are read first. A
-/// forward, behind whatever the caller has queued: all threads wait for that before they touch any tensor.
-bool may_start_early(const KernelSpec& spec) noexcept;
-
 /// Where things lie in the workspace, in bytes from its start.
 struct BackwardWorkspace {
   /// s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel; of a packed batch the rows of all

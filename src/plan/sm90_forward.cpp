@@ -65,11 +65,11 @@ bool keeps_scores(const Variants& variants) noexcept {
 
 /// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
 /// or is not the faster.
-std::span<const Tile> tall_tiles(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept {
+std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool exact_max) noexcept {
   using Tiles = std::span<const Tile>;
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (d > 64 && sm90_forward_exact_max(problem, fixed, long_rows)) return {};
+  if (exact_max && d > 64) return {};  // with exact maxima fewer warpgroups and longer KV tiles are the faster
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (!variants->mask.empty() || variants->left_window || variants->chunked) return {};
@@ -84,12 +84,11 @@ std::span<const Tile> tall_tiles(const Problem& problem, const KernelOverride& f
   return d <= 160 ? Tiles(kLargeTall) : Tiles();
 }
 
-std::span<const Tile> preferred_tiles(const Problem& problem, const KernelOverride& fixed,
-                                      const Choice& choice) noexcept {
+std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choice) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
-  if (choice.many_rows) return tall_tiles(problem, fixed, choice.long_rows);
+  if (choice.many_rows) return tall_tiles(problem, choice.long_rows, choice.exact_max);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
@@ -200,9 +199,9 @@ const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem,
 }
 
 /// The first tall tile that fits a problem, if it had enough rows; nullptr where there is none.
-const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, bool pack_gqa, bool long_rows) {
-  if (pack_gqa) return nullptr;
-  std::span<const Tile> tiles = tall_tiles(problem, fixed, long_rows);
+const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, const Choice& choice, bool long_rows) {
+  if (choice.pack_gqa || choice.short_query) return nullptr;
+  const std::span<const Tile> tiles = tall_tiles(problem, long_rows, choice.exact_max);
   const bool other_rows = fixed.tile_m != 0 && !tiles.empty() && fixed.tile_m != tiles.front().tile_m;
   return other_rows ? nullptr : first_that_fits(tiles, problem, fixed, {});
 }
@@ -213,20 +212,22 @@ struct OtherLength {
   bool exact_max;
 };
 
-/// What a store may hold of the same tile, or of a tall one, for other lengths.
+/// What a store may hold of the same tile, or of a tall one, for other lengths, with the maxima that those have.
 void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const KernelOverride& fixed,
                        const Choice& choice) {
   std::vector<OtherLength> lengths;
   for (const bool long_rows : {false, true}) {
     Choice other = choice;
     other.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
-    if (other.exact_max == choice.exact_max) lengths.push_back({tile_of(specs.front()), other.exact_max});
-    other.many_rows = false;
-    if (const Tile* const tile = first_that_fits(preferred_tiles(problem, fixed, other), problem, fixed, other)) {
-      if (other.exact_max != choice.exact_max) lengths.push_back({*tile, other.exact_max});
+    if (other.exact_max == choice.exact_max) {
+      lengths.push_back({tile_of(specs.front()), other.exact_max});
+    } else {
+      other.many_rows = false;
+      const Tile* const tile = first_that_fits(preferred_tiles(problem, other), problem, fixed, other);
+      if (tile != nullptr) lengths.push_back({*tile, other.exact_max});
     }
-    const Tile* const tall = tall_tile(problem, fixed, choice.pack_gqa, long_rows);
-    if (!choice.short_query && tall != nullptr) lengths.push_back({*tall, other.exact_max});
+    const Tile* const tall = tall_tile(problem, fixed, other, long_rows);
+    if (tall != nullptr) lengths.push_back({*tall, other.exact_max});
   }
   for (const bool counted : {false, true}) {
     if (counted && !may_be_dynamic(problem, choice)) continue;
@@ -277,7 +278,8 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept {
 }
 
 bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
-  const auto possible = tall_tiles(problem, fixed, sm90_forward_long_rows(problem));
+  const bool long_rows = sm90_forward_long_rows(problem);
+  const auto possible = tall_tiles(problem, long_rows, sm90_forward_exact_max(problem, fixed, long_rows));
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
   if (fixed.tile_m != 0 && fixed.tile_m != tile_m) return false;
@@ -297,7 +299,7 @@ bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed,
 }
 
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
-  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, fixed, choice).front().tile_m;
+  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
 }
 
 bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
@@ -384,7 +386,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
   std::vector<KernelSpec> specs;
   std::string refusal = foreign_override(fixed);
   if (refusal.empty()) {
-    for (const Tile& tile : preferred_tiles(problem, fixed, choice)) {
+    for (const Tile& tile : preferred_tiles(problem, choice)) {
       const KernelSpec spec = with_tile(problem, tile, fixed, choice);
       const std::string reason = sm90_forward_refusal(spec);
       if (!reason.empty()) {

@@ -15,7 +15,7 @@
 #include <sm90/sm90_forward_params.cuh>
 
 #include "expression/emit.hpp"
-#include "plan/backward.hpp"
+#include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"

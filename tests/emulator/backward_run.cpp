@@ -8,6 +8,7 @@
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
+#include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {

@@ -14,7 +14,7 @@
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
-#include "plan/backward.hpp"
+#include "plan/early_start.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::plan {
@@ -226,12 +227,14 @@ TEST(Sm90ForwardPlan, TakesTallTilesWhereThereAreManyRows) {
 
 TEST(Sm90ForwardPlan, ShortCausalRowsHaveShorterKvTiles) {
   const KernelOverride trailing{.exact_max = false};
-  const auto tile_of = [&](std::int64_t s) {
-    return plan_forward(problem_of(128, 128, true, s), trailing).kernel.tile_n;
+  const auto tile_of = [](int d, std::int64_t s, const KernelOverride& fixed = {}) {
+    return plan_forward(problem_of(d, d, true, s), fixed).kernel.tile_n;
   };
-  EXPECT_EQ(tile_of(1024), 64);
-  EXPECT_EQ(tile_of(1535), 64);
-  EXPECT_EQ(tile_of(1536), 80);
+  EXPECT_EQ(tile_of(96, 1535), 64);
+  EXPECT_EQ(tile_of(96, 1536), 96);
+  EXPECT_EQ(tile_of(128, 1024, trailing), 64);
+  EXPECT_EQ(tile_of(128, 1535, trailing), 64);
+  EXPECT_EQ(tile_of(128, 1536, trailing), 80);
   const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 1024), trailing);
   const auto is_long = [](const KernelSpec& spec) { return spec.tile_m == 192 && spec.tile_n == 80; };
   EXPECT_TRUE(std::ranges::any_of(plan.alternatives, is_long)) << "a store may hold that of long rows";
@@ -298,6 +301,15 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
     const KernelSpec other = plan_forward(problem_of(128, 128, true, s == 512 ? 4096 : 512), {}).kernel;
     EXPECT_NE(std::ranges::find(plan.alternatives, other), plan.alternatives.end()) << s;
   }
+}
+
+TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {
+  KernelSpec spec = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
+  spec.dynamic = false;
+  EXPECT_TRUE(may_start_early(spec));
+  spec.dynamic = true;
+  EXPECT_FALSE(may_start_early(spec)) << "the counter is cleared in front of it";
+  EXPECT_FALSE(may_start_early(plan_forward(problem_of(128, 128, true, 4096), {.family = Family::sm80}).kernel));
 }
 
 TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
