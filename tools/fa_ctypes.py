@@ -20,7 +20,7 @@ class KernelOverride(_Struct):
     _fields_ = [("struct_size", ctypes.c_uint32)] + [
         (name, ctypes.c_int32)
         for name in ("family", "tile_m", "tile_n", "warps", "stages", "q_in_registers", "loop_bodies", "pack_gqa", "splits",
-                     "q_buffers", "take_turns", "warps_n", "affine_product", "exact_max")
+                     "q_buffers", "take_turns", "warps_n", "affine_product", "exact_max", "affine_reach")
     ]
 
 

@@ -106,6 +106,7 @@ struct KernelOverride {
   int q_buffers = 0;                                  ///< sm90: query tiles in flight
   std::optional<bool> take_turns = std::nullopt;      ///< sm90: warpgroups feed the tensor cores one after the other
   std::optional<bool> affine_product = std::nullopt;  ///< sm90, forward: the tensor cores add an affine score function
+  std::optional<bool> affine_reach = std::nullopt;    ///< sm90, forward: keys out of its reach are left out
   std::optional<bool> exact_max =
       std::nullopt;  ///< sm90, forward: P is relative to the exact maximum of a row's scores
   int warps_n = 0;  ///< sm80, forward: 2: pairs of warps share query rows, half of the keys and of d_v each; 1: none do

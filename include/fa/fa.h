@@ -146,6 +146,7 @@ typedef struct fa_kernel_override {
   int32_t warps_n;        /* sm80, forward: 2: pairs of warps share query rows; 1: none do */
   int32_t affine_product; /* enum fa_choice: sm90, forward: the tensor cores add an affine score function */
   int32_t exact_max;      /* enum fa_choice: sm90, forward: P is relative to the exact maximum of a row's scores */
+  int32_t affine_reach;   /* enum fa_choice: sm90, forward: keys out of an affine function's reach are left out */
 } fa_kernel_override;
 
 /* A tensor or number that a function names, as a configuration declares it. */

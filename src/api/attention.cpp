@@ -50,6 +50,7 @@ struct Ready {
   std::shared_ptr<const driver::LoadedKernel> kernel;
   std::shared_ptr<const driver::LoadedKernel> combine;  ///< when the keys are split
   std::shared_ptr<const driver::LoadedKernel> mask;     ///< with a mask function
+  std::shared_ptr<const driver::LoadedKernel> norms;    ///< when tiles are left out by norms
   unsigned mask_threads = 0;
   unsigned shared_bytes = 0;
   unsigned combine_threads = 0;
@@ -188,7 +189,7 @@ class Attention::Impl {
     if (!context_) return 0;
     const plan::Problem problem_of_shape = problem(shape);
     const plan::Choice choice = plan::choose(problem_of_shape, fixed());
-    if (plan::may_be_dynamic(problem_of_shape, choice)) return plan::kCounterBytes;
+    if (const std::size_t cleared = plan::cleared_bytes(problem_of_shape, choice); cleared != 0) return cleared;
     const std::size_t partial = plan::forward_workspace_bytes(problem_of_shape, choice.splits);
     const std::size_t lists = mask_tiles_size(wanted);
     return lists == 0 ? partial : aligned(partial) + lists;
@@ -264,6 +265,13 @@ class Attention::Impl {
       ready.info.compile_ms += mask_info.compile_ms;
       ready.info.load_ms += mask_info.load_ms;
     }
+    if (chosen.spec.affine_reach) {
+      const plan::KernelSpec norms_spec = plan::row_norms_spec(chosen.spec);
+      KernelInfo norms_info;
+      ready.norms = api::load_kernel({norms_spec, api::get_kernel(norms_spec, *store_, from)}, *context_, &norms_info);
+      ready.info.compile_ms += norms_info.compile_ms;
+      ready.info.load_ms += norms_info.load_ms;
+    }
     if (choice.splits > 1) {
       KernelInfo combine_info;
       const api::ChosenKernel combine{combine_spec, api::get_kernel(combine_spec, *store_, from)};
@@ -326,7 +334,9 @@ class Attention::Impl {
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
-    if (ready.spec.dynamic) return launch_dynamic(tensors, ready, planned, stream, workspace);
+    if (ready.spec.dynamic || ready.spec.affine_reach) {
+      return launch_counted(tensors, wanted, choice, ready, planned, stream, workspace);
+    }
     const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
     std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
     const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
@@ -374,13 +384,24 @@ class Attention::Impl {
     queue(&params);
   }
 
-  static void launch_dynamic(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
+  /// With a counter of query tiles, with norms that leave some of KV tiles out, or with both: they start from zeros.
+  static void launch_counted(const plan::ForwardTensors& tensors, const plan::Problem& wanted,
+                             const plan::Choice& choice, const Ready& ready, plan::ForwardLaunch& planned,
                              Stream stream, const Workspace& workspace) {
-    api::Scratch scratch(workspace, plan::kCounterBytes, stream);
-    planned.params.next_tile = static_cast<std::int32_t*>(scratch.data());
-    driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.data()), 0,
-                                                sizeof(*planned.params.next_tile), stream),
+    const std::size_t bytes = plan::cleared_bytes(wanted, choice);
+    api::Scratch scratch(workspace, bytes, stream);
+    const bool reaches = ready.spec.affine_reach;
+    const std::size_t cleared = reaches ? bytes : sizeof(*planned.params.next_tile);
+    driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.data()), 0, cleared, stream),
                   "cuMemsetD8Async");
+    planned.params.next_tile = static_cast<std::int32_t*>(scratch.data());
+    if (reaches) {
+      planned.params.variant.norms =
+          reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(scratch.data()) + plan::kCounterBytes);
+      const plan::KernelSpec norms = plan::row_norms_spec(ready.spec);
+      driver::launch(ready.norms->function(), static_cast<unsigned>(plan::row_norms_blocks(wanted, norms)),
+                     static_cast<unsigned>(norms.threads()), 0, stream, &planned.params);
+    }
     launch_attention(tensors, ready, planned, stream);
     scratch.release();
   }

@@ -179,6 +179,7 @@ std::optional<KernelOverride> to_override(const fa_kernel_override* source, cons
   out.warps_n = in.warps_n;
   out.affine_product = to_choice(in.affine_product, argument + ".affine_product");
   out.exact_max = to_choice(in.exact_max, argument + ".exact_max");
+  out.affine_reach = to_choice(in.affine_reach, argument + ".affine_reach");
   return out;
 }
 

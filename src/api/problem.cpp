@@ -110,6 +110,7 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   add_switch("--take-turns", fixed.take_turns);
   add_switch("--affine-product", fixed.affine_product);
   add_switch("--exact-max", fixed.exact_max);
+  add_switch("--affine-reach", fixed.affine_reach);
   add_number("--warps-n", fixed.warps_n);
   if (!directory.empty()) add(" --directory {}", quoted_for_shell(directory));
   return command;

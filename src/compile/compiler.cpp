@@ -27,11 +27,10 @@ namespace {
 constexpr std::size_t kStackBytes = std::size_t{64} << 20;
 
 // Options that leave the code as it is. Without them, in this order: a file in the working directory may satisfy an
-// #include, NVRTC may raise the stack limit of the whole process, it writes a cache of its own under the home
-// directory, and it warns that a defaulted constructor, which host and device share anyway, is annotated. An NVRTC that
-// does not know one goes without.
-constexpr std::array<const char*, 4> kHousekeeping = {"--no-source-include", "--modify-stack-limit=false", "--no-cache",
-                                                      "--diag-suppress=20012"};
+// #include, NVRTC may raise the stack limit of the whole process, and it writes a cache of its own under the home
+// directory. An NVRTC that does not know one goes without.
+constexpr std::array<const char*, 3> kHousekeeping = {"--no-source-include", "--modify-stack-limit=false",
+                                                      "--no-cache"};
 std::atomic<unsigned> g_unknown_housekeeping{0};  // a bit for each
 
 /// Runs `work` on a thread with a large stack and waits for it: the front end recurses deeply, and the caller's stack

@@ -50,7 +50,7 @@ void append(Candidates* to, Candidates from) {
 bool tunable_override(const KernelOverride& fixed) noexcept {
   return fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.warps == 0 && fixed.stages == 0 && !fixed.q_in_registers &&
          fixed.loop_bodies == 0 && fixed.q_buffers == 0 && !fixed.take_turns && !fixed.affine_product &&
-         !fixed.exact_max && fixed.warps_n == 0;
+         !fixed.exact_max && !fixed.affine_reach && fixed.warps_n == 0;
 }
 
 std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelOverride& fixed, const KernelSpec& first,

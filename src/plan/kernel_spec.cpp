@@ -32,7 +32,7 @@ std::string canonical_sm90_forward(const KernelSpec& spec) {
              spec.split, spec.min_blocks) +
          (spec.skips_hidden ? " skips_hidden=1" : "") + (spec.own_ends ? " own_ends=1" : "") +
          (spec.dynamic ? " dynamic=1" : "") + (spec.affine_product ? " affine_product=1" : "") +
-         (spec.exact_max ? " exact_max=1" : "") + switches(spec);
+         (spec.affine_reach ? " affine_reach=1" : "") + (spec.exact_max ? " exact_max=1" : "") + switches(spec);
 }
 
 std::string canonical_sm90_backward(const KernelSpec& spec) {
@@ -68,6 +68,8 @@ std::string kernel_name(const KernelSpec& spec) {
       return "fa_clear_padding";
     case Op::backward_sink:
       return "fa_backward_sink";
+    case Op::row_norms:
+      return "fa_row_norms";
     case Op::mask_rows:
       return "fa_mask_rows";
     case Op::mask_keys:
@@ -114,6 +116,8 @@ std::string canonical_plain(const KernelSpec& spec) {
       return fmt::format("{} warps={}{}", target, spec.warps, spec.varlen ? " varlen=1" : "");
     case Op::clear_padding:
       return fmt::format("{} warps={}", target, spec.warps);
+    case Op::row_norms:
+      return fmt::format("{} d_qk={} warps={}", target, spec.d_qk, spec.warps);
     case Op::mask_rows:
     case Op::mask_keys:
       return fmt::format("{} causal={:d} tile_m={} tile_n={} pack_gqa={:d} warps={}", target, spec.causal, spec.tile_m,

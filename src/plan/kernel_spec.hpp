@@ -21,6 +21,7 @@ enum class Op : std::uint8_t {
   backward_reduce,      ///< of a split backward's partial dK and dV
   backward_sink,        ///< the gradient of the sinks
   clear_padding,        ///< zeroes (or another value) in the rows of a packed tensor that belong to no sequence
+  row_norms,            ///< the greatest norms of rows of q and of k, by head
   mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
   mask_keys,            ///< lists of row tiles, for tiles of keys
 };
@@ -61,6 +62,7 @@ struct KernelSpec {
   bool dynamic = false;             ///< sm90 forward: blocks take query tiles from a counter in the workspace
   bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
   bool affine_product = false;      ///< sm90 forward: the product S adds what an affine score function grows by
+  bool affine_reach = false;        ///< sm90 forward: KV tiles out of an affine score function's reach are left out
   bool exact_max = false;           ///< sm90 forward: P is relative to the exact maximum of a row's scores
   bool varlen = false;              ///< of packed batches: lengths come from the device
   bool dropout = false;             ///< drops elements of P

@@ -1,6 +1,7 @@
 #include "plan/planner.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "plan/sm80_backward.hpp"
@@ -31,6 +32,11 @@ constexpr std::int64_t kDynamicRows = 1024;
 // shortest tiles, and clearing the counter takes longer than what is gained.
 constexpr std::int64_t kUnevenRows = 512;
 constexpr std::int64_t kUnevenRounds = 6;
+// A pass over q and k to look for norms is a smaller part of a call the longer rows are.
+constexpr std::int64_t kReachRows = 1024;
+constexpr std::int64_t kReachKeys = 2048;
+constexpr int kNormWarps = 8;
+constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
 
@@ -113,9 +119,11 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
+  choice.affine_reach = may_have_reach(problem, choice) &&
+                        fixed.affine_reach.value_or(problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
+  const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   choice.dynamic =
-      may_be_dynamic(problem, choice) &&
-      ((s_q >= kDynamicRows && head_bytes / group >= kDynamicHeadBytes) || (s_q >= kUnevenRows && is_uneven(tiles)));
+      may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
   return choice;
 }
 
@@ -135,14 +143,17 @@ ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   plan.combine.d_v = problem.d_v;
   plan.combine.warps = kCombineWarps;
   if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
+  plan.norms = row_norms_spec(plan.kernel);
   return plan;
 }
 
 std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   Alternatives attention{plan.kernel};
   attention.insert(attention.end(), plan.alternatives.begin(), plan.alternatives.end());
+  const bool reaches = std::ranges::any_of(attention, &KernelSpec::affine_reach);
   std::vector<Alternatives> kernels{std::move(attention)};
   if (plan.kernel.split) kernels.push_back({plan.combine});
+  if (reaches) kernels.push_back({plan.norms});
   return kernels;
 }
 
@@ -168,6 +179,7 @@ int shared_bytes(const KernelSpec& spec) {
     case Op::backward_convert:
     case Op::backward_reduce:
     case Op::clear_padding:
+    case Op::row_norms:
     case Op::mask_rows:
     case Op::mask_keys:
       break;
@@ -180,8 +192,35 @@ int shared_bytes(const KernelSpec& spec) {
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   const Variants* const variants = problem.variants;
   const bool bounded = variants != nullptr && (variants->left_window || variants->chunked || !variants->mask.empty());
-  return choice.family == Family::sm90 && problem.causal && choice.splits <= 1 && !problem.varlen && !problem.dropout &&
-         !bounded;
+  return choice.family == Family::sm90 && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
+         !problem.varlen && !problem.dropout && !bounded;
+}
+
+bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {
+  return choice.family == Family::sm90 && choice.splits <= 1 && !choice.pack_gqa &&
+         sm90_forward_may_have_reach(problem);
+}
+
+std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept {
+  const std::int64_t heads = may_have_reach(problem, choice) ? problem.b * (problem.h_q + problem.h_kv) : 0;
+  if (heads == 0 && !may_be_dynamic(problem, choice)) return 0;
+  return kCounterBytes + static_cast<std::size_t>(heads) * sizeof(std::uint32_t);
+}
+
+KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {
+  KernelSpec spec;
+  spec.op = Op::row_norms;
+  spec.arch = attention.arch;
+  spec.dtype = attention.dtype;
+  spec.d_qk = attention.d_qk;
+  spec.warps = kNormWarps;
+  return spec;
+}
+
+std::int64_t row_norms_blocks(const Problem& problem, const KernelSpec& norms) noexcept {
+  const auto lanes = static_cast<std::int64_t>(std::bit_ceil(static_cast<unsigned>(norms.d_qk / 8)));  // 16 bytes each
+  const std::int64_t rows = norms.threads() / lanes * kNormLoads;
+  return problem.b * (ceil_div(problem.s_q, rows) * problem.h_q + ceil_div(problem.s_kv, rows) * problem.h_kv);
 }
 
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {

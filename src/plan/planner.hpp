@@ -21,6 +21,7 @@ struct Choice {
   bool many_rows = false;       ///< sm90: tall query tiles waste few rows, and each multiprocessor gets one
   bool long_rows = false;       ///< sm90: of these the kind for long rows
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
+  bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -28,26 +29,28 @@ struct Choice {
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0) | (dynamic ? 64 : 0) | (many_rows ? 128 : 0) |
-           (long_rows ? 256 : 0) | (exact_max ? 512 : 0);
+           (long_rows ? 256 : 0) | (exact_max ? 512 : 0) | (affine_reach ? 1024 : 0);
   }
-  static constexpr int kSlots = 1024;
+  static constexpr int kSlots = 2048;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept;
 
-/// What runs for a problem: the attention kernel, and the combine kernel after it when the keys are split.
+/// What runs for a problem: the attention kernel, before it the kernel that looks for norms when tiles are left out by
+/// them, and after it the combine kernel when the keys are split.
 struct ForwardPlan {
   KernelSpec kernel;  ///< the first choice
   /// What to take, in this order, if ptxas spills the first choice's registers: that depends on the compiler's version.
   std::vector<KernelSpec> alternatives;
   KernelSpec combine;  ///< meaningful when kernel.split
+  KernelSpec norms;    ///< meaningful when the kernel that is taken has affine_reach
 };
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
 
-/// Every kernel that a call of the plan runs, in the order of their launches.
+/// Every kernel that a call of the plan runs, the attention kernel first.
 std::vector<Alternatives> kernels_of(const ForwardPlan& plan);
 
 /// The kernel that writes to the rows of a packed tensor that belong to no sequence.
@@ -62,8 +65,19 @@ std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept
 /// Memory of the counter of a dynamic kernel.
 inline constexpr std::size_t kCounterBytes = 256;
 
-/// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length.
+/// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length,
+/// and those of an affine score function's reach.
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
+
+/// Whether a kernel of this choice may leave out KV tiles by norms.
+bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;
+
+/// Bytes of a call's counter and norms, all cleared before it, and 0 where kernels of this choice have neither.
+std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept;
+
+/// The kernel that looks for norms, and its thread blocks.
+KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;
+std::int64_t row_norms_blocks(const Problem& problem, const KernelSpec& norms) noexcept;
 
 }  // namespace fa::plan
 

@@ -148,7 +148,7 @@ int factors_bytes(const KernelSpec& spec) {
 
 bool has_override(const KernelOverride& fixed) {
   return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns ||
-         fixed.affine_product || fixed.exact_max;
+         fixed.affine_product || fixed.affine_reach || fixed.exact_max;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
@@ -181,6 +181,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.split = choice.splits > 1;
   spec.own_ends = sm90_forward_own_ends(spec);
   spec.dynamic = choice.dynamic;
+  spec.affine_reach = choice.affine_reach;
   return spec;
 }
 
@@ -229,16 +230,21 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
     const Tile* const tall = tall_tile(problem, fixed, other, long_rows);
     if (tall != nullptr) lengths.push_back({*tall, other.exact_max});
   }
-  for (const bool counted : {false, true}) {
-    if (counted && !may_be_dynamic(problem, choice)) continue;
-    for (const bool diagonals : {false, true}) {
-      Choice other = choice;
-      other.dynamic = choice.dynamic != counted;
-      other.many_diagonals = choice.many_diagonals != diagonals;
-      for (const OtherLength& length : lengths) {
-        other.exact_max = length.exact_max;
-        const KernelSpec spec = with_tile(problem, length.tile, fixed, other);
-        if (sm90_forward_refusal(spec).empty() && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
+  for (const bool reaches : {false, true}) {
+    if (reaches && !may_have_reach(problem, choice)) continue;
+    Choice other = choice;
+    other.affine_reach = choice.affine_reach != reaches;
+    for (const bool counted : {false, true}) {
+      if (counted && !may_be_dynamic(problem, other)) continue;
+      other.dynamic = may_be_dynamic(problem, other) && choice.dynamic != counted;
+      for (const bool diagonals : {false, true}) {
+        other.many_diagonals = choice.many_diagonals != diagonals;
+        for (const OtherLength& length : lengths) {
+          other.exact_max = length.exact_max;
+          const KernelSpec spec = with_tile(problem, length.tile, fixed, other);
+          const bool known = std::ranges::find(specs, spec) != specs.end();
+          if (!known && sm90_forward_refusal(spec).empty()) specs.push_back(spec);
+        }
       }
     }
   }
@@ -296,6 +302,12 @@ bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed,
   const bool possible =
       !problem.varlen && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
   return possible && !long_rows && d >= kExactMaxHeadDim && d <= 128;
+}
+
+bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
+  const Variants* const variants = problem.variants;
+  return variants != nullptr && variants->affine && problem.positive_scale && !problem.varlen && !problem.dropout &&
+         !variants->left_window && !variants->chunked && variants->mask.empty();
 }
 
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
@@ -359,6 +371,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   }
   if (spec.skips_hidden && !sm90_forward_may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
   if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
+  if (spec.affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
   if (spec.exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
@@ -385,6 +398,9 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
 std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
   std::vector<KernelSpec> specs;
   std::string refusal = foreign_override(fixed);
+  if (fixed.affine_reach.value_or(false) && !sm90_forward_may_have_reach(problem)) {
+    refusal = "affine_reach = true: not of this kernel";
+  }
   if (refusal.empty()) {
     for (const Tile& tile : preferred_tiles(problem, choice)) {
       const KernelSpec spec = with_tile(problem, tile, fixed, choice);

@@ -29,6 +29,10 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept;
 /// can be, and measured to cost little with head dims of 112 to 128 where rows are not long.
 bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept;
 
+/// Whether the score function takes from scores by distance, and each row's best key is visible, so that keys out of
+/// its reach may be left out.
+bool sm90_forward_may_have_reach(const Problem& problem) noexcept;
+
 /// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept;
 

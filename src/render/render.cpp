@@ -124,6 +124,7 @@ std::string variant_layout(const char* type, std::size_t size) {
   asserts.field("diagonal", offsetof(VariantParams, diagonal));
   asserts.field("chunk", offsetof(VariantParams, chunk));
   asserts.field("tile_lists", offsetof(VariantParams, tile_lists));
+  asserts.field("norms", offsetof(VariantParams, norms));
   return whole.text() + capture.text() + asserts.text();
 }
 
@@ -218,7 +219,7 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
       "  static constexpr bool kPackGqa = {};\n"
       "  static constexpr bool kSplit = {};\n"
-      "{}{}{}{}{}{}"
+      "{}{}{}{}{}{}{}"
       "}};\n",
       element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
       boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
@@ -227,6 +228,7 @@ std::string sm90_forward_config(const plan::KernelSpec& spec) {
       spec.own_ends ? "  static constexpr bool kOwnEnds = true;  // of each warpgroup's KV tiles\n" : "",
       spec.dynamic ? "  static constexpr bool kDynamic = true;  // query tiles come from a counter\n" : "",
       spec.affine_product ? "  static constexpr bool kAffineProduct = true;  // of an affine score function\n" : "",
+      spec.affine_reach ? "  static constexpr bool kAffineReach = true;  // limits the KV tiles\n" : "",
       spec.exact_max ? "  static constexpr bool kExactMax = true;  // of a row's scores\n" : "", switches(spec));
 }
 
@@ -351,6 +353,16 @@ std::string clear_config(const plan::KernelSpec& spec) {
       element_name(spec.dtype), spec.warps);
 }
 
+std::string row_norms_config(const plan::KernelSpec& spec) {
+  return fmt::format(
+      "struct Config {{\n"
+      "  using Element = fa::kernel::{};\n"
+      "  static constexpr int kHeadDim = {};\n"
+      "  static constexpr int kWarps = {};\n"
+      "}};\n",
+      element_name(spec.dtype), spec.d_qk, spec.warps);
+}
+
 std::string mask_tiles_config(const plan::KernelSpec& spec) {
   return fmt::format(
       "struct Config {{\n"
@@ -413,6 +425,13 @@ Parts parts_of(const plan::KernelSpec& spec) {
     case plan::Op::clear_padding:
       return {"common/clear_padding.cuh", "PaddingParams",   "kernel::clear_padding", nullptr,
               padding_layout(),           clear_config(spec)};
+    case plan::Op::row_norms:
+      return {"common/row_norms.cuh",
+              "ForwardVariantParams",
+              "kernel::row_norms",
+              nullptr,
+              forward_layout() + variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)),
+              row_norms_config(spec)};
     case plan::Op::mask_rows:
     case plan::Op::mask_keys:
       return {"common/mask_tiles.cuh", "MaskTilesParams", "kernel::mask_tiles", nullptr, "", mask_tiles_config(spec)};

@@ -19,8 +19,9 @@ struct BackwardTile {
 };
 
 /// Block index -> tile. Tiles of `heads_in_flight` heads run together, so that what they share stays in the L2 cache;
-/// among them the longest of a causal grid start first: the first keys, or with kLastFirst the last rows.
-template <bool kCausal, bool kLastFirst>
+/// among them the longest of a causal grid start first: the first keys, or with kLastFirst the last rows. Heads follow
+/// each other as those of `place_of_head`.
+template <class Variant, bool kCausal, bool kLastFirst>
 FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, int blocks, int heads) {
   BackwardTile tile;
   tile.split = kLastFirst ? 0 : index % params.splits;
@@ -32,15 +33,11 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
     const int rest = heads * params.b - first_head;
     const int in_section = rest < params.heads_in_flight ? rest : params.heads_in_flight;
     const int place = index - section * section_size;
-    const int head = first_head + place % in_section;
+    place_of_head<Variant>(tile.batch, tile.head, first_head + place % in_section, params.b, heads);
     tile.block = kLastFirst ? blocks - 1 - place / in_section : place / in_section;
-    tile.batch = head / heads;
-    tile.head = head - tile.batch * heads;
   } else {
     tile.block = index % blocks;
-    index /= blocks;
-    tile.head = index % heads;
-    tile.batch = index / heads;
+    place_of_head<Variant>(tile.batch, tile.head, index / blocks, params.b, heads);
   }
   return tile;
 }

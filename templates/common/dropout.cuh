@@ -39,7 +39,7 @@ struct PhiloxRow {
   uint32_t first;  // of the first word after one round
   Chunk rest;      // of what the second and third make of it
 
-  FA_DEVICE PhiloxRow() = default;
+  PhiloxRow() = default;
   FA_DEVICE PhiloxRow(uint32_t row, uint64_t stream, uint32_t key_low, uint32_t key_high) {
     const auto high = [](uint64_t product) { return static_cast<uint32_t>(product >> 32); };
     const auto low = [](uint64_t product) { return static_cast<uint32_t>(product); };

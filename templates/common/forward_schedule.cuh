@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
 #include <common/sequences.cuh>
+#include <common/variant.cuh>
 #include <ptx/language.cuh>
 
 namespace fa::kernel {
@@ -17,8 +18,9 @@ struct ForwardTile {
 };
 
 /// Block index -> tile. Tiles of `heads_in_flight` heads run together, so that their K and V stay in the L2 cache;
-/// among them a causal grid starts the longest tiles (the last rows) first, which evens out the tail.
-template <bool kLongestFirst>
+/// among them a causal grid starts the longest tiles (the last rows) first, which evens out the tail. Heads follow each
+/// other as those of `place_of_head`.
+template <class Variant, bool kLongestFirst>
 FA_DEVICE ForwardTile forward_tile(const ForwardParams& params, int block) {
   ForwardTile tile;
   tile.split = block % params.splits;
@@ -32,14 +34,10 @@ FA_DEVICE ForwardTile forward_tile(const ForwardParams& params, int block) {
     const int heads = rest < params.heads_in_flight ? rest : params.heads_in_flight;
     const int index = block - section * section_size;
     tile.m_block = params.m_blocks - 1 - index / heads;
-    const int head = first_head + index % heads;
-    tile.batch = head / params.heads;
-    tile.head = head - tile.batch * params.heads;
+    place_of_head<Variant>(tile.batch, tile.head, first_head + index % heads, params.b, params.heads);
   } else {
     tile.m_block = block % params.m_blocks;
-    block /= params.m_blocks;
-    tile.head = block % params.heads;
-    tile.batch = block / params.heads;
+    place_of_head<Variant>(tile.batch, tile.head, block / params.m_blocks, params.b, params.heads);
   }
   return tile;
 }

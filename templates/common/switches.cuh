@@ -44,6 +44,12 @@ FA_DEVICE constexpr bool wants_affine_product() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_affine_reach() {
+  if constexpr (requires { Config::kAffineReach; }) return Config::kAffineReach;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_exact_max() {
   if constexpr (requires { Config::kExactMax; }) return Config::kExactMax;
   return false;
@@ -79,6 +85,8 @@ template <class Config>
 inline constexpr bool kDynamic = wants_dynamic_tiles<Config>();  // query tiles come from a counter
 template <class Config>
 inline constexpr bool kAffineProduct = wants_affine_product<Config>();
+template <class Config>
+inline constexpr bool kAffineReach = wants_affine_reach<Config>();  // limits the KV tiles
 template <class Config>
 inline constexpr bool kExactMax = wants_exact_max<Config>();  // of a row's scores
 template <class Config>

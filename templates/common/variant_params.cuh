@@ -35,9 +35,12 @@ struct VariantParams {
   // numbers of tiles that are not empty, that the function keeps whole, and that are full, then those, in the opposite
   // order. [batches, heads, blocks, 3 + tile_others], batches and heads 1 where the mask does not depend on them.
   const int32_t* tile_lists;
+  // Of kernels that leave out what is out of an affine score function's reach: bits of the greatest squared norms among
+  // rows of q and of k. [b, h_q], then [b, h_kv]. row_norms writes them, over zeros.
+  uint32_t* norms;
 };
 
-/// Launch parameters of the kernel that writes them.
+/// Launch parameters of the kernel that writes tile lists.
 struct MaskTilesParams {
   VariantParams variant;
   int32_t* lists;

@@ -86,6 +86,11 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
                : "memory");
 }
 
+/// red.global.max.u32: likewise.
+FA_DEVICE void red_max_u32(uint32_t* address, uint32_t value) {
+  asm volatile("red.global.max.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
 // Signals between blocks that add to the same memory by bulk reductions. These are performed in the L2 cache, as the
 // signals are: what a thread has seen complete has been added when its signal can be seen, and what another issues
 // because it saw the signal is added later. So no fences for other accesses, which take as long as the reduction.

@@ -151,7 +151,7 @@ struct Backward {
     if constexpr (kVarlen) {
       return backward_tile_of_batch<kTileN, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
     } else {
-      return backward_tile<Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
+      return backward_tile<Variant, Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
     }
   }
 

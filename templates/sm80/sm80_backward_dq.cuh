@@ -92,7 +92,7 @@ struct BackwardDq {
     if constexpr (kVarlen) {
       return backward_tile_of_batch<kTileM, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
     } else {
-      return backward_tile<Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
+      return backward_tile<Variant, Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
     }
   }
 

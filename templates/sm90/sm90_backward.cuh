@@ -244,7 +244,7 @@ struct Backward {
     } else {
       constexpr bool kSections = Config::kCausal || kOrdered;
       const BackwardTile tile =
-          kernel::backward_tile<kSections, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+          kernel::backward_tile<Variant, kSections, false>(params, tile_index(round), params.n_blocks, params.h_kv);
       return {tile, steps_of(tile, params), params};
     }
   }

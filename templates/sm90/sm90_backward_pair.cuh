@@ -273,7 +273,7 @@ struct BackwardPair {
     const int index = ptx::block_index() / 2;
     Job job;
     constexpr bool kSections = Config::kCausal || kOrdered;
-    job.tile = kernel::backward_tile<kSections, false>(params, index, params.n_blocks, params.h_kv);
+    job.tile = kernel::backward_tile<kernel::NoVariant, kSections, false>(params, index, params.n_blocks, params.h_kv);
     job.upwards = !kOrdered;
     if constexpr (kOrdered && Config::kCausal) {
       job.upwards = kernel::section_of(params, index, params.n_blocks) % 2 == 0;

@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
 #define FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
 
+#include <common/affine_reach.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
@@ -41,7 +42,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kExactMax (common/switches.cuh) and a Variant
+/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax (common/switches.cuh) and a Variant
 /// (common/variant.cuh).
 template <class Config>
 struct Forward {
@@ -78,6 +79,11 @@ struct Forward {
   using KeyNumbers = AffineProduct<T, kTileN>;
   // but for tiles of two signs of the distance, and factors out of the operand's range.
   static constexpr bool kAffineAside = kAffineProduct && (kernel::kAffineAbs<Variant> || KeyNumbers::kBounded);
+  // KV tiles out of such a function's reach are left out.
+  static constexpr bool kAffineReach = kernel::kAffineReach<Config>;
+  static_assert(!kAffineReach ||
+                    (kAffine && !kVarlen && !kTwoSided && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
+                "the best key of a row is visible, and the rows of a tile are of one head");
   static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
   // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
   static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
@@ -343,14 +349,21 @@ struct Forward {
       query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
       query.sequence = kernel::sequence_of(params, query.tile.batch);
     } else {
-      query.tile = kernel::forward_tile<Config::kCausal>(params, index);
+      query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
       if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
+      // Of ALiBi the last heads reach farthest: long tiles first.
+      if constexpr (kAffineReach) query.tile.head = params.heads - 1 - query.tile.head;
     }
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
     query.range = visible(query, rows.position(first), rows.position(last));
+    if constexpr (kAffineReach) {
+      query.range = kernel::within<kTileN>(
+          query.range, kernel::AffineReach<Variant, Config::kCausal>::of(params, query.tile.batch, query.tile.head,
+                                                                         first < 0 ? 0 : first, last));
+    }
     if constexpr (kVarlen) {
       if (!has_rows(query)) query.range = {};
     }
@@ -1194,11 +1207,8 @@ struct Forward {
   }
 
   FA_DEVICE void apply_score(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      kernel::apply_score<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane),
-                                               [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; });
-    }
+    const kernel::Place at[2] = {place(cursor, warp_row, 0, lane), place(cursor, warp_row, 1, lane)};
+    kernel::apply_score<Variant, kTileN / 8>(params.variant, at, [&](int n, int i) -> float& { return s[4 * n + i]; });
   }
 
   FA_DEVICE void apply_mask(S& s, const Cursor& cursor, int warp_row, int lane) const {

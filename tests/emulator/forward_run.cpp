@@ -150,6 +150,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   params.next_tile = c.spec.dynamic ? &next_tile : nullptr;
 
   if (variant) run_mask_tiles(memory, problem_of(c), c.spec, params.variant, seed);
+  if (c.spec.affine_reach) run_row_norms(memory, problem_of(c), c.spec, params, seed);
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);

@@ -458,6 +458,14 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   }
 }
 
+void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
+  constexpr const char* kName = "red.global.max.u32";
+  check_global_load(address, sizeof value, kName, site);
+  check_global_store(address, sizeof value, kName, site);
+  const std::atomic_ref<std::uint32_t> place(*address);
+  std::uint32_t before = place.load();
+  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+}
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site) {
   const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(count);
   check_global_load(address, bytes, name, site);

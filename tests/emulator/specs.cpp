@@ -260,6 +260,7 @@ std::vector<KernelSpec> all_specs() {
     add(spec);
     if (spec.op == Op::forward && !spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(spec));
     if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
+    if (spec.op == Op::forward && spec.affine_reach) add(fa::plan::row_norms_spec(spec));
   }
   std::vector<BackwardSpecs> backwards = all_backward_specs();
   backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
@@ -312,6 +313,7 @@ std::vector<KernelSpec> all_variant_specs() {
     const VariantSpecs variant = hopper_variant_specs(kernels);
     add(variant.forward);
     if (variant.forward.split) add(variant.combine);
+    if (variant.forward.affine_reach) add(fa::plan::row_norms_spec(variant.forward));
     if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
     add(fa::plan::mask_tiles_spec(variant.forward));
   }

@@ -6,6 +6,7 @@
 #include "emulator/emulator.hpp"
 #include "emulator/registry.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/planner.hpp"
 
 namespace emulator {
 
@@ -65,6 +66,23 @@ void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::
   options.shared_bytes = 0;
   options.seed = seed;
   launch(kernel.entry, &mask.params, memory, options);
+}
+
+void run_row_norms(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
+                   fa::kernel::ForwardVariantParams& params, std::uint64_t seed) {
+  const fa::plan::KernelSpec spec = fa::plan::row_norms_spec(attention);
+  const RegisteredKernel& kernel = registered_kernel(canonical(spec));
+  const std::vector<std::byte> zeros(static_cast<std::size_t>(problem.b * (problem.h_q + problem.h_kv)) *
+                                     sizeof(std::uint32_t));
+  std::byte* const norms = memory.add_input("norms", zeros);
+  memory.set_flags(norms, zeros.size(), Memory::kReadable | Memory::kWritable);
+  params.variant.norms = reinterpret_cast<std::uint32_t*>(norms);
+  LaunchOptions options;
+  options.grid = static_cast<int>(fa::plan::row_norms_blocks(problem, spec));
+  options.threads = kernel.threads;
+  options.shared_bytes = 0;
+  options.seed = seed;
+  launch(kernel.entry, &params, memory, options);
 }
 
 }  // namespace emulator

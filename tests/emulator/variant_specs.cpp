@@ -53,6 +53,14 @@ fa::test::VariantChoice steep(const char* name, const char* score) {
   return {name, config};
 }
 
+/// Small multiples of the score of some heads, which take the short form of the hyperbolic tangent, and others of
+/// others.
+fa::test::VariantChoice capped(const char* name, const char* score) {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{score};
+  return {name, config};
+}
+
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -89,6 +97,13 @@ const std::vector<VariantKernels>& variant_kernels() {
        .attention = attention(DType::f16, 16, 16, true),
        .deterministic = true,
        .own = shifted_bias("tanh(score + bias[b, h, q, kv])", DType::bf16, false)},
+      {.choice = "capped",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .own = capped("capped", "4.0 * tanh(score * (h % 2 == 0 ? 0.05 : 1.0))")},
+      {.choice = "capped_heads",
+       .attention = attention(DType::f16, 16, 16, false),
+       .pack_gqa = true,
+       .own = capped("capped_heads", "1.0 + 9.0 * tanh(score / (h % 2 == 0 ? -17.0 : 31.0))")},
       {.choice = "everything", .attention = attention(DType::f16, 16, 16, true), .loop_bodies = 2, .pairs = true},
       {.choice = "window_sink", .attention = attention(DType::bf16, 24, 16, true), .pack_gqa = true, .pairs = true},
       {.choice = "two_sided", .attention = attention(DType::bf16, 16, 48, false), .splits = 2, .pairs = true},
@@ -175,6 +190,13 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .loop_bodies = 2,
        .own = shifted_bias("score + bias[h, q, kv]", DType::f16, false),
        .tile_n = 64},
+      {.choice = "capped",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .own = capped("capped", "4.0 * tanh(score * (h % 2 == 0 ? 0.05 : 1.0))")},
+      {.choice = "capped_heads",
+       .attention = attention(DType::f16, 16, 16, false),
+       .pack_gqa = true,
+       .own = capped("capped_heads", "1.0 + 9.0 * tanh(score / (h % 2 == 0 ? -17.0 : 31.0))")},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),
@@ -202,6 +224,46 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .attention = attention(DType::f16, 16, 16, false, 1e-8f),
        .own = steep("steepest", "score + slope[h] * float(kv - q)"),
        .affine_product = true},
+      {.choice = "reach",
+       .attention = attention(DType::bf16, 24, 16, true),
+       .loop_bodies = 2,
+       .own = steep("reach", "score - (0.75 + 0.25 * slope[h]) * abs(float(q + s_kv - s_q - kv))"),
+       .tile_n = 16,
+       .affine_product = true,
+       .affine_reach = true},
+      {.choice = "reach_aside",
+       .attention = attention(DType::f16, 16, 16, true),
+       .own = steep("reach_aside", "score - (6.0 + slope[h]) * abs(float(q + 60 - kv))"),
+       .tile_n = 16,
+       .affine_reach = true},
+      {.choice = "reach_before",
+       .attention = attention(DType::f16, 8, 16, false),
+       .own = steep("reach_before", "score - (0.39 + 0.02 * slope[h]) * abs(float(kv + 215))"),
+       .tile_n = 16,
+       .affine_product = true,
+       .affine_reach = true},
+      {.choice = "reach_behind",
+       .attention = attention(DType::bf16, 256, 16, false),
+       .own = steep("reach_behind", "score - (60.0 + slope[h]) * abs(float(90 - 3 * q - kv))"),
+       .tile_n = 16,
+       .affine_reach = true},
+      {.choice = "reach_up",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = steep("reach_up", "score + (2.0 + slope[h]) * float(kv - q)"),
+       .tile_n = 16,
+       .affine_product = true,
+       .affine_reach = true},
+      {.choice = "reach_down",
+       .attention = attention(DType::f16, 72, 16, false),
+       .own = steep("reach_down", "score + (9.0 + slope[h]) * float(q - 2 * kv)"),
+       .tile_n = 16,
+       .affine_reach = true},
+      {.choice = "reach_of_growth",
+       .attention = attention(DType::bf16, 16, 16, false),
+       .own = steep("reach_of_growth", "score + (2.0 + slope[h]) * abs(float(kv - q))"),
+       .tile_n = 16,
+       .affine_reach = true},
   };
   return list;
 }
@@ -242,6 +304,7 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   forward.pack_gqa = kernels.pack_gqa;
   forward.splits = kernels.splits;
   forward.affine_product = kernels.affine_product;
+  forward.affine_reach = kernels.affine_reach;
   const fa::plan::ForwardPlan planned =
       plan_forward(fa::api::make_problem(c.config, any_shape(), {9, 0, 'a'}, &c.functions.variants), forward);
   return {planned.kernel, planned.combine, {}, {}, {}};

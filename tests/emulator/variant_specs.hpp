@@ -26,6 +26,7 @@ struct VariantKernels {
   int tile_n = 32;
   bool pairs = false;  ///< of warps, in an sm80 forward
   std::optional<bool> affine_product = {};
+  bool affine_reach = false;
 };
 const std::vector<VariantKernels>& variant_kernels();
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "emulator/backward_run.hpp"
@@ -194,6 +195,55 @@ TEST(TileLists, EmptyTilesAreNeverLoaded) {
     if (s >= 64) continue;
     EXPECT_EQ(poisoned.o.at(0, 1, s, 3), clean.o.at(0, 1, s, 3)) << s;
     EXPECT_EQ(gradients.dk.at(0, 0, s, 3), clean_gradients.dk.at(0, 0, s, 3)) << s;
+  }
+}
+
+const VariantKernels& with_reach(const char* choice) {
+  const auto found = std::ranges::find(hopper_variant_kernels(), choice, &VariantKernels::choice);
+  if (found == hopper_variant_kernels().end()) throw std::out_of_range(choice);
+  return *found;
+}
+
+/// V of a key that no row reaches is never read, be it NaN; one that the norms cannot rule out is.
+TEST(AffineReach, KeysOutOfReachAreNeverLoaded) {
+  const VariantKernels& kernels = with_reach("reach");
+  Launch launch = kAllLaunches[0];
+  launch.s_q = 64;  // the last keys' rows
+  launch.s_kv = 400;
+  const VariantCase variant = make_case(kernels, launch);
+  const ForwardCase c = hopper_case(kernels, launch, variant);
+  fa::test::AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs clean = run_forward(c, inputs, kernels_of(c), 1);
+  for (std::int64_t s = 0; s < 40; ++s) inputs.v.set(0, 0, s, 3, NAN);
+  const AttentionOutputs poisoned = run_forward(c, inputs, kernels_of(c), 1);
+  EXPECT_EQ(poisoned.o.bytes(), clean.o.bytes());
+  inputs.k.set(0, 0, 390, 0, INFINITY);  // no bound
+  const AttentionOutputs unbounded = run_forward(c, inputs, kernels_of(c), 1);
+  EXPECT_TRUE(std::isnan(unbounded.o.at(0, 0, 0, 3)));
+}
+
+/// A far key whose norm makes up for its distance has all of the weight.
+TEST(AffineReach, ALongKeyIsInReachOfAll) {
+  for (const char* choice : {"reach", "reach_aside", "reach_before", "reach_up", "reach_down"}) {
+    const VariantKernels& kernels = with_reach(choice);
+    Launch launch = kAllLaunches[2];
+    launch.s_q = 70;
+    launch.s_kv = 300;
+    const VariantCase variant = make_case(kernels, launch);
+    const ForwardCase c = hopper_case(kernels, launch, variant);
+    for (const std::int64_t far : {3, 150, 222}) {
+      fa::test::AttentionInputs inputs = make_inputs(c);
+      for (std::int64_t d = 0; d < c.attention.d_qk; ++d) {
+        inputs.k.set(0, 0, far, d, 250);
+        for (std::int64_t s = 0; s < launch.s_q; ++s) {
+          for (std::int64_t h = 0; h < launch.h_q; ++h) inputs.q.set(0, h, s, d, 4);
+        }
+      }
+      const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+      const AttentionOutputs actual = run_forward(c, inputs, kernels_of(c), 1);
+      expect_near(choice, actual.o, expected.o, 1, c.attention.dtype);
+      EXPECT_NEAR(actual.o.at(0, 0, 40, 1), inputs.v.at(0, 0, far, 1), 1e-2) << choice << ", key " << far;
+    }
   }
 }
 

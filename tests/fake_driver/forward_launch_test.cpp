@@ -21,14 +21,16 @@ class ForwardLaunches : public LaunchesTest {
 
   static AttentionShape shape_of(std::int64_t s) { return {.b = 4, .h_q = 16, .h_kv = 16, .s_q = s, .s_kv = s}; }
 
-  void call(const Attention& attention, std::int64_t s, const Workspace& workspace) {
+  static TensorView slope() { return {reinterpret_cast<void*>(std::uintptr_t{1} << 42), DType::f32, {16}}; }
+
+  void call(const Attention& attention, std::int64_t s, const Workspace& workspace, const Captures& captures = {}) {
     std::uintptr_t next = std::uintptr_t{1} << 40;
     const auto tensor = [&] {
       next += std::uintptr_t{1} << 32;
       return TensorView(reinterpret_cast<void*>(next), DType::bf16, {4, 16, s, kHeadDim});
     };
     launches_().clear();
-    attention.forward({tensor(), tensor(), tensor()}, {tensor(), {}}, nullptr, workspace);
+    attention.forward({tensor(), tensor(), tensor(), captures}, {tensor(), {}}, nullptr, workspace);
   }
 };
 
@@ -53,6 +55,34 @@ TEST_F(ForwardLaunches, TheCounterOfLongTilesIsClearedBeforeEveryCall) {
     EXPECT_EQ(launches_()[0].bytes, sizeof(std::int32_t));
     EXPECT_EQ(launches_()[1].kernel, "fa_sm90_forward");
     EXPECT_FALSE(launches_()[1].early) << "before the counter is cleared";
+  }
+}
+
+// The maxima of norms start from zeros, too.
+TEST_F(ForwardLaunches, NormsAreLookedForBeforeKeysAreLeftOut) {
+  for (const bool causal : {false, true}) {
+    config_.causal = causal;
+    config_.score = fa::functions::alibi();
+    const Attention attention = Attention::create(config_);
+    const std::size_t bytes = attention.workspace_size(shape_of(4096));
+    EXPECT_EQ(bytes, 256 + 4 * (16 + 16) * sizeof(float));
+    for (int i = 0; i < 2; ++i) {
+      call(attention, 4096, {kMemory, bytes}, {{"slope", slope()}});
+      ASSERT_EQ(launches_().size(), 3U);
+      EXPECT_EQ(launches_()[0].kernel, fake_driver::kMemset);
+      EXPECT_EQ(launches_()[0].address, reinterpret_cast<std::uintptr_t>(kMemory));
+      EXPECT_EQ(launches_()[0].bytes, bytes);
+      EXPECT_EQ(launches_()[1].kernel, "fa_row_norms");
+      EXPECT_FALSE(launches_()[1].early);
+      EXPECT_EQ(launches_()[2].kernel, "fa_sm90_forward");
+      EXPECT_FALSE(launches_()[2].early);
+    }
+    launches_().clear();
+    EXPECT_THROW(call(attention, 4096, {kMemory, bytes - 1}, {{"slope", slope()}}), Error);
+    EXPECT_TRUE(launches_().empty());
+    call(attention, 512, {kMemory, attention.workspace_size(shape_of(512))}, {{"slope", slope()}});
+    EXPECT_EQ(launches_().back().kernel, "fa_sm90_forward");
+    EXPECT_EQ(launches_().size(), 1U);
   }
 }
 

@@ -40,6 +40,7 @@ constexpr SweepField kSweepFields[] = {
     {"take_turns", [](KernelOverride& kernel, int value) { kernel.take_turns = value != 0; }},
     {"affine_product", [](KernelOverride& kernel, int value) { kernel.affine_product = value != 0; }},
     {"exact_max", [](KernelOverride& kernel, int value) { kernel.exact_max = value != 0; }},
+    {"affine_reach", [](KernelOverride& kernel, int value) { kernel.affine_reach = value != 0; }},
     {"warps_n", [](KernelOverride& kernel, int value) { kernel.warps_n = value; }},
 };
 
@@ -126,6 +127,10 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
       .add_option("--exact-max", kernel->exact_max,
                   "sm90: P is relative to the exact maximum of a row's scores: 0 or 1")
       ->group(group);
+  command
+      .add_option("--affine-reach", kernel->affine_reach,
+                  "sm90: keys out of an affine score function's reach are left out: 0 or 1")
+      ->group(group);
   command.add_option("--warps-n", kernel->warps_n, "sm80: 2: pairs of warps share query rows, 1: none do")
       ->group(group);
 }
@@ -166,6 +171,7 @@ std::string describe(const KernelOverride& kernel) {
   add_switch("take_turns", kernel.take_turns);
   add_switch("affine_product", kernel.affine_product);
   add_switch("exact_max", kernel.exact_max);
+  add_switch("affine_reach", kernel.affine_reach);
   add_count("warps_n", kernel.warps_n);
   return text;
 }

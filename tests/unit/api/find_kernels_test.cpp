@@ -487,6 +487,7 @@ TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
                                {"own_ends", [](auto& spec) { spec.own_ends = !spec.own_ends; }},
                                {"dynamic", [](auto& spec) { spec.dynamic = !spec.dynamic; }},
                                {"affine_product", [](auto& spec) { spec.affine_product = !spec.affine_product; }},
+                               {"affine_reach", [](auto& spec) { spec.affine_reach = !spec.affine_reach; }},
                                {"exact_max", [](auto& spec) { spec.exact_max = !spec.exact_max; }},
                                {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
                            }));

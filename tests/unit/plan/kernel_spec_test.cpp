@@ -48,6 +48,7 @@ constexpr Mutation kMutations[] = {
     {"own_ends", [](KernelSpec& spec) { spec.own_ends = !spec.own_ends; }},
     {"dynamic", [](KernelSpec& spec) { spec.dynamic = !spec.dynamic; }},
     {"affine_product", [](KernelSpec& spec) { spec.affine_product = !spec.affine_product; }},
+    {"affine_reach", [](KernelSpec& spec) { spec.affine_reach = !spec.affine_reach; }},
     {"exact_max", [](KernelSpec& spec) { spec.exact_max = !spec.exact_max; }},
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
@@ -71,11 +72,11 @@ const std::vector<Operation>& operations() {
                      "pack_gqa", "split",          "varlen",         "dropout",     "variants",
                      "warps_n",  "min_blocks"}},
       {Op::forward,
-       {"family",       "arch",           "dtype",      "d_qk",      "d_v",
-        "causal",       "positive_scale", "tile_m",     "tile_n",    "stages",
-        "q_buffers",    "softmax_chunks", "take_turns", "own_ends",  "dynamic",
-        "skips_hidden", "affine_product", "exact_max",  "pack_gqa",  "split",
-        "varlen",       "dropout",        "variants",   "min_blocks"},
+       {"family",       "arch",           "dtype",        "d_qk",      "d_v",
+        "causal",       "positive_scale", "tile_m",       "tile_n",    "stages",
+        "q_buffers",    "softmax_chunks", "take_turns",   "own_ends",  "dynamic",
+        "skips_hidden", "affine_product", "affine_reach", "exact_max", "pack_gqa",
+        "split",        "varlen",         "dropout",      "variants",  "min_blocks"},
        Family::sm90},
       {Op::combine, {"arch", "dtype", "d_v", "warps", "variants"}},
       {Op::backward, {"family",   "arch",       "dtype",    "d_qk",   "d_v",
@@ -95,6 +96,7 @@ const std::vector<Operation>& operations() {
       {Op::backward_reduce, {"arch", "dtype", "d_qk", "d_v", "warps", "variants"}},
       {Op::backward_sink, {"arch", "dtype", "varlen", "warps", "variants"}},
       {Op::clear_padding, {"arch", "dtype", "warps", "variants"}},
+      {Op::row_norms, {"arch", "dtype", "d_qk", "warps", "variants"}},
       {Op::mask_rows, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
       {Op::mask_keys, {"arch", "dtype", "causal", "tile_m", "tile_n", "pack_gqa", "warps", "variants"}},
   };
@@ -117,15 +119,15 @@ TEST(KernelSpec, MutationsCoverEveryField) {
   const auto& [family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
                q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
                operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, own_ends,
-               dynamic, skips_hidden, affine_product, exact_max, varlen, dropout, variants, cluster, min_blocks] =
-      some_spec();
+               dynamic, skips_hidden, affine_product, affine_reach, exact_max, varlen, dropout, variants, cluster,
+               min_blocks] = some_spec();
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
-  EXPECT_EQ(
-      std::size(kMutations),
-      count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
-            q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
-            operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns, own_ends,
-            dynamic, skips_hidden, affine_product, exact_max, varlen, dropout, variants, cluster, min_blocks));
+  EXPECT_EQ(std::size(kMutations),
+            count(family, op, arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages,
+                  q_in_registers, loop_bodies, conditional_rescale, pack_gqa, split, warps_n, dq_warps_m, substeps,
+                  operands_in_registers, write_dq, ordered_dq, delayed_dq, q_buffers, softmax_chunks, take_turns,
+                  own_ends, dynamic, skips_hidden, affine_product, affine_reach, exact_max, varlen, dropout, variants,
+                  cluster, min_blocks));
 }
 
 // Likewise for what variants are made of.

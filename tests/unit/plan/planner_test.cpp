@@ -110,6 +110,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.many_rows = (bits & 128) != 0;
     choice.long_rows = (bits & 256) != 0;
     choice.exact_max = (bits & 512) != 0;
+    choice.affine_reach = (bits & 1024) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -119,10 +120,10 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, family,
-              splits] = Choice{};
-  const bool any =
-      short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max || splits > 1;
+  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
+              family, splits] = Choice{};
+  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
+                   affine_reach || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 

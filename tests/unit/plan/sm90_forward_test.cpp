@@ -134,6 +134,86 @@ TEST(Sm90ForwardPlan, WarpgroupsEndAtTheirOwnRowsWhereTilesAreShorter) {
   EXPECT_NE(sm90_forward_refusal(spec), "");
 }
 
+TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
+  Variants alibi;
+  alibi.score = "score-a[h]*abs(float(q-kv))";
+  alibi.affine = true;
+  Problem problem = problem_of(128, 128, false, 4096);
+  problem.variants = &alibi;
+  const ForwardPlan plan = plan_forward(problem, {});
+  EXPECT_TRUE(plan.kernel.affine_reach);
+  EXPECT_TRUE(plan.kernel.dynamic) << "heads differ in what they reach";
+  EXPECT_EQ(kernels_of(plan).back(), Alternatives{row_norms_spec(plan.kernel)});
+  const auto reaches = [](const Problem& p, const KernelOverride& fixed = {}) {
+    const KernelSpec kernel = plan_forward(p, fixed).kernel;
+    EXPECT_EQ(kernel.affine_reach, choose(p, fixed).affine_reach);
+    EXPECT_TRUE(!kernel.affine_reach || kernel.dynamic);
+    return kernel.affine_reach;
+  };
+  EXPECT_FALSE(reaches(problem, {.affine_reach = false}));
+  Problem other = problem;
+  other.s_q = other.s_kv = 1024;
+  EXPECT_FALSE(reaches(other)) << "a pass over q and k takes longer than what it saves";
+  EXPECT_TRUE(reaches(other, {.affine_reach = true}));
+  other = problem;
+  other.s_q = 16;
+  other.b = other.h_q = other.h_kv = 1;
+  EXPECT_FALSE(reaches(other, {.affine_reach = true})) << "of splits of the keys";
+  const auto refused = [](const Problem& p) {
+    EXPECT_FALSE(plan_forward(p, {}).kernel.affine_reach);
+    try {
+      (void)plan_forward(p, {.affine_reach = true});
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::invalid_argument &&
+             std::string(error.what()).find("affine_reach = true") != std::string::npos;
+    }
+    return false;
+  };
+  Variants changed = alibi;
+  other = problem;
+  other.variants = &changed;
+  for (bool Variants::*const field : {&Variants::left_window, &Variants::chunked}) {
+    changed.*field = true;
+    EXPECT_TRUE(refused(other));
+    changed.*field = false;
+  }
+  changed.mask = "kv>3";
+  EXPECT_TRUE(refused(other));
+  changed = alibi;
+  changed.affine = false;
+  EXPECT_TRUE(refused(other));
+  for (bool Problem::*const field : {&Problem::dropout, &Problem::varlen}) {
+    other = problem;
+    other.*field = true;
+    if (other.varlen) other.total_q = other.total_kv = 4096;
+    EXPECT_TRUE(refused(other));
+  }
+  other = problem;
+  other.positive_scale = false;
+  EXPECT_TRUE(refused(other));
+}
+
+TEST(Sm90ForwardPlan, NormsHaveAPlaceForEveryHead) {
+  Variants alibi;
+  alibi.score = "score-a[h]*abs(float(q-kv))";
+  alibi.affine = true;
+  Problem problem = problem_of(128, 128, true, 4096);
+  problem.b = 3;
+  problem.h_q = 6;
+  problem.h_kv = 2;
+  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes);
+  problem.variants = &alibi;
+  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes + 3 * (6 + 2) * 4);
+  problem.causal = false;
+  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes + 3 * (6 + 2) * 4);
+  problem.variants = nullptr;
+  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), 0U);
+  // 128 rows of 256 bytes are what a block of 256 threads loads, 8 times 16 bytes each.
+  problem.s_q = 129;
+  const KernelSpec norms = row_norms_spec(plan_forward(problem, {}).kernel);
+  EXPECT_EQ(row_norms_blocks(problem, norms), 3 * (2 * 6 + 32 * 2));
+}
+
 TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
   Variants alibi;
   alibi.score = "score+a[h]*float(kv)";

@@ -216,6 +216,7 @@ TEST(Render, WhatTheKernelDependsOnReachesIt) {
                                                    [](Spec& spec) { spec.own_ends = true; },
                                                    [](Spec& spec) { spec.dynamic = true; },
                                                    [](Spec& spec) { spec.affine_product = true; },
+                                                   [](Spec& spec) { spec.affine_reach = true; },
                                                    [](Spec& spec) { spec.exact_max = true; },
                                                    [](Spec& spec) { spec.pack_gqa = true; },
                                                    [](Spec& spec) { spec.split = true; },

@@ -171,6 +171,7 @@ TEST(CandidateOrder, AFixedFamilyStays) {
   EXPECT_FALSE(tunable_override({.tile_n = 64}));
   EXPECT_FALSE(tunable_override({.take_turns = false}));
   EXPECT_FALSE(tunable_override({.affine_product = false}));
+  EXPECT_FALSE(tunable_override({.affine_reach = false}));
   EXPECT_FALSE(tunable_override({.exact_max = false}));
   EXPECT_FALSE(tunable_override({.warps_n = 1}));
 }

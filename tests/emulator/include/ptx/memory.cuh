@@ -58,6 +58,10 @@ FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4],
   emulator::red_add_f32(address, value, 4, "red.global.add.v4.f32", site);
 }
 
+FA_DEVICE void red_max_u32(uint32_t* address, uint32_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_max_u32(address, value, site);
+}
+
 FA_DEVICE void signal_global(int32_t* address, int32_t value, const emulator::Site& site = emulator::Site::current()) {
   emulator::signal_global(address, value, site);
 }
