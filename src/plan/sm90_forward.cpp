@@ -136,9 +136,15 @@ int affine_bytes(const KernelSpec& spec) {
   return spec.affine_product ? 32 * spec.tile_n : 0;
 }
 
-/// What all draws for a row have in common, 20 bytes a lane of each 16 rows.
-int row_draws_bytes(const KernelSpec& spec) {
-  return spec.dropout && !spec.pack_gqa ? 20 * 128 * consumers(spec) : 0;
+/// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 16 rows, and of each four keys
+/// and one chunk besides for every warp that draws.
+int draws_bytes(const KernelSpec& spec) {
+  if (!spec.dropout || spec.pack_gqa) return 0;
+  const bool looks_aside =
+      spec.varlen || spec.variants.left_window || spec.variants.chunked || !spec.variants.mask.empty();
+  const int drawer_warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
+  const int warps = has_drawers(spec) ? drawer_warps : 4 * consumers(spec);
+  return 32 * spec.tile_m + 16 * (spec.tile_n / 4 + 1) * warps;
 }
 
 /// Factors of a rescaling, for which consumers that draw have no registers.
@@ -349,7 +355,7 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
          (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
-         row_draws_bytes(spec) + factors_bytes(spec);
+         draws_bytes(spec) + factors_bytes(spec);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {

@@ -79,7 +79,7 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
   for (std::int64_t j = 0; j < count; ++j) {
     const std::int64_t key = first_key_ + first_key + j;
     const auto key_word = static_cast<std::uint32_t>(key / 16 * 4 + key % 8 / 2);
-    const Words words = philox({row_word, key_word, low(stream), high(stream)}, seed_);
+    const Words words = philox({low(stream), key_word, high(stream), row_word}, seed_);
     const std::uint32_t word = words[row_half + (key % 16 >= 8 ? 1 : 0)];
     const std::uint32_t draw = key % 2 == 0 ? word & 0xffff : word >> 16;
     keep[j] = keeps(draw, dropped_) ? 1 : 0;

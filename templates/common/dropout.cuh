@@ -31,48 +31,61 @@ FA_DEVICE void philox(uint32_t (&counter)[4], uint32_t key_low, uint32_t key_hig
   }
 }
 
-/// What the first three rounds of all calls for a row have in common: only the second word of their counters differs.
-struct PhiloxRow {
+/// Of Philox with the counter {low half of a stream, column, high half, row}. One round leaves two words of the column
+/// and two of the row, and the next multiplies each of them alone. So after three rounds what is a row's and what is a
+/// column's are still only joined by XOR: both are made once for many calls, which begin with the fourth round.
+class PhiloxStream {
+ public:
   static constexpr int kRounds = 3;
-  static constexpr int kBytes = 20;
 
-  uint32_t first;  // of the first word after one round
-  Chunk rest;      // of what the second and third make of it
-
-  PhiloxRow() = default;
-  FA_DEVICE PhiloxRow(uint32_t row, uint64_t stream, uint32_t key_low, uint32_t key_high) {
-    const auto high = [](uint64_t product) { return static_cast<uint32_t>(product >> 32); };
-    const auto low = [](uint64_t product) { return static_cast<uint32_t>(product); };
-    const uint64_t a = ptx::mul_wide(row, kPhiloxMultipliers[0]);
-    const uint64_t b = ptx::mul_wide(static_cast<uint32_t>(stream), kPhiloxMultipliers[1]);
-    const uint32_t third = high(a) ^ static_cast<uint32_t>(stream >> 32) ^ key_high;
-    const uint64_t second_b = ptx::mul_wide(third, kPhiloxMultipliers[1]);
-    const uint32_t second_first = high(second_b) ^ low(b) ^ (key_low + kPhiloxSteps[0]);
-    const uint64_t third_a = ptx::mul_wide(second_first, kPhiloxMultipliers[0]);
-    first = high(b) ^ key_low;
-    rest = {{low(a) ^ (key_high + kPhiloxSteps[1]), low(second_b) ^ (key_low + 2 * kPhiloxSteps[0]),
-             high(third_a) ^ (key_high + 2 * kPhiloxSteps[1]), low(third_a)}};
+  FA_DEVICE PhiloxStream(uint64_t stream, uint32_t key_low, uint32_t key_high) {
+    const uint64_t a = ptx::mul_wide(static_cast<uint32_t>(stream), kPhiloxMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(static_cast<uint32_t>(stream >> 32), kPhiloxMultipliers[1]);
+    row_[0] = high(a) ^ key_high;
+    row_[1] = low(b) ^ (key_low + kPhiloxSteps[0]);
+    row_[2] = key_low + 2 * kPhiloxSteps[0];
+    row_[3] = key_high + 2 * kPhiloxSteps[1];
+    column_[0] = high(b) ^ key_low;
+    column_[1] = low(a) ^ (key_high + kPhiloxSteps[1]);
   }
 
-  /// The counter {row, column, stream} after kRounds rounds.
-  FA_DEVICE void start(uint32_t (&counter)[4], uint32_t column) const {
-    const uint64_t a = ptx::mul_wide(first ^ column, kPhiloxMultipliers[0]);
-    const uint64_t b = ptx::mul_wide(static_cast<uint32_t>(a >> 32) ^ rest.word[0], kPhiloxMultipliers[1]);
-    counter[0] = static_cast<uint32_t>(b >> 32) ^ rest.word[1];
-    counter[1] = static_cast<uint32_t>(b);
-    counter[2] = static_cast<uint32_t>(a) ^ rest.word[2];
-    counter[3] = rest.word[3];
+  /// Three words of a row, and none.
+  FA_DEVICE Chunk row(uint32_t row) const {
+    const uint64_t b = ptx::mul_wide(row ^ row_[0], kPhiloxMultipliers[1]);
+    const uint64_t a = ptx::mul_wide(high(b) ^ row_[1], kPhiloxMultipliers[0]);
+    return {{low(b) ^ row_[2], high(a) ^ row_[3], low(a), 0}};
   }
 
-  /// In place `place` of `places`, whose fifth words lie behind the chunks of all.
-  FA_DEVICE void store(uint32_t shared, int place, int places) const {
-    ptx::st_shared_chunk(shared + 16 * place, rest);
-    ptx::st_shared_b32(shared + 16 * places + 4 * place, first);
+  /// Of a column, likewise.
+  FA_DEVICE Chunk column(uint32_t column) const {
+    const uint64_t a = ptx::mul_wide(column ^ column_[0], kPhiloxMultipliers[0]);
+    const uint64_t b = ptx::mul_wide(high(a) ^ column_[1], kPhiloxMultipliers[1]);
+    return {{high(b), low(a), low(b), 0}};
   }
-  FA_DEVICE void load(uint32_t shared, int place, int places) {
-    rest = ptx::ld_shared_chunk(shared + 16 * place);
-    first = ptx::ld_shared_b32(shared + 16 * places + 4 * place);
+
+  /// The counter after kRounds rounds.
+  FA_DEVICE static void join(uint32_t (&counter)[4], const Chunk& row, const Chunk& column) {
+    counter[0] = column.word[0] ^ row.word[0];
+    counter[1] = column.word[2];
+    counter[2] = column.word[1] ^ row.word[1];
+    counter[3] = row.word[2];
   }
+
+  /// What columns need, aside, where it takes no registers: 8 bytes.
+  FA_DEVICE void store_columns(uint32_t shared) const { ptx::st_shared_b64(shared, column_[0], column_[1]); }
+  FA_DEVICE static PhiloxStream of_columns(uint32_t shared) {
+    PhiloxStream stream;
+    ptx::ld_shared_b64(stream.column_[0], stream.column_[1], shared);
+    return stream;
+  }
+
+ private:
+  PhiloxStream() = default;
+
+  FA_DEVICE static uint32_t low(uint64_t product) { return static_cast<uint32_t>(product); }
+  FA_DEVICE static uint32_t high(uint64_t product) { return static_cast<uint32_t>(product >> 32); }
+
+  uint32_t row_[4], column_[2];
 };
 
 /// What is kept of the elements that a thread holds of 16 rows of P by 16 * kSteps keys, a bit each. Pair i of a step's
@@ -134,9 +147,9 @@ struct KeepMask {
 /// holds of the accumulators of S, and what two neighbouring threads (lane and lane ^ 4) hold of those of S^T: there
 /// each makes one call for both, and no bit is drawn twice or in vain.
 ///
-/// The counter is {row block * 8 + r, key block * 4 + c / 2, the 64 bits of offset + batch * h_q + head}, the key is
-/// the seed. In the word 2 * (row >= 8) + (key >= 8) the even key has the low half. Draws are compared as f16 numbers:
-/// one instruction decides on both halves of a word.
+/// The counter is {low half of offset + batch * h_q + head, key block * 4 + c / 2, the high half, row block * 8 + r},
+/// the key is the seed. In the word 2 * (row >= 8) + (key >= 8) the even key has the low half. Draws are compared as
+/// f16 numbers: one instruction decides on both halves of a word.
 class Dropout {
  public:
   /// `heads_before` is batch * h_q, and the head too where it is the same for the whole block.
@@ -198,36 +211,24 @@ class Dropout {
     }
   }
 
-  /// What a lane's calls for a warp's 16 rows have in common.
-  FA_DEVICE PhiloxRow start_block(int row, int lane) const {
-    return PhiloxRow(static_cast<uint32_t>(row / 2 + lane / 4), stream_, key_[0], key_[1]);
-  }
+  /// Of the rows and columns of this head.
+  FA_DEVICE PhiloxStream stream() const { return PhiloxStream(stream_, key_[0], key_[1]); }
 
-  /// Draws for the accumulators of a warp's 16 rows by 16 * kSteps keys, compared, in the order of the A operands that
-  /// they become: `below[n / 2][n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half. Of *this
-  /// the seed and the threshold alone count.
-  template <int kSteps>
-  FA_DEVICE void draw_block(uint32_t (&below)[kSteps][4], const PhiloxRow& row, int key, int lane) const {
-    const ColumnsOfBlock<kSteps> columns(key, lane);
-    const PhiloxRow start = columns.joined(row);
+  /// The row of a lane's calls for a warp's 16 rows. Of 16 keys the column is key / 4 + lane % 4.
+  FA_DEVICE static uint32_t row_of(int row, int lane) { return static_cast<uint32_t>(row / 2 + lane / 4); }
+
+  /// Draws for the accumulators of a warp's 16 rows by 16 keys, compared, in the order of the A operand that they
+  /// become: `below[n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half. Of *this the seed and
+  /// the threshold alone count.
+  FA_DEVICE void draw_step(uint32_t (&below)[4], const Chunk& row, const Chunk& column) const {
+    uint32_t words[4];
+    PhiloxStream::join(words, row, column);
+    philox(words, key_[0], key_[1], PhiloxStream::kRounds);
     FA_UNROLL
-    for (int step = 0; step < kSteps; ++step) draw_step(below[step], start, columns.rest(step));
+    for (int i = 0; i < 4; ++i) below[i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
   }
 
-  /// The same into a mask.
-  template <int kSteps>
-  FA_DEVICE void draw_block(KeepMask<kSteps>& mask, const PhiloxRow& row, int key, int lane) const {
-    const ColumnsOfBlock<kSteps> columns(key, lane);
-    const PhiloxRow start = columns.joined(row);
-    FA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t below[4];
-      draw_step(below, start, columns.rest(step));
-      mask.add(step, below);
-    }
-  }
-
-  /// Draws for row half r alone, which is of any position and head.
+  /// Draws for row half r of 16 * kSteps keys alone, which is of any position and head.
   template <int kSteps>
   FA_DEVICE void draw_row(uint32_t (&below)[kSteps][4], int r, int position, int head, int key, int lane) const {
     const bool lower = position % 16 >= 8;
@@ -317,38 +318,11 @@ class Dropout {
     return (kNTiles & (kNTiles - 1)) == 0 ? first ^ 2 * n : first + 2 * n;  // one instruction with the next XOR
   }
 
-  /// The counters' words of a block of 16 * kSteps keys. Where they are powers of two, the steps' differences are
-  /// constants that are joined by XOR, and what they have in common is joined to the row: a register and an instruction
-  /// less.
-  template <int kSteps>
-  struct ColumnsOfBlock {
-    static constexpr bool kJoined = (kSteps & (kSteps - 1)) == 0;
-    uint32_t first;
-
-    FA_DEVICE ColumnsOfBlock(int key, int lane) : first(static_cast<uint32_t>(key / 4 + lane % 4)) {}
-    FA_DEVICE PhiloxRow joined(PhiloxRow row) const {
-      if constexpr (kJoined) row.first ^= first;
-      return row;
-    }
-    FA_DEVICE uint32_t rest(int step) const {
-      const auto columns = static_cast<uint32_t>(4 * step);
-      return kJoined ? columns : first + columns;
-    }
-  };
-
-  FA_DEVICE void draw_step(uint32_t (&below)[4], const PhiloxRow& row, uint32_t column) const {
-    uint32_t words[4];
-    row.start(words, column);
-    philox(words, key_[0], key_[1], PhiloxRow::kRounds);
-    FA_UNROLL
-    for (int i = 0; i < 4; ++i) below[i] = ptx::less_pair(words[i % 2 * 2 + i / 2], threshold_);
-  }
-
   FA_DEVICE void draw(uint32_t (&words)[4], int row, int column, uint64_t stream) const {
-    words[0] = static_cast<uint32_t>(row);
+    words[0] = static_cast<uint32_t>(stream);
     words[1] = static_cast<uint32_t>(column);
-    words[2] = static_cast<uint32_t>(stream);
-    words[3] = static_cast<uint32_t>(stream >> 32);
+    words[2] = static_cast<uint32_t>(stream >> 32);
+    words[3] = static_cast<uint32_t>(row);
     philox(words, key_[0], key_[1]);
   }
 

@@ -186,14 +186,19 @@ struct Forward {
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
   static constexpr int kKeyNumbersOffset = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
-  // What all draws for a row have in common is found in shared memory: [tile_m / 16, 32 lanes].
+  // What all draws for a row have in common is found in shared memory, and what all for a column of a KV tile have:
+  // [tile_m / 16, 32 lanes], and [tile_n / 4] of each warp that draws, and what its columns have in common.
   static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
-  static constexpr int kRowPlaces = 2 * kTileM;
   static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
-  static constexpr int kRowDrawsBytes = kStartsRows ? kRowPlaces * kernel::PhiloxRow::kBytes : 0;
+  static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::kChunkBytes : 0;
+  static constexpr int kDrawingWarps = kDrawers ? kDrawerWarps : 4 * kConsumers;
+  static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
+  static constexpr int kColumnDrawsBytes = (kTileN / 4 + 1) * kernel::kChunkBytes;
+  static constexpr int kDrawsEnd = kColumnDrawsOffset + (kStartsRows ? kDrawingWarps * kColumnDrawsBytes : 0);
+  static constexpr int kRowsTogether = kTileM / 16 / kDrawingWarps % 2 == 0 ? 2 : 1;  // blocks of rows, by drawers
   // So are, where consumers draw, the factors of a rare rescaling: two registers less over the draws.
   static constexpr bool kFactorsAside = kDropout && !kDrawers;
-  static constexpr int kFactorsOffset = kRowDrawsOffset + kRowDrawsBytes;  // [consumers, 128 threads, 2]
+  static constexpr int kFactorsOffset = kDrawsEnd;  // [consumers, 128 threads, 2]
   static constexpr int kSharedBytes = kFactorsOffset + (kFactorsAside ? kConsumers * kWarpgroup * 8 : 0);
 
   const Params& p;
@@ -603,16 +608,27 @@ struct Forward {
       const ForwardTile& tile = cursor.query.tile;
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      const kernel::PhiloxStream stream = dropout.stream();
       if constexpr (kStartsRows) {
-        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps) start_row_draws(dropout, tile, row, lane);
+        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps) start_row_draws(stream, tile, row, lane);
       }
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
         if constexpr (kLists) n = listed(cursor.query, n);
+        if constexpr (kStartsRows) {
+          start_column_draws(stream, warp, n, lane);
+          ptx::sync_warp();  // the warp's columns are complete
+        }
         ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
         FA_UNROLL_BY(1)
-        for (int row = 0; row < kTileM; row += 16 * kDrawerWarps) {
-          draw_mask(dropout, mask_shared(slot.index, row + 16 * warp, lane), tile, row + 16 * warp, n, lane);
+        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps * kRowsTogether) {
+          if constexpr (Config::kPackGqa) {
+            FA_UNROLL
+            for (int i = 0; i < kRowsTogether; ++i)
+              draw_rows(dropout, slot.index, tile, row + 16 * kDrawerWarps * i, n, lane);
+          } else {
+            draw_blocks(dropout, slot.index, row, warp, lane);
+          }
         }
         ptx::sync_warp();  // the warp's rows are complete
         release(mask_full(slot.index), lane);
@@ -621,22 +637,40 @@ struct Forward {
     }
   }
 
-  /// For the 16 rows from `row` of the query tile on.
-  FA_DEVICE void draw_mask(const kernel::Dropout& dropout, uint32_t shared_mask, const ForwardTile& tile, int row,
-                           int n, int lane) const {
-    Mask mask;
-    if constexpr (Config::kPackGqa) {
-      const int first_row = tile.m_block * kTileM + row;
-      const Rows rows{params.group, tile.head};
+  /// For the 16 rows from `row` of the query tile on, and for as many that are the warp's next.
+  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int row, int warp, int lane) const {
+    Mask masks[kRowsTogether];
+    kernel::Chunk rows[kRowsTogether];
+    FA_UNROLL
+    for (int i = 0; i < kRowsTogether; ++i) rows[i] = row_draws(row + 16 * kDrawerWarps * i, lane);
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step) {
+      const kernel::Chunk column = column_draws(warp, step, lane);
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int place = first_row + lane / 4 + 8 * r;
-        dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
+      for (int i = 0; i < kRowsTogether; ++i) {
+        uint32_t below[4];
+        dropout.draw_step(below, rows[i], column);
+        masks[i].add(step, below);
       }
-    } else {
-      dropout.draw_block(mask, row_draws(row, lane), n * kTileN, lane);
     }
-    mask.store(shared_mask, params.dropout);
+    FA_UNROLL
+    for (int i = 0; i < kRowsTogether; ++i) {
+      masks[i].store(mask_shared(index, row + 16 * kDrawerWarps * i, lane), params.dropout);
+    }
+  }
+
+  /// The same for rows of several query heads.
+  FA_DEVICE void draw_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
+                           int lane) const {
+    Mask mask;
+    const int first_row = tile.m_block * kTileM + row;
+    const Rows rows{params.group, tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int place = first_row + lane / 4 + 8 * r;
+      dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
+    }
+    mask.store(mask_shared(index, row, lane), params.dropout);
   }
 
   // ---- consumers: one warpgroup each
@@ -1306,22 +1340,46 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// For a consumer's rows of a new query tile.
+  /// For a consumer's rows of a new query tile, and for the columns of its KV tiles.
   FA_DEVICE void start_draws(const ForwardTile& tile) const {
     const int thread = ptx::thread_index() - kWarpgroup;
+    const int warp = thread / kWarpSize;
+    const int lane = thread % kWarpSize;
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
-    start_row_draws(kernel::Dropout(params.dropout, dropout_shared(), heads_before), tile, thread / kWarpSize * 16,
-                    thread % kWarpSize);
+    const kernel::PhiloxStream stream = kernel::Dropout(params.dropout, dropout_shared(), heads_before).stream();
+    start_row_draws(stream, tile, 16 * warp, lane);
+    if (lane == 0) stream.store_columns(column_draws_shared(warp, kTileN / 4));
   }
 
   /// Of the 16 rows from `row` of the query tile on, for the same lane alone.
-  FA_DEVICE void start_row_draws(const kernel::Dropout& dropout, const ForwardTile& tile, int row, int lane) const {
-    dropout.start_block(first_row_of(tile) + row, lane).store(shared + kRowDrawsOffset, row * 2 + lane, kRowPlaces);
+  FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
+    ptx::st_shared_chunk(row_draws_shared(row, lane),
+                         stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)));
   }
-  FA_DEVICE kernel::PhiloxRow row_draws(int row, int lane) const {
-    kernel::PhiloxRow draws;
-    draws.load(shared + kRowDrawsOffset, row * 2 + lane, kRowPlaces);
-    return draws;
+  FA_DEVICE kernel::Chunk row_draws(int row, int lane) const {
+    return ptx::ld_shared_chunk(row_draws_shared(row, lane));
+  }
+  FA_DEVICE uint32_t row_draws_shared(int row, int lane) const {
+    return shared + kRowDrawsOffset + kernel::kChunkBytes * (2 * row + lane);
+  }
+
+  /// Of KV tile n, for the same warp.
+  FA_DEVICE void start_column_draws(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
+    FA_UNROLL
+    for (int first = 0; first < kTileN / 4; first += kWarpSize) {
+      const int column = first + lane;
+      if (kTileN / 4 - first >= kWarpSize || column < kTileN / 4) {
+        ptx::st_shared_chunk(column_draws_shared(warp, column),
+                             stream.column(static_cast<uint32_t>(n * (kTileN / 4) + column)));
+      }
+    }
+  }
+  /// Of 16 keys of it, for a lane's draws.
+  FA_DEVICE kernel::Chunk column_draws(int warp, int step, int lane) const {
+    return ptx::ld_shared_chunk(column_draws_shared(warp, 4 * step + lane % 4));
+  }
+  FA_DEVICE uint32_t column_draws_shared(int warp, int column) const {
+    return shared + kColumnDrawsOffset + kColumnDrawsBytes * warp + kernel::kChunkBytes * column;
   }
 
   FA_DEVICE uint32_t factors_shared() const { return shared + kFactorsOffset + 8 * (ptx::thread_index() - kWarpgroup); }
@@ -1351,8 +1409,14 @@ struct Forward {
         dropout.draw_row(draws, r, rows.position(row), rows.query_head(row), n * kTileN, lane);
       }
     } else {
-      const kernel::PhiloxRow row = row_draws((thread - kWarpgroup) / kWarpSize * 16, lane);
-      kernel::Dropout(params.dropout, dropout_shared(), 0).draw_block(draws, row, n * kTileN, lane);
+      const int warp = (thread - kWarpgroup) / kWarpSize;
+      ptx::sync_warp();  // all have read the columns of the tile before, and the query tile's first lane has written
+      start_column_draws(kernel::PhiloxStream::of_columns(column_draws_shared(warp, kTileN / 4)), warp, n, lane);
+      ptx::sync_warp();  // the warp's columns are complete
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), 0);
+      const kernel::Chunk row = row_draws(16 * warp, lane);
+      FA_UNROLL
+      for (int step = 0; step < kPSteps; ++step) dropout.draw_step(draws[step], row, column_draws(warp, step, lane));
     }
   }
 
