@@ -178,7 +178,7 @@ struct VariantScores {
   FA_DEVICE void differentiate_tile(Registers& scores, Registers& gradients, CaptureGradients& by_capture,
                                     const Loaded& loaded) const {
     constexpr int kGradients = Variant::kGradients;
-    [[maybe_unused]] uint32_t draws[kMTiles][2][2];  // of two neighbouring n
+    [[maybe_unused]] uint32_t drops[kMTiles];  // of four neighbouring n, or what is left
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float row_lse[2];
@@ -186,7 +186,7 @@ struct VariantScores {
       ptx::ld_shared_f32x2(row_lse, lse + 32 * n);
       ptx::ld_shared_f32x2(row_delta, delta + 32 * n);
       if constexpr (kDropout) {
-        if (n % 2 == 0) draw(draws, first_row + 8 * n);
+        if (n % 4 == 0) draw(drops, first_row + 8 * n, n + 2 < kNTiles);
       }
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
@@ -209,9 +209,9 @@ struct VariantScores {
           }
           float gradient;
           if constexpr (kDropout) {
-            const bool drops = dropped(draws[m][n % 2][e % 2], e);
-            gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, drops ? 0.f : ds);
-            if (drops) weight = 0.f;
+            const bool dropped = Dropout::dropped(drops[m], n % 4, e);
+            gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, dropped ? 0.f : ds);
+            if (dropped) weight = 0.f;
           } else {
             gradient = weight * (ds - row_delta[e % 2]);
           }
@@ -225,20 +225,16 @@ struct VariantScores {
     }
   }
 
-  FA_DEVICE Dropout dropout() const { return Dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head); }
-
-  /// Of the 16 queries from `first_query` on, and all keys of the warp.
-  FA_DEVICE void draw(uint32_t (&draws)[kMTiles][2][2], int first_query) const {
+  /// Of the 32 queries from `first_query` on, or 16 where there are no more, and all keys of the warp.
+  FA_DEVICE void draw(uint32_t (&drops)[kMTiles], int first_query, bool more) const {
     const int lane = thread % kWarpSize;
+    const Dropout dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      dropout().draw_transposed(draws[m], key - lane / 4 + 16 * m, first_query, lane);
+      const int keys = key - lane / 4 + 16 * m;
+      drops[m] = more ? dropout.draw_transposed<2>(keys, first_query, lane)
+                      : dropout.draw_transposed<1>(keys, first_query, lane);
     }
-  }
-  FA_DEVICE bool dropped(uint32_t draw, int e) const {
-    bool low, high;
-    dropout().dropped(low, high, draw);
-    return e < 2 ? low : high;
   }
 
   FA_DEVICE bool in_bounds(const Place& at) const {

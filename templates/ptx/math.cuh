@@ -123,6 +123,13 @@ FA_DEVICE uint32_t prmt_sign(uint32_t value, uint32_t bytes) {
   return y;
 }
 
+/// lop3.b32: a ^ (b & mask), in one instruction where a compiler would take two to have `b & mask` by itself.
+FA_DEVICE uint32_t xor_masked(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x78;" : "=r"(y) : "r"(a), "r"(b), "r"(mask));
+  return y;
+}
+
 /// mul.wide.u32: all 64 bits of a product.
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   uint64_t y;

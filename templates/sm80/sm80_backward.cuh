@@ -433,29 +433,25 @@ struct Backward {
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + query_head(place);
     const Dropout dropout(params.dropout, heads_before);
     const int first_query = place.m_block * kTileM + query;
+    uint32_t drops[kMTiles];  // of four neighbouring n, or what is left
     FA_UNROLL
-    for (int n = 0; n < kNTiles; n += 2) {
-      float delta[2][2];
-      ptx::ld_shared_f32x2(delta[0], deltas + 32 * n);
-      ptx::ld_shared_f32x2(delta[1], deltas + 32 * (n + 1));
+    for (int n = 0; n < kNTiles; ++n) {
+      float delta[2];
+      ptx::ld_shared_f32x2(delta, deltas + 32 * n);
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
-        uint32_t draws[2][2];
-        dropout.draw_transposed(draws, first_key + warp_key + 16 * m, first_query + 8 * n, dropper % kWarpSize);
+        if (n % 4 == 0) {
+          const int key = first_key + warp_key + 16 * m;
+          drops[m] = n + 2 < kNTiles ? dropout.draw_transposed<2>(key, first_query + 8 * n, dropper % kWarpSize)
+                                     : dropout.draw_transposed<1>(key, first_query + 8 * n, dropper % kWarpSize);
+        }
         FA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          FA_UNROLL
-          for (int column = 0; column < 2; ++column) {
-            bool dropped[2];
-            dropout.dropped(dropped[0], dropped[1], draws[half][column]);
-            FA_UNROLL
-            for (int r = 0; r < 2; ++r) {
-              float& weight = p[m][n + half][2 * r + column];
-              float& gradient = ds[m][n + half][2 * r + column];
-              gradient = weight * ptx::fma(delta[half][column], -params.dropout.keep, dropped[r] ? 0.f : gradient);
-              if (dropped[r]) weight = 0.f;
-            }
-          }
+        for (int e = 0; e < 4; ++e) {
+          const bool dropped = Dropout::dropped(drops[m], n % 4, e);
+          float& weight = p[m][n][e];
+          float& gradient = ds[m][n][e];
+          gradient = weight * ptx::fma(delta[e % 2], -params.dropout.keep, dropped ? 0.f : gradient);
+          if (dropped) weight = 0.f;
         }
       }
     }

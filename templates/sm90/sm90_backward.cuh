@@ -1138,20 +1138,12 @@ struct Backward {
     const kernel::Dropout dropout(params.dropout, static_cast<int64_t>(work.tile.batch) * params.h_q + place.head);
     const int lane = lane_index();
     FA_UNROLL
-    for (int i = 0; i < kTileM / 64; ++i) drops[i] = params.dropout.flip;
-    FA_UNROLL
-    for (int j = 0; j < kTileM / 8; j += 2) {
-      uint32_t draws[2][2];
-      dropout.draw_transposed(draws, first_key, place.m_block * kTileM + 8 * j, lane);
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        drops[j / 8] ^= dropout.below(draws[i / 2][i % 2]) & 0x00010001u << (j % 8 * 2 + i);
-      }
+    for (int i = 0; i < kTileM / 64; ++i) {
+      drops[i] = dropout.draw_transposed<4>(first_key, place.m_block * kTileM + 64 * i, lane);
     }
   }
-  /// Two bits of each n8 tile for the key of the low halves, and 16 bits on those for that of the high ones.
   FA_DEVICE static bool dropped(const Drops& drops, int i) {
-    return (drops[i / 32] >> (i % 32 / 4 * 2 + i % 2 + i / 2 % 2 * 16) & 1) != 0;
+    return kernel::Dropout::dropped(drops[i / 32], i % 32 / 4, i % 4);
   }
 
   /// dS^T = P^T o (dP^T - delta). With dropout keep * dS^T = P^T o (Z^T o dP^T - keep * delta), Z being 0 where P was

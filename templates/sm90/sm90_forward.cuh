@@ -190,10 +190,10 @@ struct Forward {
   // [tile_m / 16, 32 lanes], and [tile_n / 4] of each warp that draws, and what its columns have in common.
   static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
   static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
-  static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::kChunkBytes : 0;
+  static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::PhiloxPart::kBytes : 0;
   static constexpr int kDrawingWarps = kDrawers ? kDrawerWarps : 4 * kConsumers;
   static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
-  static constexpr int kColumnDrawsBytes = (kTileN / 4 + 1) * kernel::kChunkBytes;
+  static constexpr int kColumnDrawsBytes = (kTileN / 4 + 1) * kernel::PhiloxPart::kBytes;
   static constexpr int kDrawsEnd = kColumnDrawsOffset + (kStartsRows ? kDrawingWarps * kColumnDrawsBytes : 0);
   static constexpr int kRowsTogether = kTileM / 16 / kDrawingWarps % 2 == 0 ? 2 : 1;  // blocks of rows, by drawers
   // So are, where consumers draw, the factors of a rare rescaling: two registers less over the draws.
@@ -627,7 +627,7 @@ struct Forward {
             for (int i = 0; i < kRowsTogether; ++i)
               draw_rows(dropout, slot.index, tile, row + 16 * kDrawerWarps * i, n, lane);
           } else {
-            draw_blocks(dropout, slot.index, row, warp, lane);
+            draw_blocks(dropout, slot.index, row, n, warp, lane);
           }
         }
         ptx::sync_warp();  // the warp's rows are complete
@@ -638,39 +638,54 @@ struct Forward {
   }
 
   /// For the 16 rows from `row` of the query tile on, and for as many that are the warp's next.
-  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int row, int warp, int lane) const {
-    Mask masks[kRowsTogether];
-    kernel::Chunk rows[kRowsTogether];
+  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int row, int n, int warp, int lane) const {
+    using Part = typename Mask::Part;
+    Part parts[kRowsTogether][2];  // of the lane's own mask and of its neighbour's
+    kernel::PhiloxPart rows[kRowsTogether];
     FA_UNROLL
     for (int i = 0; i < kRowsTogether; ++i) rows[i] = row_draws(row + 16 * kDrawerWarps * i, lane);
+    const bool odd = kernel::Dropout::is_odd(lane);
+    const uint32_t columns = column_draws_shared(warp, lane % 4);
+    const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
     FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) {
-      const kernel::Chunk column = column_draws(warp, step, lane);
+    for (int drawn = 0; drawn < Mask::kDrawn; ++drawn) {
+      const bool last = 2 * drawn + 1 == kPSteps;  // and of no use to the odd rows' lanes
+      const auto column = kernel::PhiloxPart::load((last ? columns : own_columns) + 2 * kStepBytes * drawn);
       FA_UNROLL
       for (int i = 0; i < kRowsTogether; ++i) {
-        uint32_t below[4];
-        dropout.draw_step(below, rows[i], column);
-        masks[i].add(step, below);
+        uint32_t below[2][4];
+        dropout.draw_both(below, rows[i], column, turned(n) != (last && odd));
+        FA_UNROLL
+        for (int part = 0; part < 2; ++part) parts[i][part].add(drawn, below[part]);
       }
     }
     FA_UNROLL
     for (int i = 0; i < kRowsTogether; ++i) {
-      masks[i].store(mask_shared(index, row + 16 * kDrawerWarps * i, lane), params.dropout);
+      FA_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        parts[i][part].store(mask_shared(index, row + 16 * kDrawerWarps * i, lane ^ 4 * part), odd, params.dropout);
+      }
     }
   }
 
   /// The same for rows of several query heads.
   FA_DEVICE void draw_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
                            int lane) const {
-    Mask mask;
+    typename Mask::Part parts[2];
     const int first_row = tile.m_block * kTileM + row;
     const Rows rows{params.group, tile.head};
     FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int place = first_row + lane / 4 + 8 * r;
-      dropout.draw_row(mask, r, rows.position(place), rows.query_head(place), n * kTileN, lane);
+    for (int step = 0; step < kPSteps; ++step) {
+      uint32_t below[4];
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int place = first_row + lane / 4 + 8 * r;
+        dropout.draw_row(below, r, rows.position(place), rows.query_head(place), n * kTileN + 16 * step, lane);
+      }
+      parts[step % 2].add(step / 2, below);
     }
-    mask.store(mask_shared(index, row, lane), params.dropout);
+    FA_UNROLL
+    for (int part = 0; part < 2; ++part) parts[part].store(mask_shared(index, row, lane), part != 0, params.dropout);
   }
 
   // ---- consumers: one warpgroup each
@@ -1353,33 +1368,31 @@ struct Forward {
 
   /// Of the 16 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
-    ptx::st_shared_chunk(row_draws_shared(row, lane),
-                         stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)));
+    stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_draws_shared(row, lane));
   }
-  FA_DEVICE kernel::Chunk row_draws(int row, int lane) const {
-    return ptx::ld_shared_chunk(row_draws_shared(row, lane));
+  FA_DEVICE kernel::PhiloxPart row_draws(int row, int lane) const {
+    return kernel::PhiloxPart::load(row_draws_shared(row, lane));
   }
   FA_DEVICE uint32_t row_draws_shared(int row, int lane) const {
-    return shared + kRowDrawsOffset + kernel::kChunkBytes * (2 * row + lane);
+    return shared + kRowDrawsOffset + kernel::PhiloxPart::kBytes * (2 * row + lane);
   }
 
   /// Of KV tile n, for the same warp.
   FA_DEVICE void start_column_draws(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
+    constexpr int kColumns = kTileN / 4;
     FA_UNROLL
-    for (int first = 0; first < kTileN / 4; first += kWarpSize) {
+    for (int first = 0; first < kColumns; first += kWarpSize) {
       const int column = first + lane;
-      if (kTileN / 4 - first >= kWarpSize || column < kTileN / 4) {
-        ptx::st_shared_chunk(column_draws_shared(warp, column),
-                             stream.column(static_cast<uint32_t>(n * (kTileN / 4) + column)));
+      if (kColumns - first >= kWarpSize || column < kColumns) {
+        stream.column(static_cast<uint32_t>(n * kColumns + column)).store(column_draws_shared(warp, column));
       }
     }
   }
-  /// Of 16 keys of it, for a lane's draws.
-  FA_DEVICE kernel::Chunk column_draws(int warp, int step, int lane) const {
-    return ptx::ld_shared_chunk(column_draws_shared(warp, 4 * step + lane % 4));
-  }
+  static constexpr int kStepBytes = 4 * kernel::PhiloxPart::kBytes;
+  /// Whether the first keys of KV tile n are an odd block.
+  FA_DEVICE static bool turned(int n) { return kPSteps % 2 != 0 && n % 2 != 0; }
   FA_DEVICE uint32_t column_draws_shared(int warp, int column) const {
-    return shared + kColumnDrawsOffset + kColumnDrawsBytes * warp + kernel::kChunkBytes * column;
+    return shared + kColumnDrawsOffset + kColumnDrawsBytes * warp + kernel::PhiloxPart::kBytes * column;
   }
 
   FA_DEVICE uint32_t factors_shared() const { return shared + kFactorsOffset + 8 * (ptx::thread_index() - kWarpgroup); }
@@ -1404,9 +1417,12 @@ struct Forward {
       const Rows rows{params.group, tile.head};
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_row + lane / 4 + 8 * r;
-        dropout.draw_row(draws, r, rows.position(row), rows.query_head(row), n * kTileN, lane);
+      for (int step = 0; step < kPSteps; ++step) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int row = first_row + lane / 4 + 8 * r;
+          dropout.draw_row(draws[step], r, rows.position(row), rows.query_head(row), n * kTileN + 16 * step, lane);
+        }
       }
     } else {
       const int warp = (thread - kWarpgroup) / kWarpSize;
@@ -1414,9 +1430,20 @@ struct Forward {
       start_column_draws(kernel::PhiloxStream::of_columns(column_draws_shared(warp, kTileN / 4)), warp, n, lane);
       ptx::sync_warp();  // the warp's columns are complete
       const kernel::Dropout dropout(params.dropout, dropout_shared(), 0);
-      const kernel::Chunk row = row_draws(16 * warp, lane);
+      const kernel::PhiloxPart row = row_draws(16 * warp, lane);
+      const bool odd = kernel::Dropout::is_odd(lane);
+      const uint32_t columns = column_draws_shared(warp, lane % 4);
+      const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
       FA_UNROLL
-      for (int step = 0; step < kPSteps; ++step) dropout.draw_step(draws[step], row, column_draws(warp, step, lane));
+      for (int step = 0; step < kPSteps; step += 2) {
+        if (step + 1 < kPSteps) {
+          const auto column = kernel::PhiloxPart::load(own_columns + kStepBytes * step);
+          dropout.draw_steps(draws, step, row, column, turned(n), lane);
+        } else {
+          const auto column = kernel::PhiloxPart::load(columns + kStepBytes * step);
+          dropout.draw_step(draws[step], row, column, turned(n) != odd);
+        }
+      }
     }
   }
 

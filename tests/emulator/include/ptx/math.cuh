@@ -92,6 +92,10 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return result;
 }
 
+FA_DEVICE uint32_t xor_masked(uint32_t a, uint32_t b, uint32_t mask) {
+  return a ^ (b & mask);
+}
+
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   return static_cast<uint64_t>(a) * b;
 }
