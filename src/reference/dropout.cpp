@@ -39,16 +39,6 @@ bool is_rank(std::uint32_t count) {
   return count <= 0xf801 && count != 0x7c01;
 }
 
-/// Two words of a call become eight draws of 16 bits (templates/common/dropout.cuh). `second & kLow` and the like are
-/// the low bytes' other part.
-std::array<std::uint32_t, 4> draws_of(std::uint32_t first, std::uint32_t second) {
-  constexpr std::uint32_t kLow = 0x00ff00ff;
-  const std::uint32_t turned_first = std::rotl(first, 8);
-  const std::uint32_t turned_second = std::rotl(second, 8);
-  return {first ^ (second & kLow), turned_first ^ (turned_second & kLow), second ^ (turned_first & kLow),
-          turned_second ^ (first & kLow)};
-}
-
 }  // namespace
 
 Words philox(Words counter, std::uint64_t key) noexcept {
@@ -62,6 +52,14 @@ Words philox(Words counter, std::uint64_t key) noexcept {
     key1 += 0xbb67ae85;
   }
   return counter;
+}
+
+Words spread(std::uint32_t first, std::uint32_t second) noexcept {
+  constexpr std::uint32_t kLow = 0x00ff00ff;
+  const std::uint32_t turned_first = std::rotl(first, 8);
+  const std::uint32_t turned_second = std::rotl(second, 8);
+  return {first ^ (second & kLow), turned_first ^ (turned_second & kLow), second ^ (turned_first & kLow),
+          turned_second ^ (first & kLow)};
 }
 
 bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept {
@@ -92,8 +90,7 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
     const auto key_word = static_cast<std::uint32_t>(key / 16 * 4 + key % 8 / 2);
     const Words words = philox({low(stream), key_word, high(stream), row_word}, seed_);
     const std::size_t pair = (row + key / 16) % 2 != 0 ? 2 : 0;
-    const std::array<std::uint32_t, 4> draws = draws_of(words[pair], words[pair + 1]);
-    const std::uint32_t both = draws[(key % 16 >= 8 ? 2U : 0U) + row_half];
+    const std::uint32_t both = spread(words[pair], words[pair + 1])[(key % 16 >= 8 ? 2U : 0U) + row_half];
     const std::uint32_t draw = key % 2 == 0 ? both & 0xffff : both >> 16;
     keep[j] = keeps(draw, dropped_) ? 1 : 0;
   }

@@ -9,6 +9,11 @@ namespace fa::reference {
 /// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
+/// Two words of a call become eight draws of 16 bits, those of an even key in the low halves: [2 * (key mod 16 >= 8) +
+/// (row mod 16 >= 8)]. The words' eight bytes are the draws' high ones, XORs of two of them the low ones, so that any
+/// two draws are 32 independent bits.
+std::array<std::uint32_t, 4> spread(std::uint32_t first, std::uint32_t second) noexcept;
+
 /// Whether an element with this draw of 16 bits is kept when `dropped` of the 65536 draws drop theirs. Draws are f16
 /// numbers: those less than all others drop, NaN never; only where that cannot make `dropped` draws (31745, and from
 /// 63490 on) it is the least 65536 - dropped draws that are kept, and NaN drops.

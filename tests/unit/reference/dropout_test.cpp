@@ -43,6 +43,74 @@ TEST(Philox, IsTheGeneratorOfItsAuthors) {
             (Words{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
 }
 
+/// How many of the vectors of bits are no sum of others.
+int rank(std::vector<std::uint64_t> vectors) {
+  int rank = 0;
+  for (int bit = 0; bit < 64; ++bit) {
+    const auto has_bit = [bit](std::uint64_t vector) { return (vector >> bit & 1) != 0; };
+    const auto pivot = std::ranges::find_if(vectors, has_bit);
+    if (pivot == vectors.end()) continue;
+    const std::uint64_t value = *pivot;
+    vectors.erase(pivot);
+    for (std::uint64_t& vector : vectors) {
+      if (has_bit(vector)) vector ^= value;
+    }
+    ++rank;
+  }
+  return rank;
+}
+
+/// They are sums of bits of the two words, so the sums' coefficients tell: of each bit of a draw, which of the 64 are
+/// in it.
+TEST(Spread, AnyTwoDrawsAreIndependent) {
+  std::array<std::array<std::uint64_t, 16>, 8> draws{};
+  for (int bit = 0; bit < 64; ++bit) {
+    const std::uint64_t words = std::uint64_t{1} << bit;
+    const std::array<std::uint32_t, 4> spread_bit =
+        spread(static_cast<std::uint32_t>(words), static_cast<std::uint32_t>(words >> 32));
+    for (std::size_t i = 0; i < 8; ++i) {
+      for (std::size_t j = 0; j < 16; ++j) {
+        if ((spread_bit[i / 2] >> (16 * (i % 2) + j) & 1) != 0) draws[i][j] |= words;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < 8; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      std::vector<std::uint64_t> both(draws[i].begin(), draws[i].end());
+      both.insert(both.end(), draws[j].begin(), draws[j].end());
+      EXPECT_EQ(rank(both), 32) << i << ' ' << j;
+    }
+  }
+  std::vector<std::uint64_t> high;
+  for (const auto& draw : draws) high.insert(high.end(), draw.begin() + 8, draw.end());
+  EXPECT_EQ(rank(high), 64) << "high bytes are a byte each";
+}
+
+/// Three at a time, of all that a call decides on: 0 +- 1 / sqrt(n) for independent ones.
+TEST(DropoutMask, ThreeOfACallAreNearlyIndependent) {
+  const double p = 0.25 + 0.5 / 256;  // between two bytes: the low one counts
+  const std::vector<std::uint8_t> keep = draw({p, 5, 0});
+  constexpr std::array<std::size_t, 8> kOfACall{0, 1, 8, 9, 8 * kKeys, 8 * kKeys + 1, 8 * kKeys + 8, 8 * kKeys + 9};
+  std::array<double, 56> products{};
+  double calls = 0;
+  for (std::size_t block = 0; block < keep.size() / (16 * kKeys); ++block) {
+    for (std::size_t place = 0; place < 8 * kKeys; ++place) {
+      if (place % 2 != 0 || place % 16 >= 8) continue;
+      std::size_t triple = 0;
+      const auto value = [&](std::size_t i) {
+        return (1 - keep[block * 16 * kKeys + place + kOfACall[i]] - p) / std::sqrt(p * (1 - p));
+      };
+      for (std::size_t i = 0; i < 8; ++i) {
+        for (std::size_t j = 0; j < i; ++j) {
+          for (std::size_t k = 0; k < j; ++k) products[triple++] += value(i) * value(j) * value(k);
+        }
+      }
+      ++calls;
+    }
+  }
+  for (const double product : products) EXPECT_LT(std::abs(product / calls), 4.5 / std::sqrt(calls));
+}
+
 TEST(DropoutMask, KeepsAsManyAsItShould) {
   for (const double p : {0.001, 0.1, 0.5, 0.9, 0.999}) {
     const std::vector<std::uint8_t> keep = draw({p, 42, 0});
@@ -99,8 +167,9 @@ TEST(DropoutMask, EveryPartOfItIsFair) {
 TEST(DropoutMask, NeighboursOfEveryKindAreIndependent) {
   const std::vector<std::uint8_t> keep = draw({0.5, 3, 0});
   const double bound = 4 / std::sqrt(static_cast<double>(keep.size() / 2));
-  // Neighbouring keys, the other half and word of a call, rows, the other row of a call, blocks, heads.
-  for (const std::size_t shift : {1, 2, 8, 9, 16, 256, 257, 8 * 256, 16 * 256, 192 * 256}) {
+  // Neighbouring keys, keys and rows of a call, blocks, heads.
+  for (const std::size_t shift : {1, 2, 8, 9, 16, 255, 256, 257, 264, 8 * 256, 8 * 256 + 1, 8 * 256 + 8, 9 * 256,
+                                  9 * 256 + 9, 16 * 256, 16 * 256 + 16, 192 * 256}) {
     EXPECT_LT(std::abs(correlation(keep, keep, shift)), bound) << shift;
   }
 }
