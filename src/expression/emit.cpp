@@ -97,11 +97,6 @@ class Function {
   }
 
   std::string value(NodeId id) { return print(id, Mode::value); }
-  /// The same with the hyperbolic tangent of a small multiple of the score.
-  std::string value_of_small(NodeId id) {
-    small_ = true;
-    return value(id);
-  }
 
   /// The indices of a load, each behind a comma.
   std::string indices(NodeId load) {
@@ -384,7 +379,6 @@ class Function {
       case Op::rsqrt:
         return fmt::format("fa::ptx::rsqrt({})", a);
       case Op::tanh:
-        if (small_) return "tanh.of(raw)";
         return fmt::format("fa::{}::tanh({})", approximate_ ? "ptx" : "kernel", a);
       case Op::sin:
         return fmt::format("fa::ptx::sin(fa::kernel::reduced_angle({}))", a);
@@ -398,7 +392,6 @@ class Function {
   const Program& program_;
   const Graph& graph_;
   const bool approximate_;
-  bool small_ = false;
   const std::span<const NodeId> given_;
   const std::vector<bool> on_query_;
   const std::vector<bool> on_key_;
@@ -455,40 +448,6 @@ std::optional<NodeId> added_to_score(const Program& program) {
   return std::nullopt;
 }
 
-/// The argument of the only hyperbolic tangent in `root`, where that is the score times what stays the same over the
-/// steps.
-std::optional<NodeId> tanh_of_score(const Program& program, NodeId root) {
-  const std::array roots{root};
-  std::optional<NodeId> argument;
-  for (const NodeId id : program.needed(roots)) {
-    if (program.graph[id].op != Op::tanh) continue;
-    if (argument) return std::nullopt;
-    argument = program.graph[id].operand[0];
-  }
-  if (!argument) return std::nullopt;
-  std::vector<bool> varies = program.dependent(Input::score);
-  const std::vector<bool> on_score = varies;
-  for (const Input input : {Input::q, Input::kv}) {
-    const std::vector<bool> on_input = program.dependent(input);
-    for (std::size_t i = 0; i < varies.size(); ++i) varies[i] = varies[i] || on_input[i];
-  }
-  NodeId at = *argument;
-  for (;;) {
-    const Node& node = program.graph[at];
-    const auto fixed = [&](int i) {
-      return !varies[static_cast<std::size_t>(node.operand[static_cast<std::size_t>(i)])];
-    };
-    if (node.op == Op::input && static_cast<Input>(node.index) == Input::score) return argument;
-    if (node.op == Op::negate || ((node.op == Op::multiply || node.op == Op::divide) && fixed(1))) {
-      at = node.operand[0];
-    } else if (node.op == Op::multiply && fixed(0)) {
-      at = node.operand[1];
-    } else {
-      return std::nullopt;
-    }
-  }
-}
-
 class Emitter {
  public:
   Emitter(const Program& program, Part part, bool approximate)
@@ -526,7 +485,6 @@ class Emitter {
     loads();
     if (program_.score && part_ == Part::values) {
       score();
-      small_tanh();
       affine();
     }
     if (program_.score && part_ == Part::slopes) slope();
@@ -597,23 +555,6 @@ class Emitter {
     const std::string value = function.value(root[0]);
     line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw{}) {{\n{}    return {};\n  }}\n", kArguments,
          loaded(), function.statements(), value);
-  }
-
-  void small_tanh() {
-    const std::array root{without_factor(program_).first};
-    const auto argument = tanh_of_score(program_, root[0]);
-    if (!approximate_ || !loads_.empty() || !argument) return;
-    Function slope(program_, approximate_, std::array{*argument});
-    const std::string argument_of_one = slope.value(*argument);
-    line("\n  [[maybe_unused]] static constexpr bool kSmallTanh = true;\n");
-    line("  static FA_DEVICE float tanh_slope({}) {{\n    constexpr float raw = 1.f;\n{}    return {};\n  }}\n",
-         kArguments, slope.statements(), argument_of_one);
-    Function function(program_, approximate_, root);
-    const std::string value = function.value_of_small(root[0]);
-    line(
-        "  static FA_DEVICE float score_of_small({}, float raw, const fa::kernel::SmallTanh& tanh) {{\n{}    return "
-        "{};\n  }}\n",
-        kArguments, function.statements(), value);
   }
 
   void affine() {

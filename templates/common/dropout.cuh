@@ -343,7 +343,7 @@ class Dropout {
         spread(draws, words[2 * pair], words[2 * pair + 1]);
         compare(draws);
         FA_UNROLL
-        for (int i = 0; i < 4; ++i) bits |= draws[i] & 0x00010001u << (8 * pair + i);
+        for (int i = 0; i < 4; ++i) bits = ptx::xor_masked(bits, draws[i], 0x00010001u << (8 * pair + i));
       }
       const uint32_t both = two ? ptx::prmt(bits, ptx::shfl_xor(bits, 4), of_two) : ptx::prmt(bits, bits, of_one);
       all |= both << 2 * block;
@@ -354,10 +354,17 @@ class Dropout {
   /// % 2.
   FA_DEVICE static bool dropped(uint32_t drops, int n, int e) {
     const int byte = n / 2 % 2 * 2 + e % 2;
-    return (drops >> (8 * byte + 4 * (n / 4) + 2 * (e / 2) + n % 2) & 1) != 0;
+    return (drops >> (8 * byte + bit(n, e / 2)) & 1) != 0;
+  }
+  /// All ones in the halves that are dropped of a packed pair, registers 2 * r and 2 * r + 1 of n8 tile n.
+  FA_DEVICE static uint32_t dropped_pair(uint32_t drops, int n, int r) {
+    return ptx::prmt_sign(drops << (7 - bit(n, r)), n / 2 % 2 == 0 ? 0x1100u : 0x3322u);
   }
 
  private:
+  /// Of a byte of what `draw_transposed` returns.
+  FA_DEVICE static int bit(int n, int r) { return n / 4 * 4 + r * 2 + n % 2; }
+
   FA_DEVICE void draw(uint32_t (&words)[4], int row, int column, uint64_t stream) const {
     words[0] = static_cast<uint32_t>(stream);
     words[1] = static_cast<uint32_t>(column);

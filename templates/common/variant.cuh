@@ -55,13 +55,6 @@ inline constexpr bool kAffineAbs = false;
 template <class Variant>
 requires(Variant::kAffine) inline constexpr bool kAffineAbs<Variant> = Variant::kAffineAbs;
 
-/// Whether the only hyperbolic tangent of a score function is that of a multiple of the score, so that there is a form
-/// of it for small ones (Variant::tanh_slope, score_of_small).
-template <class Variant>
-inline constexpr bool kSmallTanh = false;
-template <class Variant>
-requires(Variant::kSmallTanh) inline constexpr bool kSmallTanh<Variant> = true;
-
 /// The batch entry and the head of place `index` among b * heads, which tiles are taken in the order of: head by head
 /// of one entry after the other, unless the entries read the same elements of a captured tensor, and add to the same of
 /// its gradient. Then a head's tiles of all entries come together, so that the elements stay in the L2 cache.
@@ -160,21 +153,6 @@ FA_DEVICE float tanh(float x) {
   return x < 0.f ? -magnitude : x == x ? magnitude : x;
 }
 
-/// tanh(slope * x) of small products, within 1.6e-4 of the result, relatively: three times as precise as the
-/// instruction, whose unit the exponentials of a softmax fill by themselves. First and third power, fitted.
-struct SmallTanh {
-  static constexpr float kLargest = 0.3125f;  // product
-
-  float slope;
-  float first, third;
-
-  FA_DEVICE explicit SmallTanh(float factor)
-      : slope(factor), first(0.999847651f * factor), third(-0.320758714f * factor * factor * factor) {}
-
-  FA_DEVICE bool takes(float x) const { return ptx::abs(x * slope) <= kLargest; }
-  FA_DEVICE float of(float x) const { return x * ptx::fma(x * x, third, first); }
-};
-
 /// x less the nearest multiple of 2 pi, in two steps, so that the approximations below are at their best.
 FA_DEVICE float reduced_angle(float x) {
   const float turns = ptx::floor(ptx::fma(x, 0.159154943091895336f, 0.5f));
@@ -267,30 +245,7 @@ FA_DEVICE auto captured(const CaptureParams& capture) {
 //
 // `score(n, e)` is what a thread holds of a row in n8 tile n: of key at.kv + 8 * n + e.
 
-/// Whether all raw scores of both row halves are small enough; not so of a NaN.
-template <int kNTiles, class Scores>
-FA_DEVICE bool are_small(const SmallTanh (&tanh)[2], Scores score) {
-  bool small = true;
-  FA_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    // Floats of one sign order as integers do: the greatest of these is the greatest float, unless all are negative,
-    // and the greatest of unsigned ones that of the greatest magnitude below zero, unless all are positive.
-    int above = 0;
-    uint32_t below = 0;
-    FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
-      const uint32_t a = ptx::bits(score(n, 2 * r));
-      const uint32_t b = ptx::bits(score(n, 2 * r + 1));
-      above = ptx::max3(above, static_cast<int>(a), static_cast<int>(b));
-      below = ptx::max3(below, a, b);
-    }
-    small =
-        small && tanh[r].takes(ptx::from_bits(static_cast<uint32_t>(above))) && tanh[r].takes(ptx::from_bits(below));
-  }
-  return small;
-}
-
-/// Raw scores of a row become those of the score function, over Variant::kFactor.
+/// Raw scores become those of the score function, over Variant::kFactor.
 template <class Variant, int kNTiles, class Scores>
 FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score) {
   FA_UNROLL
@@ -308,30 +263,6 @@ FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score)
         score(n, e) = Variant::score(variant, at, score(n, e));
       }
     }
-  }
-}
-
-/// The same of both row halves r, `score(n, 2 * r + e)`. One hyperbolic tangent of a multiple of the score takes the
-/// form for small ones, where all of the warp's are.
-template <class Variant, int kNTiles, class Scores>
-FA_DEVICE void apply_score(const VariantParams& variant, const Place (&at)[2], Scores score) {
-  if constexpr (kSmallTanh<Variant>) {
-    const SmallTanh tanh[2] = {SmallTanh(Variant::tanh_slope(variant, at[0])),
-                               SmallTanh(Variant::tanh_slope(variant, at[1]))};
-    if (!ptx::vote_any(!are_small<kNTiles>(tanh, score))) {
-      FA_UNROLL
-      for (int i = 0; i < 4 * kNTiles; ++i) {
-        Place place = at[i / 2 % 2];
-        place.kv_step = 8 * (i / 4) + i % 2;
-        float& x = score(i / 4, i % 4);
-        x = Variant::score_of_small(variant, place, x, tanh[i / 2 % 2]);
-      }
-      return;
-    }
-  }
-  FA_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    apply_score<Variant, kNTiles>(variant, at[r], [&](int n, int e) -> float& { return score(n, 2 * r + e); });
   }
 }
 

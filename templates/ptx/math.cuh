@@ -92,11 +92,6 @@ FA_DEVICE int max3(int a, int b, int c) {
   return __vimax3_s32(a, b, c);
 }
 
-/// max.u32 of three: likewise.
-FA_DEVICE uint32_t max3(uint32_t a, uint32_t b, uint32_t c) {
-  return __vimax3_u32(a, b, c);
-}
-
 /// The bits of a float, and back.
 FA_DEVICE uint32_t bits(float x) {
   return __float_as_uint(x);

@@ -422,8 +422,11 @@ struct Forward {
   FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      const Place at[2] = {place(m, 0, n_block), place(m, 1, n_block)};
-      kernel::apply_score<Variant, kNTiles>(params.variant, at, [&](int n, int i) -> float& { return s[m][n][i]; });
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        kernel::apply_score<Variant, kNTiles>(params.variant, place(m, r, n_block),
+                                              [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
+      }
     }
   }
 

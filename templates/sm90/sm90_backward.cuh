@@ -1176,8 +1176,8 @@ struct Backward {
     if constexpr (kDropout) {
       FA_UNROLL
       for (int i = 0; i < kTileM / 4; ++i) {
-        operand[i / 4][i % 4] = ptx::convert_pair<T>(dropped(drops, 2 * i) ? 0.f : s[2 * i],
-                                                     dropped(drops, 2 * i + 1) ? 0.f : s[2 * i + 1]);
+        const uint32_t pair = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+        operand[i / 4][i % 4] = pair & ~kernel::Dropout::dropped_pair(drops[i / 16], i % 16 / 2, i % 2);
       }
     } else {
       pack(operand, s);

@@ -1256,8 +1256,11 @@ struct Forward {
   }
 
   FA_DEVICE void apply_score(S& s, const Cursor& cursor, int warp_row, int lane) const {
-    const kernel::Place at[2] = {place(cursor, warp_row, 0, lane), place(cursor, warp_row, 1, lane)};
-    kernel::apply_score<Variant, kTileN / 8>(params.variant, at, [&](int n, int i) -> float& { return s[4 * n + i]; });
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      kernel::apply_score<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane),
+                                               [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; });
+    }
   }
 
   FA_DEVICE void apply_mask(S& s, const Cursor& cursor, int warp_row, int lane) const {

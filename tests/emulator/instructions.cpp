@@ -466,6 +466,7 @@ void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) 
   std::uint32_t before = place.load();
   while (before < value && !place.compare_exchange_weak(before, value)) continue;
 }
+
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site) {
   const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(count);
   check_global_load(address, bytes, name, site);

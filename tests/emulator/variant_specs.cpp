@@ -53,14 +53,6 @@ fa::test::VariantChoice steep(const char* name, const char* score) {
   return {name, config};
 }
 
-/// Small multiples of the score of some heads, which take the short form of the hyperbolic tangent, and others of
-/// others.
-fa::test::VariantChoice capped(const char* name, const char* score) {
-  fa::AttentionConfig config;
-  config.score = fa::ScoreFunction{score};
-  return {name, config};
-}
-
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -97,13 +89,6 @@ const std::vector<VariantKernels>& variant_kernels() {
        .attention = attention(DType::f16, 16, 16, true),
        .deterministic = true,
        .own = shifted_bias("tanh(score + bias[b, h, q, kv])", DType::bf16, false)},
-      {.choice = "capped",
-       .attention = attention(DType::bf16, 16, 16, true),
-       .own = capped("capped", "4.0 * tanh(score * (h % 2 == 0 ? 0.05 : 1.0))")},
-      {.choice = "capped_heads",
-       .attention = attention(DType::f16, 16, 16, false),
-       .pack_gqa = true,
-       .own = capped("capped_heads", "1.0 + 9.0 * tanh(score / (h % 2 == 0 ? -17.0 : 31.0))")},
       {.choice = "everything", .attention = attention(DType::f16, 16, 16, true), .loop_bodies = 2, .pairs = true},
       {.choice = "window_sink", .attention = attention(DType::bf16, 24, 16, true), .pack_gqa = true, .pairs = true},
       {.choice = "two_sided", .attention = attention(DType::bf16, 16, 48, false), .splits = 2, .pairs = true},
@@ -190,13 +175,6 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .loop_bodies = 2,
        .own = shifted_bias("score + bias[h, q, kv]", DType::f16, false),
        .tile_n = 64},
-      {.choice = "capped",
-       .attention = attention(DType::bf16, 16, 16, true),
-       .own = capped("capped", "4.0 * tanh(score * (h % 2 == 0 ? 0.05 : 1.0))")},
-      {.choice = "capped_heads",
-       .attention = attention(DType::f16, 16, 16, false),
-       .pack_gqa = true,
-       .own = capped("capped_heads", "1.0 + 9.0 * tanh(score / (h % 2 == 0 ? -17.0 : 31.0))")},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),

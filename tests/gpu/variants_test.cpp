@@ -269,22 +269,5 @@ INSTANTIATE_TEST_SUITE_P(
                         "score - (0.3 + 0.1 * slope[h]) * abs(float(2 * kv - q))"),
         testing::Values<std::int64_t>(64, 128, 256), testing::Bool(), testing::Values(DType::bf16)));
 
-/// A hyperbolic tangent of small multiples of the score in some heads and of great ones in others.
-class Capped : public GpuTest, public testing::WithParamInterface<std::tuple<std::int64_t, bool, DType>> {};
-
-TEST_P(Capped, MatchesTheReference) {
-  const auto [d, causal, dtype] = GetParam();
-  AttentionConfig config;
-  config.score = ScoreFunction{"8.0 * tanh(score * (h % 2 == 0 ? 0.0625 : 1.5))"};
-  const AttentionCase a{
-      .b = 2, .h_q = 4, .h_kv = 2, .s_q = 330, .s_kv = 400, .d_qk = d, .d_v = d, .dtype = dtype, .causal = causal};
-  const VariantCase c(a, {"capped", config});
-  run(c, Attention::create(c.config));
-}
-
-INSTANTIATE_TEST_SUITE_P(All, Capped,
-                         testing::Combine(testing::Values<std::int64_t>(64, 128, 256), testing::Bool(),
-                                          testing::Values(DType::bf16, DType::f16)));
-
 }  // namespace
 }  // namespace fa::test

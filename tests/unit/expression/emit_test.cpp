@@ -27,24 +27,6 @@ TEST(Emit, SoftcapCostsOneTanhAndLeavesItsFactorToTheSoftmax) {
   EXPECT_TRUE(has(emitted("30.0 * tanh(score / 30.0)", "", {}, Part::values, false), "fa::kernel::tanh"));
 }
 
-TEST(Emit, ATanhOfAMultipleOfTheScoreHasAShortForm) {
-  const std::vector<Capture> gain{{"gain", DType::f32, 0, false}};
-  for (const char* score : {"30.0 * tanh(score / 30.0)", "tanh(-score * gain[h]) + float(kv)",
-                            "float(q) - 2.0 * tanh((h < 3 ? gain[h] : 1.0) * (score / gain[b]))"}) {
-    const std::string text = emitted(score, "", gain, Part::values);
-    EXPECT_TRUE(has(text, "kSmallTanh = true;")) << score << '\n' << text;
-    EXPECT_TRUE(has(text, "constexpr float raw = 1.f;")) << text;
-    EXPECT_TRUE(has(text, "tanh.of(raw)")) << text;
-    EXPECT_FALSE(has(emitted(score, "", gain, Part::values, false), "kSmallTanh")) << "exact: " << score;
-    EXPECT_FALSE(has(emitted(score, "", gain, Part::gradients), "kSmallTanh")) << score;
-  }
-  for (const char* score : {"tanh(score + 1.0)", "tanh(score * score)", "tanh(score * float(kv))",
-                            "tanh(float(q) / score)", "tanh(gain[h])", "tanh(score * gain[kv])",
-                            "tanh(score) + tanh(2.0 * score)", "tanh(tanh(score))", "score * 2.0"}) {
-    EXPECT_FALSE(has(emitted(score, "", gain, Part::values), "kSmallTanh")) << score;
-  }
-}
-
 TEST(Emit, ADistanceIsOneFusedMultiplication) {
   const std::string text = emitted("score + slope[h] * float(kv - q)", "", {{"slope", DType::f32, 0, true}});
   EXPECT_TRUE(has(text,

@@ -67,11 +67,6 @@ FA_DEVICE int max3(int a, int b, int c) {
   return ab > c ? ab : c;
 }
 
-FA_DEVICE uint32_t max3(uint32_t a, uint32_t b, uint32_t c) {
-  const uint32_t ab = a > b ? a : b;
-  return ab > c ? ab : c;
-}
-
 FA_DEVICE uint32_t bits(float x) {
   return __builtin_bit_cast(uint32_t, x);
 }
