@@ -832,10 +832,6 @@ struct Forward {
         k_slot.advance();
         const bool rescale = exponentiate(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded, in_chunks);
         if constexpr (kDrawers) {
-          convert(pairs, s);
-          mask.expand(draws);
-          keep(pairs, pairs, draws);
-          settle_pairs(pairs);
         } else if constexpr (kDropout) {
           convert(pairs, s);
           settle_pairs(pairs);
@@ -873,8 +869,9 @@ struct Forward {
           for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
         if constexpr (kDrawers) {
-          FA_UNROLL
-          for (int i = 0; i < kTileN / 4; ++i) probabilities[i / 4][i % 4] = ptx::copy_apart(pairs[i / 4][i % 4]);
+          convert(pairs, s);
+          mask.expand(draws);
+          keep(probabilities, pairs, draws);
         } else if constexpr (kDropout) {
           keep(probabilities, pairs, draws);
         } else {
