@@ -42,14 +42,6 @@ FA_DEVICE void settle(uint32_t x, uint32_t shared) {
                : "memory");
 }
 
-/// A copy of a pair of halves, neither of them NaN or both, in a register of its own: the compiler computes what it may
-/// move in the place of the copy, which a product that is under way still reads. So it is multiplied by 1.
-FA_DEVICE uint32_t copy_apart(uint32_t x) {
-  uint32_t y;
-  asm("mul.rn.f32 %0, %1, 0f3F800000;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 /// Keeps the compiler from moving accesses to accumulators across a wgmma fence or wait.
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount]) {

@@ -831,8 +831,7 @@ struct Forward {
         release(k_empty(k_slot.index), lane);
         k_slot.advance();
         const bool rescale = exponentiate(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded, in_chunks);
-        if constexpr (kDrawers) {
-        } else if constexpr (kDropout) {
+        if constexpr (kDropout && !kDrawers) {
           convert(pairs, s);
           settle_pairs(pairs);
           if (rescale) put_factors_aside(softmax.factor);
@@ -868,11 +867,11 @@ struct Forward {
           FA_UNROLL
           for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
-        if constexpr (kDrawers) {
-          convert(pairs, s);
-          mask.expand(draws);
-          keep(probabilities, pairs, draws);
-        } else if constexpr (kDropout) {
+        if constexpr (kDropout) {
+          if constexpr (kDrawers) {
+            convert(pairs, s);
+            mask.expand(draws);
+          }
           keep(probabilities, pairs, draws);
         } else {
           convert(probabilities, s);

@@ -31,10 +31,6 @@ FA_DEVICE void settle(float x, uint32_t, const emulator::Site& site = emulator::
 
 FA_DEVICE void settle(uint32_t, uint32_t) {}
 
-FA_DEVICE uint32_t copy_apart(uint32_t x) {
-  return x;
-}
-
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount], const emulator::Site& site = emulator::Site::current()) {
   emulator::wgmma_tie(d, kCount, site);
