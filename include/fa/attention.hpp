@@ -187,8 +187,8 @@ struct PackedSequences {
 };
 
 /// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key: the same values
-/// give the same mask in forward and backward, on every device and with every kernel. Calls whose offsets are at least
-/// b * h_q apart have independent masks.
+/// give the same mask in forward and backward, on every device and with every kernel of a version. Calls whose offsets
+/// are at least b * h_q apart have independent masks.
 struct DropoutState {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
@@ -331,7 +331,8 @@ class FA_API Attention {
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured.
   void prepare(const AttentionShape& shape) const;
 
-  /// Bytes of scratch that `forward` needs for `shape`; often 0, of causal attention on Hopper 256.
+  /// Bytes of scratch that `forward` needs for `shape`; often 0, of causal attention on Hopper 256, and 4 b (h_q +
+  /// h_kv) more with a score function that takes by distance, as ALiBi's.
   std::size_t workspace_size(const AttentionShape& shape) const;
 
   /// Which kernel serves `shape`; prepares it first.

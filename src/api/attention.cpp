@@ -51,6 +51,7 @@ struct Ready {
   std::shared_ptr<const driver::LoadedKernel> combine;  ///< when the keys are split
   std::shared_ptr<const driver::LoadedKernel> mask;     ///< with a mask function
   std::shared_ptr<const driver::LoadedKernel> norms;    ///< when tiles are left out by norms
+  plan::KernelSpec norms_spec;
   unsigned mask_threads = 0;
   unsigned shared_bytes = 0;
   unsigned combine_threads = 0;
@@ -257,28 +258,25 @@ class Attention::Impl {
     ready.spec = chosen.spec;
     ready.shared_bytes = static_cast<unsigned>(plan::shared_bytes(chosen.spec));
     ready.kernel = api::load_kernel(chosen, *context_, &ready.info);
+    const auto load_beside = [&](const plan::KernelSpec& spec) {
+      KernelInfo info;
+      auto kernel = api::load_kernel({spec, api::get_kernel(spec, *store_, from)}, *context_, &info);
+      ready.info.compile_ms += info.compile_ms;
+      ready.info.load_ms += info.load_ms;
+      return kernel;
+    };
     if (plan::needs_tile_lists(wanted)) {
       const plan::KernelSpec mask_spec = plan::mask_tiles_spec(chosen.spec);
-      KernelInfo mask_info;
-      ready.mask = api::load_kernel({mask_spec, api::get_kernel(mask_spec, *store_, from)}, *context_, &mask_info);
+      ready.mask = load_beside(mask_spec);
       ready.mask_threads = static_cast<unsigned>(mask_spec.threads());
-      ready.info.compile_ms += mask_info.compile_ms;
-      ready.info.load_ms += mask_info.load_ms;
     }
     if (chosen.spec.affine_reach) {
-      const plan::KernelSpec norms_spec = plan::row_norms_spec(chosen.spec);
-      KernelInfo norms_info;
-      ready.norms = api::load_kernel({norms_spec, api::get_kernel(norms_spec, *store_, from)}, *context_, &norms_info);
-      ready.info.compile_ms += norms_info.compile_ms;
-      ready.info.load_ms += norms_info.load_ms;
+      ready.norms_spec = plan::row_norms_spec(chosen.spec);
+      ready.norms = load_beside(ready.norms_spec);
     }
     if (choice.splits > 1) {
-      KernelInfo combine_info;
-      const api::ChosenKernel combine{combine_spec, api::get_kernel(combine_spec, *store_, from)};
-      ready.combine = api::load_kernel(combine, *context_, &combine_info);
+      ready.combine = load_beside(combine_spec);
       ready.combine_threads = static_cast<unsigned>(combine_spec.threads());
-      ready.info.compile_ms += combine_info.compile_ms;
-      ready.info.load_ms += combine_info.load_ms;
     }
     support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
     const char* obstacle = plan::sm90_forward_obstacle(wanted);
@@ -398,9 +396,8 @@ class Attention::Impl {
     if (reaches) {
       planned.params.variant.norms =
           reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(scratch.data()) + plan::kCounterBytes);
-      const plan::KernelSpec norms = plan::row_norms_spec(ready.spec);
-      driver::launch(ready.norms->function(), static_cast<unsigned>(plan::row_norms_blocks(wanted, norms)),
-                     static_cast<unsigned>(norms.threads()), 0, stream, &planned.params);
+      driver::launch(ready.norms->function(), static_cast<unsigned>(plan::row_norms_blocks(wanted, ready.norms_spec)),
+                     static_cast<unsigned>(ready.norms_spec.threads()), 0, stream, &planned.params);
     }
     launch_attention(tensors, ready, planned, stream);
     scratch.release();

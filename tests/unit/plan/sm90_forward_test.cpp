@@ -41,6 +41,16 @@ void expect_fits(const KernelSpec& spec) {
   EXPECT_EQ(spec.take_turns, warpgroups > 1 && !drifts && (spec.causal || d <= 64 || d > 128 || warpgroups > 2));
 }
 
+/// Whether planning throws invalid_argument and names `override`.
+bool refuses(const Problem& problem, const KernelOverride& fixed, const char* override) {
+  try {
+    (void)plan_forward(problem, fixed);
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::invalid_argument && std::string(error.what()).find(override) != std::string::npos;
+  }
+  return false;
+}
+
 TEST(Sm90ForwardPlan, EveryHeadDimHasAKernelThatFits) {
   for (int d_qk = 8; d_qk <= 256; d_qk += 8) {
     for (int d_v = 8; d_v <= 256; d_v += 8) {
@@ -161,13 +171,7 @@ TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
   EXPECT_FALSE(reaches(other, {.affine_reach = true})) << "of splits of the keys";
   const auto refused = [](const Problem& p) {
     EXPECT_FALSE(plan_forward(p, {}).kernel.affine_reach);
-    try {
-      (void)plan_forward(p, {.affine_reach = true});
-    } catch (const Error& error) {
-      return error.code() == ErrorCode::invalid_argument &&
-             std::string(error.what()).find("affine_reach = true") != std::string::npos;
-    }
-    return false;
+    return refuses(p, {.affine_reach = true}, "affine_reach = true");
   };
   Variants changed = alibi;
   other = problem;
@@ -395,18 +399,10 @@ TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {
 TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
   Problem problem = problem_of(128, 128, false, 512);
   const auto is_exact = [&] { return plan_forward(problem, {}).kernel.exact_max; };
-  const auto refuses = [&] {
-    try {
-      (void)plan_forward(problem, {.exact_max = true});
-    } catch (const Error& error) {
-      return error.code() == ErrorCode::invalid_argument &&
-             std::string(error.what()).find("exact_max = true") != std::string::npos;
-    }
-    return false;
-  };
+  const auto is_refused = [&] { return refuses(problem, {.exact_max = true}, "exact_max = true"); };
   problem.dropout = true;
   EXPECT_FALSE(is_exact());
-  EXPECT_TRUE(refuses());
+  EXPECT_TRUE(is_refused());
   problem.dropout = false;
   Variants variants;
   problem.variants = &variants;
@@ -414,11 +410,11 @@ TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
   EXPECT_TRUE(is_exact()) << "which are no part of the maximum";
   variants.left_window = true;
   EXPECT_FALSE(is_exact());
-  EXPECT_TRUE(refuses());
+  EXPECT_TRUE(is_refused());
   variants = {};
   variants.score = "score * 2";
   EXPECT_FALSE(is_exact());
-  EXPECT_TRUE(refuses());
+  EXPECT_TRUE(is_refused());
 }
 
 // Tiles in shared memory are slabs of 64 columns, whatever the head dim.
