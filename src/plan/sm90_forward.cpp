@@ -53,8 +53,9 @@ constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1
 constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
 
-/// Tile lists and loads ahead take registers that three consumer warpgroups do not have.
+/// Tile lists and loads ahead take registers that three consumer warpgroups do not have, and so do warps that draw.
 bool takes_registers(const Problem& problem) noexcept {
+  if (problem.dropout) return true;
   return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
 }
 
@@ -108,12 +109,9 @@ bool turns_pay(const Problem& problem, const KernelSpec& spec) noexcept {
   return problem.causal || captures || d <= 64 || d > 128 || consumers(spec) > 2;
 }
 
-/// Whether other warps than the consumers draw what is dropped, and whether these are a warpgroup of their own.
-bool has_drawers(const KernelSpec& spec) {
-  return spec.dropout && consumers(spec) < 3;
-}
+/// Whether the warps that draw what is dropped are a warpgroup of their own.
 bool has_drawer_warpgroup(const KernelSpec& spec) {
-  return has_drawers(spec) && spec.d_v <= 128;
+  return spec.dropout && spec.d_v <= 128;
 }
 
 /// Keep-masks of [tile_m / 16, 32 lanes], 8 bytes a lane for each 128 keys begun.
@@ -137,19 +135,13 @@ int affine_bytes(const KernelSpec& spec) {
 }
 
 /// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 16 rows, and of each four keys
-/// and one chunk besides for every warp that draws.
+/// for every warp that draws.
 int draws_bytes(const KernelSpec& spec) {
   if (!spec.dropout || spec.pack_gqa) return 0;
   const bool looks_aside =
       spec.varlen || spec.variants.left_window || spec.variants.chunked || !spec.variants.mask.empty();
-  const int drawer_warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
-  const int warps = has_drawers(spec) ? drawer_warps : 4 * consumers(spec);
-  return 32 * spec.tile_m + 16 * (spec.tile_n / 4 + 1) * warps;
-}
-
-/// Factors of a rescaling, for which consumers that draw have no registers.
-int factors_bytes(const KernelSpec& spec) {
-  return spec.dropout && !has_drawers(spec) ? 8 * 128 * consumers(spec) : 0;
+  const int warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
+  return 32 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
 }
 
 bool has_override(const KernelOverride& fixed) {
@@ -340,8 +332,8 @@ bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
   if (consumers(spec) >= 3 && !spec.variants.captures.empty()) return false;
   const bool drifts = spec.causal && consumers(spec) > 3 && spec.q_buffers == 2;
   const bool pays = spec.causal ? spec.tile_n < spec.tile_m : consumers(spec) >= 3;
-  return pays && (spec.take_turns || drifts) && !spec.split && (!spec.dropout || consumers(spec) >= 3) &&
-         !spec.variants.left_window && !spec.variants.chunked && spec.variants.mask.empty();
+  return pays && (spec.take_turns || drifts) && !spec.split && !spec.dropout && !spec.variants.left_window &&
+         !spec.variants.chunked && spec.variants.mask.empty();
 }
 
 int sm90_forward_warps(const KernelSpec& spec) noexcept {
@@ -354,8 +346,8 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const int v = row_bytes(spec.d_v);
   const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
   return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
-         (has_drawers(spec) ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
-         draws_bytes(spec) + factors_bytes(spec);
+         (spec.dropout ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
+         draws_bytes(spec);
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -381,6 +373,9 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
+  if (spec.dropout && consumers(spec) > 2) {
+    return fmt::format("tile_m = {}: with dropout accepted are 64 and 128", spec.tile_m);
+  }
   if (spec.take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
@@ -391,7 +386,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
         spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, shared, to_string(spec.arch), shared_limit);
   }
   const int registers = sm90_forward_registers(spec);
-  const bool shares = has_drawers(spec) && consumers(spec) == 2;
+  const bool shares = spec.dropout && consumers(spec) == 2;
   const int offered = kFragmentRegisters[consumers(spec) - 1] - (shares ? kRegistersOfDrawers : 0);
   if (registers > offered) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,

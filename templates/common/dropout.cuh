@@ -88,17 +88,7 @@ class PhiloxStream {
     counter[3] = row.word[2];
   }
 
-  /// What columns need, aside, where it takes no registers: 8 bytes.
-  FA_DEVICE void store_columns(uint32_t shared) const { ptx::st_shared_b64(shared, column_[0], column_[1]); }
-  FA_DEVICE static PhiloxStream of_columns(uint32_t shared) {
-    PhiloxStream stream;
-    ptx::ld_shared_b64(stream.column_[0], stream.column_[1], shared);
-    return stream;
-  }
-
  private:
-  PhiloxStream() = default;
-
   FA_DEVICE static uint32_t low(uint64_t product) { return static_cast<uint32_t>(product); }
   FA_DEVICE static uint32_t high(uint64_t product) { return static_cast<uint32_t>(product >> 32); }
 
@@ -123,12 +113,12 @@ struct KeepMask {
   struct Part {
     uint32_t word[kPartWords] = {};
 
-    /// From comparisons of halves, 0 or 0xffff, of the four pairs of a step; the part's own are counted.
+    /// From the signs of halves, of the four pairs of a step; the part's own are counted.
     FA_DEVICE void add(int step, const uint32_t (&below)[4]) {
       FA_UNROLL
       for (int half = 0; half < 2; ++half) {
         word[step / 4] |=
-            ptx::prmt(below[2 * half], below[2 * half + 1], 0x6420) & 0x80808080u >> (2 * (step % 4) + half);
+            ptx::prmt_sign(below[2 * half], below[2 * half + 1], 0x7531) & 0x80808080u >> (2 * (step % 4) + half);
       }
     }
 
@@ -163,7 +153,8 @@ struct KeepMask {
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t bits = word[step % 2 * kPartWords + step / 8] << 2 * (step / 2 % 4);
       FA_UNROLL
-      for (int i = 0; i < 4; ++i) kept[step][i] = ptx::prmt_sign(bits << i / 2, i % 2 == 0 ? 0x1100u : 0x3322u);
+      for (int i = 0; i < 4; ++i)
+        kept[step][i] = ptx::prmt_sign(bits << i / 2, bits << i / 2, i % 2 == 0 ? 0x1100u : 0x3322u);
     }
   }
 };
@@ -259,8 +250,8 @@ class Dropout {
 
   /// A call for 16 rows by 16 keys, compared, in the order of the A operands that the lane itself and its neighbour
   /// make of them: `below[own ? 0 : 1][n % 2 * 2 + r]` is of n8 tile n and row half r, the even key in the low half.
-  /// `turned`: the parities of the lane's row and the key block differ. Of *this the seed and the threshold alone
-  /// count.
+  /// The sign of a half says that the draw is below the threshold. `turned`: the parities of the lane's row and the key
+  /// block differ. Of *this the seed and the threshold alone count.
   FA_DEVICE void draw_both(uint32_t (&below)[2][4], const PhiloxPart& row, const PhiloxPart& column,
                            bool turned) const {
     uint32_t words[4];
@@ -269,42 +260,17 @@ class Dropout {
     FA_UNROLL
     for (int other = 0; other < 2; ++other) {
       spread(below[other], words[2 * other], words[2 * other + 1]);
-      compare(below[other]);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) below[other][i] = ptx::subtract_pair(below[other][i], threshold_);
     }
   }
 
-  /// Likewise for the lane itself, 16 rows by 32 keys, `below[step]` and the next: the column is of the first 16 for
-  /// lanes of even rows, of the last for those of odd ones. Called by whole warps.
-  template <int kSteps>
-  FA_DEVICE void draw_steps(uint32_t (&below)[kSteps][4], int step, const PhiloxPart& row, const PhiloxPart& column,
-                            bool turned, int lane) const {
-    uint32_t words[4];
-    draw(words, row, column);
-    if (turned) swap(words);
-    exchange(below[step], below[step + 1], words, lane);
-    compare(below[step]);
-    compare(below[step + 1]);
-  }
-
-  /// And for 16 keys.
-  FA_DEVICE void draw_step(uint32_t (&below)[4], const PhiloxPart& row, const PhiloxPart& column, bool turned) const {
-    uint32_t words[4];
-    draw(words, row, column);
-    half_of(below, words, turned);
-    compare(below);
-  }
-
-  /// For row half r of 16 keys alone, which is of any position and head: `below[n % 2 * 2 + r]`.
+  /// The same for row half r of 16 keys alone, which is of any position and head: `below[n % 2 * 2 + r]`.
   FA_DEVICE void draw_row(uint32_t (&below)[4], int r, int position, int head, int key, int lane) const {
     uint32_t draws[2];
     draws_of_row(draws, position, head, key, lane);
     FA_UNROLL
-    for (int half = 0; half < 2; ++half) below[2 * half + r] = ptx::less_pair(draws[half], threshold_);
-  }
-
-  /// 0 for what is dropped of a packed pair of elements.
-  static FA_DEVICE uint32_t keep_pair(const DropoutParams& params, uint32_t pair, uint32_t below) {
-    return pair & ~(below ^ params.flip);
+    for (int half = 0; half < 2; ++half) below[2 * half + r] = ptx::subtract_pair(draws[half], threshold_);
   }
 
   /// Zeroes what is dropped of one row, of any position and head, of which p(n, 0) and p(n, 1) are the registers.
@@ -358,7 +324,7 @@ class Dropout {
   }
   /// All ones in the halves that are dropped of a packed pair, registers 2 * r and 2 * r + 1 of n8 tile n.
   FA_DEVICE static uint32_t dropped_pair(uint32_t drops, int n, int r) {
-    return ptx::prmt_sign(drops << (7 - bit(n, r)), n / 2 % 2 == 0 ? 0x1100u : 0x3322u);
+    return ptx::prmt_sign(drops << (7 - bit(n, r)), drops << (7 - bit(n, r)), n / 2 % 2 == 0 ? 0x1100u : 0x3322u);
   }
 
  private:

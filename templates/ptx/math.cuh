@@ -111,10 +111,10 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
 }
 
 /// prmt.b32 with bit 3 of every nibble of the selector: byte i of the result is eight copies of the highest bit of that
-/// byte of `value` which nibble i of `bytes` numbers.
-FA_DEVICE uint32_t prmt_sign(uint32_t value, uint32_t bytes) {
+/// byte of `low` (0 to 3) and `high` (4 to 7) which nibble i of the selector numbers.
+FA_DEVICE uint32_t prmt_sign(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t y;
-  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(y) : "r"(value), "r"(bytes | 0x8888u));
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(selector | 0x8888u));
   return y;
 }
 
@@ -137,6 +137,14 @@ FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
 FA_DEVICE uint32_t less_pair(uint32_t a, uint32_t b) {
   uint32_t y;
   asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+/// sub.rn.f16x2: a - b, with the sign of a half that is less, as above, unless that of `b` is +0. The pipe of additions
+/// has more room than that of comparisons.
+FA_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 
@@ -195,6 +203,23 @@ template <>
 FA_DEVICE uint32_t convert_pair<f16>(float low, float high) {
   uint32_t y;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+/// mul.rn.{bf16x2,f16x2}: products of the halves.
+template <class T>
+FA_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b);
+
+template <>
+FA_DEVICE uint32_t multiply_pair<bf16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+template <>
+FA_DEVICE uint32_t multiply_pair<f16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 

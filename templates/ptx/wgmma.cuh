@@ -36,10 +36,13 @@ FA_DEVICE void settle(float x, uint32_t shared) {
                : "memory");
 }
 
-/// The same for a word that is never 1.
-FA_DEVICE void settle(uint32_t x, uint32_t shared) {
-  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 1;\n@p st.shared.u32 [%1], %0;\n}\n" ::"r"(x), "r"(shared)
-               : "memory");
+/// And `then`, which is a vote over it.
+FA_DEVICE void settle(float x, bool then, uint32_t shared) {
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 q, %1, 0;\nsetp.lt.and.f32 p, %0, 0f00000000, q;\n"
+      "@p st.shared.f32 [%2], %0;\n}\n" ::"f"(x),
+      "r"(static_cast<int>(then)), "r"(shared)
+      : "memory");
 }
 
 /// Keeps the compiler from moving accesses to accumulators across a wgmma fence or wait.

@@ -16,6 +16,7 @@
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/mma.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
@@ -63,11 +64,11 @@ struct Forward {
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  // Where registers allow, other warps draw what is dropped: consumers whose product reads P from registers would draw
-  // at half speed. They are a warpgroup of their own, unless its launch leaves too few registers for the product: then
-  // those of the producers that have nothing to do, with half of the draws for a product.
-  static constexpr bool kDrawers = kDropout && kConsumers < 3;
-  static constexpr bool kDrawerWarpgroup = kDrawers && kHeadDimV <= 128;
+  // Other warps draw what is dropped: consumers whose product reads P from registers would draw at half speed. They are
+  // a warpgroup of their own, unless its launch leaves too few registers for the product: then those of the producers
+  // that have nothing to do, with half of the draws for a product.
+  static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to warps that draw");
+  static constexpr bool kDrawerWarpgroup = kDropout && kHeadDimV <= 128;
   static constexpr int kThreads = (kConsumers + (kDrawerWarpgroup ? 2 : 1)) * kWarpgroup;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
@@ -95,7 +96,7 @@ struct Forward {
   // A warpgroup passes over the KV tiles that causality hides from all of its rows, and over all but one where it has
   // no rows: it lets the others have its turns.
   static constexpr bool kOwnEnds = kernel::kOwnEnds<Config>;
-  static_assert(!kOwnEnds || (!Config::kSplit && !kTwoSided && !Variant::kMask && !kDrawers),
+  static_assert(!kOwnEnds || (!Config::kSplit && !kTwoSided && !Variant::kMask && !kDropout),
                 "tiles are hidden by causality alone");
   // Query tiles that are not full are cheap then. Under causality it is the first one of a head, which sees the fewest
   // keys: whole warps of it have no rows.
@@ -108,12 +109,11 @@ struct Forward {
   static_assert(!kExchange || kQBuffers == 2, "the Q buffer says which rows are whose");
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
-  static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDrawers), "rounds are known to all warps there");
+  static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDropout), "rounds are known to all warps there");
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied beside the next
   // product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
   static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
-  using Softmax = typename kernel::Either<ExactSoftmax, TrailingSoftmax, kExactMax>::type;
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
@@ -124,9 +124,9 @@ struct Forward {
                                                               : 64;
   static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
-                                          : kDrawers && kLists        ? 40
+                                          : kDropout && kLists        ? 40
                                                                       : 32;
-  static constexpr int kProducerRegisters = kDrawers && !kDrawerWarpgroup ? kDrawerRegisters : kLoaderRegisters;
+  static constexpr int kProducerRegisters = kDropout && !kDrawerWarpgroup ? kDrawerRegisters : kLoaderRegisters;
   static constexpr int kOtherRegisters = kProducerRegisters + (kDrawerWarpgroup ? kDrawerRegisters : 0);
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
@@ -148,13 +148,28 @@ struct Forward {
   using Rows = kernel::RowMap<Config::kPackGqa>;
 
   using Mask = kernel::KeepMask<kPSteps>;
+  /// What is dropped of a KV tile's P.
+  struct DroppedPairs {
+    Mask mask;
+    P pairs;  // P before
+    P kept;   // what `mask` says, all ones in the halves
+  };
   static constexpr int kDrawerWarps = kDrawerWarpgroup ? 4 : kEmptyAside ? 1 : 2;  // the last of their warpgroup
+
+  struct Nothing {};
+  using Dropped = typename kernel::Either<DroppedPairs, Nothing, kDropout>::type;
 
   // Where they also allow, a captured tensor's part of the tile is read before the product S is issued.
   static constexpr int kFragmentRegisters = kTileN / 2 + kTileN / 4 + kHeadDimV / 2;
   static constexpr bool kLoadAhead =
       kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDropout ? 2 : 1) <= 192;
   using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
+
+  // Else sums show where a score has passed the offset of its row, unless what made the score is gone by then.
+  static constexpr bool kSummed = !kExactMax && !kAffine && !kLoadAhead;
+  using Searched = typename kernel::Either<ExactSoftmax, TrailingSoftmax, kExactMax>::type;
+  using Softmax = typename kernel::Either<SummedSoftmax, Searched, kSummed>::type;
+  static constexpr bool kHoldsK = kSummed;  // until P is known not to be lost
 
   // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow. Three
   // warpgroups with longer KV tiles are not the faster for a second one.
@@ -185,21 +200,16 @@ struct Forward {
   static constexpr int kMasks = 2;  // in flight
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
-  static constexpr int kKeyNumbersOffset = kDrawers ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
+  static constexpr int kKeyNumbersOffset = kDropout ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
   // What all draws for a row have in common is found in shared memory, and what all for a column of a KV tile have:
   // [tile_m / 16, 32 lanes], and [tile_n / 4] of each warp that draws, and what its columns have in common.
   static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
   static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
   static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::PhiloxPart::kBytes : 0;
-  static constexpr int kDrawingWarps = kDrawers ? kDrawerWarps : 4 * kConsumers;
   static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
-  static constexpr int kColumnDrawsBytes = (kTileN / 4 + 1) * kernel::PhiloxPart::kBytes;
-  static constexpr int kDrawsEnd = kColumnDrawsOffset + (kStartsRows ? kDrawingWarps * kColumnDrawsBytes : 0);
-  static constexpr int kRowsTogether = kTileM / 16 / kDrawingWarps % 2 == 0 ? 2 : 1;  // blocks of rows, by drawers
-  // So are, where consumers draw, the factors of a rare rescaling: two registers less over the draws.
-  static constexpr bool kFactorsAside = kDropout && !kDrawers;
-  static constexpr int kFactorsOffset = kDrawsEnd;  // [consumers, 128 threads, 2]
-  static constexpr int kSharedBytes = kFactorsOffset + (kFactorsAside ? kConsumers * kWarpgroup * 8 : 0);
+  static constexpr int kColumnDrawsBytes = kTileN / 4 * kernel::PhiloxPart::kBytes;
+  static constexpr int kRowsTogether = kTileM / 16 / kDrawerWarps % 2 == 0 ? 2 : 1;  // blocks of rows
+  static constexpr int kSharedBytes = kColumnDrawsOffset + (kStartsRows ? kDrawerWarps * kColumnDrawsBytes : 0);
 
   const Params& p;
   const kernel::ForwardParamsOf<Config>& params;
@@ -259,7 +269,7 @@ struct Forward {
 
   FA_DEVICE void init_barriers() const {
     constexpr int kReaders = 4 * kConsumers;  // warps
-    constexpr int kReadersOfJobs = kReaders + (kDrawers ? kDrawerWarps : 0) + (kDynamic ? 1 : 0);
+    constexpr int kReadersOfJobs = kReaders + (kDropout ? kDrawerWarps : 0) + (kDynamic ? 1 : 0);
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(k_full(i), 1);
@@ -273,7 +283,7 @@ struct Forward {
       ptx::mbarrier_init(q_empty(i), kReadersOfJobs);
       if constexpr (kDynamic) ptx::mbarrier_init(job_full(i), 1);
     }
-    if constexpr (kDrawers) {
+    if constexpr (kDropout) {
       FA_UNROLL
       for (int i = 0; i < kMasks; ++i) {
         ptx::mbarrier_init(mask_full(i), kDrawerWarps);
@@ -289,7 +299,6 @@ struct Forward {
     ptx::fence_proxy_async();  // products read them
   }
 
-  struct Nothing {};
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kVarlen>::type;
 
   /// A query tile and the KV tiles it sees.
@@ -476,7 +485,7 @@ struct Forward {
       if (ptx::thread_index() == 0) produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) produce_v(true);
     }
-    if constexpr (kDrawers && !kDrawerWarpgroup) {
+    if constexpr (kDropout && !kDrawerWarpgroup) {
       if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDrawerWarps) draw_masks();
     }
   }
@@ -624,8 +633,9 @@ struct Forward {
         for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps * kRowsTogether) {
           if constexpr (Config::kPackGqa) {
             FA_UNROLL
-            for (int i = 0; i < kRowsTogether; ++i)
+            for (int i = 0; i < kRowsTogether; ++i) {
               draw_rows(dropout, slot.index, tile, row + 16 * kDrawerWarps * i, n, lane);
+            }
           } else {
             draw_blocks(dropout, slot.index, row, n, warp, lane);
           }
@@ -718,7 +728,7 @@ struct Forward {
     S s;
     P probabilities;
     O o;
-    [[maybe_unused]] P draws, pairs;  // with dropout: of the scores in `s`; with drawers `draws` are what is kept
+    [[maybe_unused]] Dropped dropped;  // of the scores in `s`
     [[maybe_unused]] Loaded loaded;
     [[maybe_unused]] bool in_chunks = false;  // `loaded`
     Softmax softmax;
@@ -739,7 +749,6 @@ struct Forward {
     for (bool more = true, passes = false; more; passes = true) {
       more = false;
       if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
-      if constexpr (kStartsRows && !kDrawers) start_draws(ahead.query.tile);
       if constexpr (kOwnEnds) {
         pass_hidden(ahead, consumer, warp_row, k_slot, v_slot, passes, lane);
         if constexpr (Config::kTakeTurns) await_turn(consumer);
@@ -753,21 +762,19 @@ struct Forward {
       int limit = first_limit(ahead, warp_row);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
-      release(k_empty(k_slot.index), lane);
-      k_slot.advance();
+      if constexpr (!kHoldsK) release_k(k_slot, lane);
       if (kOwnEnds && kStageO && staged) release_staged(q_slot.index, lane);
       staged = false;
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
+      if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
       int visible;
-      exponentiate(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks);
+      exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks, dropped,
+                         true);
+      if constexpr (kHoldsK) release_k(k_slot, lane);
+      if constexpr (kSummed) softmax.add_own();
       if constexpr (kDropout) {
-        if constexpr (kDrawers) {
-          take_mask(mask_slot, warp_row, lane).expand(draws);
-        } else {
-          draw(draws, ptx::shfl(q_slot.index, 0), kv_tile(ahead));
-        }
-        convert(pairs, s);
-        keep(probabilities, pairs, draws);
+        if constexpr (!kSummed) prepare(dropped, s);
+        keep(probabilities, dropped.pairs, dropped.kept);
       } else {
         convert(probabilities, s);
         clear_hidden(probabilities, visible);
@@ -793,7 +800,6 @@ struct Forward {
             more = own_end(ahead.query, warp_row) < ahead.query.range.end;
             if (more) break;
           }
-          if constexpr (kStartsRows && !kDrawers) start_draws(ahead.query.tile);
           if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
         } else {
           --ahead.n;
@@ -824,23 +830,20 @@ struct Forward {
             softmax = Softmax();
           }
         }
-        [[maybe_unused]] Mask mask;
-        if constexpr (kDrawers) mask = take_mask(mask_slot, warp_row, lane);
+        if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
-        release(k_empty(k_slot.index), lane);
-        k_slot.advance();
-        const bool rescale = exponentiate(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded, in_chunks);
-        if constexpr (kDropout && !kDrawers) {
-          convert(pairs, s);
-          settle_pairs(pairs);
-          if (rescale) put_factors_aside(softmax.factor);
-          ptx::sync_warp();  // no draw before P takes half of its registers
-          draw(draws, q_buffer, kv_tile(ahead));
-          settle_draws(draws);
+        if constexpr (!kHoldsK) release_k(k_slot, lane);
+        const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
+                                                 in_chunks, dropped, crosses);
+        if constexpr (kDropout && kSummed) {  // here what is kept is known too, beside the product
+          if (rescale) catch_up(s, visible, softmax, dropped, {q_buffer, k_slot.index}, ahead, warp_row);
         }
-        ptx::settle(softmax.sum[0], shared + kJobOffset);
-        ptx::settle(softmax.sum[1], shared + kJobOffset);
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          if constexpr (kSummed) ptx::settle(softmax.own[r], rescale, shared + kJobOffset);
+          if constexpr (!kSummed) ptx::settle(softmax.sum[r], shared + kJobOffset);
+        }
         // One branch in the usual case.
         const bool rare = crosses || (!kExactMax && rescale) || (!kFinishAside && kStageO && staged);
         ptx::wgmma_wait<0>();
@@ -849,6 +852,9 @@ struct Forward {
         v_slot.advance();
         first = false;
         if (rare) {
+          if constexpr (kSummed && !kDropout) {
+            if (rescale) catch_up(s, visible, softmax, dropped, {q_buffer, k_slot.index}, ahead, warp_row);
+          }
           if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
           if constexpr (!kFinishAside) staged = false;
           if (crosses) {
@@ -858,21 +864,19 @@ struct Forward {
             query = ahead.query;
             first = staged = true;
           } else if (!kExactMax && rescale) {
-            if constexpr (kFactorsAside) read_factors(softmax.factor);
             multiply(o, softmax.factor);
           }
         }
+        if constexpr (kSummed) softmax.add_own();
+        if constexpr (kHoldsK) release_k(k_slot, lane);
         if constexpr (kExactMax) {
           risen = rescale && !crosses;
           FA_UNROLL
           for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
         if constexpr (kDropout) {
-          if constexpr (kDrawers) {
-            convert(pairs, s);
-            mask.expand(draws);
-          }
-          keep(probabilities, pairs, draws);
+          if constexpr (!kSummed) prepare(dropped, s);
+          keep(probabilities, dropped.pairs, dropped.kept);
         } else {
           convert(probabilities, s);
           clear_hidden(probabilities, visible);
@@ -965,6 +969,11 @@ struct Forward {
   /// One arrival a warp: its share of every wgmma that read the buffer is complete.
   FA_DEVICE void release(uint32_t barrier, int lane) const {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  FA_DEVICE void release_k(RingSlot<kStages>& slot, int lane) const {
+    release(k_empty(slot.index), lane);
+    slot.advance();
   }
 
   /// What the product S adds of an affine score function to a thread's rows: added * n to the score of key n of a KV
@@ -1094,13 +1103,120 @@ struct Forward {
   }
 
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
-  /// and none for rows behind the last. True when O must be rescaled.
+  /// and none for rows behind the last. True when O must be rescaled, with kSummed after `catch_up`. kBegins: there is
+  /// no O yet.
+  template <bool kBegins>
   FA_DEVICE bool exponentiate(S& s, int& visible, Softmax& softmax, const AffineRows& rows, const Cursor& cursor,
-                              int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks) const {
+                              int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks,
+                              [[maybe_unused]] Dropped& dropped, [[maybe_unused]] bool crosses) const {
     float shift[2];
     visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
-    if (kPartial && visible == 0) return false;
-    return softmax.template update<kPieces, kEarly, kHoles, kPartial>(s, softmax_scale_log2(), shift, visible);
+    if (kPartial && visible == 0) {
+      if constexpr (kSummed) softmax.own[0] = softmax.own[1] = 0.f;
+      return false;
+    }
+    const float scale = softmax_scale_log2();
+    if constexpr (kSummed) {
+      // Without holes a tile that a row sees any of shows it its first key, and of the tile behind it sees none.
+      const bool may_begin = crosses || limit <= kTileN;
+      if (kBegins || (kHoles ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
+        softmax.template take_greatest<false>(s, scale);
+      }
+      return exponentiate_summed(s, visible, softmax, dropped);
+    } else {
+      return softmax.template update<kPieces, kEarly, kHoles, kPartial>(s, scale, shift, visible);
+    }
+  }
+
+  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, [[maybe_unused]] Dropped& dropped) const {
+    if constexpr (kDropout) dropped.mask.expand(dropped.kept);
+    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), visible, [&](int n) {
+      // Beside the exponentials. Else P is converted in place of what the product before still reads.
+      if constexpr (kDropout) convert_tile(dropped.pairs, s, n);
+    });
+  }
+
+  /// Where the scores of a KV tile come from.
+  struct Source {
+    int q_buffer;
+    int stage;  // of K
+  };
+
+  /// After `exponentiate` returned true: offsets rise, and P with them.
+  FA_DEVICE void catch_up(S& s, int visible, Softmax& softmax, Dropped& dropped, const Source& source,
+                          const Cursor& cursor, int warp_row) const {
+    softmax.factor[0] = softmax.factor[1] = 1.f;
+    while (softmax.lost(kLeastLost)) {
+      multiply_again(s, dropped, source, cursor, warp_row);
+      softmax.template take_greatest<true>(s, softmax_scale_log2());
+      exponentiate_summed(s, visible, softmax, dropped);
+    }
+    softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
+  }
+
+  /// P of row half r times a power of two.
+  FA_DEVICE static void shrink(S& s, [[maybe_unused]] Dropped& dropped, int r, float step) {
+    if constexpr (kDropout) {
+      const uint32_t steps = ptx::convert_pair<T>(step, step);
+      FA_UNROLL
+      for (int i = r; i < kTileN / 4; i += 2) {
+        const uint32_t pair = dropped.pairs[i / 4][i % 4] & dropped.kept[i / 4][i % 4];
+        dropped.pairs[i / 4][i % 4] = ptx::multiply_pair<T>(pair, steps);
+      }
+    } else {
+      FA_UNROLL
+      for (int i = 2 * r; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) s[i] *= step;
+    }
+  }
+
+  /// P and what is kept of it, where neither is made beside the exponentials.
+  FA_DEVICE static void prepare(Dropped& dropped, const S& s) {
+    convert(dropped.pairs, s);
+    dropped.mask.expand(dropped.kept);
+  }
+
+  // A sum of P from which on P is taken for lost.
+  static constexpr float kLeastLost = kDropout ? LeastLost<T>::kOfPairs : LeastLost<T>::kOfFloats;
+
+  /// The scores of the warp's 16 rows once more, by the warp alone, from Q and K that are still there. What is hidden,
+  /// of which P is 0, stays so.
+  FA_DEVICE void multiply_again(S& s, [[maybe_unused]] const Dropped& dropped, const Source& source,
+                                [[maybe_unused]] const Cursor& cursor, int warp_row) const {
+    const uint32_t q = q_shared(source.q_buffer) + warp_row * QTile::kRowBytes;
+    const uint32_t k = k_shared(source.stage);
+    FA_UNROLL
+    for (int n = 0; n < kTileN / 8; ++n) {
+      const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarpSize;  // anew: nothing is kept for this
+      float d[4] = {};
+      FA_UNROLL_BY(1)
+      for (uint32_t step = 0; step < kHeadDimQk / 8; ++step) {
+        const uint32_t a = QTile::fragment(q, lane, step);
+        const uint32_t b = KTile::fragment(k, lane, step) + 8 * n * KTile::kRowBytes;
+        ptx::mma_m16n8k8<T>(d, ptx::ld_shared_b32(a), ptx::ld_shared_b32(a + 8 * QTile::kRowBytes),
+                            ptx::ld_shared_b32(b));
+      }
+      if constexpr (Variant::kScore) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          kernel::Place at = place(cursor, warp_row, r, static_cast<int>(lane));
+          at.kv += 8 * n;
+          kernel::apply_score<Variant, 1>(params.variant, at, [&](int, int e) -> float& { return d[2 * r + e]; });
+        }
+      } else if constexpr (!Config::kPositiveScale) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) d[e] *= params.scale_log2;
+      }
+      FA_UNROLL
+      for (int e = 0; e < 4; ++e) s[4 * n + e] = is_zero(s, dropped, 4 * n + e) ? -kInfinity : d[e];
+    }
+    ptx::sync_warp();  // all lanes have read Q and K before one of them releases the buffers
+  }
+  FA_DEVICE static bool is_zero(const S& s, [[maybe_unused]] const Dropped& dropped, int i) {
+    if constexpr (kDropout) {  // P is found in the operand's registers alone
+      return (dropped.pairs[i / 8][i / 2 % 4] >> 16 * (i % 2) & 0xffffu) == 0;
+    } else {
+      return s[i] == 0.f;
+    }
   }
 
   /// The n8 tile with which a piece of the softmax begins.
@@ -1354,17 +1470,6 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// For a consumer's rows of a new query tile, and for the columns of its KV tiles.
-  FA_DEVICE void start_draws(const ForwardTile& tile) const {
-    const int thread = ptx::thread_index() - kWarpgroup;
-    const int warp = thread / kWarpSize;
-    const int lane = thread % kWarpSize;
-    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
-    const kernel::PhiloxStream stream = kernel::Dropout(params.dropout, dropout_shared(), heads_before).stream();
-    start_row_draws(stream, tile, 16 * warp, lane);
-    if (lane == 0) stream.store_columns(column_draws_shared(warp, kTileN / 4));
-  }
-
   /// Of the 16 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
     stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_draws_shared(row, lane));
@@ -1394,59 +1499,7 @@ struct Forward {
     return shared + kColumnDrawsOffset + kColumnDrawsBytes * warp + kernel::PhiloxPart::kBytes * column;
   }
 
-  FA_DEVICE uint32_t factors_shared() const { return shared + kFactorsOffset + 8 * (ptx::thread_index() - kWarpgroup); }
-  FA_DEVICE void put_factors_aside(const float (&factor)[2]) const {
-    ptx::st_shared_b64(factors_shared(), ptx::bits(factor[0]), ptx::bits(factor[1]));
-  }
-  FA_DEVICE void read_factors(float (&factor)[2]) const {
-    uint32_t bits[2];
-    ptx::ld_shared_b64(bits[0], bits[1], factors_shared());
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) factor[r] = ptx::from_bits(bits[r]);
-  }
-
-  /// The draws of dropout for the accumulators of S, as `keep` takes them. They depend on places alone. `buffer`: of Q.
-  FA_DEVICE void draw(P& draws, [[maybe_unused]] int buffer, int n) const {
-    const int thread = ptx::thread_index();  // anew: no register between two draws
-    const int lane = thread % kWarpSize;
-    if constexpr (Config::kPackGqa) {
-      const ForwardTile tile = read_tile(buffer);
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
-      const int first_row = first_row_of(tile) + (thread - kWarpgroup) / kWarpSize * 16;
-      const Rows rows{params.group, tile.head};
-      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
-      FA_UNROLL
-      for (int step = 0; step < kPSteps; ++step) {
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int row = first_row + lane / 4 + 8 * r;
-          dropout.draw_row(draws[step], r, rows.position(row), rows.query_head(row), n * kTileN + 16 * step, lane);
-        }
-      }
-    } else {
-      const int warp = (thread - kWarpgroup) / kWarpSize;
-      ptx::sync_warp();  // all have read the columns of the tile before, and the query tile's first lane has written
-      start_column_draws(kernel::PhiloxStream::of_columns(column_draws_shared(warp, kTileN / 4)), warp, n, lane);
-      ptx::sync_warp();  // the warp's columns are complete
-      const kernel::Dropout dropout(params.dropout, dropout_shared(), 0);
-      const kernel::PhiloxPart row = row_draws(16 * warp, lane);
-      const bool odd = kernel::Dropout::is_odd(lane);
-      const uint32_t columns = column_draws_shared(warp, lane % 4);
-      const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
-      FA_UNROLL
-      for (int step = 0; step < kPSteps; step += 2) {
-        if (step + 1 < kPSteps) {
-          const auto column = kernel::PhiloxPart::load(own_columns + kStepBytes * step);
-          dropout.draw_steps(draws, step, row, column, turned(n), lane);
-        } else {
-          const auto column = kernel::PhiloxPart::load(columns + kStepBytes * step);
-          dropout.draw_step(draws[step], row, column, turned(n) != odd);
-        }
-      }
-    }
-  }
-
-  /// The same from the drawers.
+  /// What the drawers keep of the accumulators of S.
   FA_DEVICE Mask take_mask(RingSlot<kMasks>& slot, int warp_row, int lane) const {
     ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
     const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
@@ -1456,38 +1509,22 @@ struct Forward {
     return mask;
   }
 
-  /// The same for pairs of P, which have no sign.
-  FA_DEVICE void settle_pairs(const P& pairs) const {
-    uint32_t all = 0;
-    FA_UNROLL
-    for (int i = 0; i < kTileN / 4; ++i) all |= pairs[i / 4][i % 4];
-    ptx::settle(all >> 31 & 1u, shared + kJobOffset);
-  }
-
-  /// Keeps the draws in front of what follows, beside the product that is under way: their halves are 0 or 0xffff.
-  FA_DEVICE void settle_draws(const P& draws) const {
-    uint32_t all = 0;
-    FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) {
-      all |= draws[step][0] | draws[step][1];  // of one call; the rest is close
-    }
-    ptx::settle(all, shared + kJobOffset);
-  }
-
   /// Accumulators become the A operand of the next product,
   FA_DEVICE static void convert(P& pairs, const S& s) {
     FA_UNROLL
-    for (int i = 0; i < kTileN / 4; ++i) pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+    for (int n = 0; n < kTileN / 8; ++n) convert_tile(pairs, s, n);
+  }
+
+  /// those of n8 tile n alone,
+  FA_DEVICE static void convert_tile(P& pairs, const S& s, int n) {
+    FA_UNROLL
+    for (int i = 2 * n; i < 2 * n + 2; ++i) pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
   }
 
   /// without those that are dropped, which the row sums have taken all the same.
-  FA_DEVICE void keep(P& probabilities, const P& pairs, const P& draws) const {
+  FA_DEVICE static void keep(P& probabilities, const P& pairs, const P& kept) {
     FA_UNROLL
-    for (int i = 0; i < kTileN / 4; ++i) {
-      const uint32_t pair = pairs[i / 4][i % 4];
-      const uint32_t draw = draws[i / 4][i % 4];
-      probabilities[i / 4][i % 4] = kDrawers ? pair & draw : kernel::Dropout::keep_pair(params.dropout, pair, draw);
-    }
+    for (int i = 0; i < kTileN / 4; ++i) probabilities[i / 4][i % 4] = pairs[i / 4][i % 4] & kept[i / 4][i % 4];
   }
 
   FA_DEVICE static void multiply(O& o, const float (&factor)[2]) {
@@ -1559,10 +1596,11 @@ struct Forward {
   FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
     // Every warp of the warpgroup has left Q: with turns, the barrier of this step's turn has said so.
     if constexpr (!Config::kTakeTurns) ptx::barrier_sync(7 + ptx::thread_index() / kWarpgroup, kWarpgroup);
-    const int row = warp_row + lane % 16;
+    const int place = ptx::thread_index() % kWarpSize;  // the lane, anew: no address is kept over the loop
+    const int row = warp_row + place % 16;
     FA_UNROLL
     for (int block = 0; block < ceil_div(kHeadDimV, 16); ++block) {  // 16 columns
-      const int chunk = 2 * block % 8 + lane / 16;
+      const int chunk = 2 * block % 8 + place / 16;
       const uint32_t address =
           q_shared(buffer) + block / 4 * OTile::kSlabBytes + row * 128 + (chunk ^ row % 8) * kernel::kChunkBytes;
       uint32_t words[4] = {};

@@ -16,19 +16,26 @@ inline constexpr int kSlabColumns = 64;  // of 16-bit elements: the 128 bytes th
 template <int kRows, int kColumns>
 struct SwizzledTile {
   static constexpr int kSlabs = ceil_div(kColumns, kSlabColumns);
-  static constexpr int kSlabBytes = kRows * 128;
+  static constexpr int kRowBytes = 128;  // of a slab
+  static constexpr int kSlabBytes = kRows * kRowBytes;
   static constexpr int kBytes = kSlabs * kSlabBytes;
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
 
+  /// Address of a lane's word of the 8x8 matrix that begins with column 8 * chunk of the first row: of row lane / 4.
+  static FA_DEVICE uint32_t fragment(uint32_t tile, uint32_t lane, uint32_t chunk) {
+    const uint32_t first = lane / 4 * (kRowBytes + kernel::kChunkBytes) + lane % 4 * 4;  // of chunk 0
+    return tile + chunk / 8 * kSlabBytes + (first ^ chunk % 8 * kernel::kChunkBytes);
+  }
+
   /// Operand whose K axis runs along the columns: descriptor of 16 columns from 16 * step on, rows from `row` on.
   static FA_DEVICE uint64_t k_major(uint32_t tile, int row, int step) {
-    return descriptor((tile + row * 128) / 16, (step / 4 * kSlabBytes + step % 4 * 32) / 16, 1);
+    return descriptor((tile + row * kRowBytes) / 16, (step / 4 * kSlabBytes + step % 4 * 32) / 16, 1);
   }
 
   /// Operand whose K axis runs along the rows: rows 16 * step to 16 * step + 15. As B its N axis runs along all
   /// columns; as A its 64 rows are the columns of one slab, so that `tile` is the address of that slab.
   static FA_DEVICE uint64_t mn_major(uint32_t tile, int step) {
-    return descriptor(tile / 16, step * 16 * 128 / 16, kSlabBytes / 16);
+    return descriptor(tile / 16, step * 16 * kRowBytes / 16, kSlabBytes / 16);
   }
 
  private:

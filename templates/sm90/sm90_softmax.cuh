@@ -2,12 +2,24 @@
 #define FA_TEMPLATES_SM90_SM90_SOFTMAX_CUH_
 
 #include <common/constants.cuh>
+#include <common/types.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
 
 namespace fa::sm90 {
 
 using kernel::kInfinity;
+
+/// A sum of P that is less can be divided by a power of two, in floats or in pairs of T, to be what it would have been.
+template <class T>
+struct LeastLost {
+  static constexpr float kOfFloats = 1e30f;
+  static constexpr float kOfPairs = kOfFloats;
+};
+template <>
+struct LeastLost<kernel::f16> : LeastLost<float> {
+  static constexpr float kOfPairs = 32768.f;
+};
 
 /// What a thread keeps of the two rows (lane / 4 and lane / 4 + 8 of a warp's 16) that it shares with the other three
 /// lanes of its quad. Accumulator register 4j + 2r + e belongs to row r.
@@ -18,10 +30,7 @@ struct RowStatistics {
   /// Sums over the quad; afterwards `sum` is the softmax denominator.
   FA_DEVICE void finish() {
     FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += ptx::shfl_xor(sum[r], 1);
-      sum[r] += ptx::shfl_xor(sum[r], 2);
-    }
+    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
   }
 
   /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
@@ -49,6 +58,11 @@ struct RowStatistics {
   FA_DEVICE static int quad_max(int bits) {
     bits = ptx::max3(bits, ptx::shfl_xor(bits, 1), kBitsBelowAll);
     return ptx::max3(bits, ptx::shfl_xor(bits, 2), kBitsBelowAll);
+  }
+
+  FA_DEVICE static float quad_sum(float x) {
+    x += ptx::shfl_xor(x, 1);
+    return x + ptx::shfl_xor(x, 2);
   }
 
   template <int kCount>
@@ -215,7 +229,108 @@ struct TrailingSoftmax : RowStatistics {
   }
 };
 
-/// The same with P = exp2(scale_log2 * (S - greatest)) for the exact maximum so far: the P that weighs most is 1, which
+/// The same without a search in every step: exponentials take the old offset at once, and that a score passes it by
+/// much shows in the sums that are taken anyway. P and its sums are then divided by a power of two, which changes no
+/// bit of them, unless a score passed the offset by so much that P is lost: the caller makes the scores again.
+///
+/// A row's first offset is its greatest score.
+struct SummedSoftmax : RowStatistics {
+  static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
+
+  float offset[2] = {0.f, 0.f};  // log2 units; of a row without keys it says nothing
+  float own[2] = {0.f, 0.f};     // sums of the last KV tile, not yet in `sum`
+
+  /// Whether rows of the lane have seen no key; of other lanes of the row they may have.
+  FA_DEVICE bool may_lack_offset() const { return sum[0] == 0.f || sum[1] == 0.f; }
+
+  /// Rows without an offset take their greatest score for it; with kRises others do so too where it is greater, and
+  /// O has to be multiplied with `factor`.
+  template <bool kRises, int kCount>
+  FA_DEVICE void take_greatest(const float (&s)[kCount], float scale_log2) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float greatest = row_max(s, r, 0, kCount / 4) * scale_log2;
+      const bool first = quad_sum(sum[r]) == 0.f;
+      const bool moves = first ? greatest != -kInfinity : kRises && greatest > offset[r];
+      if constexpr (kRises) {
+        const float step = moves && !first ? ptx::ex2(offset[r] - greatest) : 1.f;
+        factor[r] *= step;
+        sum[r] *= step;
+      }
+      if (moves) offset[r] = greatest;
+    }
+  }
+
+  /// Turns scores into P in place; `each(n)` is called when n8 tile n is done. With kPartial only the first `visible`
+  /// of kChunks pieces hold keys that the warp sees, and at least one does: P of the others is 0. True when a score has
+  /// passed its offset: then `lost` and `raise` have to be asked.
+  template <int kChunks, bool kPartial, int kCount, class Each>
+  FA_DEVICE bool exponentiate(float (&s)[kCount], float scale_log2, [[maybe_unused]] int visible, const Each& each) {
+    constexpr int kTiles = kCount / 4;  // n8 tiles
+    float total[2][2] = {};
+    FA_UNROLL
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int begin = kTiles * chunk / kChunks;
+      const int end = kTiles * (chunk + 1) / kChunks;
+      if (kPartial && chunk > 0 && chunk >= visible) {
+        add_tile(s, begin - 1, total);
+        break;
+      }
+      FA_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        if (j < begin || j >= end) continue;
+        FA_UNROLL
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -offset[i / 2 % 2]));
+        each(j);
+        // A tile behind: no sum waits for an exponential.
+        if (j > 0) add_tile(s, j - 1, total);
+      }
+      if (end == kTiles) add_tile(s, kTiles - 1, total);
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) own[r] = total[r][0] + total[r][1];
+    return ptx::vote_any(ptx::max3(bits_of(own[0]), bits_of(own[1]), kBitsBelowAll) > bits_of(kSlack));
+  }
+
+  /// Whether P of a row of the warp is lost: a sum is `least_lost` or more. A NaN is not.
+  FA_DEVICE bool lost(float least_lost) const { return ptx::vote_any(own[0] >= least_lost || own[1] >= least_lost); }
+
+  /// Raises the offsets of rows of which a lane's sum is above the slack; `shrink(r, step)` multiplies P.
+  template <class Shrink>
+  FA_DEVICE void raise(const Shrink& shrink) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int bits = quad_max(bits_of(own[r]));
+      const bool moves = bits > bits_of(kSlack) && bits < bits_of(kInfinity);  // a NaN stays what it is
+      const int steps = moves ? bits / (1 << kMantissaBits) - kBias : 0;
+      const float step = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits);
+      offset[r] += static_cast<float>(steps);
+      factor[r] *= step;
+      sum[r] *= step;
+      own[r] *= step;
+      shrink(r, step);
+    }
+  }
+
+  FA_DEVICE void add_own() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] += own[r];
+  }
+
+  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
+  FA_DEVICE float lse(int r, float /*scale_log2*/) const {
+    if (sum[r] == 0.f) return -kInfinity;
+    return kernel::kLn2 * (offset[r] + ptx::lg2(sum[r]));
+  }
+
+ private:
+  static constexpr int kMantissaBits = 23;  // of float
+  static constexpr int kBias = 127;
+
+  FA_DEVICE static int bits_of(float x) { return static_cast<int>(ptx::bits(x)); }
+};
+
+/// P = exp2(scale_log2 * (S - greatest)) for the exact maximum so far: the P that weighs most is 1, which
 /// no rounding changes. A step waits for the search over its whole KV tile, and most steps of short rows raise a
 /// maximum.
 struct ExactSoftmax : RowStatistics {

@@ -195,6 +195,18 @@ TEST_P(Sm90Forward, MatchesTheReferenceUnderEverySchedule) {
 
 INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Forward, testing::Range<std::size_t>(0, sm90_specs().size()));
 
+TEST_P(Sm90Forward, MakesScoresAgainWhereExponentialsOverflow) {
+  constexpr float kDeviation = 60.f;  // of scores of the first keys: their exponentials of the last ones' are infinite
+  const KernelSpec& spec = sm90_specs()[GetParam()];
+  const std::vector<Row>& rows = sm90_rows();
+  ForwardCase c = make_sm90_case(spec, rows[GetParam() % rows.size()]);
+  c.attention.s_kv = 200;
+  c.attention.scale =
+      std::copysign(kDeviation / std::sqrt(static_cast<float>(spec.d_qk)), spec.positive_scale ? 1.f : -1.f);
+  c.attention.early_keys = true;
+  ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
+}
+
 TEST(Sm90Forward, EveryLaunchRowIsRun) {
   EXPECT_GE(sm90_specs().size() * kRowsPerSm90Spec, sm90_rows().size());
 }

@@ -25,6 +25,7 @@ struct Mutation {
   std::string choice = {};     ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
   /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
   std::optional<Sm90BackwardVariant> hopper_backward = {};
+  float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
 };
 
 const std::vector<Mutation>& mutations();

@@ -39,6 +39,21 @@ fa::test::VariantChoice deep_scores() {
   return {"deep_scores", config};
 }
 
+/// The same with a captured tensor, which is read ahead.
+fa::test::VariantChoice deep_bias() {
+  fa::test::VariantChoice choice = deep_scores();
+  choice.name = "deep_bias";
+  choice.config.score = fa::ScoreFunction{"score + bias[h, q, kv] - 100.0", {{"bias", DType::f16}}};
+  return choice;
+}
+
+/// Scores whose exponentials overflow beside those of the keys behind.
+fa::test::VariantChoice steep_keys() {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{"score - 0.05 * float(kv) * float(kv)"};
+  return {"steep_keys", config};
+}
+
 /// A captured tensor whose rows start at keys before or after those of the scores.
 fa::test::VariantChoice shifted_bias(const char* score, DType dtype, bool gradient) {
   fa::AttentionConfig config;
@@ -176,6 +191,8 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .own = shifted_bias("score + bias[h, q, kv]", DType::f16, false),
        .tile_n = 64},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
+      {.choice = "steep_keys", .attention = attention(DType::bf16, 16, 16, true), .own = steep_keys()},
+      {.choice = "deep_bias", .attention = attention(DType::f16, 16, 16, true), .own = deep_bias()},
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),
        .own = steep("steep_distance", "score + (30.0 + slope[h]) * float(kv - q)"),
@@ -255,6 +272,12 @@ const std::vector<VariantKernels>& hopper_packed_variant_kernels() {
       {"prefix", attention(DType::bf16, 16, 16, false), false, 1, 2, false, true, false},
       {"chunked", attention(DType::bf16, 16, 16, true), false, 1, 1, false, true, false},
       {"ahead", attention(DType::f16, 16, 8, false, -0.4f), false, 1, 2, false, true, true},
+      {.choice = "steep_keys",
+       .attention = attention(DType::f16, 16, 16, false),
+       .loop_bodies = 2,
+       .varlen = true,
+       .dropout = true,
+       .own = steep_keys()},
   };
   return list;
 }
@@ -275,11 +298,13 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
   fa::KernelOverride forward;
   forward.family = fa::Family::sm90;
-  forward.tile_m = kernels.pack_gqa ? 192 : kernels.loop_bodies == 2 ? 128 : 64;  // groups of 2 and of 3
+  const std::int64_t group = kernels.attention.h_q / kernels.attention.h_kv;  // of 2 or of 3, where packed
+  const bool packs = kernels.pack_gqa && !(kernels.dropout && group == 3);
+  forward.tile_m = packs && !kernels.dropout ? 192 : kernels.loop_bodies == 2 ? 128 : 64;
   forward.tile_n = kernels.tile_n;
   forward.stages = 2;
   forward.q_buffers = kernels.loop_bodies;
-  forward.pack_gqa = kernels.pack_gqa;
+  forward.pack_gqa = packs;
   forward.splits = kernels.splits;
   forward.affine_product = kernels.affine_product;
   forward.affine_reach = kernels.affine_reach;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -135,6 +136,22 @@ TEST_F(Forward, ScaleMayBeZeroNegativeOrLarge) {
       const AttentionCase c{
           .h_q = 2, .h_kv = 2, .s_q = 100, .s_kv = 200, .dtype = dtype, .causal = true, .scale = scale};
       run_case(c, config_of(c));
+    }
+  }
+}
+
+TEST_F(Forward, MakesScoresAgainWhereExponentialsOverflow) {
+  constexpr float kDeviation = 60.f;  // of the first keys' scores
+  for (const std::int64_t d : {64, 72, 96, 128, 160, 256}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const bool causal : {false, true}) {
+        AttentionCase c{.h_q = 6, .h_kv = 3, .s_q = 1700, .s_kv = 1800, .d_qk = d, .d_v = d, .dtype = dtype};
+        c.causal = causal;
+        c.scale = kDeviation / std::sqrt(static_cast<float>(d));
+        c.early_keys = true;
+        SCOPED_TRACE(to_string(c));
+        run_case(c, config_of(c));
+      }
     }
   }
 }

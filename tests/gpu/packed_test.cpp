@@ -139,6 +139,22 @@ TEST_F(Packed, DropoutOfPlannedKernels) {
   }
 }
 
+TEST_F(Packed, DropoutWhereExponentialsOverflow) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      PackedCase c;
+      c.dropout = 0.1f;
+      c.attention = {.b = 2, .h_q = 4, .h_kv = 2, .s_q = 515, .s_kv = 600, .d_qk = d, .d_v = d, .dtype = dtype};
+      c.attention.scale = 60.f / std::sqrt(static_cast<float>(d));
+      c.attention.early_keys = true;
+      SCOPED_TRACE(::testing::PrintToString(c));
+      DevicePackedCase device(c);
+      Attention::create(c.config()).forward(device.inputs(), device.outputs());
+      device.expect_forward();
+    }
+  }
+}
+
 /// P is 1 / s_kv everywhere: O = P o Z with a unit matrix for V, and dV with one for dout, show the kernel's mask.
 TEST_F(Packed, MasksAreThoseOfTheHost) {
   for (const std::int64_t d : {64, 128}) {

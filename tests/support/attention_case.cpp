@@ -105,6 +105,7 @@ std::string to_string(const AttentionCase& c) {
     text += "_scale" + value;
   }
   if (c.layout == Layout::bshd) text += "_bshd";
+  if (c.early_keys) text += "_early_keys";
   return text;
 }
 
@@ -181,6 +182,24 @@ bool equal_outside(const HostTensor& a, const HostTensor& b, const Rows& rows) {
   return true;
 }
 
+namespace {
+
+/// To a twentieth, of the last.
+void shorten_late_keys(HostTensor& k, const AttentionCase& c) {
+  constexpr double kShortest = 0.05;
+  const std::int64_t last = std::max<std::int64_t>(c.s_kv - 1, 1);
+  for (std::int64_t b = 0; b < c.b; ++b) {
+    for (std::int64_t h = 0; h < c.h_kv; ++h) {
+      for (std::int64_t s = 0; s < c.s_kv; ++s) {
+        const double length = 1 - (1 - kShortest) * static_cast<double>(s) / static_cast<double>(last);
+        for (std::int64_t d = 0; d < c.d_qk; ++d) k.set(b, h, s, d, length * k.at(b, h, s, d));
+      }
+    }
+  }
+}
+
+}  // namespace
+
 AttentionInputs make_inputs(const AttentionCase& c) {
   AttentionInputs inputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
                          HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),
@@ -189,6 +208,7 @@ AttentionInputs make_inputs(const AttentionCase& c) {
   fill_with_normals(inputs.q, 3 * c.seed);
   fill_with_normals(inputs.k, 3 * c.seed + 1);
   fill_with_normals(inputs.v, 3 * c.seed + 2);
+  if (c.early_keys) shorten_late_keys(inputs.k, c);
   return inputs;
 }
 

@@ -95,10 +95,11 @@ FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   return static_cast<uint64_t>(a) * b;
 }
 
-FA_DEVICE uint32_t prmt_sign(uint32_t value, uint32_t bytes) {
+FA_DEVICE uint32_t prmt_sign(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
   uint32_t result = 0;
   for (int i = 0; i < 4; ++i) {
-    if ((value >> (8 * ((bytes >> (4 * i)) & 3) + 7) & 1) != 0) result |= 0xffu << (8 * i);
+    if ((bytes >> (8 * ((selector >> (4 * i)) & 7) + 7) & 1) != 0) result |= 0xffu << (8 * i);
   }
   return result;
 }
@@ -115,6 +116,16 @@ FA_DEVICE uint32_t less_pair(uint32_t a, uint32_t b) {
   bool low, high;
   less_pair(low, high, a, b);
   return (low ? 0xffffu : 0u) | (high ? 0xffff0000u : 0u);
+}
+
+FA_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
+  constexpr uint16_t kNan = 0x7fff;
+  const auto half = [&](int shift) {
+    const float difference = emulator::convert_from_f16(static_cast<uint16_t>(a >> shift)) -
+                             emulator::convert_from_f16(static_cast<uint16_t>(b >> shift));
+    return static_cast<uint32_t>(difference != difference ? kNan : emulator::convert_f16(difference)) << shift;
+  };
+  return half(0) | half(16);
 }
 
 template <class T>
@@ -145,6 +156,14 @@ FA_DEVICE uint32_t convert_pair(float low, float high, const emulator::Site& sit
   emulator::check_register(low, "cvt.rn", site);
   emulator::check_register(high, "cvt.rn", site);
   return convert<T>(low).bits | static_cast<uint32_t>(convert<T>(high).bits) << 16;
+}
+
+template <class T>
+FA_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t pair, int which) {
+    return convert_to_float(T{static_cast<uint16_t>(pair >> 16 * which)});
+  };
+  return convert_pair<T>(half(a, 0) * half(b, 0), half(a, 1) * half(b, 1));
 }
 
 }  // namespace fa::ptx

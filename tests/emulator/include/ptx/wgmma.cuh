@@ -28,8 +28,9 @@ FA_DEVICE void wgmma_wait(const emulator::Site& site = emulator::Site::current()
 FA_DEVICE void settle(float x, uint32_t, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_register(x, "setp.lt.f32", site);
 }
-
-FA_DEVICE void settle(uint32_t, uint32_t) {}
+FA_DEVICE void settle(float x, bool, uint32_t shared, const emulator::Site& site = emulator::Site::current()) {
+  settle(x, shared, site);
+}
 
 template <int kCount>
 FA_DEVICE void wgmma_tie(float (&d)[kCount], const emulator::Site& site = emulator::Site::current()) {
