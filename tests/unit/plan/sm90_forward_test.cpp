@@ -483,6 +483,7 @@ constexpr Refusal kRefusals[] = {
      [](KernelSpec& spec) {
        spec.tile_m = 192;
        spec.tile_n = 64;
+       spec.exact_max = false;
        spec.dropout = true;
      }},
     {"registers of fragments a thread; at most 84 fit",
