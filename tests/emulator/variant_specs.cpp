@@ -282,13 +282,21 @@ const std::vector<VariantKernels>& hopper_packed_variant_kernels() {
   return list;
 }
 
-fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
-  if (kernels.own) return {attention, *kernels.own};
+namespace {
+
+fa::test::VariantChoice choice_of(const VariantKernels& kernels) {
+  if (kernels.own) return *kernels.own;
   // Gradients of captures have no place in a deterministic backward.
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(!kernels.deterministic);
   const auto found = std::ranges::find(choices, kernels.choice, &fa::test::VariantChoice::name);
   if (found == choices.end()) throw std::out_of_range("no such choice: " + kernels.choice);
-  fa::test::VariantCase c(attention, *found);
+  return *found;
+}
+
+}  // namespace
+
+fa::test::VariantCase variant_case(const VariantKernels& kernels, const AttentionCase& attention) {
+  fa::test::VariantCase c(attention, choice_of(kernels));
   c.config.varlen = kernels.varlen;
   if (kernels.dropout) c.config.dropout = 0.5f;  // which one it is, no kernel depends on
   return c;
