@@ -196,7 +196,7 @@ TEST_P(Sm90Forward, MatchesTheReferenceUnderEverySchedule) {
 INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Forward, testing::Range<std::size_t>(0, sm90_specs().size()));
 
 TEST_P(Sm90Forward, MakesScoresAgainWhereExponentialsOverflow) {
-  constexpr float kDeviation = 60.f;  // of scores of the first keys: their exponentials of the last ones' are infinite
+  constexpr float kDeviation = 50.f;  // of scores of the first keys: their exponentials of the last ones' are infinite
   const KernelSpec& spec = sm90_specs()[GetParam()];
   const std::vector<Row>& rows = sm90_rows();
   ForwardCase c = make_sm90_case(spec, rows[GetParam() % rows.size()]);

@@ -29,7 +29,7 @@ struct AttentionCase {
   std::optional<float> scale = std::nullopt;
   Layout layout = Layout::bhsd;
   std::uint64_t seed = 1;
-  /// Keys are the shorter the later they are: with a scale to it, exponentials of the first overflow beside the last.
+  /// The later half of the keys is short: with a scale to it, exponentials of the first half overflow beside the other.
   bool early_keys = false;
 
   /// The given scale, else 1/sqrt(d_qk) as a float.

@@ -159,6 +159,14 @@ TEST(ForwardLaunch, DrawsAreComparedAsNumbers) {
   }
 }
 
+/// Kernels compare by the sign of a difference, and -0 - (+0) is -0: no less than, but as if it were.
+TEST(ForwardLaunch, NoThresholdIsPositiveZero) {
+  for (std::uint32_t dropped = 0; dropped < 65536; ++dropped) {
+    ASSERT_NE(dropout_params(dropped / 65536.).threshold, 0U) << dropped;
+  }
+  EXPECT_EQ(dropout_params(31744 / 65536.).threshold, 0x80008000U);
+}
+
 /// 85 rounds: 43, 21, 11, 5, 3, 1 and 1 in waves that halve what is left.
 TEST(ForwardLaunch, WavesOfAPackedBatchHalveItsRounds) {
   EXPECT_EQ(waves(1), 1);
