@@ -178,7 +178,7 @@ class Function {
     if (found != names_.end()) return found->second;
     std::string text = expression(id, mode);
     if (uses_[static_cast<std::size_t>(id)] < 2) return text;
-    const std::string name = fmt::format("t{}", names_.size());
+    std::string name = fmt::format("t{}", names_.size());
     const char* type = node.type == Type::real ? "float" : node.type == Type::integer ? "int" : "bool";
     fmt::format_to(std::back_inserter(statements_), "    const {} {} = {};\n", type, name, text);
     names_[{id, mode}] = name;
@@ -298,7 +298,7 @@ class Function {
         return fmt::format("(~{})", operand(0));
       case Op::multiply:
         if (node.type == Type::real && mode == Mode::value) {
-          if (const std::string text = product(node); !text.empty()) return text;
+          if (std::string text = product(node); !text.empty()) return text;
         }
         break;
       default:
@@ -472,6 +472,7 @@ class Emitter {
     line("  [[maybe_unused]] static constexpr float kFactor = {};  // of what score returns\n",
          literal(program_.score ? without_factor(program_).second : 1));
     line("  [[maybe_unused]] static constexpr int kGradients = {};\n", gradients);
+    line("  [[maybe_unused]] static constexpr bool kScoreAlone = {};\n", program_.score && is_of_score_alone());
     if (!program_.score || part_ != Part::values) no_affine();
     if (!loads_.empty()) {
       line("  [[maybe_unused]] static constexpr int kLoads = {};  // `load`, of what functions are given\n",
@@ -507,6 +508,15 @@ class Emitter {
       values += fmt::format("{}{}", values.empty() ? "" : ", ", get(gradient));
     }
     line("  [[maybe_unused]] static constexpr {} {}[] = {{{}}};\n", type, name, values);
+  }
+
+  /// Whether the score function is one of the score and of constants.
+  bool is_of_score_alone() const {
+    const std::array root{without_factor(program_).first};
+    return std::ranges::all_of(program_.needed(root), [this](NodeId id) {
+      const Node& node = program_.graph[id];
+      return node.op != Op::load && (node.op != Op::input || static_cast<Input>(node.index) == Input::score);
+    });
   }
 
   /// Where the index of each gradient comes from, so that sums over what it does not depend on are taken first.

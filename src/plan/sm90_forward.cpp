@@ -16,8 +16,8 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 4;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
-constexpr int kBarrierBytesBesideMasks = 464;
-constexpr int kMasks = 2;  // keep-masks of KV tiles in flight
+constexpr int kBarrierBytesBesideMasks = 480;
+constexpr int kMasks = 3;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
@@ -77,7 +77,7 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool ex
     // What reads captured tensors was not the faster; what is affine is so as a step of the product, which spills
     // there.
     const bool slower = !variants->captures.empty() || variants->affine;
-    if (!variants->score.empty() && (slower || d <= 64 || d > 128 || !long_rows)) return {};
+    if (!variants->score.empty() && (slower || d > 128 || !long_rows)) return {};
   }
   if (d <= 64) return kSmallTall;
   if (d <= 72 && long_rows) return kMediumTallest;
@@ -102,11 +102,11 @@ int consumers(const KernelSpec& spec) {
 }
 
 /// Whether taking turns on the tensor cores is faster: measured, and slower only at d 128 without the causal mask,
-/// unless captured tensors are read between the products.
+/// unless captured tensors are read between the products or P is dropped.
 bool turns_pay(const Problem& problem, const KernelSpec& spec) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool captures = problem.variants != nullptr && !problem.variants->captures.empty() && !problem.dropout;
-  return problem.causal || captures || d <= 64 || d > 128 || consumers(spec) > 2;
+  const bool captures = problem.variants != nullptr && !problem.variants->captures.empty();
+  return problem.causal || captures || problem.dropout || d <= 64 || d > 128 || consumers(spec) > 2;
 }
 
 /// Whether the warps that draw what is dropped are a warpgroup of their own.

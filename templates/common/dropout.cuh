@@ -150,12 +150,15 @@ struct KeepMask {
   /// All ones in the halves of what is kept, in the order of the A operands.
   FA_DEVICE void expand(uint32_t (&kept)[kSteps][4]) const {
     FA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const uint32_t bits = word[step % 2 * kPartWords + step / 8] << 2 * (step / 2 % 4);
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i)
-        kept[step][i] = ptx::prmt_sign(bits << i / 2, bits << i / 2, i % 2 == 0 ? 0x1100u : 0x3322u);
-    }
+    for (int n = 0; n < 2 * kSteps; ++n) expand_tile(kept, n);
+  }
+
+  /// Of n8 tile n alone.
+  FA_DEVICE void expand_tile(uint32_t (&kept)[kSteps][4], int n) const {
+    const int step = n / 2;
+    const uint32_t bits = word[step % 2 * kPartWords + step / 8] << (2 * (step / 2 % 4) + n % 2);
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) kept[step][n % 2 * 2 + r] = ptx::prmt_sign(bits, bits, r == 0 ? 0x1100u : 0x3322u);
   }
 };
 

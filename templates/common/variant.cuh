@@ -21,9 +21,10 @@ struct NoVariant {
   static constexpr bool kMask = false;   // keep
   static constexpr bool kMaskOnBatch = false;
   static constexpr bool kMaskOnHead = false;
-  static constexpr int kGradients = 0;    // places of captured tensors whose gradient is wanted
-  static constexpr float kFactor = 1.f;   // of what score returns
-  static constexpr bool kAffine = false;  // affine
+  static constexpr int kGradients = 0;        // places of captured tensors whose gradient is wanted
+  static constexpr float kFactor = 1.f;       // of what score returns
+  static constexpr bool kAffine = false;      // affine
+  static constexpr bool kScoreAlone = false;  // score is a function of nothing else
   static constexpr bool kAffineAbs = false;
   static constexpr int kAffineStep = 0;
 };

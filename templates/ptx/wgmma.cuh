@@ -36,7 +36,7 @@ FA_DEVICE void settle(float x, uint32_t shared) {
                : "memory");
 }
 
-/// And `then`, which is a vote over it.
+/// The same of `then` too, a vote that took `x`.
 FA_DEVICE void settle(float x, bool then, uint32_t shared) {
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.s32 q, %1, 0;\nsetp.lt.and.f32 p, %0, 0f00000000, q;\n"

@@ -169,7 +169,9 @@ struct Forward {
   static constexpr bool kSummed = !kExactMax && !kAffine && !kLoadAhead;
   using Searched = typename kernel::Either<ExactSoftmax, TrailingSoftmax, kExactMax>::type;
   using Softmax = typename kernel::Either<SummedSoftmax, Searched, kSummed>::type;
-  static constexpr bool kHoldsK = kSummed;  // until P is known not to be lost
+  // Where no key is hidden a function of the score alone is computed beside the exponentials: its approximations and
+  // they fill each other's gaps.
+  static constexpr bool kScoreBeside = Variant::kScoreAlone && kSummed && !Variant::kMask && !kTwoSided;
 
   // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow. Three
   // warpgroups with longer KV tiles are not the faster for a second one.
@@ -197,7 +199,7 @@ struct Forward {
   static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
   static constexpr int kDropoutOffset = kListedOffset + 32;  // seed and offset
   static constexpr int kMaskBarrierOffset = kDropoutOffset + 16;
-  static constexpr int kMasks = 2;  // in flight
+  static constexpr int kMasks = 3;  // in flight
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
   static constexpr int kKeyNumbersOffset = kDropout ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
@@ -413,6 +415,7 @@ struct Forward {
 
   // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
   // has time.
+  static constexpr int kFirstKeyWord = 11;  // of a job
   FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kJobOffset + kJobBytes * buffer; }
 
   FA_DEVICE void post(int buffer, const Query& query) const {
@@ -433,6 +436,7 @@ struct Forward {
       word(10, query.range.kept_end);
     }
     if constexpr (kVarlen) {
+      word(kFirstKeyWord, query.sequence.first_key);
       word(12, query.sequence.s_q);
       word(13, query.sequence.s_kv);
       word(14, query.sequence.diagonal);
@@ -473,6 +477,9 @@ struct Forward {
   }
 
   // ---- producers: a thread for Q and K, and one for V; their warps join in where sequences have to be found
+
+  // Where sequences have to be found, copies of the loops that load spill.
+  static constexpr int kLoadCopies = kVarlen ? 1 : 0;
 
   FA_DEVICE void produce() const {
     if constexpr (kEmptyAside) {
@@ -522,6 +529,7 @@ struct Forward {
     if (job.range.begin >= job.range.end) return;
     load_k(k_slot, job.range.end - 1, job);
     load_q(q_slot, job);
+    FA_UNROLL_BY(kLoadCopies)
     for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
   }
 
@@ -536,6 +544,7 @@ struct Forward {
         ptx::mbarrier_arrive(q_empty(job_slot.index));
         job_slot.advance();
         if (job.range.begin >= job.range.end) return;
+        FA_UNROLL_BY(kLoadCopies)
         for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
       }
     } else {
@@ -543,6 +552,7 @@ struct Forward {
       for (int round = own.begin; has_tile(own, round); ++round) {
         const Query job = query(round);
         if (!leads) continue;
+        FA_UNROLL_BY(kLoadCopies)
         for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
       }
     }
@@ -762,7 +772,7 @@ struct Forward {
       int limit = first_limit(ahead, warp_row);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
-      if constexpr (!kHoldsK) release_k(k_slot, lane);
+      release_k(k_slot, lane);
       if (kOwnEnds && kStageO && staged) release_staged(q_slot.index, lane);
       staged = false;
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
@@ -770,7 +780,6 @@ struct Forward {
       int visible;
       exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks, dropped,
                          true);
-      if constexpr (kHoldsK) release_k(k_slot, lane);
       if constexpr (kSummed) softmax.add_own();
       if constexpr (kDropout) {
         if constexpr (!kSummed) prepare(dropped, s);
@@ -833,11 +842,11 @@ struct Forward {
         if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
-        if constexpr (!kHoldsK) release_k(k_slot, lane);
+        release_k(k_slot, lane);
         const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
                                                  in_chunks, dropped, crosses);
         if constexpr (kDropout && kSummed) {  // here what is kept is known too, beside the product
-          if (rescale) catch_up(s, visible, softmax, dropped, {q_buffer, k_slot.index}, ahead, warp_row);
+          if (rescale) catch_up(s, visible, softmax, dropped, q_buffer, ahead, warp_row);
         }
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -853,7 +862,7 @@ struct Forward {
         first = false;
         if (rare) {
           if constexpr (kSummed && !kDropout) {
-            if (rescale) catch_up(s, visible, softmax, dropped, {q_buffer, k_slot.index}, ahead, warp_row);
+            if (rescale) catch_up(s, visible, softmax, dropped, q_buffer, ahead, warp_row);
           }
           if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
           if constexpr (!kFinishAside) staged = false;
@@ -868,7 +877,6 @@ struct Forward {
           }
         }
         if constexpr (kSummed) softmax.add_own();
-        if constexpr (kHoldsK) release_k(k_slot, lane);
         if constexpr (kExactMax) {
           risen = rescale && !crosses;
           FA_UNROLL
@@ -1110,6 +1118,12 @@ struct Forward {
                               int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks,
                               [[maybe_unused]] Dropped& dropped, [[maybe_unused]] bool crosses) const {
     float shift[2];
+    if constexpr (kScoreBeside && !kBegins) {
+      if (!crosses && limit >= kTileN && !ptx::vote_any(softmax.may_lack_offset())) {
+        visible = kPieces;
+        return exponentiate_summed(s, visible, softmax, dropped, [&](int n) { apply_score_to_tile(s, n); });
+      }
+    }
     visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
     if (kPartial && visible == 0) {
       if constexpr (kSummed) softmax.own[0] = softmax.own[1] = 0.f;
@@ -1122,34 +1136,40 @@ struct Forward {
       if (kBegins || (kHoles ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
         softmax.template take_greatest<false>(s, scale);
       }
-      return exponentiate_summed(s, visible, softmax, dropped);
+      return exponentiate_summed(s, visible, softmax, dropped, [](int) {});
     } else {
       return softmax.template update<kPieces, kEarly, kHoles, kPartial>(s, scale, shift, visible);
     }
   }
 
-  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, [[maybe_unused]] Dropped& dropped) const {
-    if constexpr (kDropout) dropped.mask.expand(dropped.kept);
-    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), visible, [&](int n) {
-      // Beside the exponentials. Else P is converted in place of what the product before still reads.
-      if constexpr (kDropout) convert_tile(dropped.pairs, s, n);
+  template <class Before>
+  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, [[maybe_unused]] Dropped& dropped,
+                                     const Before& before) const {
+    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), visible, before, [&](int n) {
+      if constexpr (kDropout) {
+        // Beside the exponentials. Else P is converted in place of what the product before still reads.
+        convert_tile(dropped.pairs, s, n);
+        dropped.mask.expand_tile(dropped.kept, n);
+      }
     });
   }
 
-  /// Where the scores of a KV tile come from.
-  struct Source {
-    int q_buffer;
-    int stage;  // of K
-  };
+  /// A function of the score alone.
+  FA_DEVICE void apply_score_to_tile(S& s, int n) const {
+    kernel::Place anywhere = {};
+    anywhere.scale = params.variant.scale;
+    FA_UNROLL
+    for (int i = 4 * n; i < 4 * n + 4; ++i) s[i] = Variant::score(params.variant, anywhere, s[i]);
+  }
 
   /// After `exponentiate` returned true: offsets rise, and P with them.
-  FA_DEVICE void catch_up(S& s, int visible, Softmax& softmax, Dropped& dropped, const Source& source,
-                          const Cursor& cursor, int warp_row) const {
+  FA_DEVICE void catch_up(S& s, int visible, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
+                          int warp_row) const {
     softmax.factor[0] = softmax.factor[1] = 1.f;
     while (softmax.lost(kLeastLost)) {
-      multiply_again(s, dropped, source, cursor, warp_row);
+      multiply_again(s, dropped, q_buffer, cursor, warp_row);
       softmax.template take_greatest<true>(s, softmax_scale_log2());
-      exponentiate_summed(s, visible, softmax, dropped);
+      exponentiate_summed(s, visible, softmax, dropped, [](int) {});
     }
     softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
   }
@@ -1178,22 +1198,24 @@ struct Forward {
   // A sum of P from which on P is taken for lost.
   static constexpr float kLeastLost = kDropout ? LeastLost<T>::kOfPairs : LeastLost<T>::kOfFloats;
 
-  /// The scores of the warp's 16 rows once more, by the warp alone, from Q and K that are still there. What is hidden,
-  /// of which P is 0, stays so.
-  FA_DEVICE void multiply_again(S& s, [[maybe_unused]] const Dropped& dropped, const Source& source,
-                                [[maybe_unused]] const Cursor& cursor, int warp_row) const {
-    const uint32_t q = q_shared(source.q_buffer) + warp_row * QTile::kRowBytes;
-    const uint32_t k = k_shared(source.stage);
+  /// The scores of the warp's 16 rows once more, by the warp alone, from Q and from K in memory: its buffer may hold
+  /// other keys by now. What is hidden, of which P is 0, stays so.
+  FA_DEVICE void multiply_again(S& s, [[maybe_unused]] const Dropped& dropped, int q_buffer, const Cursor& cursor,
+                                int warp_row) const {
+    const uint32_t q = q_shared(q_buffer) + warp_row * QTile::kRowBytes;
+    const int last_key = lengths_of(cursor.query).s_kv - 1 - kv_tile(cursor) * kTileN;
+    const T* const keys = first_key(cursor, q_buffer);
     FA_UNROLL
     for (int n = 0; n < kTileN / 8; ++n) {
-      const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarpSize;  // anew: nothing is kept for this
+      const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarpSize;   // anew: nothing is kept for this
+      const int key = kernel::minimum(8 * n + static_cast<int>(lane / 4), last_key);  // those behind it are hidden
+      const T* const columns = keys + key * params.stride_k_s + lane % 4 * 2;
       float d[4] = {};
       FA_UNROLL_BY(1)
       for (uint32_t step = 0; step < kHeadDimQk / 8; ++step) {
         const uint32_t a = QTile::fragment(q, lane, step);
-        const uint32_t b = KTile::fragment(k, lane, step) + 8 * n * KTile::kRowBytes;
         ptx::mma_m16n8k8<T>(d, ptx::ld_shared_b32(a), ptx::ld_shared_b32(a + 8 * QTile::kRowBytes),
-                            ptx::ld_shared_b32(b));
+                            ptx::ld_global_nc(reinterpret_cast<const uint32_t*>(columns + 8 * step)));
       }
       if constexpr (Variant::kScore) {
         FA_UNROLL
@@ -1209,8 +1231,22 @@ struct Forward {
       FA_UNROLL
       for (int e = 0; e < 4; ++e) s[4 * n + e] = is_zero(s, dropped, 4 * n + e) ? -kInfinity : d[e];
     }
-    ptx::sync_warp();  // all lanes have read Q and K before one of them releases the buffers
+    ptx::sync_warp();  // all lanes have read Q before one of them releases the buffer
   }
+
+  /// The KV tile's first row of K in memory.
+  FA_DEVICE const T* first_key(const Cursor& cursor, [[maybe_unused]] int q_buffer) const {
+    const Query& query = cursor.query;
+    int64_t key = kv_tile(cursor) * kTileN;
+    int64_t before = query.kv_head * params.stride_k_h;
+    if constexpr (kVarlen) {
+      key += static_cast<int>(ptx::ld_shared_b32(job_shared(q_buffer) + kFirstKeyWord * 4));
+    } else {
+      before += query.tile.batch * params.stride_k_b;
+    }
+    return static_cast<const T*>(params.k) + before + key * params.stride_k_s;
+  }
+
   FA_DEVICE static bool is_zero(const S& s, [[maybe_unused]] const Dropped& dropped, int i) {
     if constexpr (kDropout) {  // P is found in the operand's registers alone
       return (dropped.pairs[i / 8][i / 2 % 4] >> 16 * (i % 2) & 0xffffu) == 0;

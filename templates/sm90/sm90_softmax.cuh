@@ -261,11 +261,12 @@ struct SummedSoftmax : RowStatistics {
     }
   }
 
-  /// Turns scores into P in place; `each(n)` is called when n8 tile n is done. With kPartial only the first `visible`
-  /// of kChunks pieces hold keys that the warp sees, and at least one does: P of the others is 0. True when a score has
-  /// passed its offset: then `lost` and `raise` have to be asked.
-  template <int kChunks, bool kPartial, int kCount, class Each>
-  FA_DEVICE bool exponentiate(float (&s)[kCount], float scale_log2, [[maybe_unused]] int visible, const Each& each) {
+  /// Turns scores into P in place; `before(n)` is called before n8 tile n is taken and `each(n)` when it is done. With
+  /// kPartial only the first `visible` of kChunks pieces hold keys that the warp sees, and at least one does: P of the
+  /// others is 0. True when a score has passed its offset: then `lost` and `raise` have to be asked.
+  template <int kChunks, bool kPartial, int kCount, class Before, class Each>
+  FA_DEVICE bool exponentiate(float (&s)[kCount], float scale_log2, [[maybe_unused]] int visible, const Before& before,
+                              const Each& each) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     float total[2][2] = {};
     FA_UNROLL
@@ -279,6 +280,7 @@ struct SummedSoftmax : RowStatistics {
       FA_UNROLL
       for (int j = 0; j < kTiles; ++j) {
         if (j < begin || j >= end) continue;
+        before(j);
         FA_UNROLL
         for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -offset[i / 2 % 2]));
         each(j);

@@ -26,6 +26,7 @@ struct Mutation {
   /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
   std::optional<Sm90BackwardVariant> hopper_backward = {};
   float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
+  int entries = 1;    ///< of the batch, and KV heads
 };
 
 const std::vector<Mutation>& mutations();

@@ -26,8 +26,9 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.dtype = mutation.spec.dtype;
   c.attention.d_qk = mutation.spec.d_qk;
   c.attention.d_v = mutation.spec.d_v;
-  c.attention.h_q = 2;
-  c.attention.h_kv = 1;
+  c.attention.b = mutation.entries;
+  c.attention.h_kv = mutation.entries;
+  c.attention.h_q = 2 * c.attention.h_kv;
   c.attention.s_q = 43;
   c.attention.s_kv = 101;
   c.splits = mutation.spec.split ? 2 : 1;
@@ -145,6 +146,29 @@ void run_hopper_backward(const Mutation& mutation, bool changed, std::uint64_t s
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// Two sequences that start behind other rows and keys.
+void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  PackedCase c;
+  c.attention = case_of(mutation).attention;
+  c.attention.causal = mutation.spec.causal;
+  c.attention.h_q = 4;
+  c.attention.h_kv = 2;
+  c.sequences = Sequences{{3, 43, 90}, {5, 86, 180}, {}, {}};
+  c.attention.s_q = 90;
+  c.attention.s_kv = 180;
+  c.schedule = seed;
+  if (changed) c.main_kernel = "mutant " + mutation.name;
+  const fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
+  const fa::test::AttentionOutputs actual = run_packed(mutation.spec, c, inputs);
+  const double worst = worst_of(actual.o, expected_of(c, inputs).o, false);
+  if (!changed) {
+    EXPECT_LT(worst, 0.02);
+    return;
+  }
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  EXPECT_GT(worst, 0.05) << "harmless";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
   if (mutation.hopper_backward) {
@@ -155,6 +179,8 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     const fa::test::AttentionGradients actual =
         run_backward(c, data, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
     if (changed) expect_wrong(mutation, c, data, actual);
+  } else if (mutation.spec.varlen) {
+    run_packed_forward(mutation, changed, seed);
   } else {
     const ForwardCase c = case_of(mutation);
     const fa::test::AttentionInputs inputs = make_inputs(c);

@@ -286,9 +286,9 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   if (spec.family == fa::Family::sm90) {
     const fa::kernel::Sm90ForwardVariantParams all =
         with_maps(launch.params, fa::plan::sm90_forward_maps(tensors, spec));
-    call.run(spec, launch.grid, &all);
+    call.run(spec, launch.grid, &all, c.main_kernel);
   } else {
-    call.run(spec, launch.grid, &launch.params);
+    call.run(spec, launch.grid, &launch.params, c.main_kernel);
   }
   if (spec.split) {
     const KernelSpec combine = combine_spec(spec);

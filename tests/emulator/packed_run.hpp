@@ -41,7 +41,7 @@ struct PackedCase {
   int splits = 1;
   std::uint64_t schedule = 1;
   std::int64_t main_blocks = 0;  ///< of backward's main kernel of the sm90 family, if not those of the library
-  std::string main_kernel = {};  ///< registered name of backward's main kernel, if not that of its spec
+  std::string main_kernel = {};  ///< registered name of the forward or the main backward kernel, if not its spec's
   /// What is computed besides, if anything; its b counts the sequences.
   const fa::test::VariantCase* variant = nullptr;
 

@@ -54,6 +54,13 @@ fa::test::VariantChoice steep_keys() {
   return {"steep_keys", config};
 }
 
+/// The same of the score alone.
+fa::test::VariantChoice steep_scores() {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{"30.0 * score * abs(score)"};
+  return {"steep_scores", config};
+}
+
 /// A captured tensor whose rows start at keys before or after those of the scores.
 fa::test::VariantChoice shifted_bias(const char* score, DType dtype, bool gradient) {
   fa::AttentionConfig config;
@@ -192,6 +199,17 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .tile_n = 64},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
       {.choice = "steep_keys", .attention = attention(DType::bf16, 16, 16, true), .own = steep_keys()},
+      {.choice = "softcap",
+       .attention = attention(DType::bf16, 24, 24, true),
+       .pack_gqa = false,
+       .splits = 1,
+       .loop_bodies = 2,
+       .tile_n = 16},
+      {.choice = "softcap", .attention = attention(DType::f16, 16, 16, false), .pack_gqa = true, .splits = 2},
+      {.choice = "steep_scores",
+       .attention = attention(DType::f16, 16, 16, false),
+       .own = steep_scores(),
+       .tile_n = 16},
       {.choice = "deep_bias", .attention = attention(DType::f16, 16, 16, true), .own = deep_bias()},
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),

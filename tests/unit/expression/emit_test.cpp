@@ -27,6 +27,19 @@ TEST(Emit, SoftcapCostsOneTanhAndLeavesItsFactorToTheSoftmax) {
   EXPECT_TRUE(has(emitted("30.0 * tanh(score / 30.0)", "", {}, Part::values, false), "fa::kernel::tanh"));
 }
 
+TEST(Emit, TellsWhetherAScoreFunctionReadsNothingButTheScore) {
+  const auto alone = [](const char* score, const std::vector<Capture>& captures = {}, const char* mask = "") {
+    return has(emitted(score, mask, captures, Part::values), "kScoreAlone = true;");
+  };
+  EXPECT_TRUE(alone("30.0 * tanh(score / 30.0)"));
+  EXPECT_TRUE(alone("score > 0 ? score : 0.5 * score"));
+  EXPECT_TRUE(alone("2.0 * tanh(score)", {}, "q >= kv")) << "whatever the mask reads";
+  EXPECT_FALSE(alone("tanh(score) * float(q)"));
+  EXPECT_FALSE(alone("score > 0 ? score : float(kv - s_kv)"));
+  EXPECT_FALSE(alone("tanh(score / cap)", {{"cap", DType::f32, 0, false}}));
+  EXPECT_FALSE(alone("", {}, "q >= kv"));
+}
+
 TEST(Emit, ADistanceIsOneFusedMultiplication) {
   const std::string text = emitted("score + slope[h] * float(kv - q)", "", {{"slope", DType::f32, 0, true}});
   EXPECT_TRUE(has(text,

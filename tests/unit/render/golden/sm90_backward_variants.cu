@@ -42,6 +42,7 @@ struct KernelVariant {
   [[maybe_unused]] static constexpr bool kMaskOnHead = false;
   [[maybe_unused]] static constexpr float kFactor = 1.0f;  // of what score returns
   [[maybe_unused]] static constexpr int kGradients = 1;
+  [[maybe_unused]] static constexpr bool kScoreAlone = false;
   [[maybe_unused]] static constexpr bool kAffine = false;
   [[maybe_unused]] static constexpr int kGradientCapture[] = {0};
   [[maybe_unused]] static constexpr bool kGradientOnQuery[] = {false};
