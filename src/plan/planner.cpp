@@ -191,7 +191,7 @@ int shared_bytes(const KernelSpec& spec) {
 
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   const Variants* const variants = problem.variants;
-  const bool bounded = variants != nullptr && (variants->left_window || variants->chunked || !variants->mask.empty());
+  const bool bounded = variants != nullptr && variants->hides_keys();
   return choice.family == Family::sm90 && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
          !problem.varlen && !problem.dropout && !bounded;
 }

@@ -61,7 +61,7 @@ bool takes_registers(const Problem& problem) noexcept {
 
 /// Whether scores reach the softmax as the product leaves them, causality aside.
 bool keeps_scores(const Variants& variants) noexcept {
-  return variants.score.empty() && variants.mask.empty() && !variants.left_window && !variants.chunked;
+  return variants.score.empty() && !variants.hides_keys();
 }
 
 /// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
@@ -73,7 +73,7 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool ex
   if (exact_max && d > 64) return {};  // with exact maxima fewer warpgroups and longer KV tiles are the faster
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
-    if (!variants->mask.empty() || variants->left_window || variants->chunked) return {};
+    if (variants->hides_keys()) return {};
     // What reads captured tensors was not the faster; what is affine is so as a step of the product, which spills
     // there.
     const bool slower = !variants->captures.empty() || variants->affine;
@@ -138,8 +138,7 @@ int affine_bytes(const KernelSpec& spec) {
 /// for every warp that draws.
 int draws_bytes(const KernelSpec& spec) {
   if (!spec.dropout || spec.pack_gqa) return 0;
-  const bool looks_aside =
-      spec.varlen || spec.variants.left_window || spec.variants.chunked || !spec.variants.mask.empty();
+  const bool looks_aside = spec.varlen || spec.variants.hides_keys();
   const int warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
   return 32 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
 }
@@ -305,7 +304,7 @@ bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed,
 bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
   const Variants* const variants = problem.variants;
   return variants != nullptr && variants->affine && problem.positive_scale && !problem.varlen && !problem.dropout &&
-         !variants->left_window && !variants->chunked && variants->mask.empty();
+         !variants->hides_keys();
 }
 
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
@@ -313,8 +312,7 @@ int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, con
 }
 
 bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
-  return spec.causal && consumers(spec) >= 3 && !spec.exact_max && !spec.dropout && !spec.variants.left_window &&
-         !spec.variants.chunked && spec.variants.mask.empty();
+  return spec.causal && consumers(spec) >= 3 && !spec.exact_max && !spec.dropout && !spec.variants.hides_keys();
 }
 
 int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
@@ -332,8 +330,7 @@ bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
   if (consumers(spec) >= 3 && !spec.variants.captures.empty()) return false;
   const bool drifts = spec.causal && consumers(spec) > 3 && spec.q_buffers == 2;
   const bool pays = spec.causal ? spec.tile_n < spec.tile_m : consumers(spec) >= 3;
-  return pays && (spec.take_turns || drifts) && !spec.split && !spec.dropout && !spec.variants.left_window &&
-         !spec.variants.chunked && spec.variants.mask.empty();
+  return pays && (spec.take_turns || drifts) && !spec.split && !spec.dropout && !spec.variants.hides_keys();
 }
 
 int sm90_forward_warps(const KernelSpec& spec) noexcept {

@@ -27,6 +27,9 @@ struct Variants {
 
   bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
 
+  /// Whether keys are hidden that causality does not hide.
+  bool hides_keys() const noexcept { return left_window || chunked || !mask.empty(); }
+
   friend bool operator==(const Variants&, const Variants&) = default;
 };
 
