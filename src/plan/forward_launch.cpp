@@ -53,27 +53,17 @@ TensorMapSpec query_map(const TensorView& view, std::int64_t h_kv, std::uint32_t
 
 namespace {
 
-constexpr std::uint32_t kDraws = 65536;                // patterns of 16 bits
-constexpr std::uint32_t kNegative = 0x7c00;            // of them are f16 numbers less than zero; as many are greater
-constexpr std::uint32_t kNumbers = 2 * kNegative + 2;  // with the two zeros; the rest are NaN
-
-/// Whether there is a number that `count` patterns are less than.
-bool is_rank(std::uint32_t count) noexcept {
-  return count < kNumbers && count != kNegative + 1;
-}
-
-/// The number that `count` patterns are less than.
-std::uint32_t number_of_rank(std::uint32_t count) noexcept {
-  return count <= kNegative ? 0x8000 | (kNegative - count) : count - kNegative - 1;
-}
+constexpr std::uint32_t kDraws = 65536;  // of 16 bits
 
 }  // namespace
 
 kernel::DropoutParams dropout_params(double probability) noexcept {
   const auto dropped = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1.0));
   kernel::DropoutParams params{};
-  params.flip = is_rank(dropped) ? 0 : 0xffffffff;
-  params.threshold = number_of_rank(params.flip == 0 ? dropped : kDraws - dropped) * 0x10001;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    params.threshold[i] = (dropped >> (8 + i) & 1) * 0x0000ffff | (dropped >> (12 + i) & 1) * 0xffff0000;
+  }
+  params.low_threshold = dropped << 24;
   params.keep = static_cast<float>(double(kDraws - dropped) / kDraws);
   params.inverse_keep = static_cast<float>(double(kDraws) / (kDraws - dropped));
   return params;

@@ -31,8 +31,8 @@ struct PackedArgs {
   kernel::DropoutParams dropout{};
 };
 
-/// `threshold`, `flip`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a multiple of
-/// 2^-16.
+/// `threshold`, `low_threshold`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a
+/// multiple of 2^-16.
 kernel::DropoutParams dropout_params(double probability) noexcept;
 
 /// The sequences as a kernel for `problem` takes them.

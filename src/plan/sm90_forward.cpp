@@ -16,7 +16,7 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 4;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
-constexpr int kBarrierBytesBesideMasks = 480;
+constexpr int kBarrierBytesBesideMasks = 496;
 constexpr int kMasks = 3;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};

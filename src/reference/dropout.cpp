@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -14,6 +13,7 @@ namespace {
 using Words = std::array<std::uint32_t, 4>;
 
 constexpr int kRounds = 7;
+constexpr int kRoundsOfCommon = 3;  // in front of which a call's common byte is read
 constexpr double kDraws = 65536;
 
 std::uint32_t high(std::uint64_t x) {
@@ -23,47 +23,35 @@ std::uint32_t low(std::uint64_t x) {
   return static_cast<std::uint32_t>(x);
 }
 
-/// How many patterns of 16 bits are f16 numbers less than `draw`, itself a number. There are 0x7c00 negative ones, two
-/// zeros of the same rank, and as many positive ones.
-std::uint32_t rank(std::uint32_t draw) {
-  const std::uint32_t magnitude = draw & 0x7fff;
-  if (magnitude == 0) return 0x7c00;
-  return draw >= 0x8000 ? 0x7c00 - magnitude : 0x7c01 + magnitude;
-}
-
-/// Whether the rank of a draw is less than `count`, which holds for `count` of the draws if it is a rank itself.
-bool ranks_below(std::uint32_t draw, std::uint32_t count) {
-  return (draw & 0x7fff) <= 0x7c00 && rank(draw) < count;
-}
-bool is_rank(std::uint32_t count) {
-  return count <= 0xf801 && count != 0x7c01;
+Words rounds(Words counter, std::uint64_t key, int begin, int end) noexcept {
+  for (int round = begin; round < end; ++round) {
+    const auto step = static_cast<std::uint32_t>(round);
+    const std::uint64_t product0 = std::uint64_t{0xd2511f53} * counter[0];
+    const std::uint64_t product1 = std::uint64_t{0xcd9e8d57} * counter[2];
+    counter = {high(product1) ^ counter[1] ^ (low(key) + step * 0x9e3779b9), low(product1),
+               high(product0) ^ counter[3] ^ (high(key) + step * 0xbb67ae85), low(product0)};
+  }
+  return counter;
 }
 
 }  // namespace
 
 Words philox(Words counter, std::uint64_t key) noexcept {
-  std::uint32_t key0 = low(key);
-  std::uint32_t key1 = high(key);
-  for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t product0 = std::uint64_t{0xd2511f53} * counter[0];
-    const std::uint64_t product1 = std::uint64_t{0xcd9e8d57} * counter[2];
-    counter = {high(product1) ^ counter[1] ^ key0, low(product1), high(product0) ^ counter[3] ^ key1, low(product0)};
-    key0 += 0x9e3779b9;
-    key1 += 0xbb67ae85;
+  return rounds(counter, key, 0, kRounds);
+}
+
+Call::Call(Words counter, std::uint64_t key) noexcept {
+  counter = rounds(counter, key, 0, kRoundsOfCommon);
+  common_ = (counter[1] ^ counter[3]) >> 24;
+  words_ = rounds(counter, key, kRoundsOfCommon, kRounds);
+}
+
+std::uint32_t Call::draw(int place) const noexcept {
+  std::uint32_t draw = common_;
+  for (std::size_t bit = 0; bit < 8; ++bit) {
+    draw |= (words_[bit % 4] >> (bit / 4 * 16 + static_cast<std::size_t>(place)) & 1) << (8 + bit);
   }
-  return counter;
-}
-
-Words spread(std::uint32_t first, std::uint32_t second) noexcept {
-  constexpr std::uint32_t kLow = 0x00ff00ff;
-  const std::uint32_t turned_first = std::rotl(first, 8);
-  const std::uint32_t turned_second = std::rotl(second, 8);
-  return {first ^ (second & kLow), turned_first ^ (turned_second & kLow), second ^ (turned_first & kLow),
-          turned_second ^ (first & kLow)};
-}
-
-bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept {
-  return is_rank(dropped) ? !ranks_below(draw, dropped) : ranks_below(draw, 65536 - dropped);
+  return draw;
 }
 
 DropoutMask::DropoutMask(double probability, std::uint64_t seed, std::uint64_t offset) : seed_(seed), offset_(offset) {
@@ -84,15 +72,12 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
   const std::uint64_t stream = offset_ + static_cast<std::uint64_t>(head);
   row += first_row_;
   const auto row_word = static_cast<std::uint32_t>(row / 16 * 4 + row % 8 / 2);
-  const std::size_t row_half = row % 16 >= 8 ? 1 : 0;
   for (std::int64_t j = 0; j < count; ++j) {
     const std::int64_t key = first_key_ + first_key + j;
     const auto key_word = static_cast<std::uint32_t>(key / 16 * 4 + key % 8 / 2);
-    const Words words = philox({low(stream), key_word, high(stream), row_word}, seed_);
-    const std::size_t pair = (row + key / 16) % 2 != 0 ? 2 : 0;
-    const std::uint32_t both = spread(words[pair], words[pair + 1])[(key % 16 >= 8 ? 2U : 0U) + row_half];
-    const std::uint32_t draw = key % 2 == 0 ? both & 0xffff : both >> 16;
-    keep[j] = keeps(draw, dropped_) ? 1 : 0;
+    const Call call({low(stream), key_word, high(stream), row_word}, seed_);
+    const std::int64_t place = (row + key / 16) % 2 * 8 + key % 2 * 4 + key % 16 / 8 * 2 + row % 16 / 8;
+    keep[j] = call.draw(static_cast<int>(place)) >= dropped_ ? 1 : 0;
   }
 }
 

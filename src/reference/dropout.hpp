@@ -9,15 +9,20 @@ namespace fa::reference {
 /// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
-/// Two words of a call become eight draws of 16 bits, those of an even key in the low halves: [2 * (key mod 16 >= 8) +
-/// (row mod 16 >= 8)]. The words' eight bytes are the draws' high ones, XORs of two of them the low ones, so that any
-/// two draws are 32 independent bits.
-std::array<std::uint32_t, 4> spread(std::uint32_t first, std::uint32_t second) noexcept;
+/// One call of the generator decides on 16 elements, each of which has a draw of 16 bits: the high byte from the call's
+/// words, the low one common to all. Any two high bytes are 16 independent bits.
+class Call {
+ public:
+  Call(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
-/// Whether an element with this draw of 16 bits is kept when `dropped` of the 65536 draws drop theirs. Draws are f16
-/// numbers: those less than all others drop, NaN never; only where that cannot make `dropped` draws (31745, and from
-/// 63490 on) it is the least 65536 - dropped draws that are kept, and NaN drops.
-bool keeps(std::uint32_t draw, std::uint32_t dropped) noexcept;
+  /// Of the element at `place`, 8 * (the parities of row and 16-key block differ) + 4 * (key mod 2) + 2 * (key mod 16
+  /// >= 8) + (row mod 16 >= 8).
+  std::uint32_t draw(int place) const noexcept;
+
+ private:
+  std::array<std::uint32_t, 4> words_;
+  std::uint32_t common_;
+};
 
 /// Which elements of P dropout keeps, on the host: a pure function of seed, offset, batch, query head, row and key, and
 /// bit for bit that of templates/common/dropout.cuh, which describes it.

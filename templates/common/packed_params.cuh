@@ -23,10 +23,10 @@ struct DropoutParams {
   const uint64_t* state;  // {seed, offset} on the device; null: the two values below
   uint64_t seed;
   uint64_t offset;
-  uint32_t threshold;  // twice the f16 that a draw, 16 bits read as f16, has to be less than to drop its element
-  uint32_t flip;       // all ones: to keep it
-  float keep;          // 1 - p
-  float inverse_keep;  // 1 / keep
+  uint32_t threshold[4];   // of p * 2^16 bit 8 + i in all of the low half of word i, bit 12 + i in its high half
+  uint32_t low_threshold;  // bits 0 to 7, as the highest ones
+  float keep;              // 1 - p
+  float inverse_keep;      // 1 / keep
 };
 
 }  // namespace fa::kernel

@@ -118,44 +118,11 @@ FA_DEVICE uint32_t prmt_sign(uint32_t low, uint32_t high, uint32_t selector) {
   return y;
 }
 
-/// lop3.b32: a ^ (b & mask), in one instruction where a compiler would take two to have `b & mask` by itself.
-FA_DEVICE uint32_t xor_masked(uint32_t a, uint32_t b, uint32_t mask) {
-  uint32_t y;
-  asm("lop3.b32 %0, %1, %2, %3, 0x78;" : "=r"(y) : "r"(a), "r"(b), "r"(mask));
-  return y;
-}
-
 /// mul.wide.u32: all 64 bits of a product.
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   uint64_t y;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(y) : "r"(a), "r"(b));
   return y;
-}
-
-/// set.lt.u32.f16x2: 0xffff in each half of the result where that half of `a` is less than that of `b`, else 0. Both
-/// are pairs of f16: -0 equals 0, and a NaN is not less than anything.
-FA_DEVICE uint32_t less_pair(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-
-/// sub.rn.f16x2: a - b, with the sign of a half that is less, as above, unless that of `b` is +0. The pipe of additions
-/// has more room than that of comparisons.
-FA_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-
-/// setp.lt.f16x2: the same as two predicates.
-FA_DEVICE void less_pair(bool& low, bool& high, uint32_t a, uint32_t b) {
-  int x, y;
-  asm("{\n.reg .pred p, q;\nsetp.lt.f16x2 p|q, %2, %3;\nselp.b32 %0, 1, 0, p;\nselp.b32 %1, 1, 0, q;\n}\n"
-      : "=r"(x), "=r"(y)
-      : "r"(a), "r"(b));
-  low = x != 0;
-  high = y != 0;
 }
 
 /// cvt.rn: one float to storage type T.

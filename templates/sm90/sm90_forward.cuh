@@ -121,7 +121,7 @@ struct Forward {
                                           : !kDrawerWarpgroup ? 72
                                           : kLists            ? 56
                                           : kHeadDimV <= 96   ? 80
-                                                              : 64;
+                                                              : 48;
   static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
                                           : kDropout && kLists        ? 40
@@ -197,8 +197,8 @@ struct Forward {
   static constexpr int kJobOffset = kBarrierOffset + 256;
   static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
   static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
-  static constexpr int kDropoutOffset = kListedOffset + 32;  // seed and offset
-  static constexpr int kMaskBarrierOffset = kDropoutOffset + 16;
+  static constexpr int kDropoutOffset = kListedOffset + 32;
+  static constexpr int kMaskBarrierOffset = kDropoutOffset + kernel::Dropout::kSharedBytes;
   static constexpr int kMasks = 3;  // in flight
   static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
@@ -210,7 +210,8 @@ struct Forward {
   static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::PhiloxPart::kBytes : 0;
   static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
   static constexpr int kColumnDrawsBytes = kTileN / 4 * kernel::PhiloxPart::kBytes;
-  static constexpr int kRowsTogether = kTileM / 16 / kDrawerWarps % 2 == 0 ? 2 : 1;  // blocks of rows
+  static constexpr int kDrawnRows = kDropout ? kTileM / 16 / kDrawerWarps : 1;  // blocks of rows of a warp that draws
+  static constexpr int kRowsTogether = kDrawnRows % 2 == 0 ? 2 : 1;
   static constexpr int kSharedBytes = kColumnDrawsOffset + (kStartsRows ? kDrawerWarps * kColumnDrawsBytes : 0);
 
   const Params& p;
@@ -629,7 +630,8 @@ struct Forward {
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       const kernel::PhiloxStream stream = dropout.stream();
       if constexpr (kStartsRows) {
-        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps) start_row_draws(stream, tile, row, lane);
+        FA_UNROLL
+        for (int i = 0; i < kDrawnRows; ++i) start_row_draws(stream, tile, 16 * (warp + kDrawerWarps * i), lane);
       }
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
@@ -640,7 +642,8 @@ struct Forward {
         }
         ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
         FA_UNROLL_BY(1)
-        for (int row = 16 * warp; row < kTileM; row += 16 * kDrawerWarps * kRowsTogether) {
+        for (int first = 0; first < kDrawnRows; first += kRowsTogether) {
+          const int row = 16 * (warp + kDrawerWarps * first);
           if constexpr (Config::kPackGqa) {
             FA_UNROLL
             for (int i = 0; i < kRowsTogether; ++i) {
@@ -659,8 +662,7 @@ struct Forward {
 
   /// For the 16 rows from `row` of the query tile on, and for as many that are the warp's next.
   FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int row, int n, int warp, int lane) const {
-    using Part = typename Mask::Part;
-    Part parts[kRowsTogether][2];  // of the lane's own mask and of its neighbour's
+    uint32_t drawn[kRowsTogether][4 * Mask::kPartWords] = {};
     kernel::PhiloxPart rows[kRowsTogether];
     FA_UNROLL
     for (int i = 0; i < kRowsTogether; ++i) rows[i] = row_draws(row + 16 * kDrawerWarps * i, lane);
@@ -668,22 +670,33 @@ struct Forward {
     const uint32_t columns = column_draws_shared(warp, lane % 4);
     const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
     FA_UNROLL
-    for (int drawn = 0; drawn < Mask::kDrawn; ++drawn) {
-      const bool last = 2 * drawn + 1 == kPSteps;  // and of no use to the odd rows' lanes
-      const auto column = kernel::PhiloxPart::load((last ? columns : own_columns) + 2 * kStepBytes * drawn);
+    for (int step = 0; step < Mask::kDrawn; ++step) {
+      const bool last = 2 * step + 1 == kPSteps;  // and of no use to the odd rows' lanes
+      const auto column = kernel::PhiloxPart::load((last ? columns : own_columns) + 2 * kStepBytes * step);
       FA_UNROLL
-      for (int i = 0; i < kRowsTogether; ++i) {
-        uint32_t below[2][4];
-        dropout.draw_both(below, rows[i], column, turned(n) != (last && odd));
-        FA_UNROLL
-        for (int part = 0; part < 2; ++part) parts[i][part].add(drawn, below[part]);
-      }
+      for (int i = 0; i < kRowsTogether; ++i) drawn[i][step] = dropout.draw(rows[i], column);
     }
     FA_UNROLL
     for (int i = 0; i < kRowsTogether; ++i) {
+      uint32_t parts[2][Mask::kPartWords];  // of the lane's own mask and of its neighbour's
+      FA_UNROLL
+      for (int word = 0; word < Mask::kPartWords; ++word) {
+        uint32_t pairs[2];
+        FA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int step = 4 * word + 2 * half;
+          uint32_t selector = 0x7362u;  // own bytes of two calls, their neighbour's
+          selector ^= turned(n) ? 0x1111u : 0;
+          if (2 * step + 1 == kPSteps) selector ^= odd ? 0x0101u : 0;
+          if (2 * step + 3 == kPSteps) selector ^= odd ? 0x1010u : 0;
+          pairs[half] = ptx::prmt(drawn[i][step], drawn[i][step + 1], selector);
+        }
+        parts[0][word] = ptx::prmt(pairs[0], pairs[1], 0x5410);
+        parts[1][word] = ptx::prmt(pairs[0], pairs[1], 0x7632);
+      }
       FA_UNROLL
       for (int part = 0; part < 2; ++part) {
-        parts[i][part].store(mask_shared(index, row + 16 * kDrawerWarps * i, lane ^ 4 * part), odd, params.dropout);
+        Mask::store_part(mask_shared(index, row + 16 * kDrawerWarps * i, lane ^ 4 * part), odd, parts[part]);
       }
     }
   }
@@ -691,21 +704,21 @@ struct Forward {
   /// The same for rows of several query heads.
   FA_DEVICE void draw_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
                            int lane) const {
-    typename Mask::Part parts[2];
+    uint32_t parts[2][Mask::kPartWords] = {};
     const int first_row = tile.m_block * kTileM + row;
     const Rows rows{params.group, tile.head};
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      uint32_t below[4];
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int place = first_row + lane / 4 + 8 * r;
-        dropout.draw_row(below, r, rows.position(place), rows.query_head(place), n * kTileN + 16 * step, lane);
+        parts[step % 2][step / 8] |=
+            dropout.draw_row(r, rows.position(place), rows.query_head(place), n * kTileN + 16 * step, lane)
+            << 8 * (step / 2 % 4);
       }
-      parts[step % 2].add(step / 2, below);
     }
     FA_UNROLL
-    for (int part = 0; part < 2; ++part) parts[part].store(mask_shared(index, row, lane), part != 0, params.dropout);
+    for (int part = 0; part < 2; ++part) Mask::store_part(mask_shared(index, row, lane), part != 0, parts[part]);
   }
 
   // ---- consumers: one warpgroup each

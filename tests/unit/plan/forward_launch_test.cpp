@@ -128,43 +128,29 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   EXPECT_LE(launch.params.heads_in_flight, 8);
 }
 
+/// What a draw of 16 bits has to be less than to drop its element.
+std::uint32_t threshold_of(const kernel::DropoutParams& params) {
+  std::uint32_t threshold = params.low_threshold >> 24;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint32_t low = params.threshold[i] & 0xffff, high = params.threshold[i] >> 16;
+    EXPECT_TRUE(low == 0 || low == 0xffff) << low;
+    EXPECT_TRUE(high == 0 || high == 0xffff) << high;
+    threshold |= (low & 1) << (8 + i) | (high & 1) << (12 + i);
+  }
+  return threshold;
+}
+
 TEST(ForwardLaunch, DropoutIsRoundedToStepsOfADraw) {
-  EXPECT_EQ(dropout_params(0.5).threshold, 0x03ff03ffU);
   EXPECT_EQ(dropout_params(0.5).inverse_keep, 2.f);
-  EXPECT_EQ(dropout_params(0.1).threshold, 0xe266e266U);
+  EXPECT_EQ(threshold_of(dropout_params(0.1)), 6554U);
   EXPECT_FLOAT_EQ(dropout_params(0.1).keep, 58982.f / 65536);
   EXPECT_EQ(dropout_params(0.9999999).inverse_keep, 65536.f);  // never everything
-  EXPECT_EQ(dropout_params(1e-9).threshold, 0xfc00fc00U);      // less than -inf: nothing
-  EXPECT_EQ(dropout_params(1e-9).flip, 0U);
-}
-
-/// As many patterns of 16 bits drop their element as should, and the same as the host's mask says.
-TEST(ForwardLaunch, DrawsAreComparedAsNumbers) {
-  const auto key = [](std::uint32_t half) {  // of an order
-    const int magnitude = static_cast<int>(half & 0x7fff);
-    return half & 0x8000 ? -magnitude : magnitude;
-  };
-  for (const std::uint32_t dropped : {0U, 1U, 6554U, 31744U, 31745U, 31746U, 32768U, 63489U, 63490U, 65535U}) {
-    const kernel::DropoutParams params = dropout_params(dropped / 65536.);
-    EXPECT_EQ(params.threshold >> 16, params.threshold & 0xffff);
-    std::uint32_t count = 0;
-    for (std::uint32_t draw = 0; draw < 65536; ++draw) {
-      const bool number = (draw & 0x7fff) <= 0x7c00;
-      const bool below = number && key(draw) < key(params.threshold & 0xffff);
-      const bool drops = below != (params.flip != 0);
-      EXPECT_EQ(drops, !reference::keeps(draw, dropped)) << draw;
-      count += drops;
-    }
-    EXPECT_EQ(count, dropped);
-  }
-}
-
-/// Kernels compare by the sign of a difference, and -0 - (+0) is -0: no less than, but as if it were.
-TEST(ForwardLaunch, NoThresholdIsPositiveZero) {
+  EXPECT_EQ(threshold_of(dropout_params(1e-9)), 0U);
   for (std::uint32_t dropped = 0; dropped < 65536; ++dropped) {
-    ASSERT_NE(dropout_params(dropped / 65536.).threshold, 0U) << dropped;
+    const kernel::DropoutParams params = dropout_params(dropped / 65536.);
+    ASSERT_EQ(threshold_of(params), dropped);
+    ASSERT_EQ(params.low_threshold << 8, 0U);
   }
-  EXPECT_EQ(dropout_params(31744 / 65536.).threshold, 0x80008000U);
 }
 
 /// 85 rounds: 43, 21, 11, 5, 3, 1 and 1 in waves that halve what is left.

@@ -43,47 +43,45 @@ TEST(Philox, IsTheGeneratorOfItsAuthors) {
             (Words{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
 }
 
-/// How many of the vectors of bits are no sum of others.
-int rank(std::vector<std::uint64_t> vectors) {
-  int rank = 0;
-  for (int bit = 0; bit < 64; ++bit) {
-    const auto has_bit = [bit](std::uint64_t vector) { return (vector >> bit & 1) != 0; };
-    const auto pivot = std::ranges::find_if(vectors, has_bit);
-    if (pivot == vectors.end()) continue;
-    const std::uint64_t value = *pivot;
-    vectors.erase(pivot);
-    for (std::uint64_t& vector : vectors) {
-      if (has_bit(vector)) vector ^= value;
-    }
-    ++rank;
-  }
-  return rank;
-}
-
-/// They are sums of bits of the two words, so the sums' coefficients tell: of each bit of a draw, which of the 64 are
-/// in it.
-TEST(Spread, AnyTwoDrawsAreIndependent) {
-  std::array<std::array<std::uint64_t, 16>, 8> draws{};
-  for (int bit = 0; bit < 64; ++bit) {
-    const std::uint64_t words = std::uint64_t{1} << bit;
-    const std::array<std::uint32_t, 4> spread_bit =
-        spread(static_cast<std::uint32_t>(words), static_cast<std::uint32_t>(words >> 32));
-    for (std::size_t i = 0; i < 8; ++i) {
-      for (std::size_t j = 0; j < 16; ++j) {
-        if ((spread_bit[i / 2] >> (16 * (i % 2) + j) & 1) != 0) draws[i][j] |= words;
+TEST(Call, EveryBitOfTheGeneratorIsOfOneDraw) {
+  using Words = std::array<std::uint32_t, 4>;
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const Words counter{i, 3 * i, 7, i << 20};
+    const Call call(counter, 11);
+    Words words{};
+    for (int place = 0; place < 16; ++place) {
+      const std::uint32_t high = call.draw(place) >> 8;
+      for (std::size_t bit = 0; bit < 8; ++bit) {
+        words[bit % 4] |= (high >> bit & 1) << (bit / 4 * 16 + static_cast<std::size_t>(place));
       }
     }
+    EXPECT_EQ(words, philox(counter, 11));
   }
-  for (std::size_t i = 0; i < 8; ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      std::vector<std::uint64_t> both(draws[i].begin(), draws[i].end());
-      both.insert(both.end(), draws[j].begin(), draws[j].end());
-      EXPECT_EQ(rank(both), 32) << i << ' ' << j;
+}
+
+/// They are numbers of a lattice that the seed shifts: more even than random ones.
+TEST(Call, LowBytesAreFair) {
+  constexpr std::uint32_t kCalls = 256;
+  std::array<double, 256> counts{};
+  double below = 0;
+  std::array<double, 2> both{};
+  const auto low = [](std::uint32_t row, std::uint32_t column) { return Call({5, column, 0, row}, 99).draw(3) & 255; };
+  for (std::uint32_t row = 0; row < kCalls; ++row) {
+    for (std::uint32_t column = 0; column < kCalls; ++column) {
+      EXPECT_EQ(low(row, column), Call({5, column, 0, row}, 99).draw(12) & 255) << "all elements of a call share it";
+      const double sign = low(row, column) < 128 ? 1 : -1;
+      ++counts[low(row, column)];
+      below += sign;
+      both[0] += sign * (low(row, column + 1) < 128 ? 1 : -1);
+      both[1] += sign * (low(row + 1, column) < 128 ? 1 : -1);
     }
   }
-  std::vector<std::uint64_t> high;
-  for (const auto& draw : draws) high.insert(high.end(), draw.begin() + 8, draw.end());
-  EXPECT_EQ(rank(high), 64) << "high bytes are a byte each";
+  const double calls = kCalls * kCalls;
+  double chi_squared = 0;
+  for (const double count : counts) chi_squared += (count - calls / 256) * (count - calls / 256) / (calls / 256);
+  EXPECT_LT(chi_squared, 256 + 4 * std::sqrt(512));
+  EXPECT_LT(std::abs(below / calls), 0.01);
+  for (const double sum : both) EXPECT_LT(std::abs(sum / calls), 0.25) << "neighbours may share it, but not all do";
 }
 
 /// Three at a time, of all that a call decides on: 0 +- 1 / sqrt(n) for independent ones.

@@ -87,10 +87,6 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return result;
 }
 
-FA_DEVICE uint32_t xor_masked(uint32_t a, uint32_t b, uint32_t mask) {
-  return a ^ (b & mask);
-}
-
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   return static_cast<uint64_t>(a) * b;
 }
@@ -102,30 +98,6 @@ FA_DEVICE uint32_t prmt_sign(uint32_t low, uint32_t high, uint32_t selector) {
     if ((bytes >> (8 * ((selector >> (4 * i)) & 7) + 7) & 1) != 0) result |= 0xffu << (8 * i);
   }
   return result;
-}
-
-FA_DEVICE void less_pair(bool& low, bool& high, uint32_t a, uint32_t b) {
-  const auto half = [](uint32_t pair, int shift) {
-    return emulator::convert_from_f16(static_cast<uint16_t>(pair >> shift));
-  };
-  low = half(a, 0) < half(b, 0);
-  high = half(a, 16) < half(b, 16);
-}
-
-FA_DEVICE uint32_t less_pair(uint32_t a, uint32_t b) {
-  bool low, high;
-  less_pair(low, high, a, b);
-  return (low ? 0xffffu : 0u) | (high ? 0xffff0000u : 0u);
-}
-
-FA_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
-  constexpr uint16_t kNan = 0x7fff;
-  const auto half = [&](int shift) {
-    const float difference = emulator::convert_from_f16(static_cast<uint16_t>(a >> shift)) -
-                             emulator::convert_from_f16(static_cast<uint16_t>(b >> shift));
-    return static_cast<uint32_t>(difference != difference ? kNan : emulator::convert_f16(difference)) << shift;
-  };
-  return half(0) | half(16);
 }
 
 template <class T>

@@ -1,7 +1,7 @@
 // sm90_backward arch=sm_90a dtype=f16 d_qk=128 d_v=72 causal=1 tile_m=64 tile_n=128 stages=2 write_dq=1 split=0 min_blocks=1 varlen=1 dropout=1 left_window=1 sink=1 score=score*gain captures=gain:f32:0:grad
 #include <sm90/sm90_backward.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 504);
+static_assert(sizeof(fa::kernel::BackwardParams) == 520);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
@@ -16,11 +16,11 @@ static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 404);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 412);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 416);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 464);
-static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 1024);
+static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 1088);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_k) == 128);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_dout) == 384);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, base) == 512);
-static_assert(sizeof(fa::kernel::BackwardVariantParams) == 1280);
+static_assert(sizeof(fa::kernel::BackwardVariantParams) == 1296);
 static_assert(sizeof(fa::kernel::CaptureParams) == 88);
 static_assert(FA_OFFSETOF(fa::kernel::CaptureParams, strides) == 16);
 static_assert(FA_OFFSETOF(fa::kernel::CaptureParams, bits) == 80);
@@ -30,7 +30,7 @@ static_assert(FA_OFFSETOF(fa::kernel::VariantParams, diagonal) == 720);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, chunk) == 728);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, tile_lists) == 744);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, norms) == 752);
-static_assert(sizeof(fa::kernel::Sm90BackwardVariantParams) == 1792);
+static_assert(sizeof(fa::kernel::Sm90BackwardVariantParams) == 1856);
 
 struct KernelVariant {
   [[maybe_unused]] static constexpr bool kLeftWindow = true;
