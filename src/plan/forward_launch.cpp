@@ -60,9 +60,7 @@ constexpr std::uint32_t kDraws = 65536;  // of 16 bits
 kernel::DropoutParams dropout_params(double probability) noexcept {
   const auto dropped = static_cast<std::uint32_t>(std::clamp(std::round(probability * kDraws), 0.0, kDraws - 1.0));
   kernel::DropoutParams params{};
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    params.threshold[i] = (dropped >> (8 + i) & 1) * 0x0000ffff | (dropped >> (12 + i) & 1) * 0xffff0000;
-  }
+  for (std::uint32_t i = 0; i < 8; ++i) params.threshold[i] = (dropped >> (8 + i) & 1) * 0xffffffff;
   params.low_threshold = dropped << 24;
   params.keep = static_cast<float>(double(kDraws - dropped) / kDraws);
   params.inverse_keep = static_cast<float>(double(kDraws) / (kDraws - dropped));

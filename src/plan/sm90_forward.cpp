@@ -16,7 +16,7 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kMaxConsumers = 4;
 constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
 constexpr int kBarrierBytes = 1024;
-constexpr int kBarrierBytesBesideMasks = 496;
+constexpr int kBarrierBytesBesideMasks = 512;
 constexpr int kMasks = 3;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
@@ -134,13 +134,13 @@ int affine_bytes(const KernelSpec& spec) {
   return spec.affine_product ? 32 * spec.tile_n : 0;
 }
 
-/// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 16 rows, and of each four keys
+/// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 32 rows, and of each four keys
 /// for every warp that draws.
 int draws_bytes(const KernelSpec& spec) {
   if (!spec.dropout || spec.pack_gqa) return 0;
   const bool looks_aside = spec.varlen || spec.variants.hides_keys();
   const int warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
-  return 32 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
+  return 16 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
 }
 
 bool has_override(const KernelOverride& fixed) {

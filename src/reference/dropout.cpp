@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -43,13 +44,25 @@ Words philox(Words counter, std::uint64_t key) noexcept {
 Call::Call(Words counter, std::uint64_t key) noexcept {
   counter = rounds(counter, key, 0, kRoundsOfCommon);
   common_ = (counter[1] ^ counter[3]) >> 24;
-  words_ = rounds(counter, key, kRoundsOfCommon, kRounds);
+  const Words words = rounds(counter, key, kRoundsOfCommon, kRounds);
+  const Words added = added_bits(words);
+  std::copy(added.begin(), added.end(), bits_.begin());
+  std::copy(words.begin(), words.end(), bits_.begin() + added.size());
+}
+
+Words added_bits(const Words& words) noexcept {
+  constexpr std::array<int, 4> kFirst{12, 11, 15, 16}, kSecond{11, 12, 7, 20};
+  const std::uint32_t first = words[0] ^ std::rotl(words[1], 6);
+  const std::uint32_t second = words[2] ^ std::rotl(words[3], 6);
+  Words added{};
+  for (std::size_t i = 0; i < added.size(); ++i) added[i] = std::rotl(first, kFirst[i]) ^ std::rotl(second, kSecond[i]);
+  return added;
 }
 
 std::uint32_t Call::draw(int place) const noexcept {
   std::uint32_t draw = common_;
-  for (std::size_t bit = 0; bit < 8; ++bit) {
-    draw |= (words_[bit % 4] >> (bit / 4 * 16 + static_cast<std::size_t>(place)) & 1) << (8 + bit);
+  for (std::size_t bit = 0; bit < bits_.size(); ++bit) {
+    draw |= (bits_[bit] >> static_cast<std::size_t>(place) & 1) << (8 + bit);
   }
   return draw;
 }
@@ -71,12 +84,13 @@ void DropoutMask::row(std::int64_t head, std::int64_t row, std::int64_t first_ke
                       std::uint8_t* keep) const {
   const std::uint64_t stream = offset_ + static_cast<std::uint64_t>(head);
   row += first_row_;
-  const auto row_word = static_cast<std::uint32_t>(row / 16 * 4 + row % 8 / 2);
+  const auto row_word = static_cast<std::uint32_t>(row / 32 * 4 + row % 8 / 2);
   for (std::int64_t j = 0; j < count; ++j) {
     const std::int64_t key = first_key_ + first_key + j;
     const auto key_word = static_cast<std::uint32_t>(key / 16 * 4 + key % 8 / 2);
     const Call call({low(stream), key_word, high(stream), row_word}, seed_);
-    const std::int64_t place = (row + key / 16) % 2 * 8 + key % 2 * 4 + key % 16 / 8 * 2 + row % 16 / 8;
+    const std::int64_t place =
+        row % 32 / 16 * 16 + (row + key / 16) % 2 * 8 + key % 2 * 4 + key % 16 / 8 * 2 + row % 16 / 8;
     keep[j] = call.draw(static_cast<int>(place)) >= dropped_ ? 1 : 0;
   }
 }

@@ -9,20 +9,23 @@ namespace fa::reference {
 /// Philox4x32-7 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
-/// One call of the generator decides on 16 elements, each of which has a draw of 16 bits: the high byte from the call's
-/// words, the low one common to all. Any two high bytes are 16 independent bits.
+/// One call of the generator decides on 32 elements, each of which has a draw of 16 bits: the high byte from the call's
+/// words, the low one common to all. Any four high bytes are 32 independent bits.
 class Call {
  public:
   Call(std::array<std::uint32_t, 4> counter, std::uint64_t key) noexcept;
 
-  /// Of the element at `place`, 8 * (the parities of row and 16-key block differ) + 4 * (key mod 2) + 2 * (key mod 16
-  /// >= 8) + (row mod 16 >= 8).
+  /// Of the element at `place`, 16 * (row mod 32 >= 16) + 8 * (the parities of row and 16-key block differ) + 4 * (key
+  /// mod 2) + 2 * (key mod 16 >= 8) + (row mod 16 >= 8).
   std::uint32_t draw(int place) const noexcept;
 
  private:
-  std::array<std::uint32_t, 4> words_;
+  std::array<std::uint32_t, 8> bits_;  // bit `place` of word i is bit 8 + i of a draw
   std::uint32_t common_;
 };
+
+/// Bits 8 to 11 of a call's draws from its words: sums of four bits of other elements each.
+std::array<std::uint32_t, 4> added_bits(const std::array<std::uint32_t, 4>& words) noexcept;
 
 /// Which elements of P dropout keeps, on the host: a pure function of seed, offset, batch, query head, row and key, and
 /// bit for bit that of templates/common/dropout.cuh, which describes it.

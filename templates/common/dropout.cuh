@@ -157,16 +157,16 @@ struct KeepMask {
   }
 };
 
-/// Which elements of P are dropped. One call of the generator decides on 16 elements: rows r, r + 1, r + 8 and r + 9 (r
-/// even) of a block of 16 rows, keys c, c + 1, c + 8 and c + 9 (c even) of a block of 16 keys. One half of them is what
-/// a thread holds of the accumulators of S, the other what its neighbour (lane ^ 4) holds of them, and so it is with
-/// those of S^T: of two blocks each makes the call for one, and no bit is drawn twice or in vain.
+/// Which elements of P are dropped. One call of the generator decides on 32 elements: rows r, r + 1, r + 8 and r + 9 (r
+/// even) of both halves of a block of 32 rows, keys c, c + 1, c + 8 and c + 9 (c even) of a block of 16 keys. One half
+/// of them is what a thread holds of the accumulators of S, the other what its neighbour (lane ^ 4) holds of them, and
+/// so it is with those of S^T: of two blocks each makes the call for one.
 ///
 /// The counter is {low half of offset + batch * h_q + head, key block * 4 + c / 2, the high half, row block * 4 + r /
-/// 2}, the key is the seed. An element's draw has 16 bits, and drops it when it is less than p * 2^16. The high byte is
-/// its own: bit i is in the low half of the call's word i, bit 4 + i in the high half. The low byte, which decides in
-/// one case of 256, all elements of a call share: the highest byte of the XOR of words 1 and 3 after three rounds. So
-/// 16 elements are compared at once, by one operation of logic for each of their own bits.
+/// 2}, the key is the seed. An element's draw has 16 bits, and drops it when it is less than p * 2^16. The four highest
+/// are its bits of the call's words, the next four sums of others' (add_bits). The low byte, which decides in one case
+/// of 256, all elements of a call share: the highest byte of the XOR of words 1 and 3 after three rounds. So 32
+/// elements are compared at once, by one operation of logic for each of eight bits.
 class Dropout {
  public:
   /// `heads_before` is batch * h_q, and the head too where it is the same for the whole block.
@@ -181,7 +181,7 @@ class Dropout {
     key_[1] = static_cast<uint32_t>(seed >> 32);
     stream_ = offset + static_cast<uint64_t>(heads_before);
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) threshold_[i] = params.threshold[i];
+    for (int i = 0; i < 8; ++i) threshold_[i] = params.threshold[i];
     low_threshold_ = params.low_threshold;
   }
 
@@ -192,13 +192,16 @@ class Dropout {
     FA_UNROLL
     for (int i = 0; i < 2; ++i) key_[i] = ptx::shfl(state.word[i], 0);
     stream_ = (static_cast<uint64_t>(state.word[3]) << 32 | state.word[2]) + static_cast<uint64_t>(heads_before);
-    const Chunk threshold = ptx::ld_shared_chunk(shared + 16);
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) threshold_[i] = threshold.word[i];
+    for (int half = 0; half < 2; ++half) {
+      const Chunk threshold = ptx::ld_shared_chunk(shared + 16 + 16 * half);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) threshold_[4 * half + i] = threshold.word[i];
+    }
     low_threshold_ = params.low_threshold;
   }
 
-  static constexpr int kSharedBytes = 32;
+  static constexpr int kSharedBytes = 48;
 
   /// Seed, offset and threshold into shared memory: what they are is then found there, and takes no registers of warps
   /// that do not draw. (Of thresholds that are constants ptxas takes away consumers' uniform registers.)
@@ -208,33 +211,38 @@ class Dropout {
     ptx::st_shared_b32(shared + 4, dropout.key_[1]);
     ptx::st_shared_b32(shared + 8, static_cast<uint32_t>(dropout.stream_));
     ptx::st_shared_b32(shared + 12, static_cast<uint32_t>(dropout.stream_ >> 32));
-    ptx::st_shared_chunk(shared + 16,
-                         Chunk{{params.threshold[0], params.threshold[1], params.threshold[2], params.threshold[3]}});
+    FA_UNROLL
+    for (int i = 0; i < 8; ++i) ptx::st_shared_b32(shared + 16 + 4 * i, params.threshold[i]);
   }
 
   /// Zeroes what is dropped of a warp's fragments [rows, keys]; `row` and `key` are multiples of 16. Called by whole
   /// warps.
   template <int kMTiles, int kNTiles>
   FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int row, int key, int lane) const {
+    constexpr int kTogether = kMTiles % 2 == 0 ? 2 : 1;  // blocks of 16 rows, which then begin at a multiple of 32
     const bool odd = is_odd(lane);
-    const uint32_t turned = is_odd_block(key) ? 0x11u : 0;
+    const uint32_t turned = is_odd_block(key) ? 0x1111u : 0;
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kMTiles; m += kTogether) {
       FA_UNROLL
       for (int n = 0; n < kNTiles; n += 4) {
         const bool two = n + 2 < kNTiles;
-        const uint32_t drawn =
-            draw((row + 16 * m) / 4 + lane / 8, key / 4 + 2 * n + (two && odd ? 4 : 0) + lane % 4, stream_);
+        const uint32_t drawn = draw(static_cast<int>(row_of(row + 16 * m, lane)),
+                                    key / 4 + 2 * n + (two && odd ? 4 : 0) + lane % 4, stream_);
         // The lane's own bytes of two calls, of which lanes of even rows have made the first and those of odd ones the
-        // second.
-        const uint32_t drops = two ? ptx::prmt(drawn, ptx::shfl_xor(drawn, 4), (odd ? 0x27u : 0x72u) ^ turned)
-                                   : ptx::prmt(drawn, drawn, (odd ? 0x3u : 0x2u) ^ turned);
+        // second: of the first 16 rows in the low half.
+        uint32_t drops = two ? ptx::prmt(drawn, ptx::shfl_xor(drawn, 4), (odd ? 0x2705u : 0x7250u) ^ turned)
+                             : ptx::prmt(drawn, drawn, (odd ? 0x3311u : 0x2200u) ^ turned);
+        if constexpr (kTogether == 1) drops >>= row_shift(row + 16 * m);
         FA_UNROLL
-        for (int step = 0; step < (two ? 2 : 1); ++step) {
+        for (int block = 0; block < kTogether; ++block) {
           FA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            float(&pair)[4] = p[m][n + 2 * step + i / 2];
-            drop_pair(pair[2 * (i % 2)], pair[2 * (i % 2) + 1], drops >> (8 * step + i));
+          for (int step = 0; step < (two ? 2 : 1); ++step) {
+            FA_UNROLL
+            for (int i = 0; i < 4; ++i) {
+              float(&pair)[4] = p[m + block][n + 2 * step + i / 2];
+              drop_pair(pair[2 * (i % 2)], pair[2 * (i % 2) + 1], drops >> (16 * block + 8 * step + i));
+            }
           }
         }
       }
@@ -244,8 +252,8 @@ class Dropout {
   /// Of the rows and columns of this head.
   FA_DEVICE PhiloxStream stream() const { return PhiloxStream(stream_, key_[0], key_[1]); }
 
-  /// The row of a lane's calls for a warp's 16 rows. Of 16 keys the column is key / 4 + lane % 4.
-  FA_DEVICE static uint32_t row_of(int row, int lane) { return static_cast<uint32_t>(row / 4 + lane / 8); }
+  /// The row of a lane's calls for 16 or 32 rows from `row` on. Of 16 keys the column is key / 4 + lane % 4.
+  FA_DEVICE static uint32_t row_of(int row, int lane) { return static_cast<uint32_t>(row / 32 * 4 + lane / 8); }
 
   /// Whether a lane's rows of S, or keys of S^T, are odd.
   FA_DEVICE static bool is_odd(int lane) { return lane / 4 % 2 != 0; }
@@ -253,8 +261,8 @@ class Dropout {
   /// Whether 16 keys are an odd block.
   FA_DEVICE static bool is_odd_block(int key) { return key / 16 % 2 != 0; }
 
-  /// A call: what it drops, in the high half. Byte 2 is of the rows whose parity is that of the key block, byte 3 of
-  /// the others; bit 4 * (key % 2) + 2 * (key % 16 >= 8) + (row % 16 >= 8).
+  /// A call: what it drops. Byte 0 is of the rows whose parity is that of the key block, byte 1 of the others, both of
+  /// the first 16 rows, bytes 2 and 3 likewise of the next; bit 4 * (key % 2) + 2 * (key % 16 >= 8) + (row % 16 >= 8).
   FA_DEVICE uint32_t draw(const PhiloxPart& row, const PhiloxPart& column) const {
     uint32_t words[4];
     PhiloxStream::join(words, row, column);
@@ -277,28 +285,28 @@ class Dropout {
     }
   }
 
-  /// What is dropped of a block of 16 keys (rows of S^T) by 16 * kBlocks queries, as `dropped` reads it. Called by
-  /// whole warps.
-  template <int kBlocks>
+  /// How many neighbouring n8 tiles of queries are drawn for together, of as many as there are.
+  FA_DEVICE static constexpr int drawn_tiles(int tiles) { return tiles % 8 == 0 ? 8 : tiles % 4 == 0 ? 4 : 2; }
+
+  /// What is dropped of a block of 16 keys (rows of S^T) by kTiles n8 tiles of queries, as `dropped` reads it; `query`
+  /// is a multiple of 8 * kTiles. Called by whole warps.
+  template <int kTiles>
   FA_DEVICE uint32_t draw_transposed(int key, int query, int lane) const {
-    static_assert(kBlocks <= 4, "eight bits each");
+    static_assert(kTiles == 2 || kTiles == 4 || kTiles == 8, "a part of a call, one or two");
     const bool odd = is_odd(lane);
-    // Own bytes are 0 and 1, of odd keys 2 and 3; those of two neighbouring queries are the other way round in an odd
-    // block.
-    const uint32_t turned = is_odd_block(key) ? 0x1111u : 0;
-    const uint32_t of_two = (odd ? 0x3276u : 0x5410u) ^ turned;
-    const uint32_t of_one = (odd ? 0x3232u : 0x1010u) ^ turned;
-    uint32_t all = 0;
-    FA_UNROLL
-    for (int block = 0; block < kBlocks; block += 2) {
-      const bool two = block + 1 < kBlocks;
-      const uint32_t drawn = draw(query / 4 + 4 * block + (two && odd ? 4 : 0) + lane % 4, key / 4 + lane / 8, stream_);
-      const uint32_t bits =
-          (drawn >> 16 & 0x00000f0fu) | (drawn >> 4 & 0x0f0f0000u);  // of the even key in the low half
-      const uint32_t both = two ? ptx::prmt(bits, ptx::shfl_xor(bits, 4), of_two) : ptx::prmt(bits, bits, of_one);
-      all |= both << 2 * block;
+    const int row = query / 32 * 4 + (kTiles == 8 && odd ? 4 : 0) + lane % 4;
+    uint32_t drawn = draw(row, key / 4 + lane / 8, stream_);
+    if constexpr (kTiles == 8) {
+      // Lanes of even keys, whose bits are the low ones of each byte, have made the call for the first 32 queries.
+      const uint32_t other = ptx::shfl_xor(drawn, 4);
+      const uint32_t own = odd ? 0xf0f0f0f0u : 0x0f0f0f0fu;
+      drawn = (drawn & own) | ((odd ? other >> 4 : other << 4) & ~own);
+    } else {
+      drawn = (odd ? drawn >> 4 : drawn) & 0x0f0f0f0fu;
+      if constexpr (kTiles == 2) drawn >>= row_shift(query);
     }
-    return all;
+    // In an odd block the bytes of two neighbouring queries are the other way round.
+    return ptx::prmt(drawn, drawn, is_odd_block(key) ? 0x2301u : 0x3210u);
   }
   /// Of register e of n8 tile n: of keys lane / 4 and lane / 4 + 8 for e / 2 = 0 and 1, and query 2 * (lane % 4) + e
   /// % 2.
@@ -326,12 +334,23 @@ class Dropout {
   FA_DEVICE uint32_t finish(uint32_t (&words)[4]) const {
     uint32_t below = (words[1] ^ words[3]) < low_threshold_ ? ~0u : 0;
     philox(words, key_[0], key_[1], PhiloxStream::kRounds, kPhiloxRounds);
+    uint32_t sums[4];
+    add_bits(sums, words);
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) below = borrow(words[i], threshold_[i], below);
-    below <<= 16;
+    for (int i = 0; i < 4; ++i) below = borrow(sums[i], threshold_[i], below);
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) below = borrow(words[i], threshold_[i], below);
+    for (int i = 0; i < 4; ++i) below = borrow(words[i], threshold_[4 + i], below);
     return below;
+  }
+
+  /// Sums of four bits of other elements each, such that the eight bits of any four elements of a call are independent.
+  FA_DEVICE static void add_bits(uint32_t (&sums)[4], const uint32_t (&words)[4]) {
+    const uint32_t first = words[0] ^ ptx::rotate_left(words[1], 6);
+    const uint32_t second = words[2] ^ ptx::rotate_left(words[3], 6);
+    sums[0] = ptx::rotate_left(first, 12) ^ ptx::rotate_left(second, 11);
+    sums[1] = ptx::rotate_left(first, 11) ^ ptx::rotate_left(second, 12);
+    sums[2] = ptx::rotate_left(first, 15) ^ ptx::rotate_left(second, 7);
+    sums[3] = ptx::rotate_left(first, 16) ^ ptx::rotate_left(second, 20);
   }
 
   /// Of each bit, whether a - b - c borrows from the next.
@@ -340,10 +359,13 @@ class Dropout {
   /// Of a row of any position and head and 16 keys: bits 4 * (key % 2) + 2 * (key % 16 >= 8).
   FA_DEVICE uint32_t drops_of_row(int position, int head, int key, int lane) const {
     const uint32_t drawn =
-        draw(position / 16 * 4 + position % 8 / 2, key / 4 + lane % 4, stream_ + static_cast<uint64_t>(head));
-    const int byte = is_odd_block(key) != (position % 2 != 0) ? 3 : 2;
-    return drawn >> (8 * byte + position % 16 / 8) & 0x55u;
+        draw(position / 32 * 4 + position % 8 / 2, key / 4 + lane % 4, stream_ + static_cast<uint64_t>(head));
+    const int byte = is_odd_block(key) != (position % 2 != 0) ? 1 : 0;
+    return drawn >> (row_shift(position) + 8 * byte + position % 16 / 8) & 0x55u;
   }
+
+  /// Where a call's bits of a row begin.
+  FA_DEVICE static int row_shift(int row) { return row / 16 % 2 * 16; }
 
   FA_DEVICE static void drop_pair(float& even, float& odd, uint32_t drops) {
     if ((drops & 1) != 0) even = 0.f;
@@ -352,7 +374,7 @@ class Dropout {
 
   uint32_t key_[2];
   uint64_t stream_;
-  uint32_t threshold_[4];
+  uint32_t threshold_[8];
   uint32_t low_threshold_;
 };
 

@@ -23,7 +23,7 @@ struct DropoutParams {
   const uint64_t* state;  // {seed, offset} on the device; null: the two values below
   uint64_t seed;
   uint64_t offset;
-  uint32_t threshold[4];   // of p * 2^16 bit 8 + i in all of the low half of word i, bit 12 + i in its high half
+  uint32_t threshold[8];   // all bits of word i are bit 8 + i of p * 2^16
   uint32_t low_threshold;  // bits 0 to 7, as the highest ones
   float keep;              // 1 - p
   float inverse_keep;      // 1 / keep

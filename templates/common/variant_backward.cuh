@@ -60,6 +60,7 @@ struct VariantScores {
   using CaptureGradients = Scores[Variant::kGradients == 0 ? 1 : Variant::kGradients];
 
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr int kDrawnTiles = Dropout::drawn_tiles(kNTiles);
 
   // What score is given of a fragment, of two neighbouring queries each: [m][n][r].
   static constexpr int kAheadMTiles = kLoadsAhead<Variant> ? kMTiles : 1;
@@ -178,7 +179,7 @@ struct VariantScores {
   FA_DEVICE void differentiate_tile(Registers& scores, Registers& gradients, CaptureGradients& by_capture,
                                     const Loaded& loaded) const {
     constexpr int kGradients = Variant::kGradients;
-    [[maybe_unused]] uint32_t drops[kMTiles];  // of four neighbouring n, or what is left
+    [[maybe_unused]] uint32_t drops[kMTiles];  // of kDrawnTiles neighbouring n
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float row_lse[2];
@@ -186,7 +187,7 @@ struct VariantScores {
       ptx::ld_shared_f32x2(row_lse, lse + 32 * n);
       ptx::ld_shared_f32x2(row_delta, delta + 32 * n);
       if constexpr (kDropout) {
-        if (n % 4 == 0) draw(drops, first_row + 8 * n, n + 2 < kNTiles);
+        if (n % kDrawnTiles == 0) draw(drops, first_row + 8 * n);
       }
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
@@ -209,7 +210,7 @@ struct VariantScores {
           }
           float gradient;
           if constexpr (kDropout) {
-            const bool dropped = Dropout::dropped(drops[m], n % 4, e);
+            const bool dropped = Dropout::dropped(drops[m], n % kDrawnTiles, e);
             gradient = weight * ptx::fma(row_delta[e % 2], -params.dropout.keep, dropped ? 0.f : ds);
             if (dropped) weight = 0.f;
           } else {
@@ -225,15 +226,13 @@ struct VariantScores {
     }
   }
 
-  /// Of the 32 queries from `first_query` on, or 16 where there are no more, and all keys of the warp.
-  FA_DEVICE void draw(uint32_t (&drops)[kMTiles], int first_query, bool more) const {
+  /// Of kDrawnTiles n8 tiles of queries from `first_query` on, and all keys of the warp.
+  FA_DEVICE void draw(uint32_t (&drops)[kMTiles], int first_query) const {
     const int lane = thread % kWarpSize;
     const Dropout dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      const int keys = key - lane / 4 + 16 * m;
-      drops[m] = more ? dropout.draw_transposed<2>(keys, first_query, lane)
-                      : dropout.draw_transposed<1>(keys, first_query, lane);
+      drops[m] = dropout.draw_transposed<kDrawnTiles>(key - lane / 4 + 16 * m, first_query, lane);
     }
   }
 

@@ -118,6 +118,11 @@ FA_DEVICE uint32_t prmt_sign(uint32_t low, uint32_t high, uint32_t selector) {
   return y;
 }
 
+/// shf.l.wrap.b32: `count` from 1 to 31.
+FA_DEVICE uint32_t rotate_left(uint32_t x, int count) {
+  return __funnelshift_l(x, x, static_cast<uint32_t>(count));
+}
+
 /// mul.wide.u32: all 64 bits of a product.
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   uint64_t y;

@@ -433,21 +433,21 @@ struct Backward {
     const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + query_head(place);
     const Dropout dropout(params.dropout, heads_before);
     const int first_query = place.m_block * kTileM + query;
-    uint32_t drops[kMTiles];  // of four neighbouring n, or what is left
+    constexpr int kDrawnTiles = Dropout::drawn_tiles(kNTiles);
+    uint32_t drops[kMTiles];  // of kDrawnTiles neighbouring n
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float delta[2];
       ptx::ld_shared_f32x2(delta, deltas + 32 * n);
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
-        if (n % 4 == 0) {
+        if (n % kDrawnTiles == 0) {
           const int key = first_key + warp_key + 16 * m;
-          drops[m] = n + 2 < kNTiles ? dropout.draw_transposed<2>(key, first_query + 8 * n, dropper % kWarpSize)
-                                     : dropout.draw_transposed<1>(key, first_query + 8 * n, dropper % kWarpSize);
+          drops[m] = dropout.draw_transposed<kDrawnTiles>(key, first_query + 8 * n, dropper % kWarpSize);
         }
         FA_UNROLL
         for (int e = 0; e < 4; ++e) {
-          const bool dropped = Dropout::dropped(drops[m], n % 4, e);
+          const bool dropped = Dropout::dropped(drops[m], n % kDrawnTiles, e);
           float& weight = p[m][n][e];
           float& gradient = ds[m][n][e];
           gradient = weight * ptx::fma(delta[e % 2], -params.dropout.keep, dropped ? 0.f : gradient);

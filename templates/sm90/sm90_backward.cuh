@@ -1139,7 +1139,7 @@ struct Backward {
     const int lane = lane_index();
     FA_UNROLL
     for (int i = 0; i < kTileM / 64; ++i) {
-      drops[i] = dropout.draw_transposed<4>(first_key, place.m_block * kTileM + 64 * i, lane);
+      drops[i] = dropout.draw_transposed<8>(first_key, place.m_block * kTileM + 64 * i, lane);
     }
   }
   FA_DEVICE static bool dropped(const Drops& drops, int i) {

@@ -204,14 +204,14 @@ struct Forward {
   static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
   static constexpr int kKeyNumbersOffset = kDropout ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
   // What all draws for a row have in common is found in shared memory, and what all for a column of a KV tile have:
-  // [tile_m / 16, 32 lanes], and [tile_n / 4] of each warp that draws, and what its columns have in common.
+  // [tile_m / 32, 32 lanes], and [tile_n / 4] of each warp that draws.
   static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
   static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
-  static constexpr int kRowDrawsBytes = kStartsRows ? 2 * kTileM * kernel::PhiloxPart::kBytes : 0;
+  static constexpr int kRowDrawsBytes = kStartsRows ? kTileM * kernel::PhiloxPart::kBytes : 0;
   static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
   static constexpr int kColumnDrawsBytes = kTileN / 4 * kernel::PhiloxPart::kBytes;
-  static constexpr int kDrawnRows = kDropout ? kTileM / 16 / kDrawerWarps : 1;  // blocks of rows of a warp that draws
-  static constexpr int kRowsTogether = kDrawnRows % 2 == 0 ? 2 : 1;
+  static constexpr int kDrawnBlocks = kernel::ceil_div(kTileM / 32, kDrawerWarps);  // of rows, of a warp that draws
+  static constexpr int kBlocksTogether = kDrawnBlocks % 2 == 0 ? 2 : 1;
   static constexpr int kSharedBytes = kColumnDrawsOffset + (kStartsRows ? kDrawerWarps * kColumnDrawsBytes : 0);
 
   const Params& p;
@@ -631,7 +631,10 @@ struct Forward {
       const kernel::PhiloxStream stream = dropout.stream();
       if constexpr (kStartsRows) {
         FA_UNROLL
-        for (int i = 0; i < kDrawnRows; ++i) start_row_draws(stream, tile, 16 * (warp + kDrawerWarps * i), lane);
+        for (int i = 0; i < kDrawnBlocks; ++i) {
+          const int row = drawn_row(warp, i);
+          if (is_drawn(row)) start_row_draws(stream, tile, row, lane);
+        }
       }
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
@@ -642,15 +645,15 @@ struct Forward {
         }
         ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
         FA_UNROLL_BY(1)
-        for (int first = 0; first < kDrawnRows; first += kRowsTogether) {
-          const int row = 16 * (warp + kDrawerWarps * first);
+        for (int first = 0; first < kDrawnBlocks; first += kBlocksTogether) {
+          if (!is_drawn(drawn_row(warp, first))) break;
           if constexpr (Config::kPackGqa) {
             FA_UNROLL
-            for (int i = 0; i < kRowsTogether; ++i) {
-              draw_rows(dropout, slot.index, tile, row + 16 * kDrawerWarps * i, n, lane);
+            for (int i = 0; i < 2 * kBlocksTogether; ++i) {
+              draw_rows(dropout, slot.index, tile, drawn_row(warp, first + i / 2) + 16 * (i % 2), n, lane);
             }
           } else {
-            draw_blocks(dropout, slot.index, row, n, warp, lane);
+            draw_blocks(dropout, slot.index, first, n, warp, lane);
           }
         }
         ptx::sync_warp();  // the warp's rows are complete
@@ -660,12 +663,16 @@ struct Forward {
     }
   }
 
-  /// For the 16 rows from `row` of the query tile on, and for as many that are the warp's next.
-  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int row, int n, int warp, int lane) const {
-    uint32_t drawn[kRowsTogether][4 * Mask::kPartWords] = {};
-    kernel::PhiloxPart rows[kRowsTogether];
+  /// The first of a warp's 32 rows, and whether the query tile has them.
+  FA_DEVICE static int drawn_row(int warp, int block) { return 32 * (warp + kDrawerWarps * block); }
+  FA_DEVICE static bool is_drawn(int row) { return kTileM / 32 % kDrawerWarps == 0 || row < kTileM; }
+
+  /// For a warp's 32 rows of block `first`, and of the next where two are drawn for together.
+  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int first, int n, int warp, int lane) const {
+    uint32_t drawn[kBlocksTogether][4 * Mask::kPartWords] = {};
+    kernel::PhiloxPart rows[kBlocksTogether];
     FA_UNROLL
-    for (int i = 0; i < kRowsTogether; ++i) rows[i] = row_draws(row + 16 * kDrawerWarps * i, lane);
+    for (int i = 0; i < kBlocksTogether; ++i) rows[i] = row_draws(drawn_row(warp, first + i), lane);
     const bool odd = kernel::Dropout::is_odd(lane);
     const uint32_t columns = column_draws_shared(warp, lane % 4);
     const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
@@ -674,34 +681,36 @@ struct Forward {
       const bool last = 2 * step + 1 == kPSteps;  // and of no use to the odd rows' lanes
       const auto column = kernel::PhiloxPart::load((last ? columns : own_columns) + 2 * kStepBytes * step);
       FA_UNROLL
-      for (int i = 0; i < kRowsTogether; ++i) drawn[i][step] = dropout.draw(rows[i], column);
+      for (int i = 0; i < kBlocksTogether; ++i) drawn[i][step] = dropout.draw(rows[i], column);
     }
     FA_UNROLL
-    for (int i = 0; i < kRowsTogether; ++i) {
+    for (int rows16 = 0; rows16 < 2 * kBlocksTogether; ++rows16) {
+      const uint32_t(&calls)[4 * Mask::kPartWords] = drawn[rows16 / 2];
       uint32_t parts[2][Mask::kPartWords];  // of the lane's own mask and of its neighbour's
       FA_UNROLL
       for (int word = 0; word < Mask::kPartWords; ++word) {
         uint32_t pairs[2];
         FA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const int step = 4 * word + 2 * half;
-          uint32_t selector = 0x7362u;  // own bytes of two calls, their neighbour's
+        for (int i = 0; i < 2; ++i) {
+          const int step = 4 * word + 2 * i;
+          uint32_t selector = rows16 % 2 == 0 ? 0x5140u : 0x7362u;  // own bytes of two calls, their neighbour's
           selector ^= turned(n) ? 0x1111u : 0;
           if (2 * step + 1 == kPSteps) selector ^= odd ? 0x0101u : 0;
           if (2 * step + 3 == kPSteps) selector ^= odd ? 0x1010u : 0;
-          pairs[half] = ptx::prmt(drawn[i][step], drawn[i][step + 1], selector);
+          pairs[i] = ptx::prmt(calls[step], calls[step + 1], selector);
         }
         parts[0][word] = ptx::prmt(pairs[0], pairs[1], 0x5410);
         parts[1][word] = ptx::prmt(pairs[0], pairs[1], 0x7632);
       }
       FA_UNROLL
       for (int part = 0; part < 2; ++part) {
-        Mask::store_part(mask_shared(index, row + 16 * kDrawerWarps * i, lane ^ 4 * part), odd, parts[part]);
+        const int row = drawn_row(warp, first + rows16 / 2) + 16 * (rows16 % 2);
+        Mask::store_part(mask_shared(index, row, lane ^ 4 * part), odd, parts[part]);
       }
     }
   }
 
-  /// The same for rows of several query heads.
+  /// For 16 rows of several query heads.
   FA_DEVICE void draw_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
                            int lane) const {
     uint32_t parts[2][Mask::kPartWords] = {};
@@ -1519,7 +1528,7 @@ struct Forward {
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
 
-  /// Of the 16 rows from `row` of the query tile on, for the same lane alone.
+  /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
     stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_draws_shared(row, lane));
   }
@@ -1527,7 +1536,7 @@ struct Forward {
     return kernel::PhiloxPart::load(row_draws_shared(row, lane));
   }
   FA_DEVICE uint32_t row_draws_shared(int row, int lane) const {
-    return shared + kRowDrawsOffset + kernel::PhiloxPart::kBytes * (2 * row + lane);
+    return shared + kRowDrawsOffset + kernel::PhiloxPart::kBytes * (row + lane);
   }
 
   /// Of KV tile n, for the same warp.

@@ -131,11 +131,9 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
 /// What a draw of 16 bits has to be less than to drop its element.
 std::uint32_t threshold_of(const kernel::DropoutParams& params) {
   std::uint32_t threshold = params.low_threshold >> 24;
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    const std::uint32_t low = params.threshold[i] & 0xffff, high = params.threshold[i] >> 16;
-    EXPECT_TRUE(low == 0 || low == 0xffff) << low;
-    EXPECT_TRUE(high == 0 || high == 0xffff) << high;
-    threshold |= (low & 1) << (8 + i) | (high & 1) << (12 + i);
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    EXPECT_TRUE(params.threshold[i] == 0 || params.threshold[i] == ~std::uint32_t{0}) << params.threshold[i];
+    threshold |= (params.threshold[i] & 1) << (8 + i);
   }
   return threshold;
 }

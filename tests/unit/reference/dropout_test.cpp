@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace fa::reference {
@@ -48,15 +50,83 @@ TEST(Call, EveryBitOfTheGeneratorIsOfOneDraw) {
   for (std::uint32_t i = 0; i < 100; ++i) {
     const Words counter{i, 3 * i, 7, i << 20};
     const Call call(counter, 11);
-    Words words{};
-    for (int place = 0; place < 16; ++place) {
-      const std::uint32_t high = call.draw(place) >> 8;
-      for (std::size_t bit = 0; bit < 8; ++bit) {
-        words[bit % 4] |= (high >> bit & 1) << (bit / 4 * 16 + static_cast<std::size_t>(place));
+    Words words{}, sums{};
+    for (int place = 0; place < 32; ++place) {
+      const std::uint32_t draw = call.draw(place);
+      for (std::size_t bit = 0; bit < 4; ++bit) {
+        sums[bit] |= (draw >> (8 + bit) & 1) << place;
+        words[bit] |= (draw >> (12 + bit) & 1) << place;
       }
     }
     EXPECT_EQ(words, philox(counter, 11));
+    EXPECT_EQ(sums, added_bits(words));
   }
+}
+
+/// Sums modulo 2 of a call's 128 bits.
+using Sum = std::bitset<128>;
+
+/// Which bits of a call's words those of each high byte are: they are sums of them.
+std::array<std::array<Sum, 8>, 32> bits_of_high_bytes() {
+  std::array<std::array<Sum, 8>, 32> bits;
+  for (std::size_t source = 0; source < 128; ++source) {
+    std::array<std::uint32_t, 4> words{};
+    words[source / 32] = std::uint32_t{1} << source % 32;
+    const std::array<std::uint32_t, 4> sums = added_bits(words);
+    for (std::size_t place = 0; place < 32; ++place) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        bits[place][i][source] = (sums[i] >> place & 1) != 0;
+        bits[place][4 + i][source] = (words[i] >> place & 1) != 0;
+      }
+    }
+  }
+  return bits;
+}
+
+/// Gaussian elimination, a row at a time.
+class Elimination {
+ public:
+  /// Whether none of `rows` is a sum of others and of those before.
+  bool adds(const std::array<Sum, 8>& rows) {
+    return std::all_of(rows.begin(), rows.end(), [this](const Sum& row) { return adds(row); });
+  }
+
+ private:
+  bool adds(Sum row) {
+    for (const auto& [pivot, reduced] : rows_) {
+      if (row[pivot]) row ^= reduced;
+    }
+    if (row.none()) return false;
+    std::size_t pivot = 0;
+    while (!row[pivot]) ++pivot;
+    rows_.emplace_back(pivot, row);
+    return true;
+  }
+
+  std::vector<std::pair<std::size_t, Sum>> rows_;
+};
+
+/// 32 sums of which none is a sum of others are independent if the bits of a call are.
+TEST(Call, AnyFourHighBytesAreIndependent) {
+  const auto bits = bits_of_high_bytes();
+  int quadruples = 0;
+  for (std::size_t a = 0; a < 32; ++a) {
+    Elimination one;
+    ASSERT_TRUE(one.adds(bits[a]));
+    for (std::size_t b = a + 1; b < 32; ++b) {
+      Elimination two = one;
+      ASSERT_TRUE(two.adds(bits[b])) << a << ' ' << b;
+      for (std::size_t c = b + 1; c < 32; ++c) {
+        Elimination three = two;
+        ASSERT_TRUE(three.adds(bits[c])) << a << ' ' << b << ' ' << c;
+        for (std::size_t d = c + 1; d < 32; ++d, ++quadruples) {
+          Elimination four = three;
+          ASSERT_TRUE(four.adds(bits[d])) << a << ' ' << b << ' ' << c << ' ' << d;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(quadruples, 35960);
 }
 
 /// They are numbers of a lattice that the seed shifts: more even than random ones.
@@ -68,7 +138,7 @@ TEST(Call, LowBytesAreFair) {
   const auto low = [](std::uint32_t row, std::uint32_t column) { return Call({5, column, 0, row}, 99).draw(3) & 255; };
   for (std::uint32_t row = 0; row < kCalls; ++row) {
     for (std::uint32_t column = 0; column < kCalls; ++column) {
-      EXPECT_EQ(low(row, column), Call({5, column, 0, row}, 99).draw(12) & 255) << "all elements of a call share it";
+      EXPECT_EQ(low(row, column), Call({5, column, 0, row}, 99).draw(28) & 255) << "all elements of a call share it";
       const double sign = low(row, column) < 128 ? 1 : -1;
       ++counts[low(row, column)];
       below += sign;
@@ -88,15 +158,17 @@ TEST(Call, LowBytesAreFair) {
 TEST(DropoutMask, ThreeOfACallAreNearlyIndependent) {
   const double p = 0.25 + 0.5 / 256;  // between two bytes: the low one counts
   const std::vector<std::uint8_t> keep = draw({p, 5, 0});
-  constexpr std::array<std::size_t, 8> kOfACall{0, 1, 8, 9, 8 * kKeys, 8 * kKeys + 1, 8 * kKeys + 8, 8 * kKeys + 9};
+  constexpr std::size_t kKey = 1, kKeys8 = 8, kRow = kKeys, kRows8 = 8 * kKeys, kRows16 = 16 * kKeys;
+  constexpr std::array<std::size_t, 8> kOfACall{0,      kKey,          kKeys8,  kRow,
+                                                kRows8, kRows8 + kKey, kRows16, kRows16 + kKeys8};
   std::array<double, 56> products{};
   double calls = 0;
-  for (std::size_t block = 0; block < keep.size() / (16 * kKeys); ++block) {
+  for (std::size_t block = 0; block < keep.size() / (32 * kKeys); ++block) {
     for (std::size_t place = 0; place < 8 * kKeys; ++place) {
-      if (place % 2 != 0 || place % 16 >= 8) continue;
+      if (place / kKeys % 2 != 0 || place % 2 != 0 || place % 16 >= 8) continue;
       std::size_t triple = 0;
       const auto value = [&](std::size_t i) {
-        return (1 - keep[block * 16 * kKeys + place + kOfACall[i]] - p) / std::sqrt(p * (1 - p));
+        return (1 - keep[block * 32 * kKeys + place + kOfACall[i]] - p) / std::sqrt(p * (1 - p));
       };
       for (std::size_t i = 0; i < 8; ++i) {
         for (std::size_t j = 0; j < i; ++j) {
@@ -127,7 +199,7 @@ TEST(DropoutMask, TheSmallestAndTheLargestProbability) {
   EXPECT_EQ(DropoutMask(1 - 1e-9, 1, 1).scale(), 65536);  // not infinite
 }
 
-/// Of every row, column and head, and of every place in the generator's words: 16 rows by 16 keys are 32 calls.
+/// Of every row, column and head, and of every place in the generator's words: 32 rows by 32 keys are 32 calls.
 TEST(DropoutMask, EveryPartOfItIsFair) {
   const double p = 0.3;
   const std::vector<std::uint8_t> keep = draw({p, 7, 11});
@@ -157,9 +229,9 @@ TEST(DropoutMask, EveryPartOfItIsFair) {
   expect_fair(
       "key", [](auto, auto, auto j) { return j; }, kKeys);
   expect_fair(
-      "place", [](auto, auto i, auto j) { return i % 16 * 16 + j % 16; }, 256);
+      "place", [](auto, auto i, auto j) { return i % 32 * 32 + j % 32; }, 1024);
   expect_fair(
-      "block", [](auto, auto i, auto j) { return i / 16 * (kKeys / 16) + j / 16; }, kRows / 16 * kKeys / 16);
+      "block", [](auto, auto i, auto j) { return i / 32 * (kKeys / 16) + j / 16; }, kRows / 32 * kKeys / 16);
 }
 
 TEST(DropoutMask, NeighboursOfEveryKindAreIndependent) {

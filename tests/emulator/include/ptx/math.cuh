@@ -87,6 +87,10 @@ FA_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return result;
 }
 
+FA_DEVICE uint32_t rotate_left(uint32_t x, int count) {
+  return x << count | x >> (32 - count);
+}
+
 FA_DEVICE uint64_t mul_wide(uint32_t a, uint32_t b) {
   return static_cast<uint64_t>(a) * b;
 }

@@ -1,7 +1,7 @@
 // backward_preprocess arch=sm_90a dtype=bf16 d_qk=192 d_v=128 aligned=1 warps=8
 #include <common/backward_preprocess.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 520);
+static_assert(sizeof(fa::kernel::BackwardParams) == 536);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);

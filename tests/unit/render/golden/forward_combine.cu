@@ -1,7 +1,7 @@
 // forward_combine arch=sm_80 dtype=f16 d_v=72 warps=4
 #include <common/forward_combine.cuh>
 
-static_assert(sizeof(fa::kernel::ForwardParams) == 344);
+static_assert(sizeof(fa::kernel::ForwardParams) == 360);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, partial_lse) == 48);

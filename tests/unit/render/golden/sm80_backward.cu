@@ -1,7 +1,7 @@
 // sm80_backward arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 aligned=1 tile_m=64 tile_n=64 warps=8 warps_n=4 dq_warps_m=2 substeps=1 stages=2 operands_in_registers=0 write_dq=1 delayed_dq=0 split=0 min_blocks=1
 #include <sm80/sm80_backward.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 520);
+static_assert(sizeof(fa::kernel::BackwardParams) == 536);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);

@@ -1,7 +1,7 @@
 // sm80_backward_dq arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 aligned=1 tile_m=64 tile_n=64 warps=4 stages=2 min_blocks=1
 #include <sm80/sm80_backward_dq.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 520);
+static_assert(sizeof(fa::kernel::BackwardParams) == 536);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);

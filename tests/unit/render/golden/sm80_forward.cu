@@ -1,7 +1,7 @@
 // sm80_forward arch=sm_90a dtype=bf16 d_qk=192 d_v=128 causal=1 positive_scale=1 aligned=1 tile_m=128 tile_n=64 warps=8 stages=2 q_in_registers=0 loop_bodies=1 conditional_rescale=1 pack_gqa=0 split=0 min_blocks=1
 #include <sm80/sm80_forward.cuh>
 
-static_assert(sizeof(fa::kernel::ForwardParams) == 344);
+static_assert(sizeof(fa::kernel::ForwardParams) == 360);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, partial_lse) == 48);

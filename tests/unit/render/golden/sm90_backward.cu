@@ -1,7 +1,7 @@
 // sm90_backward arch=sm_90a dtype=f16 d_qk=128 d_v=72 causal=1 tile_m=64 tile_n=128 stages=2 write_dq=1 split=0 min_blocks=1
 #include <sm90/sm90_backward.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 520);
+static_assert(sizeof(fa::kernel::BackwardParams) == 536);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);

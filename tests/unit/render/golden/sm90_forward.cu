@@ -1,7 +1,7 @@
 // sm90_forward arch=sm_90a dtype=f16 d_qk=192 d_v=128 causal=1 positive_scale=1 tile_m=128 tile_n=112 stages=2 q_buffers=1 softmax_chunks=2 take_turns=1 pack_gqa=0 split=0 min_blocks=1
 #include <sm90/sm90_forward.cuh>
 
-static_assert(sizeof(fa::kernel::ForwardParams) == 344);
+static_assert(sizeof(fa::kernel::ForwardParams) == 360);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, lse) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, partial_lse) == 48);
