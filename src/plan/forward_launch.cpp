@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "plan/mask_tiles.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -82,6 +83,12 @@ int waves(std::int64_t rounds) noexcept {
   return std::bit_width(static_cast<std::uint64_t>(rounds));
 }
 
+std::int64_t in_waves(kernel::SequenceParams& sequences, std::int64_t tiles, std::int64_t most) noexcept {
+  const std::int64_t wave = std::max<std::int64_t>(std::min(tiles, most), 1);
+  sequences.wave = static_cast<int>(wave);
+  return wave * waves(ceil_div(tiles, wave));
+}
+
 PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::int32_t* cu, const std::int32_t* used,
                              std::int64_t longest, float value, int warps) noexcept {
   PaddingLaunch launch{};
@@ -152,9 +159,8 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   if (problem.dropout) params.dropout = packed.dropout;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
-  if (persistent && problem.varlen) {
-    params.sequences.wave = static_cast<int>(std::max<std::int64_t>(launch.grid, 1));
-    launch.grid *= waves(ceil_div(launch.tiles, params.sequences.wave));
+  if (persistent && (problem.varlen || needs_tile_lists(problem))) {
+    launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);
   }
   return launch;
 }

@@ -41,9 +41,12 @@ kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceP
 /// Slots of a grid over the tiles of a packed batch (templates/common/sequences.cuh).
 std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept;
 
-/// Waves of a packed batch's persistent grid: each takes half of the rounds that are left (sm90/sm90_ring.cuh), until
+/// Waves of a persistent grid of unequal tiles: each takes half of the rounds that are left (sm90/sm90_ring.cuh), until
 /// there are none.
 int waves(std::int64_t rounds) noexcept;
+
+/// The blocks of such a grid over `tiles` tiles; tells `sequences` how many a wave has: at most `most`.
+std::int64_t in_waves(kernel::SequenceParams& sequences, std::int64_t tiles, std::int64_t most) noexcept;
 
 /// Rows of a packed tensor that belong to no sequence, for clear_padding.
 struct PaddingLaunch {

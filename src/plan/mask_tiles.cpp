@@ -6,7 +6,7 @@
 namespace fa::plan {
 namespace {
 
-constexpr int kWarps = 16;
+constexpr int kWarps = 32;
 constexpr std::int64_t kHeader = 3;  // numbers before the entries of a list
 constexpr std::size_t kAlignment = 256;
 

@@ -35,7 +35,7 @@ struct ForwardParams {
   float scale;       // natural units, for the log-sum-exp
   float scale_log2;  // scale * log2(e)
 
-  SequenceParams sequences;  // varlen kernels only: s_q and s_kv above bound the lengths, m_blocks is in slots
+  SequenceParams sequences;  // of varlen kernels: s_q and s_kv above bound the lengths, m_blocks is in slots
   DropoutParams dropout;     // dropout kernels only
 };
 

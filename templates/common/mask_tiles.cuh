@@ -21,9 +21,8 @@ enum class TileClass : int { empty = 0, full = 1, kept = 2, mixed = 3 };
 template <class Config>
 struct MaskTiles {
   using Variant = typename Config::Variant;
-  static constexpr int kElements = Config::kTileM * Config::kTileN;
-  static constexpr int kTileOthers = Config::kByKey ? Config::kTileM : Config::kTileN;
-  static_assert(kElements % kWarpSize == 0, "a warp takes as many elements in every step");
+  static constexpr int kRowsTogether = 4;
+  static_assert(Config::kTileM % kRowsTogether == 0);
 
   const MaskTilesParams& params;
   const int list = ptx::block_index();
@@ -56,16 +55,11 @@ struct MaskTiles {
         first_key + Config::kTileN <= keys_begin<Variant>(params, params, position(first_row))) {
       return TileClass::empty;
     }
-    constexpr int kHeads = Config::kByKey && Variant::kMaskOnHead ? 0 : 1;  // 0: all of the group
-    const int heads = kHeads == 0 ? params.group : 1;
-    for (int i = 0; i < heads; ++i) {
-      for (int element = 0; element < kElements; element += kWarpSize) {
-        look(first_row, first_key, element + lane, i, seen);
-        if (element % (4 * kWarpSize) == 0 && ptx::vote_any(seen.kept) && ptx::vote_any(seen.hidden)) {
-          return TileClass::mixed;
-        }
-      }
-    }
+    const bool whole =
+        last_row < params.s_q && first_key >= keys_begin<Variant>(params, params, last_row) &&
+        first_key + Config::kTileN <= keys_end<Config::kCausal, Variant>(params, params, position(first_row));
+    const bool mixed = whole ? is_mixed<true>(first_row, first_key, seen) : is_mixed<false>(first_row, first_key, seen);
+    if (mixed) return TileClass::mixed;
     const bool any_hidden = ptx::vote_any(seen.hidden);
     const bool any_outside = ptx::vote_any(seen.outside);
     if (!ptx::vote_any(seen.kept)) return TileClass::empty;
@@ -80,26 +74,43 @@ struct MaskTiles {
     bool outside = false;  // of masks in closed form, or of the rows
   };
 
-  FA_DEVICE void look(int first_row, int first_key, int element, int head_in_group, Seen& seen) const {
-    const int row = first_row + element / Config::kTileN;
-    const int key = first_key + element % Config::kTileN;
-    const int query = position(row);
-    if (query >= params.s_q) {
-      seen.outside = seen.outside ||
-                     Config::kByKey;  // the backward's rows behind the end are masked; the forward's are not stored
-      return;
+  /// Looks at a tile until the function is known to keep some of it and to hide some. kWhole: no other mask hides any.
+  template <bool kWhole>
+  FA_DEVICE bool is_mixed(int first_row, int first_key, Seen& seen) const {
+    const int heads = Config::kByKey && Variant::kMaskOnHead ? params.group : 1;
+    for (int i = 0; i < heads; ++i) {
+      FA_UNROLL_BY(1)
+      for (int row = 0; row < Config::kTileM; row += kRowsTogether) {
+        FA_UNROLL
+        for (int r = 0; r < kRowsTogether; ++r) look<kWhole>(first_row + row + r, first_key, i, seen);
+        if (ptx::vote_any(seen.kept) && ptx::vote_any(seen.hidden)) return true;
+      }
     }
+    return false;
+  }
+
+  /// A row of the tile: each lane at keys of its own, so that what the function reads of a key is read once for all
+  /// rows.
+  template <bool kWhole>
+  FA_DEVICE void look(int row, int first_key, int head_in_group, Seen& seen) const {
+    const int query = position(row);
     int query_head = head;
     if constexpr (Config::kPackGqa) query_head = head * params.group + row % params.group;
     if constexpr (Config::kByKey) query_head = head * params.group + head_in_group;
-    const Place at{batch, query_head, query, inside(key, params.s_kv), 0, 0, params.s_q, params.s_kv, 0.f};
-    if (key < keys_begin<Variant>(params, params, query) ||
-        key >= keys_end<Config::kCausal, Variant>(params, params, query)) {
-      seen.outside = true;
-    } else if (Variant::keep(params.variant, at)) {
-      seen.kept = true;
-    } else {
-      seen.hidden = true;
+    Place at{batch, query_head, query, first_key + lane, 0, 0, params.s_q, params.s_kv, 0.f};
+    const bool is_row = kWhole || query < params.s_q;
+    const int begin = kWhole ? 0 : keys_begin<Variant>(params, params, query) - at.kv;
+    const int end = kWhole ? 0 : keys_end<Config::kCausal, Variant>(params, params, query) - at.kv;
+    FA_UNROLL
+    for (int step = 0; step < Config::kTileN; step += kWarpSize) {
+      at.kv_step = step;
+      const bool is_key = step + kWarpSize <= Config::kTileN || step + lane < Config::kTileN;
+      const bool inside = is_key & (kWhole | (is_row & (step >= begin) & (step < end)));
+      const bool keep = Variant::keep(params.variant, at);
+      seen.kept = seen.kept | (inside & keep);
+      seen.hidden = seen.hidden | (inside & !keep);
+      // The backward's rows behind the end are masked; the forward's are not stored.
+      seen.outside = seen.outside | (is_key & !inside & (is_row | Config::kByKey));
     }
   }
 

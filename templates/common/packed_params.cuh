@@ -15,7 +15,7 @@ struct SequenceParams {
   int32_t total_q;         // rows of the packed q
   int32_t total_kv;        // rows of the packed k and v
   int32_t bottom_right;    // the diagonal of causal masks and windows ends in the last row and key of a sequence
-  int32_t wave;            // persistent grids: blocks of a wave
+  int32_t wave;            // persistent grids of these and of listed tiles: blocks of a wave
 };
 
 /// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.

@@ -106,6 +106,13 @@ struct VariantScores {
       differentiate_tile<true, kAhead>(p, ds, by_capture, loaded);
     }
   }
+  /// P is 0 where the mask function hides it.
+  template <class Registers>
+  FA_DEVICE void hide(Registers& p) const {
+    for_each([&](int m, int n, int e) {
+      if (!Variant::keep(params.variant, place(m, n, e))) element(p, m, n, e) = 0.f;
+    });
+  }
   FA_DEVICE void add([[maybe_unused]] const CaptureGradients& by_capture) const {
     if constexpr (Variant::kGradients > 0) add_gradients<0>(by_capture);
   }

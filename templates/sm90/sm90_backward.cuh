@@ -86,7 +86,8 @@ struct Backward {
   static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
-  static constexpr bool kFunctions = Variant::kScore || Variant::kMask;
+  // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
+  static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
@@ -834,7 +835,7 @@ struct Backward {
     issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
-    exponentiate(s, lse_shared(stage_of(count)), work, next.m_block, first_key);
+    exponentiate(s, stage_of(count), work, next, first_key);
     if constexpr (kDropout) draw(drops, work, next, first_key);
     pack_weights(p_operand, s, drops);
     await_dout(work, next, count);
@@ -885,7 +886,7 @@ struct Backward {
       ptx::wgmma_tie(dk);
       ptx::wgmma_tie(s);
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
-      exponentiate(s, lse_shared(stage_of(count)), again(work, round), next.m_block, first_key);
+      exponentiate(s, stage_of(count), again(work, round), next, first_key);
       if constexpr (kDropout) draw(drops, again(work, round), next, first_key);
       ptx::wgmma_wait<0>();  // dK and dQ
       ptx::wgmma_tie(dk);
@@ -903,8 +904,7 @@ struct Backward {
     }
   }
 
-  /// The same for scores and masks by function, for which S and dP are there at once: the next dP is computed while dQ
-  /// is handed over.
+  /// The same for functions, for which S and dP are there at once: the next dP is computed while dQ is handed over.
   FA_DEVICE bool accumulate_by_functions(Dk& dk, Dv& dv, int round, int& count, uint32_t parity) const {
     S s;   // S^T, then P^T
     S dp;  // dP^T, then dS^T
@@ -1000,14 +1000,16 @@ struct Backward {
   FA_DEVICE void apply_functions(S& s, S& dp, typename Functions::CaptureGradients& by_capture, const Job& work,
                                  const Place& place, int stage, const typename Functions::Loaded& loaded) const {
     const Functions scores = functions(work, place, stage);
-    if constexpr (kLists) {
-      scores.template differentiate<kLoadAhead>(s, dp, by_capture,
-                                                place.index < ptx::ld_global_nc(tile_list(work.tile) - 1), loaded);
-    } else if constexpr (Variant::kMask) {
-      scores.template differentiate<kLoadAhead>(s, dp, by_capture, false, loaded);
-    } else {
-      scores.template differentiate<kLoadAhead>(s, dp, by_capture, scores.plain(), loaded);
-    }
+    const bool whole = Variant::kMask ? is_kept<true>(work, place) : scores.plain();
+    scores.template differentiate<kLoadAhead>(s, dp, by_capture, whole, loaded);
+  }
+
+  /// Whether a tile is known as one of which the mask function keeps all that masks in closed form leave, or with kAll
+  /// all.
+  template <bool kAll>
+  FA_DEVICE bool is_kept(const Job& work, const Place& place) const {
+    if constexpr (kLists) return place.index < ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2));
+    return false;
   }
 
   /// Rows of the query tile that are the sequence's; dense batches have padding for all of them.
@@ -1078,17 +1080,20 @@ struct Backward {
   }
 
   /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `first_key`: the warp's first key.
-  FA_DEVICE void exponentiate(S& s, uint32_t lse, const Job& work, int m_block, int first_key) const {
+  FA_DEVICE void exponentiate(S& s, int stage, const Job& work, const Place& place, int first_key) const {
     const int lane = lane_index();
     FA_UNROLL
     for (int j = 0; j < kTileM / 8; ++j) {
       float row[2];
-      ptx::ld_shared_f32x2(row, lse + 8 * (lane % 4) + 32 * j);
+      ptx::ld_shared_f32x2(row, lse_shared(stage) + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
       for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
     }
+    if constexpr (kLists) {
+      if (!is_kept<false>(work, place)) functions(work, place, stage).hide(s);
+    }
     if constexpr (kTwoSided) {
-      mask_two_sided(s, work, m_block, first_key);
+      mask_two_sided(s, work, place.m_block, first_key);
       return;
     }
     if (first_key + 16 > work.lengths.s_kv) {
@@ -1097,7 +1102,7 @@ struct Backward {
         if (first_key + lane / 4 + i / 2 % 2 * 8 >= work.lengths.s_kv) s[i] = 0.f;
       }
     }
-    const int first_limit = m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
+    const int first_limit = place.m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
     if (Config::kCausal && first_limit < 15) {
       const int limit = first_limit + 2 * (lane % 4) - lane / 4;
       FA_UNROLL

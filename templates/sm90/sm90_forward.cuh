@@ -72,6 +72,7 @@ struct Forward {
   static constexpr int kThreads = (kConsumers + (kDrawerWarpgroup ? 2 : 1)) * kWarpgroup;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr bool kWaves = kVarlen || kLists;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
   // The tensor cores add what an affine score function grows by from key to key,
@@ -313,18 +314,19 @@ struct Forward {
     Sequence sequence;  // of a packed batch
   };
 
-  // A packed batch's grid has several waves of blocks (rounds_of_wave); else blocks stay for all rounds.
-  FA_DEVICE int wave_size() const { return kVarlen ? params.sequences.wave : ptx::block_count(); }
+  // Where tiles differ by more than turns even out the grid has several waves of blocks; else blocks stay for all
+  // rounds.
+  FA_DEVICE int wave_size() const { return kWaves ? params.sequences.wave : ptx::block_count(); }
   FA_DEVICE int place_in_wave() const {
-    return kVarlen ? ptx::block_index() % params.sequences.wave : ptx::block_index();
+    return kWaves ? ptx::block_index() % params.sequences.wave : ptx::block_index();
   }
   FA_DEVICE Rounds rounds() const {
-    if constexpr (!kVarlen) return {0, 0};
+    if constexpr (!kWaves) return {0, 0};
     return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
   }
   FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
   FA_DEVICE bool has_tile(const Rounds& own, int round) const {
-    return (!kVarlen || round < own.end) && tile_index(round) < tiles;
+    return (!kWaves || round < own.end) && tile_index(round) < tiles;
   }
 
   /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
@@ -479,8 +481,8 @@ struct Forward {
 
   // ---- producers: a thread for Q and K, and one for V; their warps join in where sequences have to be found
 
-  // Where sequences have to be found, copies of the loops that load spill.
-  static constexpr int kLoadCopies = kVarlen ? 1 : 0;
+  // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
+  static constexpr int kLoadCopies = kWaves ? 1 : 0;
 
   FA_DEVICE void produce() const {
     if constexpr (kEmptyAside) {

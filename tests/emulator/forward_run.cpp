@@ -16,6 +16,7 @@
 #include "emulator/variant_run.hpp"
 #include "plan/early_start.hpp"
 #include "plan/forward_launch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 
 namespace emulator {
@@ -155,7 +156,11 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
   const bool sm90 = c.spec.family == fa::Family::sm90;
-  options.grid = sm90 ? c.blocks : params.m_blocks * params.heads * params.b * params.splits;
+  const int tiles = params.m_blocks * params.heads * params.b * params.splits;
+  options.grid = sm90 ? c.blocks : tiles;
+  if (sm90 && fa::plan::needs_tile_lists(problem_of(c))) {
+    options.grid = static_cast<int>(fa::plan::in_waves(params.sequences, tiles, c.blocks));
+  }
   options.threads = attention.threads;
   options.shared_bytes = fa::plan::shared_bytes(c.spec);
   if (sm90) {

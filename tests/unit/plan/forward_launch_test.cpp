@@ -128,6 +128,24 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   EXPECT_LE(launch.params.heads_in_flight, 8);
 }
 
+/// So are tiles under a mask function, whose lists differ in length.
+TEST(ForwardLaunch, MaskFunctionsHaveWavesOfBlocks) {
+  Call call = some_call();
+  const ForwardLaunch plain =
+      forward_launch(call.problem, call.tensors, 0.5, 1, plan_forward(call.problem, {}).kernel, 8);
+  EXPECT_EQ(plain.params.sequences.wave, 0);
+  Variants variants;
+  variants.mask = "q > kv";
+  call.problem.variants = &variants;
+  const KernelSpec spec = plan_forward(call.problem, {}).kernel;
+  ASSERT_EQ(spec.family, Family::sm90);
+  const ForwardLaunch launch = forward_launch(call.problem, call.tensors, 0.5, 1, spec, 8);
+  EXPECT_GT(launch.tiles, 8);
+  EXPECT_EQ(launch.params.sequences.wave, 8);
+  EXPECT_EQ(launch.grid, 8 * waves((launch.tiles + 7) / 8));
+  EXPECT_EQ(forward_launch(call.problem, call.tensors, 0.5, 1, spec, 1000).grid, launch.tiles);
+}
+
 /// What a draw of 16 bits has to be less than to drop its element.
 std::uint32_t threshold_of(const kernel::DropoutParams& params) {
   std::uint32_t threshold = params.low_threshold >> 24;
