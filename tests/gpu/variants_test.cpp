@@ -245,6 +245,29 @@ TEST_P(LateKeys, CountInFull) {
 INSTANTIATE_TEST_SUITE_P(All, LateKeys,
                          testing::Combine(testing::Values(DType::bf16, DType::f16, DType::f32), testing::Bool()));
 
+/// More query tiles than multiprocessors, which see from none to most of the keys: blocks of several waves.
+class UnequalTiles : public GpuTest, public testing::WithParamInterface<std::tuple<std::int64_t, bool>> {};
+
+TEST_P(UnequalTiles, MatchTheReference) {
+  const auto [d, causal] = GetParam();
+  AttentionConfig config;
+  config.mask = MaskFunction{"kv < q - 400 && q / 90 % 4 != 1 || q / 300 == kv / 200"};
+  const AttentionCase a{.b = 1,
+                        .h_q = 16,
+                        .h_kv = 4,
+                        .s_q = 1300,
+                        .s_kv = 800,
+                        .d_qk = d,
+                        .d_v = d,
+                        .dtype = DType::bf16,
+                        .causal = causal,
+                        .causal_align = CausalAlign::top_left};
+  const VariantCase c(a, {"unequal_tiles", config});
+  run(c, Attention::create(c.config));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UnequalTiles, testing::Combine(testing::Values<std::int64_t>(64, 128), testing::Bool()));
+
 /// Of rows so long that the kernels leave out keys that distance makes lose, where heads differ in how many these are.
 class LongDistances : public GpuTest,
                       public testing::WithParamInterface<std::tuple<const char*, std::int64_t, bool, DType>> {};
