@@ -58,8 +58,8 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
                              std::int64_t longest, float value, int warps) noexcept;
 
 /// What a forward kernel of any family is launched with, and how many query tiles that makes: the grid of an sm80
-/// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer. The places of
-/// partial results stay null.
+/// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer, and of packed
+/// batches and listed tiles several waves of as many. The places of partial results stay null.
 struct ForwardLaunch {
   kernel::ForwardVariantParams params;
   std::int64_t tiles = 0;  ///< may exceed an int: to be checked before the launch
