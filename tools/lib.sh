@@ -24,19 +24,23 @@ missing_packages() {
     echo nvidia-cuda-toolkit
 }
 
-# Installs what is missing with apt-get, as root or through sudo; says what to install where it cannot.
-install_packages() {
-  local missing=() sudo=()
-  mapfile -t missing < <(missing_packages)
-  ((${#missing[@]})) || return 0
+# With apt-get, as root or through sudo; says what to install where it cannot.
+apt_install() {  # apt_install PACKAGES...
+  local sudo=()
   [[ $(id -u) == 0 ]] || sudo=(sudo)
   if ! command -v apt-get >/dev/null || { [[ $(id -u) != 0 ]] && ! command -v sudo >/dev/null; }; then
-    echo "These packages (Debian names) are missing; please install them: ${missing[*]}" >&2
+    echo "These packages (Debian names) are missing; please install them: $*" >&2
     return 1
   fi
-  say "installing ${missing[*]}"
+  say "installing $*"
   "${sudo[@]}" apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "$@"
+}
+
+install_packages() {
+  local missing=()
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]} == 0)) || apt_install "${missing[@]}"
 }
 
 has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null && ldconfig -p | grep -q 'libcuda\.so\.1'; }

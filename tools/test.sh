@@ -123,6 +123,17 @@ if [[ $quick == no ]]; then
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
 
+  say "build: Clang, the library alone"
+  if command -v clang++ >/dev/null || apt_install clang; then
+    # Not optimised: it is about what Clang accepts and warns of.
+    cmake -S . -B build/clang -G Ninja -DCMAKE_BUILD_TYPE= -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+      -DFA_BUILD_TESTS=OFF -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
+    cmake --build build/clang -j "$jobs"
+    check "consumer of the library that Clang built" check_install clang build/clang
+  else
+    count skip "Clang (not installed)"
+  fi
+
   say "build: AddressSanitizer and UndefinedBehaviorSanitizer"
   configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
   cmake --build build/asan -j "$jobs" --target unit_tests

@@ -207,6 +207,7 @@ ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const
 Prefetch::Prefetch(std::vector<plan::KernelSpec> specs, cache::Store& store, const Supply& supply, unsigned threads,
                    double seconds) {
   struct Work {
+    Work(std::vector<plan::KernelSpec> all, const Supply& from) : specs(std::move(all)), supply(from) {}
     std::vector<plan::KernelSpec> specs;
     Supply supply;
     std::atomic<std::size_t> next{0};

@@ -102,7 +102,7 @@ GpuSubject::GpuSubject(const Contest& contest, const plan::Problem& problem, boo
     workspace_ = {contest.workspace == 0 ? nullptr : pointer(allocate(contest.workspace)), contest.workspace};
 
     const auto [b, h_q, h_kv, s_q, s_kv] = std::array{problem.b, problem.h_q, problem.h_kv, problem.s_q, problem.s_kv};
-    const auto tensor = [&](std::int64_t heads, std::int64_t rows, int d, bool random) {
+    const auto tensor = [this, &problem, b = b](std::int64_t heads, std::int64_t rows, int d, bool random) {
       const auto elements = static_cast<std::size_t>(b * heads * rows * d);
       const CUdeviceptr data = random ? random_tensor(elements) : allocate(elements * size_of(problem.dtype));
       return TensorView(pointer(data), problem.dtype, {b, rows, heads, d}).swap_axes(1, 2);

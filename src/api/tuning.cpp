@@ -64,7 +64,7 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
 }
 
 Tuning::Tuning(const AttentionConfig& config, const driver::ContextRef& context, Operation op)
-    : config_(config), context_(context), op_(op), sources_(tune_sources(config, op)), records_({}) {
+    : context_(context), op_(op), sources_(tune_sources(config, op)), records_({}) {
   std::string ignored;  // the store has told it
   directory_ = cache_directory(config.cache, &ignored).string();
   records_ = cache::Records(directory_);

@@ -67,7 +67,7 @@ struct TuneReport {
 /// The tuning of one operation of an Attention on a GPU: what is known, and how to find out. Threads may share it.
 class Tuning {
  public:
-  /// `config` and `context` outlive it.
+  /// `context` outlives it.
   Tuning(const AttentionConfig& config, const driver::ContextRef& context, Operation op);
 
   const TuneSources& sources() const noexcept { return sources_; }
@@ -107,7 +107,6 @@ class Tuning {
   std::string publish(const tune::RecordKey& key, const std::vector<plan::KernelSpec>& specs,
                       const tune::Outcome& outcome, bool replace) const;
 
-  const AttentionConfig& config_;
   const driver::ContextRef& context_;
   Operation op_;
   TuneSources sources_;

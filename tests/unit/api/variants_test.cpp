@@ -182,7 +182,7 @@ TEST(Variants, BiasOfAnyBroadcast) {
     Problem p(with_score(functions::bias("bhqk", DType::f64, true)));
     std::vector<double> bias = random_values(b * h * q * k, 9);
     p.captures = {{"bias", view(bias, {b, h, q, k})}};
-    expect_defined_by(p, [&](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
+    expect_defined_by(p, [&, b = b, h = h, q = q, k = k](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
       return s + bias[((ib % b * h + ih % h) * q + i % q) * k + j % k];
     });
     expect_gradients(p, &bias, "bias", {b, h, q, k});
