@@ -64,7 +64,26 @@ check_install() {  # check_install KIND BUILD_DIR
     cmake -S tests/consumer -B "build/consumer-$kind" -G Ninja -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_PREFIX_PATH="$prefix" >/dev/null &&
     cmake --build "build/consumer-$kind" &&
-    "build/consumer-$kind/consumer" && "build/consumer-$kind/consumer_c"
+    "build/consumer-$kind/consumer" && "build/consumer-$kind/consumer_c" && check_c_only "$kind" "$prefix"
+}
+
+check_c_only() {  # check_c_only KIND PREFIX
+  local build="build/consumer-c-only-$1"
+  rm -rf "$build"
+  cmake -S tests/consumer/c_only -B "$build" -G Ninja -DCMAKE_PREFIX_PATH="$2" >/dev/null &&
+    cmake --build "$build" && "$build/consumer_c_only"
+}
+
+check_subproject() {  # check_subproject EXPECTED_FA OPTIONS...
+  local expected=$1
+  shift
+  rm -rf build/subproject
+  cmake -S tests/consumer/subproject -B build/subproject -G Ninja -DEXPECTED_FA="$expected" "$@" >/dev/null
+}
+
+# The C++ API promises nothing beyond a minor version until 1.0.
+check_soname() {
+  readelf -d build/release/libfa.so | grep -E 'SONAME.*\[libfa\.so\.(0\.[0-9]+|[1-9][0-9]*)\]'
 }
 
 check_size() {
@@ -106,6 +125,7 @@ run_ctest release build/release
 say "checks"
 check "stripped shared library of at most 3 MB" check_size
 check "no link to the CUDA driver, runtime or NVRTC" check_links
+check "a SONAME for each minor version before 1.0" check_soname
 check "no symbol but those of the API exported" check_symbols
 if command -v clang-format >/dev/null; then
   check "clang-format" check_format
@@ -122,6 +142,11 @@ if [[ $quick == no ]]; then
     -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
+
+  say "as a subdirectory"
+  check "neighbours stay static" check_subproject SHARED
+  check "FA_SHARED before BUILD_SHARED_LIBS" check_subproject STATIC -DFA_SHARED=OFF -DBUILD_SHARED_LIBS=ON
+  check "static in a project of C alone" check_subproject STATIC -DFA_SHARED=OFF -DCONSUMER_LANGUAGES=C
 
   say "build: Clang, the library alone"
   if command -v clang++ >/dev/null || apt_install clang; then

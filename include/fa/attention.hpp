@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <fa/version.h>
 #include <fa/device.hpp>
 #include <fa/error.hpp>
 #include <fa/export.hpp>
@@ -376,7 +377,7 @@ FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& conf
 FA_API void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q,
                          std::int64_t s_q, std::int64_t s_kv, std::uint8_t* keep);
 
-/// "0.1.0".
+/// "0.1.0", of the library that runs; FA_VERSION_STRING is that of the headers (fa/version.h).
 FA_API const char* version() noexcept;
 
 }  // namespace fa

@@ -37,6 +37,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <fa/version.h>
+
 #if defined(FA_STATIC)
 #define FA_C_API
 #elif defined(_WIN32)
@@ -462,7 +464,7 @@ FA_C_API const char* fa_last_error_field(const char* name);
 /* "invalid_argument" for FA_INVALID_ARGUMENT, and so on. */
 FA_C_API const char* fa_status_name(int status);
 
-/* "0.1.0". */
+/* "0.1.0", of the library that runs; FA_VERSION_STRING is that of the headers (fa/version.h). */
 FA_C_API const char* fa_version(void);
 
 enum fa_log_level { FA_LOG_DEBUG = 0, FA_LOG_INFO = 1, FA_LOG_WARNING = 2, FA_LOG_ERROR = 3, FA_LOG_OFF = 4 };

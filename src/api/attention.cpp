@@ -587,7 +587,7 @@ void dropout_mask(const DropoutState& state, float probability, std::int64_t b, 
 }
 
 const char* version() noexcept {
-  return FA_VERSION;
+  return FA_VERSION_STRING;
 }
 
 }  // namespace fa

@@ -522,10 +522,18 @@ static void test_functions(void) {
   fa_destroy(attention);
 }
 
+static void test_version(void) {
+  char text[32];
+  snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
+  CHECK(strcmp(text, FA_VERSION_STRING) == 0);
+  CHECK(strcmp(fa_version(), FA_VERSION_STRING) == 0);
+  CHECK(FA_VERSION_NUMBER == (FA_VERSION_MAJOR * 100 + FA_VERSION_MINOR) * 100 + FA_VERSION_PATCH);
+}
+
 int main(void) {
   CHECK(fa_last_error_code() == FA_OK);
   CHECK(strcmp(fa_last_error_message(), "") == 0);
-  CHECK(strcmp(fa_version(), "0.1.0") == 0);
+  test_version();
   fill(q, B * H_Q * S_Q * D, 1);
   fill(k, B * H_KV * S_KV * D, 2);
   fill(v, B * H_KV * S_KV * D, 3);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -43,7 +44,9 @@ bool bad_input_is_refused() {
 }  // namespace
 
 int main() {
-  const bool passed = run_readme_example() && bad_input_is_refused();
+  static_assert(FA_VERSION_NUMBER >= 100, "the headers say which version they are");
+  const bool same_version = std::strcmp(fa::version(), FA_VERSION_STRING) == 0;
+  const bool passed = same_version && run_readme_example() && bad_input_is_refused();
   std::puts(passed ? "consumer: passed" : "consumer: FAILED");
   return passed ? 0 : 1;
 }
