@@ -505,6 +505,17 @@ std::string render_unit(const plan::KernelSpec& spec) {
       spec.min_blocks, cluster, parts.function);
 }
 
+/// What a reader, and nvcc with its default of C++17, has to know about a flattened source. It is no part of the unit,
+/// and so of no key.
+std::string head_of(const Source& source) {
+  return fmt::format(
+      "// {0} of fa for {1}. To compile it: nvcc -std=c++20 -arch={1} -cubin THIS_FILE\n"
+      "#if __cplusplus < 201709L && !defined(_MSVC_LANG)\n"
+      "#error \"the kernels of fa are C++20: compile with -std=c++20\"\n"
+      "#endif\n",
+      source.kernel_name, source.target);
+}
+
 /// The name between the brackets of an `#include <name>` line; empty for any other line.
 std::string_view included_name(std::string_view line) {
   constexpr std::string_view kPrefix = "#include <";
@@ -517,6 +528,7 @@ std::string_view included_name(std::string_view line) {
 Source render(const plan::KernelSpec& spec) {
   Source source;
   source.kernel_name = kernel_name(spec);
+  source.target = to_string(spec.arch);
   source.unit = render_unit(spec);
   source.headers = templates();
   return source;
@@ -528,7 +540,7 @@ std::string unit_of(const plan::KernelSpec& spec) {
 
 std::string flatten(const Source& source) {
   std::set<std::string_view> done;
-  std::string result;
+  std::string result = head_of(source);
   const std::function<void(std::string_view)> paste = [&](std::string_view text) {
     while (!text.empty()) {
       const std::size_t end = text.find('\n');

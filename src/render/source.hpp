@@ -19,6 +19,7 @@ struct Source {
   std::string kernel_name;  ///< extern "C" entry point
   std::string unit;         ///< the rendered text
   std::vector<Header> headers;
+  std::string target = {};  ///< "sm_90a"
 };
 
 /// Renders `spec`: equal specs give equal bytes.
@@ -27,7 +28,8 @@ Source render(const plan::KernelSpec& spec);
 /// `render(spec).unit`, for who only wants to know which source it is.
 std::string unit_of(const plan::KernelSpec& spec);
 
-/// The unit with its includes pasted in, each once: what `fa render` prints and nvcc compiles as it stands.
+/// The unit with its includes pasted in, each once, behind a comment that says how nvcc compiles it: what `fa render`
+/// prints.
 std::string flatten(const Source& source);
 
 /// Digest (XXH3-128, 32 hex digits) of all templates that the library would use now: the embedded ones, or those under

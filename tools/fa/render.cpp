@@ -56,7 +56,7 @@ void render_kernel(const RenderOptions& options) {
 }  // namespace
 
 void add_render(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("render", "Print the source of a kernel, as one file that nvcc compiles");
+  CLI::App* command = app.add_subcommand("render", "Print the source of a kernel, as one file for nvcc -std=c++20");
   const auto options = std::make_shared<RenderOptions>();
   command->add_option("--arch", options->arch, "Target, as sm_90a (default: the GPU's, else sm_90a)");
   add_dtype_option(*command, &options->point.dtype);

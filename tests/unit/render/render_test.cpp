@@ -391,18 +391,34 @@ TEST(Flatten, LeavesNoIncludeButTheHostsOwn) {
   }
 }
 
+/// What comes before the unit says how to compile it.
+std::string without_head(const std::string& flat) {
+  constexpr std::string_view kEnd = "#endif\n";
+  return flat.substr(flat.find(kEnd) + kEnd.size());
+}
+
 TEST(Flatten, PastesNestedHeadersWhereTheyAreNeeded) {
   Source source;
   source.unit = "#include <a.cuh>\nunit\n#include <b.cuh>\n#include <unknown.h>\nlast";
   source.headers = {{"a.cuh", "a1\n#include <b.cuh>\na2\n"}, {"b.cuh", "b\n"}, {"unused.cuh", "unused\n"}};
-  EXPECT_EQ(flatten(source), "a1\nb\na2\nunit\n#include <unknown.h>\nlast\n");
+  EXPECT_EQ(without_head(flatten(source)), "a1\nb\na2\nunit\n#include <unknown.h>\nlast\n");
 }
 
 TEST(Flatten, EndsWithCyclicIncludes) {
   Source source;
   source.unit = "#include <a.cuh>\n";
   source.headers = {{"a.cuh", "#include <b.cuh>\na\n"}, {"b.cuh", "#include <a.cuh>\nb\n"}};
-  EXPECT_EQ(flatten(source), "b\na\n");
+  EXPECT_EQ(without_head(flatten(source)), "b\na\n");
+}
+
+TEST(Flatten, SaysHowToCompileIt) {
+  for (const plan::KernelSpec& spec : all_specs()) {
+    const Source source = render(spec);
+    const std::string line = lines_of(flatten(source)).front();
+    EXPECT_NE(line.find(source.kernel_name), std::string::npos) << line;
+    EXPECT_NE(line.find("nvcc -std=c++20 -arch=" + to_string(spec.arch) + " "), std::string::npos) << line;
+    EXPECT_EQ(source.unit.find("nvcc"), std::string::npos) << "it is no part of the key";
+  }
 }
 
 }  // namespace
