@@ -97,41 +97,76 @@ class _Attention(torch.autograd.Function):
             size = handle.workspace_size(*sizes, rows_aligned=fa_ctypes.aligned(q, k, v, o))
             handle.bind_forward(q, k, v, o, lse, _stream(q), _workspace(size, q), **ctx.variants)()
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.handle, ctx.sizes, ctx.packing = handle, sizes, packing
+        ctx.handle, ctx.sizes = handle, sizes
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return None, None, None, None, None, None
-        q, k, v, o, lse = ctx.saved_tensors
+        return *_Gradients.apply(*ctx.saved_tensors, dout, dlse, ctx.handle, ctx.sizes, ctx.variants), None, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """A node of its own, because only a node can refuse to be differentiated: gradients that are merely cut off from the
+    graph would make second derivatives too small, without a word."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, o, lse, dout, dlse, handle, sizes, variants):
         dout = torch.zeros_like(o) if dout is None else _readable(dout)
         dq, dk, dv = (_like(t, t.shape[1], t.shape[0 if t.dim() == 3 else 2], t.shape[-1]) for t in (q, k, v))
         with _current(q):
             rows_aligned = fa_ctypes.aligned(q, k, v, o, dout, dq, dk, dv)
-            size = ctx.handle.backward_workspace_size(*ctx.sizes, rows_aligned=rows_aligned)
-            ctx.handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), _workspace(size, q),
-                                     **ctx.variants)()
-        return dq, dk, dv, None, None, None
+            size = handle.backward_workspace_size(*sizes, rows_aligned=rows_aligned)
+            handle.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), _workspace(size, q), **variants)()
+        return dq, dk, dv
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("the gradients of fa_torch.attention are differentiated: accepted are first derivatives only "
+                           "(where create_graph=True is meant for other parts of the graph, detach these gradients)")
 
 
-def _check_devices(q, k, v):
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != q.device:
-            raise RuntimeError(f"{name} is on {tensor.device}: accepted is the device of q, {q.device}")
+_ACCEPTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _dropout_state(dropout, rng_state):
+def _check(axes, **tensors):
+    """What the code before the library's own checks relies on. `axes`: as in the documentation, q first."""
+    q = next(iter(tensors.values()))
+    for (name, t), accepted in zip(tensors.items(), axes):
+        if not isinstance(t, torch.Tensor):
+            raise RuntimeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
+        if t.dim() != accepted.count(",") + 1:
+            raise RuntimeError(f"{name} has shape {list(t.shape)}: accepted is {accepted}")
+        if t.dtype not in _ACCEPTED:
+            raise RuntimeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, _ACCEPTED))}")
+        if t.dtype != q.dtype or t.device != q.device:
+            raise RuntimeError(f"{name} is {t.dtype} on {t.device}: accepted is what q is, {q.dtype} on {q.device}")
+    if q.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"q is on {q.device}: accepted are cpu and cuda")
+
+
+def _check_integers(q, dtype, **tensors):
+    for name, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise RuntimeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
+        if t.dtype != dtype or t.device != q.device or not t.is_contiguous():
+            raise RuntimeError(f"{name} is {t.dtype} on {t.device}: accepted is contiguous {dtype} on {q.device}")
+
+
+def _dropout_state(q, dropout, rng_state):
     """Seed and offset: those given, as (seed, offset) or an int64 tensor of both on the device, else from PyTorch's CPU
     generator."""
     if dropout == 0:
         return None
     if isinstance(rng_state, torch.Tensor):
+        _check_integers(q, torch.int64, rng_state=rng_state)
         return fa_ctypes.dropout_state(device=rng_state)
-    seed, offset = rng_state or torch.randint(0, 2**62, (2,)).tolist()
-    return fa_ctypes.dropout_state(seed, offset)
+    pair = torch.randint(0, 2**62, (2,)).tolist() if rng_state is None else list(rng_state)
+    if len(pair) != 2:
+        raise RuntimeError(f"rng_state has {len(pair)} elements: accepted are (seed, offset)")
+    return fa_ctypes.dropout_state(*map(int, pair))
 
 
 def attention(q, k, v, *, causal=False, scale=None, top_left=False, deterministic=False, return_lse=False, dropout=0.0,
@@ -141,13 +176,13 @@ def attention(q, k, v, *, causal=False, scale=None, top_left=False, deterministi
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of one dtype and device; h_kv divides h_q.
     scale: 1/sqrt(d_qk) unless given. causal: row i keeps the keys up to i + s_kv - s_q, or up to i with top_left.
     deterministic: dq is bitwise repeatable too. return_lse: also the log-sum-exp [b, h_q, s_q] (natural log, fp32),
-    which may take part in the loss. dropout: the probability with which an element of the softmax is dropped; rng_state:
+    which may take part in the loss. Only first derivatives: what differentiates dq, dk or dv raises. dropout: the probability with which an element of the softmax is dropped; rng_state:
     (seed, offset) of its mask, or an int64 tensor of both on the device, which a captured graph may advance.
     Raises RuntimeError with what is wrong and what is accepted.
     """
-    _check_devices(q, k, v)
+    _check(("[b, h_q, s_q, d_qk]", "[b, h_kv, s_kv, d_qk]", "[b, h_kv, s_kv, d_v]"), q=q, k=k, v=v)
     handle = _handle(q.device, q.shape[-1], v.shape[-1], q.dtype, causal, scale, top_left, deterministic, dropout)
-    o, lse = _Attention.apply(q, k, v, handle, None, _dropout_state(dropout, rng_state))
+    o, lse = _Attention.apply(q, k, v, handle, None, _dropout_state(q, dropout, rng_state))
     return (o, lse) if return_lse else o
 
 
@@ -162,14 +197,10 @@ def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_s_q=0, max_s_k
     max_s_q, max_s_kv: the longest, 0 where they are not known. Rows of no sequence get 0 (lse: -inf), and so do their
     gradients.
     """
-    _check_devices(q, k, v)
-    lengths = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
-    for name, tensor in zip(("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv"), lengths):
-        if tensor is not None and (tensor.dtype != torch.int32 or tensor.device != q.device or not tensor.is_contiguous()):
-            raise RuntimeError(f"{name} is {tensor.dtype} on {tensor.device}: accepted is contiguous torch.int32 on {q.device}")
-    if cu_seqlens_q.numel() != cu_seqlens_kv.numel():
-        raise RuntimeError(f"cu_seqlens_kv has {cu_seqlens_kv.numel()} elements: accepted are {cu_seqlens_q.numel()}, as in q")
+    _check(("[total_q, h_q, d_qk]", "[total_kv, h_kv, d_qk]", "[total_kv, h_kv, d_v]"), q=q, k=k, v=v)
+    used = {name: t for name, t in (("seqused_q", seqused_q), ("seqused_kv", seqused_kv)) if t is not None}
+    _check_integers(q, torch.int32, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, **used)
     handle = _handle(q.device, q.shape[-1], v.shape[-1], q.dtype, causal, scale, top_left, deterministic, dropout, True)
-    packing = _Packing(*lengths, max_s_q=max_s_q, max_s_kv=max_s_kv)
-    o, lse = _Attention.apply(q, k, v, handle, packing, _dropout_state(dropout, rng_state))
+    packing = _Packing(cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q=max_s_q, max_s_kv=max_s_kv)
+    o, lse = _Attention.apply(q, k, v, handle, packing, _dropout_state(q, dropout, rng_state))
     return (o, lse) if return_lse else o

@@ -1,6 +1,7 @@
 """The C ABI of fa (include/fa/fa.h) for PyTorch tensors: no copies, the current stream, no package to install."""
 
 import ctypes
+import numbers
 import os
 
 DTYPES = {"torch.float16": 0, "torch.bfloat16": 1, "torch.float32": 2, "torch.float64": 3, "torch.int32": 4}
@@ -220,11 +221,26 @@ class Library:
         return keep
 
 
-def _tensor(t):
+def _number(name, table, value):
+    """The ABI's number of `value`, which `name` is; RuntimeError for one that it has none of."""
+    if str(value) not in table:
+        raise RuntimeError(f"{name} is {value}: accepted are {', '.join(table)}")
+    return table[str(value)]
+
+
+def _check_tensor(name, t):
+    if not all(hasattr(t, method) for method in ("data_ptr", "dim", "stride", "is_contiguous")):
+        raise RuntimeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
+
+
+def _tensor(name, t):
+    _check_tensor(name, t)
     rank = t.dim()
+    if rank > 4:
+        raise RuntimeError(f"{name} has {rank} axes: accepted are at most 4")
     pad = [0] * (4 - rank)
     return Tensor(
-        dtype=DTYPES[str(t.dtype)],
+        dtype=_number(f"dtype of {name}", DTYPES, t.dtype),
         rank=rank,
         data=t.data_ptr(),
         shape=(ctypes.c_int64 * 4)(*t.shape, *pad),
@@ -232,9 +248,32 @@ def _tensor(t):
     )
 
 
-def _pointer(t):
+def _pointer(name, t):
     """NULL for None."""
-    return ctypes.pointer(_tensor(t)) if t is not None else None
+    return ctypes.pointer(_tensor(name, t)) if t is not None else None
+
+
+def _pointers(**tensors):
+    return {name: _pointer(name, t) for name, t in tensors.items()}
+
+
+def _array(name, t, dtype, least=0):
+    """The address of a tensor that the library reads as a plain array; NULL for None."""
+    if t is None:
+        return None
+    _check_tensor(name, t)
+    if str(t.dtype) != dtype or not t.is_contiguous() or t.numel() < least:
+        raise RuntimeError(f"{name} is {t.dtype} of {t.numel()} elements{'' if t.is_contiguous() else ' with gaps'}: accepted "
+                           f"is a contiguous tensor of {dtype}" + (f" and at least {least} elements" if least else ""))
+    return t.data_ptr()
+
+
+def _memory(name, t):
+    """Address and size in bytes."""
+    _check_tensor(name, t)
+    if not t.is_contiguous():
+        raise RuntimeError(f"{name} has gaps: accepted is a contiguous tensor")
+    return {"data": t.data_ptr(), "size": t.numel() * t.element_size()}
 
 
 def aligned(*tensors):
@@ -252,9 +291,16 @@ def _shape(sizes, rows_aligned):
 
 def sequences(cu_seqlens_q, cu_seqlens_kv, seqused_q=None, seqused_kv=None, max_s_q=0, max_s_kv=0):
     """Where the sequences of a packed batch lie, by int32 tensors on the attention's device, which it keeps alive."""
-    address = lambda t: t.data_ptr() if t is not None else None  # noqa: E731
-    result = Sequences(b=cu_seqlens_q.numel() - 1, cu_seqlens_q=address(cu_seqlens_q), cu_seqlens_kv=address(cu_seqlens_kv),
-                       seqused_q=address(seqused_q), seqused_kv=address(seqused_kv), max_s_q=max_s_q, max_s_kv=max_s_kv)
+    starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
+    fields = {name: _array(name, t, "torch.int32", 1) for name, t in starts.items()}
+    if None in fields.values():
+        raise RuntimeError("cu_seqlens_q and cu_seqlens_kv: both are needed")
+    b = cu_seqlens_q.numel() - 1
+    if cu_seqlens_kv.numel() != b + 1:
+        raise RuntimeError(f"cu_seqlens_kv has {cu_seqlens_kv.numel()} elements: accepted are {b + 1}, as in cu_seqlens_q")
+    used = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
+    fields.update({name: _array(name, t, "torch.int32", b) for name, t in used.items()})
+    result = Sequences(b=b, max_s_q=max_s_q, max_s_kv=max_s_kv, **fields)
     result.tensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
     return result
 
@@ -262,31 +308,38 @@ def sequences(cu_seqlens_q, cu_seqlens_kv, seqused_q=None, seqused_kv=None, max_
 def dropout_state(seed=0, offset=0, device=None):
     """`device`: an int64 tensor of seed and offset on the attention's device, which counts instead of the numbers
     and is kept alive."""
-    result = DropoutState(seed=seed, offset=offset, device=device.data_ptr() if device is not None else None)
+    result = DropoutState(seed=seed, offset=offset, device=_array("device", device, "torch.int64", 2))
     result.tensor = device
     return result
 
 
+def _declared(name, dtype, requires_grad=False):
+    return Capture(name=name.encode(), dtype=_number(f"dtype of capture {name}", DTYPES, dtype),
+                   requires_grad=int(bool(requires_grad)))
+
+
 def function(expression, captures=()):
-    """A score or mask function (docs/variants.md); captures: (name, torch dtype) or (name, torch dtype, True), which has a
-    gradient."""
-    declared = [Capture(name=name.encode(), dtype=DTYPES[str(dtype)], requires_grad=int(bool(grad)))
-                for name, dtype, *grad in captures]
+    """A score or mask function (docs/variants.md); captures: (name, torch dtype) or (name, torch dtype, requires_grad),
+    which has a gradient where that is true."""
+    for capture in captures:
+        if not isinstance(capture, (tuple, list)) or len(capture) not in (2, 3):
+            raise RuntimeError(f"capture {capture!r}: accepted are (name, dtype) and (name, dtype, requires_grad)")
+    declared = [_declared(*capture) for capture in captures]
     return Function(expression=expression.encode(), captures=(Capture * len(declared))(*declared),
                     capture_count=len(declared))
 
 
 def mask_tiles(memory, filled=False):
-    """Memory for the tiles of a mask function, a tensor of bytes, which it keeps alive."""
-    result = MaskTiles(data=memory.data_ptr(), size=memory.numel(), filled=int(filled))
+    """Memory for the tiles of a mask function, a tensor, which it keeps alive."""
+    result = MaskTiles(**_memory("memory", memory), filled=int(filled))
     result.tensor = memory
     return result
 
 
 def _captured(values):
     """The fields for captures, or their gradients, by name: tensors or numbers."""
-    items = [Captured(name=name.encode(), number=value) if isinstance(value, (int, float))
-             else Captured(name=name.encode(), tensor=_pointer(value)) for name, value in (values or {}).items()]
+    items = [Captured(name=name.encode(), number=float(value)) if isinstance(value, numbers.Real)
+             else Captured(name=name.encode(), tensor=_pointer(name, value)) for name, value in (values or {}).items()]
     return {"captures": (Captured * len(items))(*items), "capture_count": len(items)}
 
 
@@ -295,7 +348,7 @@ def _reference(struct):
 
 
 def _variants(sequences, dropout, captures, sink, tiles):
-    return {"sequences": _reference(sequences), "dropout": _reference(dropout), "sink": _pointer(sink),
+    return {"sequences": _reference(sequences), "dropout": _reference(dropout), "sink": _pointer("sink", sink),
             "tiles": _reference(tiles), **_captured(captures)}
 
 
@@ -310,11 +363,11 @@ class Attention:
                  score=None, mask=None, window_left=None, window_right=None, chunk=0, sink=False):
         """score, mask: what `function` makes."""
         self._library = library
-        self._override = KernelOverride(family=FAMILIES[family])
-        self._backward_override = KernelOverride(family=FAMILIES[backward_family])
-        config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=DTYPES[str(dtype)], causal=int(causal),
+        self._override = KernelOverride(family=_number("family", FAMILIES, family))
+        self._backward_override = KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
+        config = Config(head_dim=head_dim, head_dim_v=head_dim_v, dtype=_number("dtype", DTYPES, dtype), causal=int(causal),
                         causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0,
-                        deterministic=int(deterministic), tune=TUNE_POLICIES[tune], varlen=int(varlen),
+                        deterministic=int(deterministic), tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen),
                         zero_padding=int(zero_padding), check_sequences=int(check_sequences), dropout=dropout,
                         score=_reference(score), mask=_reference(mask), sink=int(sink), chunk=chunk,
                         has_window_left=int(window_left is not None), window_left=window_left or 0,
@@ -329,8 +382,8 @@ class Attention:
             self._library._fa.fa_destroy(self._handle)
 
     def _bind(self, name, inputs, outputs, stream, workspace, keep):
-        """A callable that queues the same call again and again. `workspace`: a tensor of bytes, or None."""
-        scratch = Workspace(data=workspace.data_ptr(), size=workspace.numel()) if workspace is not None else None
+        """A callable that queues the same call again and again. `workspace`: a tensor, or None."""
+        scratch = Workspace(**_memory("workspace", workspace)) if workspace is not None else None
         function = getattr(self._library._fa, name)
         arguments = (self._handle, ctypes.byref(inputs), ctypes.byref(outputs), ctypes.c_void_p(stream or 0),
                      ctypes.byref(scratch) if scratch is not None else None)
@@ -346,19 +399,17 @@ class Attention:
                      captures=None, sink=None, tiles=None):
         """A callable that queues the same forward again and again; it keeps the tensors alive. captures: tensors or
         numbers by name; tiles: what `mask_tiles` makes."""
-        inputs = ForwardInputs(q=_pointer(q), k=_pointer(k), v=_pointer(v),
-                               **_variants(sequences, dropout, captures, sink, tiles))
-        outputs = ForwardOutputs(o=_pointer(o), lse=_pointer(lse))
+        inputs = ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles))
+        outputs = ForwardOutputs(**_pointers(o=o, lse=lse))
         return self._bind("fa_forward", inputs, outputs, stream, workspace, (q, k, v, o, lse, captures, sink))
 
     def bind_backward(self, q, k, v, o, lse, dout, dq, dk, dv, dlse=None, stream=None, workspace=None, sequences=None,
                       dropout=None, captures=None, sink=None, tiles=None, dcaptures=None, dsink=None):
         """Likewise for backward; dcaptures: fp32 tensors for the gradients of captures, by name."""
         read, written = (q, k, v, o, lse, dout, dlse), (dq, dk, dv)
-        inputs = BackwardInputs(**dict(zip(("q", "k", "v", "o", "lse", "dout", "dlse"), map(_pointer, read))),
+        inputs = BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
                                 **_variants(sequences, dropout, captures, sink, tiles))
-        outputs = BackwardOutputs(**dict(zip(("dq", "dk", "dv"), map(_pointer, written))), dsink=_pointer(dsink),
-                                  **_captured(dcaptures))
+        outputs = BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **_captured(dcaptures))
         return self._bind("fa_backward", inputs, outputs, stream, workspace,
                           (read, written, captures, sink, dcaptures, dsink))
 

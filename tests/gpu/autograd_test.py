@@ -106,13 +106,54 @@ def test_parts_of_the_graph(device):
     check(torch.equal(fa_torch.attention(transposed, k, v), fa_torch.attention(q, k, v)), "any strides")
 
 
-def test_errors(device):
-    q = torch.randn(1, 1, 4, 20, device=device)
+def refused(call, *words):
+    """That `call` raises a RuntimeError with these words in it."""
     try:
-        fa_torch.attention(q, q, q)
-        check(False, "a head dim of 20 is refused")
+        call()
+        check(False, f"refused, naming {words}")
     except RuntimeError as error:
-        check("head_dim" in str(error) and "20" in str(error), f"the argument is named: {error}")
+        check(all(word in str(error) for word in words), f"{words} are named: {error}")
+
+
+def test_errors(device):
+    q = torch.randn(1, 1, 4, 16, device=device)
+    wide = torch.randn(1, 1, 4, 20, device=device)
+    refused(lambda: fa_torch.attention(wide, wide, wide), "head_dim", "20")
+    refused(lambda: fa_torch.attention(q[0, 0], q, q), "q has shape [4, 16]", "[b, h_q, s_q, d_qk]")
+    refused(lambda: fa_torch.attention(q, q[0], q), "k has shape [1, 4, 16]", "[b, h_kv, s_kv, d_qk]")
+    refused(lambda: fa_torch.attention(q, q, q[None]), "v has shape [1, 1, 1, 4, 16]", "[b, h_kv, s_kv, d_v]")
+    refused(lambda: fa_torch.attention(q.long(), q, q), "q is torch.int64", "torch.bfloat16")
+    refused(lambda: fa_torch.attention(q, q, q.double()), "v is torch.float64", "torch.float32")
+    refused(lambda: fa_torch.attention(q.tolist(), q, q), "q is a builtins.list", "torch.Tensor")
+    refused(lambda: fa_torch.attention(q, q.cpu().numpy(), q), "k is a numpy.ndarray", "torch.Tensor")
+    refused(lambda: fa_torch.attention(q, q, None), "v is a builtins.NoneType", "torch.Tensor")
+    refused(lambda: fa_torch.attention(q.to("meta"), q.to("meta"), q.to("meta")), "q is on meta", "cpu and cuda")
+    refused(lambda: fa_torch.attention(q, q, q, dropout=0.5, rng_state=(1,)), "rng_state", "(seed, offset)")
+    state = torch.zeros(2, dtype=torch.int32, device=device)
+    refused(lambda: fa_torch.attention(q, q, q, dropout=0.5, rng_state=state), "rng_state is torch.int32", "torch.int64")
+    packed, cu = q[0].transpose(0, 1), torch.tensor([0, 4], dtype=torch.int32, device=device)
+    varlen = lambda *lengths, **more: fa_torch.varlen_attention(packed, packed, packed, *lengths, **more)  # noqa: E731
+    check(varlen(cu, cu).shape == packed.shape, "these are accepted")
+    refused(lambda: fa_torch.varlen_attention(q, packed, packed, cu, cu), "q has shape", "[total_q, h_q, d_qk]")
+    refused(lambda: varlen(cu.long(), cu), "cu_seqlens_q is torch.int64", "torch.int32")
+    refused(lambda: varlen(cu, [0, 4]), "cu_seqlens_kv is a builtins.list")
+    refused(lambda: varlen(cu, cu[:1]), "cu_seqlens_kv has 1 elements", "2")
+    refused(lambda: varlen(cu, cu, seqused_q=cu[:0]), "seqused_q", "at least 1")
+
+
+def test_double_backward(device):
+    """Second derivatives raise, also where a part of them could be had."""
+    q, k, v = (torch.randn(1, 2, 5, 8, device=device, requires_grad=True) for _ in range(3))
+    o, lse = fa_torch.attention(q, k, v, return_lse=True)
+    for loss in (o.sum(), lse.sum(), (o * q).sum()):
+        first = torch.autograd.grad(loss, (q, k, v), create_graph=True, retain_graph=True)
+        for gradient in first:
+            refused(lambda g=gradient: torch.autograd.grad(g.square().sum() + q.square().sum(), q, retain_graph=True),
+                    "first derivatives only")
+    plain = torch.autograd.grad(o.sum(), (q, k, v), retain_graph=True)
+    graph = torch.autograd.grad(o.sum(), (q, k, v), create_graph=True)
+    check(all(torch.equal(a, b) for a, b in zip(plain, graph)), "create_graph changes no gradient")
+    check(not any(t.requires_grad for t in plain), "no graph of gradients without create_graph")
 
 
 def test_deterministic(device):
@@ -197,7 +238,8 @@ def main():
     if args.device == "cuda":
         compare("cuda", torch.bfloat16, 2, 8, 2, 1024, 1024, 128, 128, True, bshd=True)
         test_streams()
-    tests = (test_masked_rows, test_parts_of_the_graph, test_errors, test_deterministic, test_dropout, test_varlen)
+    tests = (test_masked_rows, test_parts_of_the_graph, test_errors, test_double_backward, test_deterministic, test_dropout,
+             test_varlen)
     for test in tests:
         test(args.device)
     if args.device == "cpu":
