@@ -24,6 +24,7 @@ namespace fa::api {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+static_assert(plan::BackwardChoice::kSlots <= tune::kSlots, "codes tell slots apart");
 
 /// A kernel without variants reads the first of it only, which are its Sm90BackwardParams.
 kernel::Sm90BackwardVariantParams sm90_params(const kernel::BackwardVariantParams& base,

@@ -4,12 +4,20 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 
 namespace fa::tune {
 namespace {
 
 constexpr int kMostLengths = 32;  // 65536
 constexpr int kMostHeads = 12;    // 4096
+// Fields of a code, from its lowest bit on. The highest bit is set in every code.
+constexpr int kSlotBits = std::bit_width(static_cast<unsigned>(kSlots - 1));
+constexpr int kLengthBits = std::bit_width(static_cast<unsigned>(kMostLengths));
+constexpr int kHeadBits = std::bit_width(static_cast<unsigned>(kMostHeads));
+constexpr int kGroupBits = 31;  // of a number of heads
+constexpr int kCodeBit = 63;
+static_assert(kSlotBits + 2 * kLengthBits + kHeadBits + kGroupBits <= kCodeBit, "fields of a code overlap");
 // Multiply-adds and bytes that take a data-centre GPU some 10 us.
 constexpr double kWorthMultiplyAdds = 2e9;
 constexpr double kWorthBytes = 32e6;
@@ -52,9 +60,19 @@ Bucket bucket_of(const plan::Problem& problem) noexcept {
 
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
   const Bucket bucket = bucket_of(problem);
-  const auto part = [](std::int64_t value, int shift) { return static_cast<std::uint64_t>(value) << shift; };
-  return part(slot, 0) | part(bucket.s_q, 8) | part(bucket.s_kv, 16) | part(bucket.heads, 24) |
-         part(bucket.group & 0x7fffffff, 32) | std::uint64_t{1} << 63;
+  std::uint64_t code = 0;
+  int used = 0;
+  const auto append = [&](std::int64_t value, int bits) {
+    assert(value >= 0 && std::bit_width(static_cast<std::uint64_t>(value)) <= bits);
+    code |= static_cast<std::uint64_t>(value) << used;
+    used += bits;
+  };
+  append(slot, kSlotBits);
+  append(bucket.s_q, kLengthBits);
+  append(bucket.s_kv, kLengthBits);
+  append(bucket.heads, kHeadBits);
+  append(bucket.group, kGroupBits);
+  return code | std::uint64_t{1} << kCodeBit;
 }
 
 std::string bucket_text(const plan::Problem& problem, const plan::KernelSpec& planned) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "plan/kernel_spec.hpp"
+#include "plan/planner.hpp"
 #include "plan/problem.hpp"
 
 namespace fa::tune {
@@ -23,7 +24,11 @@ struct Bucket {
 };
 Bucket bucket_of(const plan::Problem& problem) noexcept;
 
-/// The bucket and the planner's choice in one number, never 0: what a call is looked up by. `slot` is below 256.
+/// What a slot is below. A code has room for it.
+inline constexpr int kSlots = plan::Choice::kSlots;
+
+/// The bucket and the planner's choice in one number, never 0: what a call is looked up by. `slot` is one of a
+/// plan::Choice or a plan::BackwardChoice. Equal codes mean equal slots and equal buckets.
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept;
 
 /// In words, as records have it. `planned` is the planner's first choice for the problem, which says everything that

@@ -8,6 +8,9 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "plan/backward.hpp"
 
 namespace fa::plan {
 namespace {
@@ -58,6 +61,25 @@ void set_call(std::mt19937& random, Problem& problem) {
   problem.total_kv = problem.b * problem.s_kv;
 }
 
+/// What a configuration has besides plain attention; nullptr: nothing.
+const Variants* some_variants(std::mt19937& random) {
+  static const std::array<Variants, 5> kVariants = [] {
+    std::array<Variants, 5> all;
+    all[0].mask = "q%3!=kv%3";
+    all[1].score = "score-slope[h]*(q-kv)";
+    all[1].captures = {{"slope", DType::f32, 1, false}};
+    all[1].affine = true;
+    all[2].left_window = all[2].chunked = true;
+    all[3].score = "score+bias[q,kv]";
+    all[3].captures = {{"bias", DType::bf16, 2, true}};
+    all[3].loads_ahead = true;
+    all[4].sink = true;
+    return all;
+  }();
+  const std::size_t i = random() % (2 * kVariants.size());
+  return i < kVariants.size() ? &kVariants[i] : nullptr;
+}
+
 KernelOverride some_override(std::mt19937& random) {
   KernelOverride fixed;
   if (random() % 2 == 0) return fixed;
@@ -74,6 +96,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
   for (int configuration = 0; configuration < 300; ++configuration) {
     Problem problem;
     fix_config(random, problem);
+    problem.variants = some_variants(random);
     const KernelOverride fixed = some_override(random);
     std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
     for (int call = 0; call < 200; ++call) {
@@ -92,6 +115,29 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
       ASSERT_EQ(plan.kernel, known->kernel);
       ASSERT_EQ(plan.alternatives, known->alternatives);
       ASSERT_EQ(plan.combine, known->combine);
+    }
+  }
+}
+
+TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualBackwardPlans) {
+  std::mt19937 random(20240502);
+  for (int configuration = 0; configuration < 300; ++configuration) {
+    Problem problem;
+    fix_config(random, problem);
+    problem.variants = some_variants(random);
+    const bool deterministic = random() % 2 == 0;
+    const KernelOverride fixed{.splits = pick(random, std::array{0, 0, 1, 2, 7})};
+    std::array<std::optional<std::vector<Alternatives>>, BackwardChoice::kSlots> plans;
+    for (int call = 0; call < 100; ++call) {
+      set_call(random, problem);
+      const int slot = choose_backward(problem, fixed).slot();
+      const std::vector<Alternatives> kernels = kernels_of(plan_backward(problem, fixed, deterministic));
+      ASSERT_GE(slot, 0);
+      ASSERT_LT(slot, BackwardChoice::kSlots);
+      std::optional<std::vector<Alternatives>>& known = plans[static_cast<std::size_t>(slot)];
+      if (!known) known = kernels;
+      ASSERT_EQ(kernels, *known) << "slot " << slot << ", b " << problem.b << ", h_q " << problem.h_q << ", h_kv "
+                                 << problem.h_kv << ", s_q " << problem.s_q << ", s_kv " << problem.s_kv;
     }
   }
 }

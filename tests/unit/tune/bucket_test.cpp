@@ -2,8 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <random>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "plan/backward.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::tune {
@@ -78,8 +86,125 @@ TEST(Bucket, EveryFactCountsInTextAndCode) {
   p = base;
   p.aligned = false;
   differs(p, false);
-  for (const int slot : {1, 31, 255}) EXPECT_TRUE(codes.insert(bucket_code(base, slot)).second);
+  for (const int slot : {1, 31, 255, 256, 512, 1024, plan::Choice::kSlots - 1})
+    EXPECT_TRUE(codes.insert(bucket_code(base, slot)).second);
   EXPECT_FALSE(codes.contains(0));
+}
+
+/// A problem of given classes: the greatest lengths and heads of them.
+plan::Problem of_classes(int s_q, int s_kv, int heads, std::int64_t group) {
+  plan::Problem result = problem(std::int64_t{1} << heads, 1, 1);
+  result.s_q = length_limit(s_q);
+  result.s_kv = length_limit(s_kv);
+  result.h_q = group;
+  result.b = std::max<std::int64_t>((std::int64_t{1} << heads) / group, 1);
+  return result;
+}
+
+constexpr int kLengthClasses = 33;
+constexpr int kHeadClasses = 13;
+
+bool all_differ(std::vector<std::uint64_t> codes) {
+  std::ranges::sort(codes);
+  return std::ranges::adjacent_find(codes) == codes.end();
+}
+
+void add_codes_of_every_slot(std::vector<std::uint64_t>* codes, const plan::Problem& p) {
+  for (int slot = 0; slot < plan::Choice::kSlots; ++slot) codes->push_back(bucket_code(p, slot));
+}
+
+// A slot is as wide as the planner makes it: no fact of it may reach into the classes beside it, nor any of these into
+// another.
+TEST(Bucket, EverySlotWithEveryLengthHasACodeOfItsOwn) {
+  std::vector<std::uint64_t> codes;
+  for (int s_q = 0; s_q < kLengthClasses; ++s_q) {
+    for (int s_kv = 0; s_kv < kLengthClasses; ++s_kv) {
+      if (s_q == 1 || s_kv == 1) continue;  // no length is between 1 and 2
+      const plan::Problem p = of_classes(s_q, s_kv, 3, 1);
+      ASSERT_EQ(bucket_of(p), (Bucket{s_q, s_kv, 3, 1}));
+      if ((s_q & (s_q - 1)) == 0 || (s_kv & (s_kv - 1)) == 0) {
+        add_codes_of_every_slot(&codes, p);
+      } else {
+        codes.push_back(bucket_code(p, 0));
+      }
+    }
+  }
+  EXPECT_TRUE(all_differ(std::move(codes)));
+}
+
+TEST(Bucket, EverySlotWithEveryNumberOfHeadsHasACodeOfItsOwn) {
+  std::vector<std::uint64_t> codes;
+  for (const int s_kv : {0, 32}) {
+    for (int heads = 0; heads < kHeadClasses; ++heads) {
+      for (const std::int64_t group : {1, 2, 3, 64, 1 << 12}) {
+        if (group > std::int64_t{1} << heads || (group == 3 && heads != 2)) continue;
+        const plan::Problem p = of_classes(32, s_kv, heads, group);
+        ASSERT_EQ(bucket_of(p), (Bucket{32, s_kv, heads, group}));
+        add_codes_of_every_slot(&codes, p);
+      }
+    }
+  }
+  for (const std::int64_t group : {std::int64_t{1} << 30, (std::int64_t{1} << 31) - 65536}) {
+    plan::Problem p = of_classes(32, 32, 12, 1);
+    p.h_q = group;
+    add_codes_of_every_slot(&codes, p);
+  }
+  EXPECT_TRUE(all_differ(std::move(codes)));
+}
+
+TEST(Bucket, RowsOfKernelsForLongRowsAreNotThoseOfOthers) {
+  plan::Problem p = problem(1, 8, 512);
+  std::map<std::uint64_t, std::string> kernels;
+  for (const std::int64_t s_q : {512, 768, 1024, 1536, 2048, 3072, 4096}) {
+    p.s_q = s_q;
+    const std::uint64_t code = bucket_code(p, plan::choose(p, {}).slot());
+    EXPECT_TRUE(kernels.try_emplace(code, text(p)).second) << s_q << " is taken for " << kernels[code];
+  }
+}
+
+/// Lengths around every border that plans know.
+void set_random_shape(std::mt19937& random, plan::Problem& p) {
+  const auto one_of = [&](std::initializer_list<std::int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  p.b = one_of({1, 1, 16});
+  for (std::int64_t* s : {&p.s_q, &p.s_kv}) *s = one_of({1, 16, 64, 100, 448, 512, 768, 1024, 1536, 2048, 4096, 65537});
+  p.s_q += static_cast<std::int64_t>(random() % 3) - (p.s_q > 1 ? 1 : 0);
+  p.aligned = random() % 4 != 0;
+  p.tensor_maps = random() % 4 != 0;
+}
+
+// Calls of an Attention are looked up by their code alone, so that the first of a code decides for the others.
+TEST(Bucket, EqualCodesOfOneConfigurationHaveEqualTexts) {
+  std::mt19937 random(31);
+  for (int configuration = 0; configuration < 60; ++configuration) {
+    plan::Problem p = problem(1, 1, 1);
+    p.d_qk = p.d_v = random() % 2 == 0 ? 128 : 8 * (1 + static_cast<int>(random() % 32));
+    p.h_kv = 1 << random() % 5;
+    p.h_q = p.h_kv << random() % 3;
+    p.causal = random() % 2 == 0;
+    p.positive_scale = random() % 8 != 0;
+    plan::Variants variants;
+    if (random() % 3 == 0) {
+      variants.mask = "q>=kv";
+    } else if (random() % 3 == 0) {
+      variants.score = "score-h*(q-kv)";
+      variants.affine = true;
+    }
+    if (variants.any()) p.variants = &variants;
+    std::map<std::uint64_t, std::string> forward;
+    std::map<std::uint64_t, std::string> backward;
+    const auto expect_known = [](auto& texts, std::uint64_t code, const std::string& now) {
+      EXPECT_EQ(texts.try_emplace(code, now).first->second, now);
+    };
+    for (int call = 0; call < 200; ++call) {
+      set_random_shape(random, p);
+      expect_known(forward, bucket_code(p, plan::choose(p, {}).slot()), text(p));
+      expect_known(backward, bucket_code(p, plan::choose_backward(p, {}).slot()),
+                   bucket_text(p, plan::plan_backward(p, {}, false).main.front()));
+    }
+    ASSERT_FALSE(HasFailure()) << "d " << p.d_qk;
+  }
 }
 
 TEST(Bucket, NeighboursShareOne) {
