@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include <fa/error.hpp>
 
@@ -134,8 +135,11 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
                                             : sm80_backward_specs(problem, fixed, choice, deterministic);
   const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
   if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
+    // One plan says which kernel writes dQ, so that alternatives agree on it.
+    const bool write_dq = plan.main.front().write_dq;
     const Alternatives if_all_spill = sm80_backward_specs(problem, fixed, choice, deterministic);
-    plan.main.insert(plan.main.end(), if_all_spill.begin(), if_all_spill.end());
+    std::ranges::copy_if(if_all_spill, std::back_inserter(plan.main),
+                         [&](const KernelSpec& spec) { return spec.write_dq == write_dq; });
   }
   if (!plan.main.front().write_dq) plan.dq = sm80_backward_dq_specs(problem);
   plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
@@ -185,7 +189,10 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
 
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace, const PackedArgs& packed) noexcept {
+                               int multiprocessors, void* workspace, const PackedArgs& packed) {
+  if (!kernels.main.write_dq && kernels.dq.tile_m == 0) {
+    throw Error(ErrorCode::internal, "the main kernel of a backward leaves dq to one that its plan does not have");
+  }
   const int splits = choice.splits;
   BackwardLaunch launch{};
   kernel::BackwardVariantParams& params = launch.params;

@@ -37,7 +37,7 @@ bool orders_dq(const Problem& problem, Family family) noexcept;
 /// that has a pass of its own.
 struct BackwardPlan {
   KernelSpec preprocess;
-  Alternatives main;
+  Alternatives main;   ///< all of them write dQ, or none does
   Alternatives dq;     ///< empty unless dQ has a pass of its own
   KernelSpec convert;  ///< meaningful when that is empty
   KernelSpec reduce;   ///< meaningful when the main kernel is split
@@ -87,7 +87,8 @@ struct BackwardGrids {
   std::int64_t sink = 0;
 };
 
-/// Everything that a launch needs besides the kernels. The pass for dQ takes params with its own tile counts.
+/// Everything that a launch needs besides the kernels. The pass for dQ takes params with its own tile counts. Throws
+/// fa::Error(internal) where neither kernel writes dQ.
 struct BackwardLaunch {
   kernel::BackwardVariantParams params;     ///< of all kernels but the pass for dQ
   kernel::BackwardVariantParams dq_params;  ///< of that
@@ -95,7 +96,7 @@ struct BackwardLaunch {
 };
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
-                               int multiprocessors, void* workspace, const PackedArgs& packed = {}) noexcept;
+                               int multiprocessors, void* workspace, const PackedArgs& packed = {});
 
 /// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).
 bool sm90_backward_describable(const BackwardTensors& tensors) noexcept;

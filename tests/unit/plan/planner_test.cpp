@@ -142,6 +142,23 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualBackwardPlans) {
   }
 }
 
+// Whichever main kernel is taken, with or without registers to spare, something writes dQ.
+TEST(BackwardPlan, EveryAlternativeHasTheKernelForDqThatItNeeds) {
+  std::mt19937 random(20240503);
+  for (int i = 0; i < 3000; ++i) {
+    Problem problem;
+    fix_config(random, problem);
+    if (i % 2 == 0) problem.arch = parse_arch("sm_90a");
+    problem.variants = some_variants(random);
+    set_call(random, problem);
+    const BackwardPlan plan = plan_backward(problem, {}, random() % 2 == 0);
+    for (const KernelSpec& main : plan.main) {
+      ASSERT_EQ(main.write_dq, plan.dq.empty()) << canonical(main);
+      ASSERT_EQ(main.split, plan.main.front().split);
+    }
+  }
+}
+
 TEST(Choice, SlotsAreDenseAndUnique) {
   std::set<int> slots;
   for (int bits = 0; bits < Choice::kSlots; ++bits) {

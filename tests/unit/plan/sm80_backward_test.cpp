@@ -162,6 +162,19 @@ TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
   EXPECT_EQ(plain.bytes - backward_workspace(p, {}, true).bytes, row * 72);
 }
 
+TEST(BackwardLaunch, SomeKernelHasToWriteDq) {
+  BackwardKernels kernels;
+  kernels.main.tile_m = kernels.main.tile_n = 64;
+  kernels.main.write_dq = false;
+  alignas(256) std::byte workspace[256];
+  try {
+    backward_launch(problem("sm_90a", DType::bf16, 64, 64), {}, 0.5, {}, true, kernels, 2, workspace);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::internal);
+  }
+}
+
 TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   Problem p = problem("sm_90a", DType::bf16, 64, 64);
   p.b = 2;
