@@ -279,7 +279,7 @@ def _memory(name, t):
 def aligned(*tensors):
     """Whether all their rows start at multiples of 16 bytes."""
     return all(
-        t.data_ptr() % 16 == 0 and all(n == 1 or step * t.element_size() % 16 == 0 for n, step in zip(t.shape[:-1], t.stride()))
+        t.data_ptr() % 16 == 0 and all(n <= 1 or step * t.element_size() % 16 == 0 for n, step in zip(t.shape[:-1], t.stride()))
         for t in tensors
     )
 

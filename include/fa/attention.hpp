@@ -332,8 +332,9 @@ class FA_API Attention {
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured.
   void prepare(const AttentionShape& shape) const;
 
-  /// Bytes of scratch that `forward` needs for `shape`; often 0, of causal attention on Hopper 256, and 4 b (h_q +
-  /// h_kv) more with a score function that takes by distance, as ALiBi's.
+  /// Bytes of scratch that `forward` needs for `shape`, whatever the strides of its tensors, if their rows are aligned
+  /// as `shape` says; often 0, of causal attention on Hopper 256, and 4 b (h_q + h_kv) more with a score function that
+  /// takes by distance, as ALiBi's.
   std::size_t workspace_size(const AttentionShape& shape) const;
 
   /// Which kernel serves `shape`; prepares it first.

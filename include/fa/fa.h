@@ -420,7 +420,8 @@ FA_C_API int fa_backward(const fa_attention* attention, const fa_backward_inputs
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
 
-/* Bytes of scratch that fa_forward needs for `shape`; often 0. */
+/* Bytes of scratch that fa_forward needs for `shape`, whatever the strides of its tensors, if their rows are aligned as
+ * `shape` says; often 0. */
 FA_C_API int fa_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
 
 /* Which kernel serves `shape`; prepares it first. The caller sets info->struct_size; no byte beyond it is written. */

@@ -172,12 +172,9 @@ class Attention::Impl {
 
   std::size_t mask_tiles_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(config_, wanted);
-    if (!context_ || shape.b == 0 || shape.h_q == 0 || shape.s_q == 0 || shape.h_kv == 0) return 0;
-    const plan::Problem problem_of_shape = problem(shape);
-    if (!plan::needs_tile_lists(problem_of_shape)) return 0;
-    const plan::ForwardPlan planned = plan::plan_forward(problem_of_shape, fixed());
-    return std::max(plan::mask_tiles_bytes(problem_of_shape, planned.kernel),
-                    plan::mask_tiles_bytes(problem_of_shape, planned.alternatives));
+    if (!context_) return 0;
+    return api::most_bytes(problem(shape),
+                           [&](const plan::Problem& call) { return plan::forward_lists_size(call, fixed()); });
   }
 
   std::size_t backward_mask_tiles_size(const AttentionShape& wanted) const {
@@ -188,12 +185,8 @@ class Attention::Impl {
   std::size_t workspace_size(const AttentionShape& wanted) const {
     const AttentionShape shape = api::checked(config_, wanted);
     if (!context_) return 0;
-    const plan::Problem problem_of_shape = problem(shape);
-    const plan::Choice choice = plan::choose(problem_of_shape, fixed());
-    if (const std::size_t cleared = plan::cleared_bytes(problem_of_shape, choice); cleared != 0) return cleared;
-    const std::size_t partial = plan::forward_workspace_bytes(problem_of_shape, choice.splits);
-    const std::size_t lists = mask_tiles_size(wanted);
-    return lists == 0 ? partial : aligned(partial) + lists;
+    return api::most_bytes(problem(shape),
+                           [&](const plan::Problem& call) { return plan::forward_workspace_size(call, fixed()); });
   }
 
  private:
@@ -314,9 +307,7 @@ class Attention::Impl {
     contest.launch = [&](std::size_t i, const api::TuneTensors& t, Stream on, Workspace workspace) {
       launch({t.q, t.k, t.v, t.o, t.lse}, measured, measured_choice, made[i], {}, {}, on, workspace);
     };
-    contest.workspace = plan::may_be_dynamic(measured, measured_choice)
-                            ? plan::kCounterBytes
-                            : plan::forward_workspace_bytes(measured, measured_choice.splits);
+    contest.workspace = plan::forward_workspace(measured, measured_choice, contest.specs).bytes;
     return tuning_->decide(tuning_->key(wanted, planned.kernel), measured, contest, stream, options);
   }
 
@@ -332,14 +323,14 @@ class Attention::Impl {
     if (planned.tiles > kMaxTiles) {
       support::throw_invalid("b * h_q * s_q", planned.tiles, fmt::format("at most {} query tiles", kMaxTiles));
     }
-    if (ready.spec.dynamic || ready.spec.affine_reach) {
-      return launch_counted(tensors, wanted, choice, ready, planned, stream, workspace);
-    }
-    const std::size_t lists = plan::mask_tiles_bytes(wanted, ready.spec);
-    std::size_t partial = plan::forward_workspace_bytes(wanted, choice.splits);
-    const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
+    const plan::ForwardWorkspace layout = plan::forward_workspace(wanted, choice, {&ready.spec, 1});
+    const std::size_t lists = layout.lists;
+    const std::size_t partial = layout.partial;
     api::check_tiles(tiles, lists);
-    if (lists != 0) partial = aligned(partial);  // as workspace_size() has it
+    if (ready.spec.dynamic || ready.spec.affine_reach) {
+      return launch_counted(tensors, layout.cleared, wanted, ready, planned, stream, workspace);
+    }
+    const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
     if (partial + lists == 0) return launch_attention(tensors, ready, planned, stream);
     std::optional<api::Scratch> scratch;
     if (partial + own_lists != 0) scratch.emplace(workspace, partial + own_lists, stream);
@@ -357,11 +348,6 @@ class Attention::Impl {
       launch_split(tensors, ready, planned, stream, static_cast<float*>(scratch->data()));
     }
     if (scratch) scratch->release();
-  }
-
-  static std::size_t aligned(std::size_t bytes) {
-    constexpr std::size_t kAlignment = 256;
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   static void launch_attention(const plan::ForwardTensors& tensors, const Ready& ready, plan::ForwardLaunch& planned,
@@ -383,10 +369,9 @@ class Attention::Impl {
   }
 
   /// With a counter of query tiles, with norms that leave some of KV tiles out, or with both: they start from zeros.
-  static void launch_counted(const plan::ForwardTensors& tensors, const plan::Problem& wanted,
-                             const plan::Choice& choice, const Ready& ready, plan::ForwardLaunch& planned,
-                             Stream stream, const Workspace& workspace) {
-    const std::size_t bytes = plan::cleared_bytes(wanted, choice);
+  static void launch_counted(const plan::ForwardTensors& tensors, std::size_t bytes, const plan::Problem& wanted,
+                             const Ready& ready, plan::ForwardLaunch& planned, Stream stream,
+                             const Workspace& workspace) {
     api::Scratch scratch(workspace, bytes, stream);
     const bool reaches = ready.spec.affine_reach;
     const std::size_t cleared = reaches ? bytes : sizeof(*planned.params.next_tile);

@@ -176,17 +176,15 @@ KernelInfo DeviceBackward::prepare(const AttentionShape& shape) {
 }
 
 std::size_t DeviceBackward::workspace_size(const AttentionShape& shape) const {
-  const plan::Problem wanted = problem(shape);
-  const std::size_t usual =
-      plan::backward_workspace(wanted, plan::choose_backward(wanted, fixed()), config_.deterministic).bytes;
-  return usual + mask_tiles_size(shape);
+  return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
+    return plan::backward_workspace_size(wanted, fixed(), config_.deterministic);
+  });
 }
 
 std::size_t DeviceBackward::mask_tiles_size(const AttentionShape& shape) const {
-  const plan::Problem wanted = problem(shape);
-  if (!plan::needs_tile_lists(wanted)) return 0;
-  const plan::BackwardPlan planned = plan_backward(wanted, fixed(), config_.deterministic);
-  return plan::mask_tiles_bytes(wanted, planned.main) + plan::mask_tiles_bytes(wanted, planned.dq);
+  return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
+    return plan::backward_lists_size(wanted, fixed(), config_.deterministic);
+  });
 }
 
 /// Starts to get what will compete with the main kernel `first`.

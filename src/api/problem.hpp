@@ -1,10 +1,14 @@
 #ifndef FA_SRC_API_PROBLEM_HPP_
 #define FA_SRC_API_PROBLEM_HPP_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include <fa/attention.hpp>
+#include <fa/error.hpp>
 
 #include "plan/problem.hpp"
 
@@ -14,6 +18,21 @@ namespace fa::api {
 /// has any, and outlive the problem.
 plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
                            const plan::Variants* variants = nullptr) noexcept;
+
+/// The greatest of `bytes_of(problem)` over what a call of the problem's shape may turn out to be. A shape tells
+/// whether rows are aligned, but not strides: those of zero, say, the copy engine cannot describe, and another family
+/// serves them. Throws what `bytes_of` throws for others; a call of strides that it refuses is refused too.
+template <class BytesOf>
+std::size_t most_bytes(plan::Problem problem, const BytesOf& bytes_of) {
+  problem.tensor_maps = true;
+  const std::size_t usual = bytes_of(std::as_const(problem));
+  problem.tensor_maps = false;
+  try {
+    return std::max(usual, bytes_of(std::as_const(problem)));
+  } catch (const Error&) {
+    return usual;
+  }
+}
 
 /// What a program calls: the kernels of the two are planned apart.
 enum class Operation : std::uint8_t { forward, backward };

@@ -187,6 +187,17 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
   return layout;
 }
 
+std::size_t backward_lists_size(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  if (!needs_tile_lists(problem)) return 0;
+  const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
+  return mask_tiles_bytes(problem, planned.main) + mask_tiles_bytes(problem, planned.dq);
+}
+
+std::size_t backward_workspace_size(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  return backward_workspace(problem, choose_backward(problem, fixed), deterministic).bytes +
+         backward_lists_size(problem, fixed, deterministic);
+}
+
 BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& tensors, double scale,
                                const BackwardChoice& choice, bool deterministic, const BackwardKernels& kernels,
                                int multiprocessors, void* workspace, const PackedArgs& packed) {

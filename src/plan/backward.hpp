@@ -64,6 +64,13 @@ struct BackwardWorkspace {
 };
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice, bool deterministic) noexcept;
 
+/// What any call of the problem needs: that layout, and behind it the tile lists of the main kernel and of the pass for
+/// dQ, whichever alternatives are taken. Throws like plan_backward.
+std::size_t backward_workspace_size(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
+/// The part of it that tile lists are.
+std::size_t backward_lists_size(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
 /// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
 struct BackwardTensors {
   TensorView q, k, v, o, dout, lse, dlse, dq, dk, dv;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "plan/mask_tiles.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
 #include "plan/sm90_backward.hpp"
@@ -39,6 +40,7 @@ constexpr int kNormWarps = 8;
 constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
+constexpr std::size_t kWorkspaceAlignment = 256;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -65,6 +67,16 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
 bool is_uneven(std::int64_t tiles) {
   const std::int64_t places = ceil_div(tiles, kEnoughPersistentBlocks) * kEnoughPersistentBlocks;
   return tiles > kUnevenRounds * kEnoughPersistentBlocks && 20 * places > 21 * tiles;
+}
+
+/// Whether a call has no output element.
+bool is_empty(const Problem& problem) {
+  return problem.b == 0 || problem.h_q == 0 || (problem.varlen ? problem.total_q : problem.s_q) == 0;
+}
+
+/// The attention kernels that a call may run, where it matters which one.
+Alternatives readers_of_lists(const Problem& problem, const KernelOverride& fixed) {
+  return needs_tile_lists(problem) ? kernels_of(plan_forward(problem, fixed)).front() : Alternatives{};
 }
 
 Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {
@@ -205,6 +217,29 @@ std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept
   const std::int64_t heads = may_have_reach(problem, choice) ? problem.b * (problem.h_q + problem.h_kv) : 0;
   if (heads == 0 && !may_be_dynamic(problem, choice)) return 0;
   return kCounterBytes + static_cast<std::size_t>(heads) * sizeof(std::uint32_t);
+}
+
+ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
+                                   std::span<const KernelSpec> attention) noexcept {
+  ForwardWorkspace workspace;
+  workspace.cleared = cleared_bytes(problem, choice);
+  workspace.partial = forward_workspace_bytes(problem, choice.splits);
+  workspace.lists = mask_tiles_bytes(problem, attention);
+  if (workspace.lists != 0) {
+    workspace.partial = (workspace.partial + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  }
+  workspace.bytes = std::max(workspace.cleared, workspace.partial + workspace.lists);
+  return workspace;
+}
+
+std::size_t forward_workspace_size(const Problem& problem, const KernelOverride& fixed) {
+  if (is_empty(problem)) return 0;
+  return forward_workspace(problem, choose(problem, fixed), readers_of_lists(problem, fixed)).bytes;
+}
+
+std::size_t forward_lists_size(const Problem& problem, const KernelOverride& fixed) {
+  if (is_empty(problem)) return 0;
+  return mask_tiles_bytes(problem, readers_of_lists(problem, fixed));
 }
 
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {

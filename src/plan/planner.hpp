@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "plan/kernel_spec.hpp"
@@ -74,6 +75,25 @@ bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;
 
 /// Bytes of a call's counter and norms, all cleared before it, and 0 where kernels of this choice have neither.
 std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept;
+
+/// Scratch memory of a forward call, in bytes. A kernel that starts from cleared memory splits nothing and reads no
+/// tile lists; partial results lie in front of the lists.
+struct ForwardWorkspace {
+  std::size_t cleared = 0;  ///< of kernels with a counter or norms
+  std::size_t partial = 0;  ///< of the others, with all that aligns the lists
+  std::size_t lists = 0;    ///< unless the caller has memory for them
+  std::size_t bytes = 0;    ///< all that a call may take
+};
+
+/// For whichever of the kernels `attention` is taken: a call asks for the one that it has, a size for all of a plan.
+ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
+                                   std::span<const KernelSpec> attention) noexcept;
+
+/// What any call of the problem needs. Throws like plan_forward.
+std::size_t forward_workspace_size(const Problem& problem, const KernelOverride& fixed);
+
+/// The part of it that tile lists are.
+std::size_t forward_lists_size(const Problem& problem, const KernelOverride& fixed);
 
 /// The kernel that looks for norms, and its thread blocks.
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;

@@ -1,0 +1,167 @@
+#include "fake_driver/random_calls.hpp"
+
+#include <array>
+#include <fa/functions.hpp>
+#include <span>
+#include <sstream>
+
+namespace fa {
+namespace {
+
+constexpr std::uintptr_t kApart = std::uintptr_t{1} << 34;  // more than any tensor reaches
+
+int d_v_of(const AttentionConfig& config) {
+  return config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+}
+
+/// As include/fa/attention.hpp says it, and not as the library computes it.
+bool has_aligned_rows(const TensorView& view) {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  for (std::size_t axis = 0; axis + 1 < static_cast<std::size_t>(view.rank); ++axis) {
+    if (view.shape[axis] > 1 && view.strides[axis] * element % 16 != 0) return false;
+  }
+  return true;
+}
+
+bool all_aligned(std::initializer_list<TensorView> views) {
+  for (const TensorView& view : views) {
+    if (!has_aligned_rows(view)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+AttentionConfig RandomCalls::config() {
+  AttentionConfig config;
+  config.dtype = one_of({DType::f16, DType::bf16, DType::f16, DType::bf16, DType::f32});
+  config.head_dim = one_of({64, 128, 128, static_cast<int>(8 * up_to(32))});
+  if (one_in(4)) config.head_dim_v = one_of({64, 128, static_cast<int>(8 * up_to(32))});
+  config.causal = one_in(2);
+  config.causal_align = one_of({CausalAlign::bottom_right, CausalAlign::top_left});
+  config.deterministic = one_in(3);
+  config.sink = one_in(6);
+  if (one_in(8)) config.dropout = 0.25f;
+  if (one_in(6)) config.window_left = 100;
+  if (one_in(4)) {
+    config.score = functions::alibi();
+  } else if (one_in(6)) {
+    config.score = {"score + bias[q, kv]", {{"bias", DType::bf16}}};
+  }
+  if (one_in(3)) {
+    config.mask = {"doc[b, q] == doc[b, kv]", {{"doc", DType::i32}}};
+  } else if (one_in(4)) {
+    config.mask = {"(q + h) % 3 != kv % 5"};
+  }
+  if (one_in(6)) {
+    KernelOverride fixed;
+    fixed.family = one_of({Family::automatic, Family::sm80});
+    fixed.splits = one_of({0, 1, 3});
+    config.kernel = config.kernel_backward = fixed;
+  }
+  return config;
+}
+
+AttentionShape RandomCalls::shape(const AttentionConfig&) {
+  const auto length = [&] {
+    return one_of<std::int64_t>(
+        {one_in(8) ? 0 : 1, up_to(70), up_to(300), 1023, up_to(5000), one_in(4) ? 65536 : 2048});
+  };
+  AttentionShape shape;
+  shape.b = one_of<std::int64_t>({1, 1, 2, 3, 16, one_in(8) ? 0 : 5});
+  shape.h_kv = one_of<std::int64_t>({1, 1, 2, 8});
+  shape.h_q = shape.h_kv * one_of<std::int64_t>({1, 1, 2, 3, 8});
+  shape.s_q = length();
+  shape.s_kv = length();
+  return shape;
+}
+
+std::uintptr_t RandomCalls::memory() {
+  next_ += 4 * kApart;
+  return next_ + 2 * kApart;
+}
+
+/// [b, h, s, d] in one of the ways in which programs have it: a tensor of its own with heads or rows outside, part of
+/// one with more columns, and for inputs broadcast, upside down or from an odd address.
+TensorView RandomCalls::tensor(const AttentionConfig& config, std::int64_t b, std::int64_t h, std::int64_t s, int d,
+                               bool written) {
+  const std::int64_t pitch = d + one_of<std::int64_t>({0, 0, 0, 0, 0, 8, 64, 1, 4});
+  std::array<std::int64_t, 4> strides = {h * s * pitch, s * pitch, pitch, 1};
+  if (one_in(3)) strides = {s * h * pitch, pitch, h * pitch, 1};
+  std::uintptr_t address = memory();
+  const auto element = static_cast<std::uintptr_t>(size_of(config.dtype));
+  if (one_in(16)) address += element * one_of<std::uintptr_t>({1, 2, 4, 8});
+  if (!written && one_in(6)) strides[random_() % 3] = 0;
+  if (!written && one_in(16)) {
+    std::int64_t& stride = strides[random_() % 3];
+    stride = -stride;
+  }
+  return {reinterpret_cast<void*>(address), config.dtype, std::array{b, h, s, std::int64_t{d}}, strides};
+}
+
+TensorView RandomCalls::statistic(std::int64_t b, std::int64_t h, std::int64_t s) {
+  return {reinterpret_cast<void*>(memory()), DType::f32, {b, h, s}};
+}
+
+Captures RandomCalls::captures(const AttentionConfig& config, const AttentionShape& shape) {
+  std::vector<Captured> all;
+  void* const data = reinterpret_cast<void*>(memory());
+  for (const Capture& capture : config.score.captures) {
+    if (capture.name == "slope") all.emplace_back("slope", TensorView(data, capture.dtype, {shape.h_q}));
+    if (capture.name == "bias") all.emplace_back("bias", TensorView(data, capture.dtype, {shape.s_q, shape.s_kv}));
+  }
+  for (const Capture& capture : config.mask.captures) {
+    const std::int64_t longest = std::max(shape.s_q, shape.s_kv);
+    all.emplace_back("doc", TensorView(reinterpret_cast<void*>(memory()), capture.dtype, {shape.b, longest}));
+  }
+  Captures result;
+  for (const Captured& captured : all) result.add(captured);
+  return result;
+}
+
+RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& shape) {
+  const int d_v = d_v_of(config);
+  const auto rows = [&](int d, bool written) { return tensor(config, shape.b, shape.h_q, shape.s_q, d, written); };
+  const auto keys = [&](int d, bool written) { return tensor(config, shape.b, shape.h_kv, shape.s_kv, d, written); };
+  Call call;
+  call.inputs.q = rows(config.head_dim, false);
+  call.inputs.k = keys(config.head_dim, false);
+  call.inputs.v = keys(d_v, false);
+  call.inputs.captures = captures(config, shape);
+  if (config.sink) call.inputs.sink = TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q});
+  call.inputs.dropout.seed = 7;
+  call.outputs.o = rows(d_v, true);
+  call.outputs.lse = statistic(shape.b, shape.h_q, shape.s_q);
+
+  BackwardInputs& inputs = call.backward_inputs;
+  inputs.q = call.inputs.q;
+  inputs.k = call.inputs.k;
+  inputs.v = call.inputs.v;
+  inputs.captures = call.inputs.captures;
+  inputs.sink = call.inputs.sink;
+  inputs.dropout = call.inputs.dropout;
+  inputs.o = call.outputs.o;
+  inputs.lse = call.outputs.lse;
+  inputs.dout = rows(d_v, false);
+  call.backward_outputs = {rows(config.head_dim, true), keys(config.head_dim, true), keys(d_v, true)};
+
+  call.forward_shape = call.backward_shape = shape;
+  call.forward_shape.aligned = all_aligned({call.inputs.q, call.inputs.k, call.inputs.v, call.outputs.o});
+  call.backward_shape.aligned =
+      call.forward_shape.aligned &&
+      all_aligned({inputs.dout, call.backward_outputs.dq, call.backward_outputs.dk, call.backward_outputs.dv});
+  return call;
+}
+
+std::string text_of(const AttentionConfig& config, const AttentionShape& shape) {
+  std::ostringstream text;
+  text << to_string(config.dtype) << " d " << config.head_dim << "/" << d_v_of(config) << " causal " << config.causal
+       << " deterministic " << config.deterministic << " dropout " << config.dropout << " window " << config.window_left
+       << " score '" << config.score.expression << "' mask '" << config.mask.expression << "' kernel "
+       << config.kernel.has_value() << "; b " << shape.b << " h " << shape.h_q << "/" << shape.h_kv << " s "
+       << shape.s_q << "/" << shape.s_kv << " aligned " << shape.aligned;
+  return text.str();
+}
+
+}  // namespace fa

@@ -1,0 +1,58 @@
+#ifndef FA_TESTS_FAKE_DRIVER_RANDOM_CALLS_HPP_
+#define FA_TESTS_FAKE_DRIVER_RANDOM_CALLS_HPP_
+
+#include <cstdint>
+#include <initializer_list>
+#include <random>
+#include <string>
+
+#include <fa/attention.hpp>
+
+namespace fa {
+
+/// Makes up configurations, and calls of them whose tensors lie in memory in every way that is accepted. Nothing is
+/// behind the addresses. Equal seeds make equal calls.
+class RandomCalls {
+ public:
+  explicit RandomCalls(unsigned seed) : random_(seed) {}
+
+  AttentionConfig config();
+
+  /// Sizes of a call of `config`; what is said of alignment is nothing yet.
+  AttentionShape shape(const AttentionConfig& config);
+
+  /// Tensors of such a call. Tells `shape` whether their rows are aligned, as a caller finds it out: by all tensors of
+  /// the forward, and with those of the backward.
+  struct Call {
+    ForwardInputs inputs;
+    ForwardOutputs outputs;
+    BackwardInputs backward_inputs;
+    BackwardOutputs backward_outputs;
+    AttentionShape forward_shape;
+    AttentionShape backward_shape;
+  };
+  Call call(const AttentionConfig& config, const AttentionShape& shape);
+
+  std::int64_t up_to(std::int64_t n) { return 1 + static_cast<std::int64_t>(random_()) % n; }
+  bool one_in(unsigned n) { return random_() % n == 0; }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
+
+ private:
+  std::uintptr_t memory();
+  TensorView tensor(const AttentionConfig& config, std::int64_t b, std::int64_t h, std::int64_t s, int d, bool written);
+  TensorView statistic(std::int64_t b, std::int64_t h, std::int64_t s);
+  Captures captures(const AttentionConfig& config, const AttentionShape& shape);
+
+  std::mt19937 random_;
+  std::uintptr_t next_ = std::uintptr_t{1} << 40;
+};
+
+/// For messages.
+std::string text_of(const AttentionConfig& config, const AttentionShape& shape);
+
+}  // namespace fa
+
+#endif  // FA_TESTS_FAKE_DRIVER_RANDOM_CALLS_HPP_

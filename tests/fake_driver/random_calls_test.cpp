@@ -1,0 +1,130 @@
+#include "fake_driver/random_calls.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fa/error.hpp>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fake_driver/launches_test.hpp"
+
+// What holds of every call, whatever its configuration, sizes and strides. The compiler is a fake one, too, so that
+// there may be many.
+namespace fa {
+namespace {
+
+constexpr std::uintptr_t kMemoryAt = std::uintptr_t{1} << 60;
+void* const kMemory = reinterpret_cast<void*>(kMemoryAt);
+void* const kTileMemory = reinterpret_cast<void*>(std::uintptr_t{3} << 59);
+
+class RandomCallsTest : public LaunchesTest {
+ protected:
+  /// An Attention of some configuration; none where that is refused.
+  static std::optional<Attention> create(const AttentionConfig& config) {
+    try {
+      return Attention::create(config);
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::unsupported || error.code() == ErrorCode::invalid_argument)
+          << error.what();
+      return std::nullopt;
+    }
+  }
+
+  AttentionConfig random_config(RandomCalls& random) const {
+    AttentionConfig config = random.config();
+    config.tune = config_.tune;
+    config.cache = config_.cache;
+    return config;
+  }
+
+  /// Whether `call` is served.
+  template <class Function>
+  static bool serves(const Function& call) {
+    try {
+      call();
+      return true;
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::unsupported || error.code() == ErrorCode::invalid_argument)
+          << error.what();
+      return false;
+    }
+  }
+
+  /// What was cleared, too, lies in the workspace.
+  void expect_within(std::size_t bytes) {
+    for (const fake_driver::Launch& launch : launches_()) {
+      if (launch.address < kMemoryAt || launch.address - kMemoryAt > (std::uintptr_t{1} << 59)) continue;
+      EXPECT_LE(launch.address + launch.bytes, kMemoryAt + bytes);
+    }
+  }
+};
+
+TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
+  int forward = 0;
+  int backward = 0;
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    RandomCalls random(seed);
+    const AttentionConfig config = random_config(random);
+    const auto attention = create(config);
+    if (!attention) continue;
+    for (int i = 0; i < 4; ++i) {
+      const RandomCalls::Call call = random.call(config, random.shape(config));
+      SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
+      const bool shares_tiles = !config.mask.expression.empty() && random.one_in(2);
+      launches_().clear();
+      forward += serves([&] {
+        ForwardInputs inputs = call.inputs;
+        if (shares_tiles) inputs.tiles = {kTileMemory, attention->mask_tiles_size(call.forward_shape)};
+        const std::size_t bytes = attention->workspace_size(call.forward_shape);
+        attention->forward(inputs, call.outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+      launches_().clear();
+      backward += serves([&] {
+        BackwardInputs inputs = call.backward_inputs;
+        if (shares_tiles) inputs.tiles = {kTileMemory, attention->backward_mask_tiles_size(call.backward_shape)};
+        const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
+        attention->backward(inputs, call.backward_outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(forward, 1200);
+  EXPECT_GT(backward, 1200);
+}
+
+// The kernel of a shape is a matter of the shape: what was called before has no say.
+TEST_F(RandomCallsTest, KernelsDoNotDependOnTheOrderOfCalls) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    RandomCalls random(seed);
+    AttentionConfig config = random_config(random);
+    config.deterministic = true;
+    config.tune = TunePolicy::on;  // of `deterministic`: tables alone
+    config.kernel = config.kernel_backward = std::nullopt;
+    std::vector<AttentionShape> shapes;
+    for (int i = 0; i < 12; ++i) shapes.push_back(random.shape(config));
+    for (const std::int64_t s_q : {512, 768, 1024, 1536, 2048, 3072, 4096}) {
+      shapes.push_back({.b = 1, .h_q = 8, .h_kv = 8, .s_q = s_q, .s_kv = 512});
+    }
+    std::vector<std::vector<std::string>> specs;
+    for (const bool backwards : {false, true}) {
+      const auto attention = create(config);
+      if (!attention) break;
+      std::vector<std::string>& of_order = specs.emplace_back(shapes.size());
+      for (std::size_t n = 0; n < shapes.size(); ++n) {
+        const std::size_t i = backwards ? shapes.size() - 1 - n : n;
+        of_order[i] = attention->kernel_info(shapes[i]).spec + attention->backward_kernel_info(shapes[i]).spec;
+      }
+    }
+    if (specs.empty()) continue;
+    ASSERT_EQ(specs[0], specs[1]) << "seed " << seed << ": " << text_of(config, shapes.front());
+  }
+}
+
+}  // namespace
+}  // namespace fa
