@@ -202,6 +202,8 @@ struct DropoutState {
 /// `backward_mask_tiles_size(shape)`), 256-byte aligned. Which tiles of scores a mask keeps something of is found out
 /// by a kernel before attention; calls of the same shape whose captures hold the same values may share its result: the
 /// first is given memory, the others the same with `filled`. Without it every call finds out anew, in its workspace.
+/// The process remembers what was listed in which memory: `filled` is refused (invalid_argument) where no call has
+/// filled it, or one of another shape, mask, captured number, operation or kernel, as strides and alignment choose it.
 struct MaskTiles {
   void* data = nullptr;
   std::size_t size = 0;

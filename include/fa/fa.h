@@ -274,7 +274,8 @@ typedef struct fa_dropout_state {
 
 /* Memory for what is known of a mask function's tiles, of at least fa_mask_tiles_size (fa_backward_mask_tiles_size)
  * bytes, 256-byte aligned. Calls of the same shape whose captures hold the same values may share it: the first is given
- * memory, the others the same with `filled`. */
+ * memory, the others the same with `filled`, which is refused where what was listed there last is of another call's
+ * shape, mask, captured numbers, operation or kernel. */
 typedef struct fa_mask_tiles {
   uint32_t struct_size;
   int32_t filled; /* nonzero: by an earlier call */

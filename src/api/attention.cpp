@@ -16,6 +16,7 @@
 
 #include "api/backward.hpp"
 #include "api/build.hpp"
+#include "api/held_tiles.hpp"
 #include "api/packed.hpp"
 #include "api/problem.hpp"
 #include "api/ready_table.hpp"
@@ -117,8 +118,8 @@ class Attention::Impl {
     wanted.tensor_maps = plan::sm90_forward_describable(tensors, config_.varlen);
     const plan::Choice choice = plan::choose(wanted, fixed());
     const Ready& ready = get(wanted, choice, stream);
-    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout), inputs.tiles,
-           stream, workspace);
+    launch(tensors, wanted, choice, ready, api::packed_args(config_, call.sequences, call.dropout),
+           api::given_tiles(inputs.tiles, config_, functions_, variant), stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -316,7 +317,7 @@ class Attention::Impl {
   }
 
   void launch(const plan::ForwardTensors& tensors, const plan::Problem& wanted, const plan::Choice& choice,
-              const Ready& ready, const plan::PackedArgs& packed, const MaskTiles& tiles, Stream stream,
+              const Ready& ready, const plan::PackedArgs& packed, const api::GivenTiles& tiles, Stream stream,
               Workspace workspace) const {
     plan::ForwardLaunch planned = plan::forward_launch(wanted, tensors, scale_, choice.splits, ready.spec,
                                                        context_->info().multiprocessors, packed);
@@ -327,6 +328,9 @@ class Attention::Impl {
     const std::size_t lists = layout.lists;
     const std::size_t partial = layout.partial;
     api::check_tiles(tiles, lists);
+    const std::uint64_t tag =
+        tiles.data == nullptr ? 0 : plan::mix_tag(plan::mask_tiles_tag(wanted, ready.spec), tiles.numbers);
+    api::expect_held(tiles, tag);
     if (ready.spec.dynamic || ready.spec.affine_reach) {
       return launch_counted(tensors, layout.cleared, wanted, ready, planned, stream, workspace);
     }
@@ -337,9 +341,16 @@ class Attention::Impl {
     if (lists != 0) {
       void* memory = own_lists == 0 ? tiles.data : static_cast<std::byte*>(scratch->data()) + partial;
       plan::MaskTilesLaunch mask = plan::mask_tiles_launch(wanted, ready.spec, memory, &planned.params.variant);
-      if (own_lists != 0 || !tiles.filled) {
+      const auto list_tiles = [&] {
         driver::launch(ready.mask->function(), static_cast<unsigned>(mask.grid), ready.mask_threads, 0, stream,
                        &mask.params);
+      };
+      if (own_lists != 0) {
+        list_tiles();
+      } else if (!tiles.filled) {
+        api::set_held(memory, 0);
+        list_tiles();
+        api::set_held(memory, tag);
       }
     }
     if (choice.splits == 1) {

@@ -9,6 +9,7 @@
 #include <sm90/sm90_backward_params.cuh>
 
 #include "api/build.hpp"
+#include "api/held_tiles.hpp"
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
@@ -268,17 +269,28 @@ void DeviceBackward::run(const BackwardCall& call, const VariantCall& variant, c
   wanted.tensor_maps = plan::sm90_backward_describable(tensors);
   const plan::BackwardChoice choice = plan::choose_backward(wanted, fixed());
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed_args(config_, call.sequences, call.dropout),
-         tiles, stream, workspace);
+         given_tiles(tiles, config_, functions_, variant), stream, workspace);
+}
+
+/// What lists of a call are of: those of the main kernel, and behind them those of the pass for dQ.
+std::uint64_t DeviceBackward::tag_of(const plan::Problem& wanted, const Ready& ready,
+                                     const GivenTiles& tiles) noexcept {
+  const std::uint64_t main = plan::mask_tiles_tag(wanted, ready.specs.main);
+  const std::uint64_t dq = ready.dq.loaded ? plan::mask_tiles_tag(wanted, ready.specs.dq) : 0;
+  return plan::mix_tag(plan::mix_tag(main, dq), tiles.numbers);
 }
 
 void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
                             const plan::BackwardTensors& tensors, const plan::PackedArgs& packed,
-                            const MaskTiles& tiles, Stream stream, const Workspace& workspace) const {
+                            const GivenTiles& tiles, Stream stream, const Workspace& workspace) const {
   const std::size_t usual = plan::backward_workspace(wanted, choice, config_.deterministic).bytes;
   const std::size_t main_lists = plan::mask_tiles_bytes(wanted, ready.specs.main);
   const std::size_t dq_lists = ready.dq.loaded ? plan::mask_tiles_bytes(wanted, ready.specs.dq) : 0;
   const std::size_t lists = main_lists + dq_lists;
   check_tiles(tiles, lists);
+  const std::uint64_t tag = tiles.data == nullptr ? 0 : tag_of(wanted, ready, tiles);
+  expect_held(tiles, tag);
+  const bool fills = tiles.data != nullptr && !tiles.filled;
   Scratch scratch(workspace, usual + (tiles.data == nullptr ? lists : 0), stream);
   std::byte* const lists_at =
       tiles.data == nullptr ? static_cast<std::byte*>(scratch.data()) + usual : static_cast<std::byte*>(tiles.data);
@@ -291,6 +303,7 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
       support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
     }
   }
+  if (fills) set_held(tiles.data, 0);
   driver::LaunchChain chain;
   const auto queue = [&](const Kernel& kernel, std::int64_t grid, auto& params) {
     if (grid == 0) return;
@@ -318,6 +331,7 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
   queue(ready.dq, grids.dq, planned.dq_params);
   queue(ready.convert, grids.convert, planned.params);
   queue(ready.sink, grids.sink, planned.params);
+  if (fills) set_held(tiles.data, tag);
   scratch.release();
 }
 

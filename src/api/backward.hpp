@@ -7,6 +7,7 @@
 #include <fa/attention.hpp>
 
 #include "api/build.hpp"
+#include "api/held_tiles.hpp"
 #include "api/packed.hpp"
 #include "api/ready_table.hpp"
 #include "api/tuning.hpp"
@@ -68,8 +69,9 @@ class DeviceBackward {
   Supply supply(const plan::Problem& wanted) const;
   TuneReport decide(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
+  static std::uint64_t tag_of(const plan::Problem& wanted, const Ready& ready, const GivenTiles& tiles) noexcept;
   void launch(const plan::Problem& wanted, const plan::BackwardChoice& choice, const Ready& ready,
-              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, const MaskTiles& tiles,
+              const plan::BackwardTensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
               Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;

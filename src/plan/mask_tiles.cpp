@@ -1,6 +1,8 @@
 #include "plan/mask_tiles.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 namespace fa::plan {
@@ -88,6 +90,29 @@ std::size_t mask_tiles_bytes(const Problem& problem, std::span<const KernelSpec>
   std::size_t most = 0;
   for (const KernelSpec& spec : attention) most = std::max(most, mask_tiles_bytes(problem, spec));
   return most;
+}
+
+std::uint64_t mix_tag(std::uint64_t tag, std::uint64_t value) noexcept {
+  std::uint64_t mixed = (tag ^ value) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
+  mixed += tag << 1 | 1;
+  return (mixed ^ mixed >> 32) | std::uint64_t{1} << 63;
+}
+
+std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention) noexcept {
+  if (!needs_tile_lists(problem)) return 1;
+  const Variants& variants = *problem.variants;
+  const Lists lists = lists_of(problem, attention);
+  std::uint64_t tag = std::hash<std::string_view>{}(variants.mask);
+  for (const std::int64_t value :
+       {std::int64_t{attention.op == Op::backward}, std::int64_t{attention.pack_gqa}, std::int64_t{attention.tile_m},
+        std::int64_t{attention.tile_n}, lists.batches, lists.heads, problem.s_q, problem.s_kv,
+        problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv, std::int64_t{problem.causal},
+        std::int64_t{causal_shift(problem)}, variants.left_window ? problem.window_left : -1,
+        variants.chunked ? problem.chunk : 0, std::int64_t{problem.causal_align == CausalAlign::top_left}}) {
+    tag = mix_tag(tag, static_cast<std::uint64_t>(value));
+  }
+  return tag;
 }
 
 MaskTilesLaunch mask_tiles_launch(const Problem& problem, const KernelSpec& attention, void* memory,

@@ -2,6 +2,7 @@
 #define FA_SRC_PLAN_MASK_TILES_HPP_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,13 @@ std::vector<Alternatives> with_mask_tiles(const Problem& problem, const std::vec
 /// The second form is for whichever of the kernels is taken.
 std::size_t mask_tiles_bytes(const Problem& problem, const KernelSpec& attention) noexcept;
 std::size_t mask_tiles_bytes(const Problem& problem, std::span<const KernelSpec> attention) noexcept;
+
+/// Names what lists are of: tiles, shape and masks, all that says what a list holds but what captures hold. Never 0;
+/// equal for kernels that may share lists.
+std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention) noexcept;
+
+/// A tag that depends on both, never 0.
+std::uint64_t mix_tag(std::uint64_t tag, std::uint64_t value) noexcept;
 
 /// What the kernel is launched with, and on how many thread blocks.
 struct MaskTilesLaunch {
