@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -28,9 +29,11 @@ const char* element_name(DType dtype) {
   return "fa::kernel::f32";
 }
 
+/// Where a derivative has constants beyond float, so has its value.
 std::string literal(double value) {
+  constexpr double kGreatest = std::numeric_limits<float>::max();
   if (std::isnan(value)) return "(fa::kernel::kInfinity - fa::kernel::kInfinity)";
-  if (std::isinf(value)) return value > 0 ? "fa::kernel::kInfinity" : "(-fa::kernel::kInfinity)";
+  if (std::abs(value) > kGreatest) return value > 0 ? "fa::kernel::kInfinity" : "(-fa::kernel::kInfinity)";
   std::string text = fmt::format("{:.9g}", static_cast<double>(static_cast<float>(value)));
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return value < 0 || text[0] == '-' ? fmt::format("({}f)", text) : text + "f";
@@ -188,6 +191,7 @@ class Function {
   static std::string constant(const Node& node) {
     if (node.type == Type::real) return literal(node.value);
     if (node.type == Type::boolean) return node.index != 0 ? "true" : "false";
+    if (node.index == std::numeric_limits<int>::min()) return "(-2147483647 - 1)";  // -2147483648 is no int
     return node.index < 0 ? fmt::format("({})", node.index) : std::to_string(node.index);
   }
 

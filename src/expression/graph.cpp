@@ -104,6 +104,12 @@ std::int32_t apply_integer(Op op, std::int64_t a, std::int64_t b) {
   }
 }
 
+/// Whether the product of two constants stays one: as a literal of a kernel it is a float.
+bool folds(double a, double b) {
+  constexpr double kGreatest = std::numeric_limits<float>::max();
+  return std::abs(a * b) <= kGreatest || !std::isfinite(a) || !std::isfinite(b);
+}
+
 double apply_real(Op op, double a, double b) {
   switch (op) {
     case Op::negate:
@@ -260,9 +266,11 @@ NodeId Graph::simplify_real(Op op, NodeId a, NodeId b, bool* done) {
     if (is_real(a, -1)) return unary(Op::negate, b);
     const Node right = (*this)[b];
     if (right.op == Op::multiply && is_constant(right.operand[0])) {
-      const NodeId factor = binary(Op::multiply, a, right.operand[0]);
-      if (is_constant(a)) return binary(Op::multiply, factor, right.operand[1]);
-      return binary(Op::multiply, right.operand[0], binary(Op::multiply, a, right.operand[1]));
+      const double factor = (*this)[right.operand[0]].value;
+      if (!is_constant(a)) return binary(Op::multiply, right.operand[0], binary(Op::multiply, a, right.operand[1]));
+      if (folds((*this)[a].value, factor)) {
+        return binary(Op::multiply, binary(Op::multiply, a, right.operand[0]), right.operand[1]);
+      }
     }
     const Node left = (*this)[a];
     if (left.op == Op::multiply && is_constant(left.operand[0])) {

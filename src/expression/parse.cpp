@@ -232,9 +232,33 @@ class Parser {
          found = binary_operator()) {
       const Token token = take();
       const NodeId right = operators(found->precedence + 1);
-      left = combine(*found, token, left, right);
+      if (token.text == "/") check_divisor(right, token);
+      left = representable(combine(*found, token, left, right), token);
     }
     return left;
+  }
+
+  static constexpr double kGreatest = std::numeric_limits<float>::max();
+
+  /// Holds a constant, which kernels have as a literal of float, to what float has.
+  NodeId representable(NodeId id, const Token& where) const {
+    const Node& node = graph_[id];
+    if (node.op == Op::constant && std::isfinite(node.value) && std::abs(node.value) > kGreatest) {
+      throw_at(argument_, where.column,
+               fmt::format("constants of magnitude {:.9g} and less, which float has", kGreatest),
+               fmt::format("{:g}", node.value));
+    }
+    return id;
+  }
+
+  /// Kernels divide by multiplying with the reciprocal.
+  void check_divisor(NodeId id, const Token& where) const {
+    const Node& node = graph_[id];
+    if (node.op == Op::constant && node.value != 0 && std::abs(1 / node.value) > kGreatest) {
+      throw_at(argument_, where.column,
+               fmt::format("a divisor of magnitude {:.9g} and more, whose reciprocal float has", 1 / kGreatest),
+               fmt::format("{:g}", node.value));
+    }
   }
 
   NodeId combine(const BinaryOperator& binary, const Token& token, NodeId a, NodeId b) {
@@ -312,7 +336,7 @@ class Parser {
   NodeId real_literal(const Token& token) {
     double value = 0;
     const auto [end, problem] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-    if (problem != std::errc() || std::abs(value) > static_cast<double>(std::numeric_limits<float>::max())) {
+    if (problem != std::errc() || std::abs(value) > kGreatest) {
       fail(token, "a number within the range of float");
     }
     return graph_.real(value);
@@ -326,7 +350,7 @@ class Parser {
     }
     const auto capture = std::ranges::find(captures_, token.text, &Capture::name);
     if (capture != captures_.end()) return captured(token, *capture);
-    if (is("(")) return call(token);
+    if (is("(")) return representable(call(token), token);
     std::string known;
     for (const NamedInput& in : kInputs) known += fmt::format("{}, ", in.name);
     for (const Capture& c : captures_) known += fmt::format("{}, ", c.name);

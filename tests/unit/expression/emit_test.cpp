@@ -102,5 +102,13 @@ TEST(Emit, ElementsOfABiasAreDistinct) {
                   "kGradientDistinct[] = {false}"));
 }
 
+TEST(Emit, EveryConstantIsALiteral) {
+  const std::string beyond = emitted("1e30 * (1e30 * score)", "", {}, Part::slopes);
+  EXPECT_TRUE(has(beyond, "by_score = fa::kernel::kInfinity;")) << "the derivative is beyond float: " << beyond;
+  EXPECT_TRUE(has(beyond, "kFactor = 1.00000002e+30f;")) << beyond;
+  EXPECT_FALSE(has(emitted("-1e20 * tanh(1e25 * score)", "", {}, Part::slopes), "inf.0"));
+  EXPECT_TRUE(has(emitted("score + float(q * (-2147483647 - 1))", "", {}, Part::values), "(-2147483647 - 1)"));
+}
+
 }  // namespace
 }  // namespace fa::expression

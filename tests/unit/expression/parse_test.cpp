@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -140,6 +141,25 @@ TEST(Parse, DeepNestingAndLongTextsAreRefused) {
   EXPECT_NE(std::string(error_of(std::string(9000, ' ') + "1", "").what()).find("characters"), std::string::npos);
 }
 
+/// Kernels have constants as literals of float, however they came about.
+TEST(Parse, ConstantsStayWithinFloat) {
+  for (const char* text :
+       {"score + 1e30 * 1e30", "score * (1e30 * 1e30)", "score + exp(100)", "max(score, exp2(200))", "1e30 / 1e-30",
+        "score < 3e38 + 3e38 ? score : 0", "score - float(1 << 30) * 1e30", "abs(-2e38 - 2e38) + score",
+        "min(1e20 * 1e20, score)", "score + 1e39", "score / 1e-40", "score / (1e-20 * 1e-20)", "q / 1e-39"}) {
+    const Error error = error_of(text, "");
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << text;
+    EXPECT_NE(error.field("accepted").find("float"), std::string::npos) << text << ": " << error.what();
+    EXPECT_FALSE(error.field("column").empty()) << text;
+  }
+  EXPECT_EQ(error_of("score + 1e30 * 1e30", "").field("column"), "14") << "of the operator";
+  EXPECT_EQ(error_of("", "float(kv) < 1e30 * 1e30").field("column"), "18");
+  EXPECT_DOUBLE_EQ(score_of("score + 1e30 * 1e-30", kPoint), 1.5);
+  EXPECT_EQ(score_of("score * 3.4028234e38 > 1 ? infinity : exp(1000)", kPoint), HUGE_VAL);
+  EXPECT_EQ(score_of("sigmoid(-100) < 1e-30 ? 1 : 2", kPoint), 1);
+  EXPECT_DOUBLE_EQ(score_of("score / 3e38 * 3e38", kPoint), 0.5);
+}
+
 TEST(Parse, RanksFollowFromUse) {
   const Program program = Program::parse("score + a[h][q] + b1[kv] + c", "d[q, kv] != 0",
                                          {{"a", DType::f16, 0, false},
@@ -161,6 +181,17 @@ TEST(Parse, NamesOfCapturesAreFree) {
   EXPECT_TRUE(is_free_name("slope_2"));
   for (const char* name : {"", "2x", "a b", "score", "q", "tanh", "clamp", "float", "true", "infinity"}) {
     EXPECT_FALSE(is_free_name(name)) << name;
+  }
+}
+
+TEST(Graph, FactorsWhoseProductIsBeyondFloatStayTwo) {
+  EXPECT_DOUBLE_EQ(score_of("(score * 1e30) * 1e30", kPoint), 0.5e60);
+  EXPECT_DOUBLE_EQ(score_of("1e30 * (score * 1e30 * 1e-30)", kPoint), 0.5e30);
+  const Program program = Program::parse("1e20 * tanh(1e25 * score) + 1e30 * (1e30 * float(q))", "", {});
+  const std::array roots{*program.score, program.score_derivative};
+  for (const NodeId id : program.needed(roots)) {
+    if (!program.graph.is_constant(id)) continue;
+    EXPECT_LE(std::abs(program.graph[id].value), 3.4028234e38);
   }
 }
 
