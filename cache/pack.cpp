@@ -54,7 +54,8 @@ Pack::Identity Pack::identity_of(const struct stat& status) {
           status.st_mtim.tv_nsec};
 }
 
-std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* problem) {
+std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* problem,
+                               const std::optional<Sha256Bytes>& pin) {
   struct stat status {};
   const Descriptor descriptor = open_shipped_file(file, &status, problem);
   Pack pack;
@@ -63,18 +64,23 @@ std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* p
   if (error) pack.file_ = file;
   if (descriptor.valid()) {
     pack.identity_ = identity_of(status);
-    if (pack.read_index(descriptor.get(), problem)) return pack;
+    std::vector<std::byte> head;
+    if (pack.read_index(descriptor.get(), &head, problem) &&
+        (!pin || pack.check_pin(descriptor.get(), head, *pin, problem))) {
+      return pack;
+    }
   }
   *problem = fmt::format("{}: {}", file.string(), *problem);
   return std::nullopt;
 }
 
-bool Pack::read_index(int file, std::string* problem) {
+bool Pack::read_index(int file, std::vector<std::byte>* head, std::string* problem) {
   const auto refuse = [problem](const char* reason) {
     *problem = reason;
     return false;
   };
-  std::vector<std::byte> bytes(kHeaderBytes);
+  std::vector<std::byte>& bytes = *head;
+  bytes.resize(kHeaderBytes);
   if (!read_at(file, 0, bytes)) return refuse("shorter than any pack");
   Reader header(bytes);
   if (!std::ranges::equal(header.raw(kMagic.size()), std::as_bytes(std::span(kMagic)))) return refuse("not a pack");
@@ -105,11 +111,30 @@ bool Pack::read_index(int file, std::string* problem) {
   return end == identity_.bytes || refuse("its size is not that of its entries");
 }
 
+bool Pack::check_pin(int file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem) {
+  Sha256 whole;
+  whole.update(head);
+  std::vector<std::byte> bytes;
+  for (const Item& item : index_) {
+    bytes.resize(item.size);
+    if (!read_at(file, item.offset, bytes)) {
+      *problem = "cannot be read";
+      return false;
+    }
+    whole.update(bytes);
+    pinned_.push_back(sha256(bytes));
+  }
+  const Sha256Bytes found = whole.finish();
+  if (found == pin) return true;
+  *problem = fmt::format("its SHA-256 is {}, and {} is expected", to_hex(found), to_hex(pin));
+  return false;
+}
+
 Pack::Found Pack::load(const Key& key) const {
   const DigestBytes digest = key_digest(key);
   const auto item = std::ranges::lower_bound(index_, digest, {}, &Item::digest);
   if (item == index_.end() || item->digest != digest) return {};
-  Found found = read_item(*item);
+  Found found = read_item(static_cast<std::size_t>(item - index_.begin()));
   if (found.entry && found.entry->key != key) {
     return {std::nullopt, fmt::format("{}: it holds another key under this digest", file_.string())};
   }
@@ -117,10 +142,11 @@ Pack::Found Pack::load(const Key& key) const {
 }
 
 Pack::Found Pack::read(std::size_t i) const {
-  return read_item(index_.at(i));
+  return read_item(i);
 }
 
-Pack::Found Pack::read_item(const Item& item) const {
+Pack::Found Pack::read_item(std::size_t i) const {
+  const Item& item = index_.at(i);
   const auto damaged = [this](std::string_view reason) {
     return Found{std::nullopt, fmt::format("an entry of {}: {}", file_.string(), reason)};
   };
@@ -131,13 +157,15 @@ Pack::Found Pack::read_item(const Item& item) const {
   if (identity_of(status) != identity_) return damaged("the file has changed since it was opened");
   std::vector<std::byte> bytes(item.size);
   if (!read_at(file.get(), item.offset, bytes)) return damaged("cannot be read");
+  if (!pinned_.empty() && sha256(bytes) != pinned_[i]) return damaged("it is not what was there when it was pinned");
   std::optional<Entry> entry = decode_entry(bytes, &problem);
   if (!entry) return damaged(problem);
   if (key_digest(entry->key) != item.digest) return damaged("it holds the kernel of another key");
   return {std::move(entry), {}};
 }
 
-bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries, std::string* problem) {
+std::optional<WrittenPack> write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries,
+                                      std::string* problem) {
   const std::map<DigestBytes, std::vector<std::byte>> encoded = encode_all(entries);
   Writer writer;
   writer.raw(kMagic);
@@ -148,7 +176,7 @@ bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& ent
   for (const auto& [digest, bytes] : encoded) {
     if (bytes.empty()) {
       *problem = "a kernel's size is out of bounds";
-      return false;
+      return std::nullopt;
     }
     writer.raw(as_text(digest));
     writer.number(offset);
@@ -162,7 +190,8 @@ bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& ent
   append(std::as_bytes(std::span(index)));
   append(digest_bytes(all));
   for (const auto& [digest, bytes] : encoded) append(bytes);
-  return write_shared_file(file, all, problem);
+  if (!write_shared_file(file, all, problem)) return std::nullopt;
+  return WrittenPack{encoded.size(), all.size(), sha256(all)};
 }
 
 std::vector<StoredEntry> list_pack(const std::filesystem::path& file, std::string* problem) {

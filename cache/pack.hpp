@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cache/digest.hpp"
+#include "cache/sha256.hpp"
 #include "cache/store.hpp"
 
 /// The bytes of a pack: many entries in one file that is written once and then only read.
@@ -29,8 +31,10 @@ inline constexpr std::uint64_t kMaxPackEntries = 1ULL << 20U;
 class Pack {
  public:
   /// nullopt with the reason in `*problem` when the file is no whole pack, or when others than we and the
-  /// administrator can write to it.
-  static std::optional<Pack> open(const std::filesystem::path& file, std::string* problem);
+  /// administrator can write to it. With a `pin` also when that is not its SHA-256: the whole file is read then, and
+  /// what is served later are the very bytes that were hashed.
+  static std::optional<Pack> open(const std::filesystem::path& file, std::string* problem,
+                                  const std::optional<Sha256Bytes>& pin = std::nullopt);
 
   struct Found {
     std::optional<Entry> entry;
@@ -62,17 +66,27 @@ class Pack {
     friend bool operator==(const Identity&, const Identity&) = default;
   };
   static Identity identity_of(const struct stat& status);
-  bool read_index(int file, std::string* problem);
-  Found read_item(const Item& item) const;
+  /// `*head`: header, index and its digest, as they were read.
+  bool read_index(int file, std::vector<std::byte>* head, std::string* problem);
+  bool check_pin(int file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem);
+  Found read_item(std::size_t i) const;
 
   std::filesystem::path file_;
   Identity identity_;
   std::vector<Item> index_;
+  std::vector<Sha256Bytes> pinned_;  ///< of each entry, where the pack is pinned
 };
 
-/// Writes `entries` as a pack. Equal kernels give equal bytes: duplicates go, the order is that of the digests, and how
-/// long compiling took is not kept.
-bool write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries, std::string* problem);
+struct WrittenPack {
+  std::size_t entries = 0;
+  std::uint64_t bytes = 0;
+  Sha256Bytes sha256{};
+};
+
+/// Writes `entries` as a pack; nullopt with the reason in `*problem` on failure. Equal kernels give equal bytes:
+/// duplicates go, the order is that of the digests, and how long compiling took is not kept.
+std::optional<WrittenPack> write_pack(const std::filesystem::path& file, const std::vector<Entry>& entries,
+                                      std::string* problem);
 
 /// What `list_stored` says of a directory, of a pack; `problem` is that of the pack itself.
 std::vector<StoredEntry> list_pack(const std::filesystem::path& file, std::string* problem);

@@ -52,15 +52,24 @@ struct Flight {
   std::exception_ptr error;
 };
 
+std::optional<Pack> open_pack(const std::filesystem::path& file, const std::string& pin, std::string* problem) {
+  if (pin.empty()) return Pack::open(file, problem);
+  const std::optional<Sha256Bytes> digest = parse_sha256(pin);
+  if (digest) return Pack::open(file, problem, digest);
+  *problem = fmt::format("{}: its pin is not a SHA-256 of 64 hex digits", file.string());
+  return std::nullopt;
+}
+
 }  // namespace
 
 class Store::Impl {
  public:
   explicit Impl(const StoreOptions& options)
       : warnings_(options.warn), lock_wait_(options.lock_wait), accept_(options.accept), limits_(options.limits) {
-    for (const std::filesystem::path& file : options.packs) {
+    for (std::size_t i = 0; i < options.packs.size(); ++i) {
+      const std::string pin = i < options.pack_sha256.size() ? options.pack_sha256[i] : "";
       std::string problem;
-      if (std::optional<Pack> pack = Pack::open(file, &problem)) {
+      if (std::optional<Pack> pack = open_pack(options.packs[i], pin, &problem)) {
         packs_.push_back(std::move(*pack));
       } else {
         pack_problems_.push_back(std::move(problem));
@@ -332,9 +341,11 @@ std::filesystem::path canonical_directory(const std::filesystem::path& directory
 
 std::shared_ptr<Store> Store::shared(const StoreOptions& options) {
   static std::mutex mutex;
-  using Identity = std::tuple<std::filesystem::path, std::vector<std::filesystem::path>, Acceptance, Limits>;
+  using Identity = std::tuple<std::filesystem::path, std::vector<std::filesystem::path>, std::vector<std::string>,
+                              Acceptance, Limits>;
   static std::map<Identity, std::weak_ptr<Store>> stores;
-  const Identity identity(canonical_directory(options.directory), options.packs, options.accept, options.limits);
+  const Identity identity(canonical_directory(options.directory), options.packs, options.pack_sha256, options.accept,
+                          options.limits);
   std::shared_ptr<Store> store;
   {
     const std::scoped_lock lock(mutex);

@@ -109,6 +109,8 @@ struct StoreOptions {
   std::vector<std::filesystem::path> packs = {};
   Acceptance accept = {};
   Limits limits = kDefaultLimits;
+  /// The SHA-256 that packs must have, 64 hex digits for each in their order; empty, or none: any.
+  std::vector<std::string> pack_sha256 = {};
 };
 
 /// A layered store of kernels: packs over files, and memory before both. Thread-safe; different keys are built in
@@ -138,8 +140,8 @@ class Store {
   /// What is wrong with packs that could not be opened, a sentence each.
   const std::vector<std::string>& pack_problems() const noexcept;
 
-  /// The store of that directory (in whichever spelling), those packs, that acceptance and those limits in this
-  /// process; its first caller's `warn` and `lock_wait` count for as long as somebody holds it.
+  /// The store of that directory (in whichever spelling), those packs with their pins, that acceptance and those limits
+  /// in this process; its first caller's `warn` and `lock_wait` count for as long as somebody holds it.
   static std::shared_ptr<Store> shared(const StoreOptions& options);
 
  private:

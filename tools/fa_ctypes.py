@@ -76,6 +76,7 @@ class Config(_Struct):
         ("window_left", ctypes.c_int64),
         ("window_right", ctypes.c_int64),
         ("chunk", ctypes.c_int64),
+        ("cache_pack_sha256", ctypes.POINTER(ctypes.c_char_p)),
     ]
 
 

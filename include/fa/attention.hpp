@@ -42,8 +42,12 @@ struct CachePolicy {
   /// write to, or that cannot be written, costs speed and one warning, never the run.
   std::string directory = {};
   /// Files made by `fa pack`, searched before the directory and never written, with those that FA_CACHE_PACKS names
-  /// (separated by colons) behind them. One that cannot be used costs a warning.
+  /// (separated by colons) behind them. One that cannot be used costs a warning. A pack is code that runs on the GPU
+  /// with all that the process may do there: take packs from where you take programs.
   std::vector<std::string> packs = {};
+  /// The SHA-256 of `packs`, 64 hex digits for each, in their order (`fa pack` prints it); "", or none: any. A pack of
+  /// another one is not used, as if it were damaged. Reads each pinned pack whole when the cache is opened.
+  std::vector<std::string> pack_sha256 = {};
   /// Caps of the directory: what was used least recently goes. 0: FA_CACHE_MAX_BYTES (may end in K, M or G), else 256
   /// MiB; negative: none.
   std::int64_t max_bytes = 0;

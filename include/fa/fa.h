@@ -222,6 +222,9 @@ typedef struct fa_config {
   int64_t window_left;
   int64_t window_right;
   int64_t chunk; /* nonzero: keeps the keys of i' 's chunk, floor(i' / chunk) */
+  /* The SHA-256 of each of cache_packs, 64 hex digits; NULL or "" for one that may have any, NULL for all of them. A
+   * pack of another SHA-256 is not used, as if it were damaged: packs are code. Read during fa_create only. */
+  const char* const* cache_pack_sha256;
 } fa_config;
 
 /* Flags of a tensor. */

@@ -71,6 +71,8 @@ class Attention::Impl {
   Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
     api::validate(config_, device.kind() == Device::Kind::host);
     functions_ = api::read_functions(config_, device.kind() == Device::Kind::host);
+    api::cache_pack_pins(config_.cache);
+    api::tune_sources(config_, api::Operation::forward);
     scale_ = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
     if (device.kind() == Device::Kind::host) return;
     context_.emplace(driver::ContextRef::acquire(device));

@@ -34,6 +34,9 @@ cache::Acceptance cache_acceptance(const CachePolicy& policy);
 /// The packs that `policy` and the environment name.
 std::vector<std::filesystem::path> cache_packs(const CachePolicy& policy);
 
+/// The SHA-256 that the first of them must have, in lower case. Throws fa::Error(invalid_argument).
+std::vector<std::string> cache_pack_pins(const CachePolicy& policy);
+
 /// How a kernel may be had that is not in memory.
 struct Supply {
   Supply(CompilePolicy policy) : compile(policy) {}  // NOLINT(google-explicit-constructor): a policy is a supply

@@ -212,6 +212,8 @@ void set_cache(const fa_config& in, AttentionConfig* out) {
   for (std::uint64_t i = 0; i < in.cache_pack_count; ++i) {
     require(in.cache_packs[i], "config.cache_packs[" + std::to_string(i) + "]");
     out->cache.packs.emplace_back(in.cache_packs[i]);
+    const char* const sha256 = in.cache_pack_sha256 == nullptr ? nullptr : in.cache_pack_sha256[i];
+    out->cache.pack_sha256.emplace_back(sha256 == nullptr ? "" : sha256);
   }
   out->cache.max_bytes = in.cache_max_bytes;
   out->cache.max_entries = in.cache_max_entries;

@@ -2,10 +2,12 @@
 
 #include <charconv>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <system_error>
 
 #include "api/build.hpp"
+#include "cache/sha256.hpp"
 #include "support/log.hpp"
 #include "support/text.hpp"
 
@@ -37,18 +39,22 @@ std::uint64_t cap(std::int64_t wanted, const char* variable, std::uint64_t fallb
   return wanted < 0 ? 0 : static_cast<std::uint64_t>(wanted);
 }
 
-/// A process asks for its store again and again; the same reason is worth one line.
-void warn_of_directory(const std::string& problem, const std::filesystem::path& directory) {
+/// A process opens its stores again and again, each of which tells a cause once; the same reason is worth one line.
+void warn_once(const std::string& message) {
+  constexpr std::size_t kMost = 256;  // names of files may come without end
   static std::mutex mutex;
-  static std::string last;
-  const std::scoped_lock lock(mutex);
-  if (problem.empty() || last == problem) return;
-  last = problem;
-  if (directory.empty()) {
-    support::logf(LogLevel::warning, "Compiled kernels stay in memory: {}.", problem);
-  } else {
-    support::logf(LogLevel::warning, "{}; compiled kernels are kept in {}.", problem, directory.string());
+  static std::set<std::string> told;
+  {
+    const std::scoped_lock lock(mutex);
+    if (told.size() < kMost && !told.insert(message).second) return;
   }
+  support::log(LogLevel::warning, message);
+}
+
+void warn_of_directory(const std::string& problem, const std::filesystem::path& directory) {
+  if (problem.empty()) return;
+  warn_once(directory.empty() ? fmt::format("Compiled kernels stay in memory: {}.", problem)
+                              : fmt::format("{}; compiled kernels are kept in {}.", problem, directory.string()));
 }
 
 }  // namespace
@@ -87,15 +93,30 @@ std::vector<std::filesystem::path> cache_packs(const CachePolicy& policy) {
   return packs;
 }
 
+std::vector<std::string> cache_pack_pins(const CachePolicy& policy) {
+  if (policy.pack_sha256.size() > policy.packs.size()) {
+    support::throw_invalid("pack_sha256", fmt::format("{} of {} packs", policy.pack_sha256.size(), policy.packs.size()),
+                           "one for each of `packs`");
+  }
+  std::vector<std::string> pins;
+  for (const std::string& text : policy.pack_sha256) {
+    const std::optional<cache::Sha256Bytes> digest = cache::parse_sha256(text);
+    if (!digest && !text.empty()) support::throw_invalid("pack_sha256", text, "64 hex digits, or none for any");
+    pins.push_back(digest ? cache::to_hex(*digest) : "");
+  }
+  return pins;
+}
+
 std::shared_ptr<cache::Store> open_store(const CachePolicy& policy, int driver) {
   cache::StoreOptions options;
   std::string problem;
   options.directory = cache_directory(policy, &problem);
   options.packs = cache_packs(policy);
+  options.pack_sha256 = cache_pack_pins(policy);
   options.limits = cache_limits(policy);
   options.accept = cache_acceptance(policy);
   options.accept.driver = driver;
-  options.warn = [](const std::string& message) { support::log(LogLevel::warning, message); };
+  options.warn = [](const std::string& message) { warn_once(message); };
   std::shared_ptr<cache::Store> store = cache::Store::shared(options);
   warn_of_directory(problem, options.directory);
   return store;

@@ -446,6 +446,17 @@ static void test_cache(void) {
   CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "compilers") == 0);
   config.cache_compilers = NULL;
+  const char* pins[] = {"not a SHA-256"};
+  config.cache_pack_sha256 = pins;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "pack_sha256") == 0);
+  pins[0] = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_destroy(attention);
+  pins[0] = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_destroy(attention);
+  config.cache_pack_sha256 = NULL;
   config.cache_packs = NULL;
   CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
   config.cache_packs = packs;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <fa/attention.hpp>
 #include <fa/log.hpp>
 
 #include "api/build.hpp"
@@ -76,6 +77,55 @@ TEST_F(CachePolicyTest, PacksOfThePolicyComeFirst) {
   CachePolicy policy;
   policy.packs = {"/a", "/b"};
   EXPECT_EQ(cache_packs(policy), (std::vector<fs::path>{"/a", "/b", "/c", "/d"}));
+}
+
+TEST_F(CachePolicyTest, PinsAreHeldToTheirPacks) {
+  CachePolicy policy;
+  policy.packs = {"/a", "/b"};
+  EXPECT_TRUE(cache_pack_pins(policy).empty());
+  const std::string digest = "BA7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  policy.pack_sha256 = {"", digest};
+  EXPECT_EQ(cache_pack_pins(policy)[1], "ba" + digest.substr(2));
+  policy.pack_sha256 = {"", digest, digest};
+  expect_invalid("pack_sha256", [&] { cache_pack_pins(policy); });
+  policy.pack_sha256 = {digest.substr(1)};
+  expect_invalid("pack_sha256", [&] { cache_pack_pins(policy); });
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.cache = policy;
+  expect_invalid("pack_sha256", [&] { Attention::create(config, Device::host()); });
+}
+
+/// A pack of another SHA-256 serves nothing, and a program that may not compile hears why.
+TEST_F(CachePolicyTest, APackOfAnotherDigestIsAMiss) {
+  const TemporaryDirectory directory;
+  std::string problem;
+  const auto written = cache::write_pack(directory / "pack", {cache::testing::make_entry(make_key())}, &problem);
+  ASSERT_TRUE(written) << problem;
+  CachePolicy policy;
+  policy.mode = CachePolicy::Mode::memory;
+  policy.packs = {(directory / "pack").string()};
+  policy.pack_sha256 = {cache::to_hex(written->sha256)};
+  EXPECT_EQ(open_store(policy)->get(make_key(), nullptr).origin, cache::Origin::pack);
+  policy.pack_sha256[0].front() = policy.pack_sha256[0].front() == '0' ? '1' : '0';
+  const auto store = open_store(policy);
+  EXPECT_EQ(store->get(make_key(), nullptr).entry, nullptr);
+  ASSERT_EQ(store->pack_problems().size(), 1U);
+  EXPECT_NE(store->pack_problems()[0].find(policy.pack_sha256[0]), std::string::npos) << store->pack_problems()[0];
+}
+
+/// A program that opens, uses and closes its cache for each call, as `fa run` does.
+TEST_F(CachePolicyTest, TheSameWarningIsSaidOnceAProcess) {
+  const TemporaryDirectory directory;
+  cache::testing::write_bytes(directory / "file", {std::byte{1}});
+  CachePolicy policy;
+  policy.directory = (directory / "file").string();
+  policy.packs = {(directory / "missing").string()};
+  std::vector<std::string> messages;
+  set_log_callback([&messages](LogLevel, std::string_view message) { messages.emplace_back(message); });
+  for (int i = 0; i < 3; ++i) open_store(policy);
+  set_log_callback({});
+  EXPECT_EQ(messages.size(), 2U) << "one of the pack, one of the directory";
 }
 
 /// In a child, as a user whom permissions stop: three kernels are built, then served from memory, with one warning that

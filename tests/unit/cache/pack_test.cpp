@@ -3,9 +3,11 @@
 #include "cache/pack.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <random>
 
 #include "cache/digest.hpp"
+#include "cache/sha256.hpp"
 #include "support.hpp"
 
 namespace fa::cache {
@@ -250,6 +252,82 @@ TEST(Pack, DamageIsCountedAndTheNextLayerServes) {
   EXPECT_EQ(store.counters().damaged, 2U);
   EXPECT_EQ(listener.messages().size(), 1U);
   EXPECT_EQ(Store(options).get(numbered(0), no_build()).origin, Origin::disk);
+}
+
+Sha256Bytes sha256_of(const fs::path& file) {
+  return sha256(testing::read_bytes(file));
+}
+
+TEST(Pack, APinTakesTheFileThatItNamesAlone) {
+  const TemporaryDirectory directory;
+  const fs::path file = directory / "pack";
+  std::string problem;
+  const std::optional<WrittenPack> written = write_pack(file, make_entries(), &problem);
+  ASSERT_TRUE(written) << problem;
+  EXPECT_EQ(written->sha256, sha256_of(file));
+  EXPECT_EQ(written->entries, static_cast<std::size_t>(kEntries));
+  EXPECT_EQ(written->bytes, fs::file_size(file));
+  const std::optional<Pack> pack = Pack::open(file, &problem, written->sha256);
+  ASSERT_TRUE(pack) << problem;
+  for (int i = 0; i < kEntries; ++i) EXPECT_TRUE(pack->load(numbered(i)).entry);
+  // Sound to its last digest, and not what was pinned: another cubin under a right key.
+  std::vector<Entry> forged = make_entries();
+  forged[3].cubin[0] ^= std::byte{1};
+  write(file, forged);
+  ASSERT_TRUE(Pack::open(file, &problem)) << "without a pin it serves: " << problem;
+  EXPECT_FALSE(Pack::open(file, &problem, written->sha256));
+  EXPECT_NE(problem.find(to_hex(written->sha256)), std::string::npos) << problem;
+  EXPECT_NE(problem.find(to_hex(sha256_of(file))), std::string::npos) << problem;
+}
+
+/// Whoever may write the file may also set back its time: what was hashed is what is served.
+TEST(Pack, WhatAPinnedPackServesIsWhatWasHashed) {
+  const TemporaryDirectory directory;
+  const fs::path file = directory / "pack";
+  write(file, make_entries(2));
+  const Bytes before = testing::read_bytes(file);
+  std::vector<Entry> forged = make_entries(2);
+  for (Entry& entry : forged) entry.cubin[7] ^= std::byte{1};
+  write(directory / "other", forged);
+  const Bytes after = testing::read_bytes(directory / "other");
+  ASSERT_EQ(before.size(), after.size());
+  std::string problem;
+  const std::optional<Pack> pinned = Pack::open(file, &problem, sha256(before));
+  const std::optional<Pack> trusting = Pack::open(file, &problem);
+  ASSERT_TRUE(pinned && trusting) << problem;
+  const fs::file_time_type time = fs::last_write_time(file);
+  {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.write(reinterpret_cast<const char*>(after.data()), static_cast<std::streamsize>(after.size()));
+  }
+  fs::last_write_time(file, time);
+  ASSERT_TRUE(trusting->load(numbered(0)).entry) << "the forgery looks like the file that was opened";
+  const Pack::Found found = pinned->load(numbered(0));
+  EXPECT_FALSE(found.entry);
+  EXPECT_NE(found.damage.find("pinned"), std::string::npos) << found.damage;
+}
+
+TEST(Pack, AStoreHoldsEachPackToItsPin) {
+  const TemporaryDirectory directory;
+  write(directory / "a", make_entries(1));
+  write(directory / "b", {make_entry(numbered(1))});
+  write(directory / "c", {make_entry(numbered(2))});
+  Listener listener;
+  StoreOptions options;
+  options.packs = {directory / "a", directory / "b", directory / "c"};
+  options.warn = listener.callback();
+  options.pack_sha256 = {to_hex(sha256_of(directory / "a")), to_hex(sha256_of(directory / "a"))};
+  const std::shared_ptr<Store> store = Store::shared(options);
+  EXPECT_EQ(store->get(numbered(0), nullptr).origin, Origin::pack);
+  EXPECT_EQ(store->get(numbered(1), nullptr).entry, nullptr) << "pinned to another file";
+  EXPECT_EQ(store->get(numbered(2), nullptr).origin, Origin::pack) << "without a pin";
+  EXPECT_EQ(listener.messages().size(), 1U);
+  options.pack_sha256[1].clear();
+  const std::shared_ptr<Store> other = Store::shared(options);
+  EXPECT_NE(other, store);
+  EXPECT_EQ(other->get(numbered(1), nullptr).origin, Origin::pack);
+  options.pack_sha256[0] = "abc";
+  EXPECT_EQ(Store(options).get(numbered(0), nullptr).entry, nullptr) << "no pin is met by what is not one";
 }
 
 TEST(Pack, CutReplacedOrDeletedUnderARunningProcessIsAMiss) {
