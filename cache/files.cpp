@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <ctime>
+#include <optional>
 #include <random>
 #include <system_error>
 
@@ -107,6 +108,28 @@ bool flush(int file) {
 bool within_file_size_limit(std::size_t size) {
   struct rlimit limit {};
   return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || size <= limit.rlim_cur;
+}
+
+std::filesystem::path parent_of(const std::filesystem::path& file) {
+  return file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+}
+
+/// To what the links of a regular file, or of one that does not exist yet, lead. Links of /proc lead to open files,
+/// which a rename would leave behind.
+bool follow_links(Destination* destination) {
+  constexpr int kMostLinks = 40;  // as the kernel has it
+  std::error_code error;
+  for (int i = 0; i < kMostLinks; ++i) {
+    struct stat status {};
+    if (lstat(destination->path.c_str(), &status) != 0 || !S_ISLNK(status.st_mode)) return true;
+    const std::filesystem::path parent = std::filesystem::canonical(parent_of(destination->path), error);
+    destination->in_place = parent.native().starts_with("/proc/");
+    if (destination->in_place) return true;
+    const std::filesystem::path target = std::filesystem::read_symlink(destination->path, error);
+    if (error) return false;
+    destination->path = parent / target;  // an absolute target stands alone
+  }
+  return false;
 }
 
 FileBytes refused(std::string problem) {
@@ -231,8 +254,40 @@ bool write_private_file(int parent, const std::string& name, std::span<const std
   return write_new_file(parent, name, kFileMode, bytes, problem);
 }
 
-bool write_shared_file(const std::filesystem::path& file, std::span<const std::byte> bytes, std::string* problem) {
+std::optional<Destination> find_destination(const std::filesystem::path& file, std::string* problem) {
+  const auto refuse = [problem](std::string reason) {
+    *problem = std::move(reason);
+    return std::nullopt;
+  };
+  struct stat status {};
+  const bool exists = stat(file.c_str(), &status) == 0;
+  if (!exists && errno != ENOENT) return refuse(error_text(errno));
+  if (file.empty() || !file.has_filename()) return refuse("not the name of a file");
+  if (exists && S_ISDIR(status.st_mode)) return refuse("is a directory");
+  Destination destination{file, exists && !S_ISREG(status.st_mode)};
+  if (!destination.in_place && !follow_links(&destination)) return refuse(error_text(ELOOP));
+  if (destination.in_place) {
+    return access(file.c_str(), W_OK) == 0 ? std::optional(std::move(destination)) : refuse(error_text(errno));
+  }
+  const std::filesystem::path parent = parent_of(destination.path);
+  if (access(parent.c_str(), W_OK | X_OK) != 0)
+    return refuse(fmt::format("{}: {}", parent.string(), error_text(errno)));
+  return destination;
+}
+
+bool write_in_place(const Destination& destination, std::span<const std::byte> bytes, std::string* problem) {
+  Descriptor file(openat(AT_FDCWD, destination.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+  const bool written = file.valid() && write_all(file.get(), bytes) && close(file.release()) == 0;
+  if (!written) *problem = error_text(errno);
+  return written;
+}
+
+bool write_shared_file(const std::filesystem::path& named, std::span<const std::byte> bytes, std::string* problem) {
   constexpr mode_t kSharedMode = 0644;
+  const std::optional<Destination> destination = find_destination(named, problem);
+  if (!destination) return false;
+  if (destination->in_place) return write_in_place(*destination, bytes, problem);
+  const std::filesystem::path& file = destination->path;
   const std::filesystem::path temporary = file.parent_path() / temporary_name("." + file.filename().string());
   if (!write_new_file(AT_FDCWD, temporary.string(), kSharedMode, bytes, problem)) return false;
   if (renameat(AT_FDCWD, temporary.c_str(), AT_FDCWD, file.c_str()) == 0) return true;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -72,7 +73,20 @@ bool read_at(int file, std::uint64_t offset, std::span<std::byte> bytes);
 /// Removes a file that is not being read and was last used at `used`, as it was found in a list; true when it is gone.
 bool remove_idle_file(int parent, const std::string& name, const struct timespec& used);
 
-/// Writes a file that others may read; it appears under its name at once or not at all.
+/// Where the bytes of a file that somebody names go.
+struct Destination {
+  std::filesystem::path path;  ///< behind symbolic links, which stay
+  bool in_place = false;       ///< a device, a FIFO, an open file of this process: written to, never replaced
+};
+
+/// Nullopt with the reason in `*problem` where nothing can be written: a folder, a missing parent, no permission.
+std::optional<Destination> find_destination(const std::filesystem::path& file, std::string* problem);
+
+/// Writes into what stands there.
+bool write_in_place(const Destination& destination, std::span<const std::byte> bytes, std::string* problem);
+
+/// Writes a file that others may read; it appears under its name at once or not at all. What is no regular file is
+/// written to instead.
 bool write_shared_file(const std::filesystem::path& file, std::span<const std::byte> bytes, std::string* problem);
 
 /// Unique among threads by a counter, among processes and hosts by chance.

@@ -23,6 +23,8 @@
 
 #include <fa/error.hpp>
 
+#include "cache/files.hpp"
+
 namespace fa::tools {
 namespace {
 
@@ -102,8 +104,11 @@ class Blame {
 
   /// The file system said no.
   [[noreturn]] void failed(const std::string& action, const std::error_code& error) const {
-    throw Error(ErrorCode::io, place() + "cannot " + action + ": " + error.message(),
-                {{"file", path_}, {"call", action}, {"result", error.message()}});
+    failed(action, error.message());
+  }
+  [[noreturn]] void failed(const std::string& action, const std::string& reason) const {
+    throw Error(ErrorCode::io, place() + "cannot " + action + ": " + reason,
+                {{"file", path_}, {"call", action}, {"result", reason}});
   }
 
   const std::string& path() const { return path_; }
@@ -277,23 +282,29 @@ std::ifstream open_for_reading(const Blame& blame) {
 
 // ---- Writing ----
 
-/// A temporary file beside its destination, gone at the end of the scope unless it was moved there.
-class TemporaryFile {
+/// Where the bytes of a new file go: into a temporary file beside its destination, gone at the end of the scope unless
+/// it was moved there; or into what stands there, where that is no regular file.
+class OutputFile {
  public:
-  explicit TemporaryFile(const Blame& blame) : blame_(blame) {
+  explicit OutputFile(const Blame& blame) : blame_(blame), destination_(find(blame)) {
+    if (destination_.in_place) {
+      descriptor_ = ::open(destination_.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+      if (descriptor_ < 0) fail("open it");
+      return;
+    }
     static std::atomic<unsigned> counter{0};
     do {  // a process of this number may have died here before
-      path_ = blame.path() + ".tmp-" + std::to_string(getpid()) + "-" + std::to_string(counter++);
+      path_ = destination_.path.string() + ".tmp-" + std::to_string(getpid()) + "-" + std::to_string(counter++);
       descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     } while (descriptor_ < 0 && errno == EEXIST);
     if (descriptor_ < 0) fail("create a file beside it");
   }
-  ~TemporaryFile() {
+  ~OutputFile() {
     if (descriptor_ >= 0) ::close(descriptor_);
-    if (!moved_) ::unlink(path_.c_str());
+    if (!path_.empty()) ::unlink(path_.c_str());
   }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
 
   void write(const void* data, std::size_t size) {
     const char* at = static_cast<const char*>(data);
@@ -306,20 +317,27 @@ class TemporaryFile {
     }
   }
 
-  void move_into_place() {
-    if (::fsync(descriptor_) != 0) fail("write");
+  void finish() {
+    if (!destination_.in_place && ::fsync(descriptor_) != 0) fail("write");
     if (::close(std::exchange(descriptor_, -1)) != 0) fail("write");
-    if (::rename(path_.c_str(), blame_.path().c_str()) != 0) fail("replace it");
-    moved_ = true;
+    if (destination_.in_place) return;
+    if (::rename(path_.c_str(), destination_.path.c_str()) != 0) fail("replace it");
+    path_.clear();
   }
 
  private:
+  static cache::Destination find(const Blame& blame) {
+    std::string problem;
+    std::optional<cache::Destination> found = cache::find_destination(blame.path(), &problem);
+    if (!found) blame.failed("write it", problem);
+    return *std::move(found);
+  }
   [[noreturn]] void fail(const std::string& action) const { blame_.failed(action, {errno, std::generic_category()}); }
 
   const Blame& blame_;
-  std::string path_;
+  cache::Destination destination_;
+  std::string path_;  ///< of the temporary file, while there is one
   int descriptor_ = -1;
-  bool moved_ = false;
 };
 
 using Named = std::pair<const std::string, Tensor>;
@@ -451,11 +469,11 @@ void write_safetensors(const std::string& path, const std::map<std::string, Tens
   std::array<unsigned char, kPrefix> prefix{};
   for (std::size_t n = 0; n < kPrefix; ++n) prefix[n] = static_cast<unsigned char>(text.size() >> (8 * n));
 
-  TemporaryFile file(blame);
+  OutputFile file(blame);
   file.write(prefix.data(), prefix.size());
   file.write(text.data(), text.size());
   for (const Named* named : order) file.write(named->second.bytes.data(), named->second.bytes.size());
-  file.move_into_place();
+  file.finish();
 }
 
 }  // namespace fa::tools

@@ -59,7 +59,7 @@ class SafetensorsFile {
 };
 
 /// Writes a new file and puts it in the place of `path` in one step: readers see the old file or the whole new one, and
-/// a failure leaves nothing behind.
+/// a failure leaves nothing behind. A link stays, and what it leads to is replaced; a device or a FIFO is written to.
 void write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
