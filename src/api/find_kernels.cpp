@@ -45,7 +45,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   api::validate(config, false);
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem =
-      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
+      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const plan::ForwardPlan planned = plan::plan_forward(problem, config.kernel.value_or(KernelOverride{}));
   return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
@@ -56,7 +56,7 @@ std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, con
   api::validate(config, false);
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem =
-      api::make_problem(config, api::checked(config, shape), plan::parse_arch(arch), &functions.variants);
+      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
   const plan::BackwardPlan planned =
       plan::plan_backward(problem, config.kernel_backward.value_or(KernelOverride{}), config.deterministic);

@@ -126,11 +126,8 @@ int attribute(CUdevice device, CUdevice_attribute which) {
 }
 
 plan::Arch device_arch(CUdevice device) {
-  plan::Arch arch;
-  arch.major = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  arch.minor = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-  if (arch.major >= 9) arch.suffix = 'a';
-  return arch;
+  return plan::device_target(attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
 }
 
 CUdevice context_device() {

@@ -60,6 +60,21 @@ Arch parse_arch(std::string_view text) {
   return arch;
 }
 
+Arch device_target(int major, int minor) noexcept {
+  return {major, minor, major >= 9 ? 'a' : '\0'};
+}
+
+Arch parse_target(std::string_view text) {
+  const Arch arch = parse_arch(text);
+  const Arch target = device_target(arch.major, arch.minor);
+  if (arch != target) {
+    support::throw_invalid("arch", text,
+                           fmt::format("{}, the target that GPUs of compute capability {}.{} look up",
+                                       to_string(target), arch.major, arch.minor));
+  }
+  return arch;
+}
+
 ArchLimits limits(Arch arch) {
   if (arch.major < 8) {
     support::throw_unsupported("compute capability", fmt::format("{}.{}", arch.major, arch.minor), "8.0 or higher");

@@ -22,6 +22,13 @@ std::string to_string(Arch arch);
 /// Parses "sm_90a" (or "90a"). Throws fa::Error(invalid_argument) naming what is accepted.
 Arch parse_arch(std::string_view text);
 
+/// What kernels for a GPU of that compute capability are compiled for and looked up by.
+Arch device_target(int major, int minor) noexcept;
+
+/// Like `parse_arch`, of what some GPU looks up: not sm_90, whose kernels a Hopper GPU, which asks for sm_90a, never
+/// finds.
+Arch parse_target(std::string_view text);
+
 /// What one multiprocessor offers a thread block (CUDA C++ Programming Guide, "Compute Capabilities").
 struct ArchLimits {
   int shared_per_block;  ///< bytes, with the opt-in attribute

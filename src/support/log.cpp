@@ -4,7 +4,9 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,11 +29,24 @@ int level_from_environment() {
   return static_cast<int>(LogLevel::warning);
 }
 
+/// Said by who reads the environment first: logging is no place to fail.
+void tell_unknown_level() noexcept {
+  constexpr std::string_view kAccepted[] = {"", "debug", "info", "warning", "error", "off"};
+  try {
+    const std::string text = support::environment("FA_LOG");
+    if (std::ranges::find(kAccepted, text) != std::end(kAccepted)) return;
+    support::logf(LogLevel::warning, "FA_LOG = {}: accepted is debug, info, warning, error or off", text);
+  } catch (...) {  // out of memory
+  }
+}
+
 int current_level() noexcept {
   int level = g_level.load(std::memory_order_relaxed);
   if (level != kUnset) return level;
   const int initial = level_from_environment();
-  return g_level.compare_exchange_strong(level, initial, std::memory_order_relaxed) ? initial : level;
+  if (!g_level.compare_exchange_strong(level, initial, std::memory_order_relaxed)) return level;
+  tell_unknown_level();
+  return initial;
 }
 
 spdlog::level::level_enum to_spdlog(LogLevel level) noexcept {

@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "bench_host.hpp"
 #include "bench_problem.hpp"
 #include "bench_timing.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
@@ -234,16 +234,13 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("--sweep", options->sweep,
                       "Try every combination and sort, as \"tile_m=64,128;tile_n=64,128;warps=4,8\"; fields: tile_m, "
                       "tile_n, warps, stages, q_in_registers, loop_bodies, pack_gqa, splits, warps_n");
-  const std::map<std::string, TunePolicy> policies{
-      {"off", TunePolicy::off}, {"cached", TunePolicy::cached}, {"on", TunePolicy::on}};
-  command
-      ->add_option(
-          "--tune", options->grid.tune,
-          "Which kernels: the planner's (off), tuned ones where they are known (cached, the default), or tune (on)")
-      ->transform(CLI::CheckedTransformer(policies));
-  command->add_option("--rounds", options->timing.rounds, "Rounds a candidate")->check(CLI::PositiveNumber);
-  command->add_option("--round-ms", options->timing.round_ms, "GPU time of a round")->check(CLI::PositiveNumber);
-  command->add_option("--jobs", options->timing.jobs, "Threads that compile (default: one a CPU)");
+  const Choices<TunePolicy> policies{{"off", TunePolicy::off}, {"cached", TunePolicy::cached}, {"on", TunePolicy::on}};
+  add_choice(*command, "--tune", &options->grid.tune, policies,
+             "The planner's kernels, tuned ones where they are known (the default), or tune");
+  command->add_option("--rounds", options->timing.rounds, "Rounds a candidate")->check(whole_number(1));
+  command->add_option("--round-ms", options->timing.round_ms, "GPU time of a round")->check(whole_number(1));
+  command->add_option("--jobs", options->timing.jobs, "Threads that compile (default: one a CPU)")
+      ->check(whole_number());
   command->add_flag("--host-cost", options->host_cost, "Instead: what a warm call costs the calling thread");
   command->add_flag("--latency", options->latency, "Instead: what a first call costs with an empty and a warm cache");
   command->add_flag("--json", options->json, "Print JSON");

@@ -3,9 +3,9 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <map>
 #include <string>
 
+#include "choice.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
 
@@ -77,28 +77,31 @@ nlohmann::json to_json(const Gpu& gpu) {
 
 void add_grid_options(CLI::App& command, BenchGrid* options) {
   const std::string group = "Grid";
-  const std::map<std::string, Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
-  command.add_option("--op", options->op, "What to time: forward or backward")
-      ->transform(CLI::CheckedTransformer(operations))
-      ->group(group);
+  const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
+  add_choice(command, "--op", &options->op, operations, "What to time")->group(group);
   command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
-  const std::map<std::string, Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
+  const Choices<Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);
   add_causal_list_option(command, &options->causal);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
-  command.add_option("--head-dim", options->head_dims, "d_qk, a list")->delimiter(',')->group(group);
-  command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->group(group);
-  command.add_option("--seq", options->seqs, "s_q, a list")->delimiter(',')->check(CLI::PositiveNumber)->group(group);
-  command.add_option("--seq-kv", options->seq_kv, "s_kv (default: s_q)")->group(group);
-  command.add_option("--tokens", options->tokens, "b = tokens / s_q, unless --batch is given")->group(group);
-  command.add_option("--width", options->width, "h_q = width / d_qk, unless --heads is given")->group(group);
-  command.add_option("--batch", options->batch, "b")->group(group);
-  command.add_option("--heads", options->heads, "h_q")->group(group);
-  command.add_option("--heads-kv", options->heads_kv, "h_kv (default: h_q)")->group(group);
-  command.add_option("--layout", options->layout, "Memory order of q, k, v and o: bshd or bhsd")
-      ->transform(CLI::CheckedTransformer(layouts))
+  command.add_option("--head-dim", options->head_dims, "d_qk, a list")
+      ->delimiter(',')
+      ->check(whole_number(1))
       ->group(group);
+  command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->check(whole_number())->group(group);
+  command.add_option("--seq", options->seqs, "s_q, a list")->delimiter(',')->check(whole_number(1))->group(group);
+  command.add_option("--seq-kv", options->seq_kv, "s_kv (default: s_q)")->check(whole_number())->group(group);
+  command.add_option("--tokens", options->tokens, "b = tokens / s_q, unless --batch is given")
+      ->check(whole_number())
+      ->group(group);
+  command.add_option("--width", options->width, "h_q = width / d_qk, unless --heads is given")
+      ->check(whole_number())
+      ->group(group);
+  command.add_option("--batch", options->batch, "b")->check(whole_number())->group(group);
+  command.add_option("--heads", options->heads, "h_q")->check(whole_number())->group(group);
+  command.add_option("--heads-kv", options->heads_kv, "h_kv (default: h_q)")->check(whole_number())->group(group);
+  add_choice(command, "--layout", &options->layout, layouts, "Memory order of q, k, v and o")->group(group);
 }
 
 }  // namespace fa::cli

@@ -14,9 +14,14 @@
 #include <fa/error.hpp>
 
 #include "api/build.hpp"
+#include "cache/files.hpp"
 #include "cache/pack.hpp"
+#include "cache/sha256.hpp"
 #include "cache/store.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
+#include "output.hpp"
+#include "support/text.hpp"
 #include "terminal.hpp"
 
 namespace fa::cli {
@@ -44,6 +49,7 @@ struct ExportOptions {
 struct ImportOptions {
   std::string directory;
   std::vector<std::string> files;
+  std::vector<std::string> sha256;
 };
 
 std::string size_text(std::uint64_t bytes) {
@@ -100,7 +106,7 @@ struct Listing {
 
 Listing list_all(const ListOptions& options) {
   if (options.packs.empty()) {
-    const std::filesystem::path directory = cache_directory(options.directory);
+    const std::filesystem::path directory = existing_cache_directory(options.directory);
     return {directory.string(), cache::list_stored(directory)};
   }
   Listing all;
@@ -125,11 +131,12 @@ void list(const ListOptions& options) {
   for (const cache::StoredEntry& stored : listing.entries) {
     const cache::Entry& entry = stored.entry;
     if (!stored.problem.empty()) {
-      fmt::print("damaged  {}: {}\n", stored.path.string(), stored.problem);
+      fmt::print("damaged  {}: {}\n", printable(stored.path.string()), printable(stored.problem));
       continue;
     }
-    fmt::print("{:<8} {:>9} {:>4} registers {:>4} local  {:<11} {}\n", entry.key.target, size_text(stored.cubin_bytes),
-               entry.registers, entry.local_bytes, entry.compiler, entry.key.spec);
+    fmt::print("{:<8} {:>9} {:>4} registers {:>4} local  {:<11} {}\n", printable(entry.key.target),
+               size_text(stored.cubin_bytes), entry.registers, entry.local_bytes, printable(entry.compiler),
+               printable(entry.key.spec));
   }
   fmt::print("{}: {} kernels, {}, {} damaged\n", listing.where, listing.entries.size() - listing.damaged(),
              size_text(listing.bytes()), listing.damaged());
@@ -168,7 +175,8 @@ void stat(const ListOptions& options) {
     return;
   }
   for (const auto& [group, sum] : sums) {
-    fmt::print("{:<8} {:<11} {:>5} kernels {:>10}\n", group.first, group.second, sum.entries, size_text(sum.bytes));
+    fmt::print("{:<8} {:<11} {:>5} kernels {:>10}\n", printable(group.first), printable(group.second), sum.entries,
+               size_text(sum.bytes));
   }
   const auto cap = [](std::uint64_t value, const std::string& text) { return value == 0 ? "no cap" : text; };
   fmt::print("{}: {} of {} entries, {} of {}, {} damaged\n", listing.where, listing.entries.size(),
@@ -180,7 +188,7 @@ int verify(const ListOptions& options) {
   const Listing listing = list_all(options);
   for (const cache::StoredEntry& stored : listing.entries) {
     if (!stored.problem.empty()) {
-      fmt::print("{}: {}\n", stored.path.string(), stored.problem);
+      fmt::print("{}: {}\n", printable(stored.path.string()), printable(stored.problem));
     }
   }
   fmt::print("{}: {} entries are sound, {} are not\n", listing.where, listing.entries.size() - listing.damaged(),
@@ -199,29 +207,31 @@ void collect(const GarbageOptions& options) {
   }
   garbage.damaged = true;
   garbage.other_versions = options.other_versions;
-  const std::filesystem::path directory = cache_directory(options.directory);
+  const std::filesystem::path directory = existing_cache_directory(options.directory);
   const cache::Collected collected = cache::collect_garbage(directory, garbage);
   fmt::print("{}: removed {} entries ({}), {} are left ({})\n", directory.string(), collected.removed.entries,
              size_text(collected.removed.bytes), collected.left.entries, size_text(collected.left.bytes));
 }
 
 void export_pack(const ExportOptions& options) {
-  std::vector<cache::Entry> entries = cache::list_entries(cache_directory(options.directory));
+  check_output(options.file, {}, false);
+  std::vector<cache::Entry> entries = cache::list_entries(existing_cache_directory(options.directory));
   std::erase_if(entries, [&options](const cache::Entry& entry) {
     return !options.archs.empty() &&
            std::find(options.archs.begin(), options.archs.end(), entry.key.target) == options.archs.end();
   });
   std::string problem;
-  if (!cache::write_pack(options.file, entries, &problem)) {
+  const std::optional<cache::WrittenPack> pack = cache::write_pack(options.file, entries, &problem);
+  if (!pack) {
     throw Error(ErrorCode::io, fmt::format("{} cannot be written: {}", options.file, problem));
   }
-  fmt::print("{}: {} kernels\n", options.file, entries.size());
+  fmt::print("{}: {} kernels, SHA-256 {}\n", options.file, pack->entries, cache::to_hex(pack->sha256));
 }
 
 /// Puts every sound entry of the pack that the directory does not have into it.
-int import_pack(const std::string& file, cache::Store& store) {
+int import_pack(const std::string& file, const std::optional<cache::Sha256Bytes>& pin, cache::Store& store) {
   std::string problem;
-  const std::optional<cache::Pack> pack = cache::Pack::open(file, &problem);
+  const std::optional<cache::Pack> pack = cache::Pack::open(file, &problem, pin);
   if (!pack) {
     throw Error(ErrorCode::io, problem);
   }
@@ -242,16 +252,32 @@ int import_pack(const std::string& file, cache::Store& store) {
   return damaged == 0 ? kSuccess : kFailure;
 }
 
+/// One for each file, or none at all.
+std::vector<std::optional<cache::Sha256Bytes>> pins_of(const ImportOptions& options) {
+  if (!options.sha256.empty() && options.sha256.size() != options.files.size()) {
+    support::throw_invalid("--sha256", options.sha256.size(),
+                           fmt::format("as many as files, {}", options.files.size()));
+  }
+  std::vector<std::optional<cache::Sha256Bytes>> pins(options.files.size());
+  for (std::size_t i = 0; i < options.sha256.size(); ++i) {
+    pins[i] = cache::parse_sha256(options.sha256[i]);
+    if (!pins[i]) support::throw_invalid("--sha256", options.sha256[i], "64 hex digits");
+  }
+  return pins;
+}
+
 int import_packs(const ImportOptions& options) {
+  const std::vector<std::optional<cache::Sha256Bytes>> pins = pins_of(options);
   cache::StoreOptions store_options;
   store_options.directory = cache_directory(options.directory);
   store_options.limits = api::cache_limits({});
   store_options.warn = [](const std::string& message) { print_failure(message); };
   cache::Store store(store_options);
   int exit_code = kSuccess;
-  for (const std::string& file : options.files) {
-    exit_code = std::max(exit_code, import_pack(file, store));
+  for (std::size_t i = 0; i < options.files.size(); ++i) {
+    exit_code = std::max(exit_code, import_pack(options.files[i], pins[i], store));
   }
+  if (store.directory().empty()) return kFailure;  // the warning says why
   return store.counters().publish_failures == 0 ? exit_code : kFailure;
 }
 
@@ -278,8 +304,12 @@ void add_gc(CLI::App& parent, int* exit_code) {
   const auto options = std::make_shared<GarbageOptions>();
   add_directory_option(*command, &options->directory);
   command->add_option("--max-bytes", options->max_bytes, "Cap, as 64MiB (default: FA_CACHE_MAX_BYTES, else 256 MiB)")
+      ->check(CLI::Validator(
+          [](const std::string& text) { return text.starts_with('-') ? "'" + text + "': accepted is a size" : ""; },
+          ""))
       ->transform(CLI::AsSizeValue(false));
-  command->add_option("--max-entries", options->max_entries, "Cap (default: FA_CACHE_MAX_ENTRIES, else 4096)");
+  command->add_option("--max-entries", options->max_entries, "Cap (default: FA_CACHE_MAX_ENTRIES, else 4096)")
+      ->check(whole_number());
   command->add_flag("--other-versions", options->other_versions, "Also what other versions of fa keep there");
   command->callback([options, exit_code] {
     collect(*options);
@@ -297,9 +327,12 @@ void add_export_and_import(CLI::App& parent, int* exit_code) {
     export_pack(*export_options);
     *exit_code = kSuccess;
   });
-  CLI::App* import_command = parent.add_subcommand("import", "Copy the kernels of packs into the directory");
+  CLI::App* import_command = parent.add_subcommand(
+      "import", "Copy the kernels of packs into the directory. Packs are code: what they hold runs on the GPU as you");
   const auto import_options = std::make_shared<ImportOptions>();
   import_command->add_option("files", import_options->files, "Packs")->required();
+  import_command->add_option("--sha256", import_options->sha256, "What the packs must be, 64 hex digits for each file")
+      ->delimiter(',');
   add_directory_option(*import_command, &import_options->directory);
   import_command->callback([import_options, exit_code] { *exit_code = import_packs(*import_options); });
 }
@@ -313,6 +346,19 @@ std::filesystem::path cache_directory(const std::string& given) {
     throw Error(ErrorCode::io, fmt::format("there is no cache directory: {}", problem));
   }
   return std::filesystem::absolute(directory);
+}
+
+std::filesystem::path existing_cache_directory(const std::string& given) {
+  std::filesystem::path directory = cache_directory(given);
+  std::error_code ignored;
+  const bool missing = !std::filesystem::exists(std::filesystem::symlink_status(directory, ignored));
+  if (missing && given.empty()) return directory;  // nothing has been stored yet
+  std::string problem;
+  if (!cache::open_private_root(directory, cache::Missing::fail, &problem).valid()) {
+    throw Error(ErrorCode::io, fmt::format("the cache directory cannot be used: {}", problem),
+                {{"argument", "directory"}, {"value", directory.string()}});
+  }
+  return directory;
 }
 
 std::vector<cache::StoredEntry> list_pack_or_throw(const std::string& file) {

@@ -56,7 +56,7 @@ class Inquiry {
     policy.packs = options.packs;
     policy.compilers = options.compilers;
     cache::StoreOptions store;
-    const std::filesystem::path directory = cache_directory(options.directory);
+    const std::filesystem::path directory = existing_cache_directory(options.directory);
     std::error_code ignored;
     if (std::filesystem::exists(directory, ignored)) {
       store.directory = directory;  // looking for a reason makes no directory
@@ -120,9 +120,11 @@ std::string state_of(const Answer& answer) {
 }
 
 void print_neighbour(const cache::Neighbour& neighbour) {
-  fmt::print("    nearest: {}\n", neighbour.stored->path.string());
+  fmt::print("    nearest: {}\n", printable(neighbour.stored->path.string()));
   for (const cache::Difference& difference : neighbour.differences) {
-    const auto shown = [](const std::string& value) { return value.empty() ? std::string("(nothing)") : value; };
+    const auto shown = [](const std::string& value) {
+      return value.empty() ? std::string("(nothing)") : printable(value);
+    };
     fmt::print("      {:<20} wanted {}, stored {}\n", difference.field, shown(difference.wanted),
                shown(difference.stored));
   }
@@ -132,11 +134,12 @@ void print_answer(const Answer& answer) {
   fmt::print("{:<9} {} ({})\n", state_of(answer), answer.key.spec, answer.key.digest());
   if (answer.lookup.entry) {
     const cache::Entry& entry = *answer.lookup.entry;
-    fmt::print("    {}, {} registers, {} bytes of local memory\n", entry.compiler, entry.registers, entry.local_bytes);
+    fmt::print("    {}, {} registers, {} bytes of local memory\n", printable(entry.compiler), entry.registers,
+               entry.local_bytes);
     return;
   }
   if (!answer.lookup.refused.empty()) {
-    fmt::print("    {}\n", answer.lookup.refused);
+    fmt::print("    {}\n", printable(answer.lookup.refused));
     return;
   }
   if (answer.neighbours.empty()) {
@@ -183,7 +186,7 @@ std::vector<plan::Alternatives> without_other_lists(const Inquiry& inquiry, std:
 
 /// Fails when something would be compiled, so that a script can ask.
 int why(WhyOptions options) {
-  options.point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
+  options.point.arch = options.arch.empty() ? default_arch() : plan::parse_target(options.arch);
   const Inquiry inquiry(options);
   nlohmann::json kernels = nlohmann::json::array();
   bool compiles = false;

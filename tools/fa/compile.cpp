@@ -7,6 +7,7 @@
 
 #include "api/build.hpp"
 #include "cache/store.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
 #include "compile_grid.hpp"
 #include "plan_options.hpp"
@@ -45,21 +46,31 @@ nlohmann::json to_json(const Job& job) {
 
 int report(const CompileOptions& options, const cache::Store& store, const std::vector<Job>& jobs) {
   const std::size_t failed = count_failed(jobs);
-  const std::string directory = store.directory().empty() ? "memory only" : store.directory().string();
+  const std::uint64_t lost = store.counters().publish_failures;
+  const std::string directory = store.directory().string();
   if (options.json) {
     nlohmann::json kernels = nlohmann::json::array();
     for (const Job& job : jobs) {
       kernels.push_back(to_json(job));
     }
-    print_json({{"directory", directory}, {"kernels", kernels}});
+    print_json({{"directory", directory}, {"not_stored", lost}, {"kernels", kernels}});
   } else {
-    fmt::print("{} kernels in {}, {} failed\n", jobs.size() - failed, directory, failed);
+    fmt::print("{} kernels in {}, {} failed{}\n", jobs.size() - failed, directory, failed,
+               lost == 0 ? "" : fmt::format(", {} could not be stored", lost));
   }
-  return failed == 0 ? kSuccess : kFailure;
+  return failed == 0 && lost == 0 ? kSuccess : kFailure;
 }
 
 /// The first choices; which alternatives are needed besides, only the compiler can say.
-int print_plan(const std::vector<Job>& jobs) {
+int print_plan(const std::vector<Job>& jobs, bool json) {
+  if (json) {
+    nlohmann::json kernels = nlohmann::json::array();
+    for (const Job& job : jobs) {
+      kernels.push_back({{"spec", canonical(job.specs.front())}});
+    }
+    print_json({{"kernels", kernels}});
+    return kSuccess;
+  }
   for (const Job& job : jobs) {
     fmt::print("{}\n", canonical(job.specs.front()));
   }
@@ -70,11 +81,15 @@ int compile(CompileOptions options) {
   options.grid.problems = {options.plan};
   std::vector<Job> jobs = make_jobs(options.grid);
   if (options.dry_run) {
-    return print_plan(jobs);
+    return print_plan(jobs, options.json);
   }
   CachePolicy policy;
   policy.directory = options.directory;
   const std::shared_ptr<cache::Store> store = api::open_store(policy);
+  if (store->directory().empty()) {
+    throw Error(ErrorCode::io, "there is no cache directory that compiled kernels could be stored in",
+                {{"argument", "directory"}, {"value", options.directory}});
+  }
   api::Supply supply(CompilePolicy::allow);
   supply.keep_source = options.keep_source;
   run_jobs(*store, supply, options.jobs, &jobs, [&options](const Job& job) {
@@ -93,7 +108,7 @@ void add_compile(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<CompileOptions>();
   add_grid_options(*command, &options->grid);
   command->add_option("--directory", options->directory, "Instead of the default cache directory");
-  command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)");
+  command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)")->check(whole_number());
   command->add_flag("--keep-source", options->keep_source, "Put the source of each kernel beside it");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
   command->add_flag("--json", options->json, "Print JSON");

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "choice.hpp"
 #include "options.hpp"
 #include "parallel.hpp"
 #include "plan/arch.hpp"
@@ -64,14 +65,17 @@ void add_grid_options(CLI::App& command, Grid* grid) {
   command.add_option("--arch", grid->archs, "Targets, as sm_90a,sm_80 (default: the GPU's, else sm_90a)")
       ->delimiter(',');
   add_dtype_list_option(command, &grid->dtypes);
-  command.add_option("--head-dim", grid->head_dims, "d_qk, a list")->delimiter(',')->capture_default_str();
+  command.add_option("--head-dim", grid->head_dims, "d_qk, a list")
+      ->delimiter(',')
+      ->check(whole_number(1))
+      ->capture_default_str();
   add_causal_list_option(command, &grid->causal);
 }
 
 std::vector<Job> make_jobs(const Grid& grid) {
   std::vector<plan::Arch> archs;
   for (const std::string& name : grid.archs) {
-    archs.push_back(plan::parse_arch(name));
+    archs.push_back(plan::parse_target(name));
   }
   if (archs.empty()) {
     archs.push_back(default_arch());

@@ -155,10 +155,10 @@ void print(const Report& report) {
   fmt::print("nvrtc      {}\n", describe_compiler(report.compiler));
   fmt::print("cache      {}\n", describe_cache(report.cache));
   for (const std::string& pack : report.cache.packs) {
-    fmt::print("pack       {}\n", pack);
+    fmt::print("pack       {}\n", printable(pack));
   }
   for (const std::string& advice : report.advice) {
-    fmt::print("\n! {}\n", advice);
+    fmt::print("\n! {}\n", printable(advice));
   }
 }
 

@@ -1,12 +1,15 @@
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <fa/attention.hpp>
 
 #include "commands.hpp"
+#include "support/log.hpp"
 #include "terminal.hpp"
 
 namespace {
@@ -20,9 +23,32 @@ void print_error(const fa::Error& error) {
   }
 }
 
+/// The first word where a command is due that is none, with what would be; empty where there is no such word.
+std::string unknown_command(CLI::App& app, int argc, char** argv) {
+  CLI::App* level = &app;
+  for (int i = 1; i < argc && level->get_require_subcommand_min() > 0; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with("-")) continue;
+    const std::vector<CLI::App*> known = level->get_subcommands([](const CLI::App*) { return true; });
+    const auto next = std::ranges::find(known, word, [](const CLI::App* command) { return command->get_name(); });
+    if (next == known.end()) {
+      std::string accepted;
+      for (const CLI::App* command : known) accepted += (accepted.empty() ? "" : ", ") + command->get_name();
+      return "'" + word + "' is no command of `" + level->get_name() + "`: accepted is " + accepted;
+    }
+    level = *next;
+  }
+  return {};
+}
+
 int parse_and_run(CLI::App& app, int argc, char** argv, const int& exit_code) {
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::string unknown = unknown_command(app, argc, argv);
+    if (unknown.empty()) return app.exit(error) == 0 ? fa::cli::kSuccess : fa::cli::kUsage;
+    fa::cli::print_failure(unknown);
+    return fa::cli::kUsage;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? fa::cli::kSuccess : fa::cli::kUsage;
   }
@@ -41,6 +67,7 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", std::string("fa ") + fa::version());
     app.require_subcommand(1);
     int exit_code = fa::cli::kSuccess;
+    fa::support::log_enabled(fa::LogLevel::warning);  // an unknown FA_LOG is told before all else
     fa::cli::add_info(app, &exit_code);
     fa::cli::add_run(app, &exit_code);
     fa::cli::add_render(app, &exit_code);

@@ -6,20 +6,21 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <map>
 #include <utility>
 
+#include "choice.hpp"
 #include "support/text.hpp"
 
 namespace fa::cli {
 namespace {
 
-const std::map<std::string, DType> kDTypes{
-    {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}, {"f64", DType::f64}};
-const std::map<std::string, CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
-                                                       {"top-left", CausalAlign::top_left}};
-const std::map<std::string, Family> kFamilies{
-    {"automatic", Family::automatic}, {"sm80", Family::sm80}, {"sm90", Family::sm90}};
+const Choices<DType> kDTypes{{"f16", DType::f16, {"fp16", "float16", "half"}},
+                             {"bf16", DType::bf16, {"bfloat16"}},
+                             {"f32", DType::f32, {"fp32", "float32", "float"}},
+                             {"f64", DType::f64, {"fp64", "float64", "double"}}};
+const Choices<CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
+                                         {"top-left", CausalAlign::top_left}};
+const Choices<Family> kFamilies{{"automatic", Family::automatic}, {"sm80", Family::sm80}, {"sm90", Family::sm90}};
 
 /// A field of KernelOverride by the name a sweep uses.
 struct SweepField {
@@ -101,11 +102,20 @@ void multiply(std::string_view axis, std::vector<KernelOverride>* candidates) {
 
 }  // namespace
 
+CLI::Validator whole_number(std::uint64_t least) {
+  const auto check = [least](const std::string& text) {
+    std::uint64_t value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, problem] = std::from_chars(text.data(), end, value);
+    if (problem == std::errc() && rest == end && value >= least) return std::string();
+    return fmt::format("'{}': accepted is a whole number from {} on", text, least);
+  };
+  return {check, "", "whole number"};
+}
+
 void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
   const std::string group = "Kernel (left to the planner unless given)";
-  command.add_option("--family", kernel->family, "Kernel family")
-      ->transform(CLI::CheckedTransformer(kFamilies))
-      ->group(group);
+  add_choice(command, "--family", &kernel->family, kFamilies, "Kernel family")->group(group);
   command.add_option("--tile-m", kernel->tile_m, "Query rows of a thread block")->group(group);
   command.add_option("--tile-n", kernel->tile_n, "Keys of one step of the main loop")->group(group);
   command.add_option("--warps", kernel->warps, "Warps of a thread block")->group(group);
@@ -154,9 +164,9 @@ std::string describe(const KernelOverride& kernel) {
       add(name, *value ? 1 : 0);
     }
   };
-  for (const auto& [name, family] : kFamilies) {
-    if (family == kernel.family && family != Family::automatic) {
-      text = "family=" + name;
+  for (const Named<Family>& family : kFamilies) {
+    if (family.value == kernel.family && family.value != Family::automatic) {
+      text = "family=" + family.name;
     }
   }
   add_count("tile_m", kernel.tile_m);
@@ -209,18 +219,15 @@ void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen) {
 }
 
 void add_causal_align_option(CLI::App& command, CausalAlign* align) {
-  command.add_option("--causal-align", *align, "Diagonal of the causal mask when s_q != s_kv")
-      ->transform(CLI::CheckedTransformer(kCausalAligns));
+  add_choice(command, "--causal-align", align, kCausalAligns, "Diagonal of the causal mask when s_q != s_kv");
 }
 
 void add_dtype_option(CLI::App& command, DType* dtype) {
-  command.add_option("--dtype", *dtype, "Element type of q, k, v and o")->transform(CLI::CheckedTransformer(kDTypes));
+  add_choice(command, "--dtype", dtype, kDTypes, "Element type of q, k, v and o");
 }
 
 void add_dtype_list_option(CLI::App& command, std::vector<DType>* dtypes) {
-  command.add_option("--dtype", *dtypes, "Element types, separated by commas")
-      ->delimiter(',')
-      ->transform(CLI::CheckedTransformer(kDTypes));
+  add_choice_list(command, "--dtype", dtypes, kDTypes, "Element types");
 }
 
 void add_causal_list_option(CLI::App& command, std::vector<bool>* causal) {

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,10 +11,13 @@
 
 #include "api/build.hpp"
 #include "cache/pack.hpp"
+#include "cache/sha256.hpp"
 #include "cache/store.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
 #include "compile_grid.hpp"
 #include "options.hpp"
+#include "output.hpp"
 #include "terminal.hpp"
 #include "variant_options.hpp"
 
@@ -53,6 +57,7 @@ struct PackOptions {
   std::string directory;
   int jobs = 0;
   bool dry_run = false;
+  bool force = false;
 };
 
 std::vector<PlanOptions> problems_of(const PackOptions& options) {
@@ -110,16 +115,25 @@ int write(const PackOptions& options, const std::vector<Job>& jobs) {
     return kFailure;
   }
   std::string problem;
-  if (!cache::write_pack(options.output, entries_of(jobs), &problem)) {
+  const std::optional<cache::WrittenPack> pack = cache::write_pack(options.output, entries_of(jobs), &problem);
+  if (!pack) {
     throw Error(ErrorCode::io, fmt::format("{} cannot be written: {}", options.output, problem));
   }
-  const std::optional<cache::Pack> pack = cache::Pack::open(options.output, &problem);
-  if (!pack) {
+  std::error_code ignored;  // what is written to a device is gone
+  if (std::filesystem::is_regular_file(options.output, ignored) &&
+      !cache::Pack::open(options.output, &problem, pack->sha256)) {
     throw Error(ErrorCode::io, fmt::format("what was written cannot be opened: {}", problem));
   }
-  fmt::print("{}: {} kernels, {}\n", options.output, pack->size(),
-             format_bytes(static_cast<double>(pack->file_bytes())));
+  fmt::print("{}: {} kernels, {}, SHA-256 {}\n", options.output, pack->entries,
+             format_bytes(static_cast<double>(pack->bytes)), cache::to_hex(pack->sha256));
   return kSuccess;
+}
+
+/// The packs that kernels may be taken from.
+std::vector<std::string> inputs_of() {
+  std::vector<std::string> files;
+  for (const std::filesystem::path& file : api::cache_packs({})) files.push_back(file.string());
+  return files;
 }
 
 int pack(PackOptions options) {
@@ -131,6 +145,7 @@ int pack(PackOptions options) {
     }
     return kSuccess;
   }
+  check_output(options.output, inputs_of(), options.force);
   CachePolicy policy;
   policy.directory = options.directory;
   const std::shared_ptr<cache::Store> store = api::open_store(policy);
@@ -163,7 +178,8 @@ void add_pack(CLI::App& app, int* exit_code) {
   command->add_option("--directory", options->directory, "The cache to take kernels from and put them into");
   add_packed_options(*command, &options->packed);
   add_variant_options(*command, &options->variant);
-  command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)");
+  command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)")->check(whole_number());
+  command->add_flag("--force", options->force, "Replace even a pack of FA_CACHE_PACKS, which kernels are taken from");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
   command->callback([options, exit_code] { *exit_code = pack(*options); });
 }

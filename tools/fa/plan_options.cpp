@@ -2,11 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include <map>
-
 #include "api/packed.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
+#include "choice.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "plan/backward.hpp"
@@ -58,11 +57,9 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);
-  const std::map<std::string, api::Operation> operations{{"forward", api::Operation::forward},
-                                                         {"backward", api::Operation::backward}};
-  command.add_option("--op", options->op, "The call that is planned: forward or backward")
-      ->transform(CLI::CheckedTransformer(operations))
-      ->group(group);
+  const Choices<api::Operation> operations{{"forward", api::Operation::forward},
+                                           {"backward", api::Operation::backward}};
+  add_choice(command, "--op", &options->op, operations, "The call that is planned")->group(group);
   command.add_flag("--deterministic", options->deterministic, "backward: dq bitwise repeatable")->group(group);
   add_kernel_options(command, &options->kernel);
 }

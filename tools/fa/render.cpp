@@ -32,7 +32,7 @@ bool wanted(plan::Op op, const RenderOptions& options) {
 
 plan::KernelSpec choose_kernel(const RenderOptions& options) {
   PlanPoint point = options.point;
-  point.arch = options.arch.empty() ? default_arch() : plan::parse_arch(options.arch);
+  point.arch = options.arch.empty() ? default_arch() : plan::parse_target(options.arch);
   const std::vector<plan::Alternatives> kernels = plan_kernels(options.plan, point);
   for (const plan::Alternatives& specs : kernels) {
     if (wanted(specs.front().op, options)) return specs.front();

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <map>
 #include <memory>
@@ -12,10 +13,12 @@
 
 #include <fa/attention.hpp>
 
+#include "choice.hpp"
 #include "commands.hpp"
 #include "expression/parse.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "output.hpp"
 #include "plan/arch.hpp"
 #include "run_tensors.hpp"
 #include "run_verify.hpp"
@@ -44,6 +47,7 @@ struct RunOptions {
   VariantOptions variant;
   bool verify = false;
   bool json = false;
+  bool force = false;
 };
 
 /// Where it runs, and why there.
@@ -293,8 +297,11 @@ RunReport run_attention(const AttentionConfig& config, const Place& place, RunIn
 }
 
 nlohmann::json to_json(const Deviation& deviation) {
-  return {
-      {"max", deviation.max}, {"mean", deviation.mean}, {"allowed", deviation.allowed}, {"passes", deviation.passes()}};
+  return {{"max", deviation.max},
+          {"mean", deviation.mean},
+          {"allowed", deviation.allowed},
+          {"nans", deviation.nans},
+          {"passes", deviation.passes()}};
 }
 
 nlohmann::json to_json(const KernelInfo& kernel) {
@@ -335,8 +342,13 @@ std::string shape_text(const Tensor& tensor) {
 }
 
 void print_deviation(const std::string& name, const Deviation& deviation) {
-  fmt::print("verify   {:<3}  max error {:.3e}, mean {:.3e}, allowed {:.3e}: {}\n", name, deviation.max, deviation.mean,
-             deviation.allowed, deviation.passes() ? "ok" : "FAILED");
+  const std::string nans =
+      deviation.nans == 0 ? "" : fmt::format(", {} of {} are NaN", deviation.nans, deviation.elements);
+  fmt::print("verify   {:<3}  max error {:.3e}, mean {:.3e}, allowed {:.3e}{}: {}\n", name, deviation.max,
+             deviation.mean, deviation.allowed, nans,
+             deviation.passes()  ? "ok"
+             : deviation.empty() ? "FAILED, nothing to compare"
+                                 : "FAILED");
 }
 
 void print_kernel(const KernelInfo& kernel, bool host, double milliseconds) {
@@ -379,9 +391,24 @@ std::map<std::string, Tensor> by_name(RunOutputs outputs) {
   return tensors;
 }
 
+/// Before anything is computed: what functions name is in the file.
+void check_captures(const AttentionConfig& config, const RunOptions& options, const RunInputs& inputs) {
+  const auto check = [&](const std::vector<Capture>& captures) {
+    for (const Capture& capture : captures) {
+      if (inputs.captures.contains(capture.name)) continue;
+      support::throw_invalid(fmt::format("captures[{}]", capture.name), "nothing",
+                             fmt::format("a tensor of this name in {}", options.input));
+    }
+  };
+  check(config.score.captures);
+  check(config.mask.captures);
+}
+
 int run(RunOptions options) {
+  check_output(options.output, {options.input}, options.force);
   RunInputs inputs = read_inputs(&options);
   const AttentionConfig config = make_config(options, inputs);
+  check_captures(config, options, inputs);
   const Place place = find_place(options.device, config);
   RunOutputs outputs = make_outputs(config, inputs);
   RunReport report = run_attention(config, place, &inputs, &outputs);
@@ -408,6 +435,25 @@ int run(RunOptions options) {
   return kSuccess;
 }
 
+/// Numbers that commas separate, each of them there: an empty text is no list.
+void add_lengths(CLI::App& command, const std::string& name, std::vector<std::int32_t>* lengths,
+                 const std::string& description) {
+  const auto set = [name, lengths](const std::string& text) {
+    lengths->clear();
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      std::int32_t length = 0;
+      const auto [rest, problem] = std::from_chars(text.data() + begin, text.data() + end, length);
+      if (problem != std::errc() || rest != text.data() + end || length < 0) {
+        support::throw_invalid(name, "'" + text + "'", "lengths from 0 on, separated by commas");
+      }
+      lengths->push_back(length);
+      begin = end + 1;
+    }
+  };
+  command.add_option_function<std::string>(name, set, description);
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, int* exit_code) {
@@ -424,15 +470,14 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_flag("--causal", options->causal, "Mask what lies behind the diagonal");
   add_causal_align_option(*command, &options->causal_align);
   command->add_option("--scale", options->scale, "Factor of the scores (default: 1/sqrt(d_qk))");
-  command
-      ->add_option("--lengths", options->lengths,
-                   "Packed sequences of these lengths, separated by commas: tensors are [total, h, d]")
-      ->delimiter(',');
-  command->add_option("--lengths-kv", options->lengths_kv, "Of k and v (default: those of q)")->delimiter(',');
+  add_lengths(*command, "--lengths", &options->lengths,
+              "Packed sequences of these lengths, separated by commas: tensors are [total, h, d]");
+  add_lengths(*command, "--lengths-kv", &options->lengths_kv, "Of k and v (default: those of q)");
   command->add_option("--dropout", options->dropout, "Probability with which an element of P is dropped");
-  command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask");
-  command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask");
+  command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
+  command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
+  command->add_flag("--force", options->force, "Replace the input where it is the output too");
   command->add_flag("--json", options->json, "Print JSON");
   add_variant_options(*command, &options->variant);
   add_kernel_options(*command, &options->kernel);

@@ -61,10 +61,12 @@ double greatest_finite_magnitude(const Tensor& tensor) {
 Deviation deviation(const Tensor& actual, const Tensor& expected, double allowed) {
   Deviation result;
   result.allowed = allowed;
+  result.elements = elements(actual);
   for (std::size_t i = 0; i < elements(actual); ++i) {
     const double error = difference(element(actual, i), element(expected, i));
     result.max = std::max(result.max, error);
     result.mean += error / static_cast<double>(elements(actual));
+    result.nans += std::isnan(element(actual, i)) && std::isnan(element(expected, i)) ? 1 : 0;
   }
   return result;
 }

@@ -1,6 +1,7 @@
 #ifndef FA_TOOLS_FA_RUN_VERIFY_HPP_
 #define FA_TOOLS_FA_RUN_VERIFY_HPP_
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,8 +17,12 @@ struct Deviation {
   double max = 0;
   double mean = 0;
   double allowed = 0;
+  std::size_t elements = 0;
+  std::size_t nans = 0;  ///< in both: they agree, and nothing is known of the values
 
-  bool passes() const noexcept { return max <= allowed; }
+  /// Whether no element tells anything.
+  bool empty() const noexcept { return elements != 0 && nans == elements; }
+  bool passes() const noexcept { return max <= allowed && !empty(); }
 };
 
 /// The tensors by name: "o", "lse" and, where there are gradients, "dq", "dk", "dv".

@@ -8,8 +8,11 @@
 
 namespace fa::cli {
 
-/// "fa: MESSAGE" on standard error.
+/// "fa: MESSAGE" on standard error; of control characters line ends and tabs pass.
 void print_failure(std::string_view message);
+
+/// `text` with control characters and what is not UTF-8 as "\\x1b": for what files say, which may be anything.
+std::string printable(std::string_view text);
 
 /// One line on standard error that the next one replaces; nothing when standard error is no terminal.
 void show_progress(const std::string& line);

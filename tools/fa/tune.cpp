@@ -16,9 +16,11 @@
 #include "api/tuning.hpp"
 #include "bench_grid.hpp"
 #include "cache/files.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "output.hpp"
 #include "terminal.hpp"
 #include "tune/record.hpp"
 #include "tune_report.hpp"
@@ -206,6 +208,9 @@ int repeat(const TuneCommand& options, const Gpu& gpu, const std::vector<BenchPr
 
 int tune_grid(TuneCommand options) {
   options.tune.replace = options.force;
+  if (!options.output.empty()) {
+    check_output(options.output, {}, false);
+  }
   const Gpu gpu(options.device);
   const std::vector<BenchProblem> problems = problems_of(options);
   if (!options.json) {
@@ -229,18 +234,17 @@ void add_tune(CLI::App& app, int* exit_code) {
   for (const char* option : {"--op", "--deterministic", "--layout", "--dropout", "--varlen", "--zero-padding"}) {
     command->remove_option(command->get_option(option));
   }
-  const std::map<std::string, Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
-  command->add_option("--op", options->operations, "forward, backward or both, separated by commas (default: both)")
-      ->delimiter(',')
-      ->transform(CLI::CheckedTransformer(operations));
+  const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
+  add_choice_list(*command, "--op", &options->operations, operations, "Calls (default: both)");
   command->add_option("--directory", options->directory, "Instead of the default cache directory");
   command->add_option("--candidates", options->tune.candidates, "Kernels to try for a problem, the default included")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--budget", options->tune.budget.seconds, "Seconds for a problem")->capture_default_str();
   command->add_option("--timing", options->tune.budget.timing_seconds, "Seconds of them for measuring")
       ->capture_default_str();
-  command->add_option("--jobs", options->tune.budget.jobs, "Threads that compile (default: one a CPU, up to 12)");
+  command->add_option("--jobs", options->tune.budget.jobs, "Threads that compile (default: one a CPU, up to 12)")
+      ->check(whole_number());
   command->add_flag("--force", options->force, "Tune what is known too, and replace it");
   command->add_option("--output", options->output, "Also write the choices as a table to ship (cache/tuned/*.json)");
   command->add_flag("--explain", options->explain, "Print every candidate, its times, and why the winner won");

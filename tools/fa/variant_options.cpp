@@ -8,6 +8,7 @@
 #include <array>
 
 #include "expression/parse.hpp"
+#include "expression/program.hpp"
 #include "support/text.hpp"
 
 namespace fa::cli {
@@ -32,16 +33,29 @@ Capture parse_capture(const std::string& text) {
   return capture;
 }
 
+/// A capture that no function names: a name in a function that is misspelt is what is said then, with its column.
+[[noreturn]] void refuse_unnamed(const std::string& name, const ScoreFunction& score, const MaskFunction& mask) {
+  std::vector<expression::Capture> declared;
+  for (const auto* captures : {&score.captures, &mask.captures}) {
+    for (const Capture& capture : *captures) declared.push_back({capture.name, capture.dtype, -1, false});
+  }
+  declared.push_back({name, DType::f32, -1, false});
+  expression::Program::parse(score.expression, mask.expression, declared);
+  support::throw_invalid("--capture", name, "names that --score or --mask use");
+}
+
 /// Gives each capture to the functions that name it.
 void declare(const std::vector<std::string>& captures, ScoreFunction* score, MaskFunction* mask) {
+  std::vector<std::string> unnamed;
   for (const std::string& text : captures) {
     const Capture capture = parse_capture(text);
     const bool in_score = expression::mentions("score", score->expression, capture.name);
     const bool in_mask = expression::mentions("mask", mask->expression, capture.name);
-    if (!in_score && !in_mask) support::throw_invalid("--capture", capture.name, "names that --score or --mask use");
+    if (!in_score && !in_mask) unnamed.push_back(capture.name);
     if (in_score) score->captures.push_back(capture);
     if (in_mask) mask->captures.push_back(in_score ? Capture{capture.name, capture.dtype} : capture);
   }
+  if (!unnamed.empty()) refuse_unnamed(unnamed.front(), *score, *mask);
 }
 
 }  // namespace

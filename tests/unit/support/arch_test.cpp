@@ -40,5 +40,20 @@ TEST(Arch, LimitsFollowTheProgrammingGuide) {
   EXPECT_THROW(limits({7, 5}), Error);
 }
 
+TEST(Arch, ATargetIsWhatAGpuLooksUp) {
+  for (const char* text : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
+    EXPECT_EQ(to_string(parse_target(text)), text);
+  }
+  for (const char* text : {"sm_90", "sm_100", "sm_103f", "sm_120", "sm_80a"}) {
+    try {
+      parse_target(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << text;
+      EXPECT_NE(std::string(error.what()).find("look up"), std::string::npos) << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa::plan

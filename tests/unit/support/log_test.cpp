@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -90,6 +94,25 @@ TEST_F(LogTest, DefaultsToStandardErrorAndNeverStandardOutput) {
   const std::string err = testing::internal::GetCapturedStderr();
   EXPECT_NE(err.find("fa warning: disk is full"), std::string::npos) << err;
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+}
+
+/// The first look at FA_LOG, in a process of its own.
+void expect_at_start(const char* variable, const char* said) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        setenv("FA_LOG", variable, 1);
+        support::log_enabled(LogLevel::debug);
+        support::log_enabled(LogLevel::debug);
+        std::fputs("end", stderr);
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), said);
+}
+
+TEST(LogDeathTest, AnUnknownLevelIsSaidOnce) {
+  expect_at_start("loud", "^[^\n]*FA_LOG = loud: accepted is debug, info, warning, error or off\nend$");
+  for (const char* level : {"", "debug", "info", "warning", "error", "off"}) expect_at_start(level, "^end$");
 }
 
 }  // namespace

@@ -1,0 +1,357 @@
+// The command line as a shell runs it: what it refuses, what it says, and what it writes where.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/pack.hpp"
+#include "tests/unit/cache/support.hpp"
+#include "tools/safetensors.hpp"
+
+namespace fa::cli {
+namespace {
+
+using cache::testing::TemporaryDirectory;
+namespace fs = std::filesystem;
+using tools::Tensor;
+
+struct Result {
+  int status = -1;
+  std::string output;
+};
+
+/// Runs `PREFIX fa ARGUMENTS`; what it prints on standard error is part of the output.
+Result run(const std::string& arguments, const std::string& prefix = "") {
+  Result result;
+  FILE* pipe = popen((prefix + " " + FA_CLI + " " + arguments + " 2>&1").c_str(), "r");
+  std::array<char, 4096> buffer{};
+  while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe))
+    result.output.append(buffer.data(), count);
+  result.status = WEXITSTATUS(pclose(pipe));
+  return result;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string in_quotes(const fs::path& path) {
+  return "'" + path.string() + "'";
+}
+
+Tensor filled(std::vector<std::int64_t> shape, float value) {
+  std::size_t count = 1;
+  for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
+  Tensor tensor{DType::f32, std::move(shape), std::vector<std::byte>(4 * count)};
+  for (std::size_t i = 0; i < count; ++i) {
+    const float element = value + static_cast<float>(i % 7) / 8;
+    std::memcpy(tensor.bytes.data() + 4 * i, &element, sizeof element);
+  }
+  return tensor;
+}
+
+/// A file with q, k and v of one head, and a command that reads it.
+class CliRun : public testing::Test {
+ protected:
+  void SetUp() override { write(0.5f); }
+  void write(float value, std::map<std::string, Tensor> more = {}) {
+    for (const char* name : {"q", "k", "v"}) more[name] = filled({1, 2, 5, 8}, value);
+    tools::write_safetensors(in_, more);
+  }
+  Result run_to(const fs::path& output, const std::string& options = "") const {
+    return run("run --device host --input " + in_quotes(in_) + " --output " + in_quotes(output) + " " + options);
+  }
+  void expect_output(const fs::path& file) const {
+    EXPECT_EQ(tools::SafetensorsFile::open(file).read("o").shape, (std::vector<std::int64_t>{1, 2, 5, 8}));
+  }
+
+  TemporaryDirectory directory_;
+  std::string in_ = (directory_ / "in").string();
+};
+
+TEST_F(CliRun, WritesThroughALinkThatStays) {
+  std::ofstream(directory_ / "target") << "old";
+  fs::create_directory(directory_ / "folder");
+  fs::create_symlink("../target", directory_ / "folder" / "link");
+  fs::create_symlink("folder/link", directory_ / "chain");
+  fs::create_symlink("not yet", directory_ / "dangling");
+  fs::create_symlink("round", directory_ / "round");
+  ASSERT_EQ(run_to(directory_ / "chain").status, 0);
+  EXPECT_TRUE(fs::is_symlink(directory_ / "chain") && fs::is_symlink(directory_ / "folder" / "link"));
+  expect_output(directory_ / "target");
+  ASSERT_EQ(run_to(directory_ / "dangling").status, 0);
+  EXPECT_TRUE(fs::is_symlink(directory_ / "dangling"));
+  expect_output(directory_ / "not yet");
+  EXPECT_EQ(run_to(directory_ / "round").status, 1);
+  fs::remove(directory_ / "round");
+  EXPECT_EQ(cache::testing::files_under(directory_.path()), 6U)
+      << "in, target, not yet, three links: nothing else was left";
+}
+
+TEST_F(CliRun, WritesIntoWhatIsNoFile) {
+  struct stat before {
+  }, after{};
+  ASSERT_EQ(stat("/dev/null", &before), 0);
+  EXPECT_EQ(run_to("/dev/null").status, 0);
+  ASSERT_EQ(stat("/dev/null", &after), 0);
+  EXPECT_TRUE(S_ISCHR(after.st_mode) && before.st_ino == after.st_ino);
+  const fs::path fifo = directory_ / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  std::string received;
+  std::thread reader([&] {
+    std::ifstream stream(fifo, std::ios::binary);
+    received.assign(std::istreambuf_iterator<char>(stream), {});
+  });
+  EXPECT_EQ(run_to(fifo).status, 0);
+  reader.join();
+  EXPECT_TRUE(fs::is_fifo(fifo));
+  std::ofstream(directory_ / "received", std::ios::binary) << received;
+  expect_output(directory_ / "received");
+  const Result piped =
+      run("run --device host --json --input " + in_quotes(in_) + " --output /dev/stdout | tail -c 100");
+  EXPECT_EQ(piped.status, 0) << piped.output;
+}
+
+TEST_F(CliRun, RefusesItsInputAsItsOutput) {
+  const auto before = cache::testing::read_bytes(in_);
+  fs::create_symlink("in", directory_ / "same");
+  for (const fs::path& output : {fs::path(in_), directory_ / "same", directory_ / "." / "in"}) {
+    const Result result = run_to(output);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_TRUE(contains(result.output, "--force")) << result.output;
+  }
+  EXPECT_EQ(cache::testing::read_bytes(in_), before);
+  EXPECT_EQ(run_to(in_, "--force").status, 0);
+  expect_output(in_);
+}
+
+/// Before anything is computed: the input is not even read.
+TEST_F(CliRun, LooksAtTheOutputFirst) {
+  std::ofstream(in_) << "no tensors";
+  for (const fs::path& output : {directory_ / "missing" / "out", directory_.path(), fs::path(in_) / "below",
+                                 fs::path(directory_.path().string() + "/")}) {
+    const Result result = run_to(output);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_TRUE(contains(result.output, "cannot be written")) << result.output;
+  }
+}
+
+TEST_F(CliRun, NamesACaptureThatTheFileDoesNotHave) {
+  write(0.5f, {{"dout", filled({1, 2, 5, 8}, 1)}});
+  for (const char* options : {"--alibi --gradients", "--alibi", "--score 'score + slope[h]' --capture slope:f32:grad",
+                              "--documents", "--bias hqk --gradients"}) {
+    const Result result = run_to(directory_ / "out", options);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_TRUE(contains(result.output, "captures[")) << result.output;
+    EXPECT_TRUE(contains(result.output, in_)) << result.output;
+  }
+}
+
+TEST_F(CliRun, SaysWhereAFunctionIsMisspelt) {
+  write(0.5f, {{"slope", filled({2}, 1)}});
+  for (const char* options : {"--score 'score + slop[h]'", "--score 'score + slop[h]' --capture slope:f32",
+                              "--mask 'kv > s_kw' --capture slope:f32"}) {
+    const Result result = run_to(directory_ / "out", options);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_TRUE(contains(result.output, "column ")) << result.output;
+  }
+  EXPECT_TRUE(contains(run_to(directory_ / "out", "--score 'score + 1' --capture slope:f32").output, "--capture"));
+}
+
+TEST_F(CliRun, HoldsNumbersToTheirRange) {
+  for (const char* options : {"--seed -1", "--offset -1", "--seed 18446744073709551616", "--seed 1.5", "--lengths ''",
+                              "--lengths 3,", "--lengths ,3", "--lengths 3,-1", "--lengths 3x", "--lengths-kv ''"}) {
+    const Result result = run_to(directory_ / "out", options);
+    EXPECT_NE(result.status, 0) << options;
+    EXPECT_TRUE(contains(result.output, "accepted is")) << result.output;
+    EXPECT_FALSE(fs::exists(directory_ / "out")) << options;
+  }
+}
+
+TEST_F(CliRun, NothingButNanIsNoProof) {
+  write(std::numeric_limits<float>::quiet_NaN());
+  const Result result = run_to(directory_ / "out", "--verify");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_TRUE(contains(result.output, "80 of 80 are NaN: FAILED, nothing to compare")) << result.output;
+  EXPECT_FALSE(fs::exists(directory_ / "out"));
+  EXPECT_EQ(run_to(directory_ / "out").status, 0) << "it is computed all the same";
+}
+
+TEST_F(CliRun, WarnsOnce) {
+  const Result result =
+      run("run --input " + in_quotes(in_) + " --output " + in_quotes(directory_ / "out"), "FA_LOG=loud");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_TRUE(contains(result.output, "FA_LOG = loud: accepted is")) << result.output;
+  const Result tune = run("run --device host --input " + in_quotes(in_) + " --output " + in_quotes(directory_ / "out"),
+                          "FA_TUNE=maybe");
+  EXPECT_EQ(tune.status, 1);
+  EXPECT_TRUE(contains(tune.output, "FA_TUNE = maybe")) << tune.output;
+}
+
+TEST(CliWords, AnUnknownCommandIsNamed) {
+  const Result command = run("inof");
+  EXPECT_EQ(command.status, 2);
+  EXPECT_TRUE(contains(command.output, "'inof'")) << command.output;
+  EXPECT_TRUE(contains(command.output, "info, run,")) << command.output;
+  const Result below = run("cache lits --json");
+  EXPECT_EQ(below.status, 2);
+  EXPECT_TRUE(contains(below.output, "'lits' is no command of `cache`")) << below.output;
+  EXPECT_TRUE(contains(below.output, "verify")) << below.output;
+  EXPECT_EQ(run("").status, 2);
+  EXPECT_EQ(run("cache").status, 2);
+}
+
+TEST(CliWords, HelpIsText) {
+  for (const char* command : {"info", "run", "render", "compile", "pack", "bench", "tune", "cache list", "cache gc",
+                              "cache why", "cache import"}) {
+    const Result help = run(std::string(command) + " --help");
+    EXPECT_EQ(help.status, 0);
+    for (const char byte : help.output) EXPECT_TRUE(byte == '\n' || (byte >= ' ' && byte < 127)) << command << byte;
+  }
+  const std::string help = run("compile --help").output;
+  for (const char* name : {"bf16", "fp16", "bfloat16", "top-left", "sm90", "backward"}) {
+    EXPECT_TRUE(contains(help, name)) << name;
+  }
+}
+
+TEST(CliWords, NamesOfElementTypesAreThoseOfOthersToo) {
+  const std::string plan = "compile --dry-run --arch sm_80 --head-dim 64 --causal no --dtype ";
+  EXPECT_EQ(run(plan + "half,bfloat16,float32").output, run(plan + "f16,bf16,f32").output);
+  EXPECT_EQ(run(plan + "f16").status, 0);
+  for (const char* wrong : {"fp8", "1", "''"}) {
+    const Result result = run(plan + wrong);
+    EXPECT_EQ(result.status, 2) << result.output;
+    EXPECT_TRUE(contains(result.output, "f16, bf16, f32 or f64 (also fp16")) << result.output;
+  }
+}
+
+TEST(CliWords, BoundsAreShort) {
+  for (const char* command :
+       {"bench --seq 0", "bench --head-dim 0", "bench --rounds 0", "compile --head-dim 0", "compile --jobs -1",
+        "tune --candidates 0", "cache gc --max-bytes -1", "cache gc --max-entries -1"}) {
+    const Result result = run(command);
+    EXPECT_EQ(result.status, 2) << command << result.output;
+    EXPECT_TRUE(contains(result.output, "accepted is")) << result.output;
+    EXPECT_LT(result.output.size(), 200U) << result.output;
+  }
+}
+
+/// Kernels for sm_90 would lie there for ever: Hopper asks for sm_90a.
+TEST(CliCompileWords, TakesTargetsThatAGpuLooksUp) {
+  for (const char* command : {"compile --dry-run", "pack unused --dry-run", "cache why", "render"}) {
+    const Result result = run(std::string(command) + " --arch sm_90");
+    EXPECT_EQ(result.status, 1) << command;
+    EXPECT_TRUE(contains(result.output, "sm_90a")) << result.output;
+  }
+}
+
+TEST(CliCompileWords, ADryRunSpeaksJsonToo) {
+  const std::string plan = "compile --dry-run --arch sm_90a --head-dim 64 ";
+  const Result json = run(plan + "--json");
+  ASSERT_EQ(json.status, 0);
+  std::string specs;
+  const auto parsed = nlohmann::json::parse(json.output);
+  for (const auto& kernel : parsed["kernels"]) {
+    specs += kernel["spec"].get<std::string>() + "\n";
+  }
+  EXPECT_EQ(specs, run(plan).output);
+}
+
+TEST(CliCompileWords, FailsWhereNothingCanBeStored) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory / "file") << "in the way";
+  const Result result =
+      run("compile --arch sm_80 --head-dim 8 --causal no --directory " + in_quotes(directory / "file"));
+  EXPECT_EQ(result.status, 1) << result.output;
+  EXPECT_TRUE(contains(result.output, "no cache directory")) << result.output;
+}
+
+TEST(CliCacheWords, AFolderThatIsNotThereIsNoSoundOne) {
+  const TemporaryDirectory directory;
+  fs::create_directory(directory / "real");
+  fs::create_symlink("real", directory / "link");
+  std::ofstream(directory / "file") << "in the way";
+  for (const char* name : {"missing", "link", "file"}) {
+    for (const std::string& command :
+         std::vector<std::string>{"verify", "list", "stat", "gc", "export " + (directory / "pack").string()}) {
+      const Result result = run("cache " + command + " --directory " + in_quotes(directory / name));
+      EXPECT_EQ(result.status, 1) << command << name;
+      EXPECT_TRUE(contains(result.output, "cannot be used")) << result.output;
+    }
+  }
+  const std::string fresh = "FA_CACHE_DIR=" + in_quotes(directory / "fresh");
+  EXPECT_EQ(run("cache verify", fresh).status, 0) << "nothing has been stored there yet";
+  EXPECT_FALSE(fs::exists(directory / "fresh"));
+}
+
+/// A pack may say anything about itself.
+TEST(CliCacheWords, TextOfAPackIsShownAndNotObeyed) {
+  const TemporaryDirectory directory;
+  cache::Key key = cache::testing::make_key(
+      "\x1b]0;title\x07\r\n\xc2\x9b"
+      "31m \xe2\x80\xae d\xc3\xa9j\xc3\xa0 \xff");
+  key.target = "sm\x1b[2J";
+  cache::Entry entry = cache::testing::make_entry(key);
+  entry.compiler = "nvrtc\x7f\b13";
+  std::string problem;
+  ASSERT_TRUE(cache::write_pack(directory / "pack", {entry}, &problem)) << problem;
+  const std::string pack = " --pack " + in_quotes(directory / "pack");
+  for (const std::string& command : std::vector<std::string>{"list", "stat", "verify", "list --json", "stat --json",
+                                                             "why --arch sm_80", "why --arch sm_80 --json"}) {
+    const Result result = run("cache " + command + pack, "FA_CACHE_DIR=" + in_quotes(directory / "none"));
+    for (const char byte : result.output) {
+      EXPECT_TRUE(byte == '\n' || (static_cast<unsigned char>(byte) >= ' ' && byte != 127)) << command;
+    }
+    EXPECT_FALSE(contains(result.output, "\xc2\x9b") || contains(result.output, "\xe2\x80\xae")) << command;
+    EXPECT_FALSE(contains(result.output, "\xff")) << command;
+  }
+  const std::string list = run("cache list" + pack).output;
+  EXPECT_TRUE(contains(list, R"(\x1b]0;title\x07\x0d\x0a\xc2\x9b31m \xe2\x80\xae)")) << list;
+  EXPECT_TRUE(contains(list, "d\xc3\xa9j\xc3\xa0 \\xff")) << list;
+  EXPECT_TRUE(contains(list, R"(sm\x1b[2J)")) << list;
+}
+
+TEST(CliCacheWords, PacksAreWrittenAsOutputsAreAndPinned) {
+  const TemporaryDirectory directory;
+  const fs::path cache = directory / "cache";
+  const cache::Key key = cache::testing::make_key();
+  cache::Store({cache, nullptr}).get(key, cache::testing::builder(key));
+  const std::string from = " --directory " + in_quotes(cache);
+  EXPECT_EQ(run("cache export /dev/null" + from).status, 0);
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  fs::create_symlink("pack", directory / "link");
+  const Result written = run("cache export " + in_quotes(directory / "link") + from);
+  EXPECT_TRUE(fs::is_symlink(directory / "link"));
+  const std::string digest = cache::to_hex(cache::sha256(cache::testing::read_bytes(directory / "pack")));
+  EXPECT_TRUE(contains(written.output, digest)) << written.output;
+  EXPECT_EQ(run("cache export " + in_quotes(directory / "missing" / "pack") + from).status, 1);
+  EXPECT_TRUE(contains(run("pack " + in_quotes(directory / "missing" / "pack")).output, "cannot be written"));
+  EXPECT_TRUE(
+      contains(run("pack " + in_quotes(directory / "pack"), "FA_CACHE_PACKS=" + in_quotes(directory / "link")).output,
+               "--force"));
+
+  const std::string import =
+      "cache import " + in_quotes(directory / "pack") + " --directory " + in_quotes(directory / "other") + " --sha256 ";
+  const Result refused = run(import + std::string(64, '0'));
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_TRUE(contains(refused.output, digest)) << refused.output;
+  EXPECT_EQ(run(import + "abc").status, 1);
+  EXPECT_EQ(run(import + digest + "," + digest).status, 1);
+  EXPECT_TRUE(contains(run(import + digest).output, "1 kernels taken"));
+}
+
+}  // namespace
+}  // namespace fa::cli
