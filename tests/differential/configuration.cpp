@@ -1,0 +1,566 @@
+#include "differential/configuration.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <sstream>
+
+#include "differential/functions.hpp"
+#include "differential/random.hpp"
+
+namespace fa::differential {
+namespace {
+
+std::int64_t random_head_dim(Random& random) {
+  if (random.percent(70)) return random.pick<std::int64_t>({64, 64, 64, 128, 128, 96, 256, 192});
+  return 8 * random.between(1, 32);
+}
+
+void choose_masks(Random& random, Configuration& c) {
+  AttentionConfig& config = c.config;
+  config.causal = random.percent(45);
+  config.causal_align = random.percent(30) ? CausalAlign::top_left : CausalAlign::bottom_right;
+  if (random.percent(25)) config.window_left = random.pick<std::int64_t>({0, 1, 7, 20, 63, 64, 100, 127, 500});
+  if (random.percent(20)) {
+    config.window_right = config.causal ? 0 : random.pick<std::int64_t>({0, 1, 5, 31, 64, 129});
+  }
+  if (random.percent(12)) config.chunk = random.pick<std::int64_t>({1, 5, 24, 64, 100, 128});
+}
+
+/// The planner's kernel, or one of a family, or one with a choice made for it.
+void choose_kernels(Random& random, Configuration& c, Where where) {
+  if (where == Where::host) return;
+  const int choice = static_cast<int>(random.below(100));
+  KernelOverride forward, backward;
+  if (choice < 20) forward.family = backward.family = Family::sm80;
+  if (choice >= 20 && choice < 26) forward.pack_gqa = true;
+  if (choice >= 26 && choice < 30) forward.splits = 3;
+  if (choice >= 30 && choice < 34) forward.exact_max = true;
+  if (choice >= 34 && choice < 38)
+    forward.family = Family::sm80, forward.tile_m = 64, forward.tile_n = 48, forward.warps = 4;
+  if (choice >= 38) return;
+  c.config.kernel = forward;
+  if (choice < 20) c.config.kernel_backward = backward;
+}
+
+std::int64_t random_length(Random& random, Size size, Where where, bool keys) {
+  static constexpr std::int64_t kEdges[] = {15,  16,  17,  31,  32,  33,  47,  63,  64,  65, 80,
+                                            127, 128, 129, 176, 191, 192, 193, 255, 256, 257};
+  static constexpr std::int64_t kPrimes[] = {2, 3, 5, 7, 11, 13, 19, 37, 53, 71, 97, 109, 131, 163, 211, 293, 307};
+  const bool tiny = where == Where::host || size == Size::small;
+  const std::int64_t most = tiny ? 140 : 320;
+  std::int64_t length = 0;
+  const int kind = static_cast<int>(random.below(100));
+  if (kind < 4) return keys ? random.below(2) : 1;
+  if (kind < 40) {
+    length = kEdges[random.below(std::size(kEdges))];
+  } else if (kind < 70) {
+    length = kPrimes[random.below(std::size(kPrimes))];
+  } else {
+    length = random.between(1, most);
+  }
+  if (where == Where::host) length = 1 + length % (keys ? 90 : 60);
+  if (size == Size::small && where == Where::cuda) length = std::min(length, most);
+  return length;
+}
+
+Layout random_layout(Random& random, LayoutClass layouts, bool input, std::int64_t element_bytes, bool has_negative) {
+  static constexpr int kOrders[][3] = {{0, 1, 2}, {0, 2, 1}, {0, 2, 1}, {1, 0, 2}, {2, 0, 1}, {2, 1, 0}, {1, 2, 0}};
+  Layout layout;
+  const auto& order = kOrders[random.below(std::size(kOrders))];
+  std::copy_n(order, 3, layout.order.begin());
+  const std::int64_t unit = 16 / element_bytes;
+  if (random.percent(30)) layout.row_padding = unit * random.between(1, 3);
+  if (random.percent(20)) layout.offset = unit;
+  const bool unaligned = layouts == LayoutClass::unaligned || (layouts == LayoutClass::mixed && random.percent(30));
+  if (unaligned) layout.row_padding = random.pick<std::int64_t>({0, 1, 3, unit + 1});
+  if (unaligned && random.percent(60)) layout.offset = 1;
+  const bool strange = layouts == LayoutClass::strange || (layouts == LayoutClass::mixed && random.percent(30));
+  if (strange && input && random.percent(40)) layout.expanded = 1u << random.below(3);
+  if (strange && has_negative && random.percent(30)) layout.negative = static_cast<int>(random.below(3));
+  return layout;
+}
+
+void choose_layouts(Random& random, const Configuration& c, Call& call) {
+  const auto bytes = static_cast<std::int64_t>(size_of(c.config.dtype));
+  for (Layout* layout : {&call.q, &call.k, &call.v, &call.dout}) {
+    *layout = random_layout(random, c.layouts, true, bytes, true);
+  }
+  for (Layout* layout : {&call.o, &call.dq, &call.dk, &call.dv}) {
+    *layout = random_layout(random, c.layouts, false, bytes, true);
+  }
+  for (Layout* layout : {&call.lse_layout, &call.dlse_layout}) {
+    if (random.percent(60)) continue;
+    *layout = random_layout(random, c.layouts, layout == &call.dlse_layout, 4, false);
+    layout->row_padding = 0;
+    if (random.percent(30)) layout->step = 2;
+  }
+  call.capture.row_padding = random.percent(30) ? random.between(1, 5) : 0;
+  call.capture.offset = random.percent(30) ? random.between(1, 3) : 0;
+  call.capture.negative = random.percent(10) ? 0 : -1;
+}
+
+std::int64_t lay_out(Random& random, std::int64_t count, std::int64_t most, std::vector<std::int32_t>* cu,
+                     std::vector<std::int32_t>* used) {
+  cu->push_back(static_cast<std::int32_t>(random.percent(50) ? 0 : random.below(3)));
+  const bool partly = random.percent(33);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t length = random.percent(12) ? 0 : random.between(1, most);
+    if (random.percent(20)) length = std::min<std::int64_t>(random.pick<std::int64_t>({1, 16, 64, 128}), most);
+    cu->push_back(cu->back() + static_cast<std::int32_t>(length));
+    if (partly) used->push_back(static_cast<std::int32_t>(random.percent(30) ? length : random.below(length + 1)));
+  }
+  return cu->back() + (random.percent(50) ? 0 : random.between(1, 3));
+}
+
+std::int64_t longest(const std::vector<std::int32_t>& cu) {
+  std::int64_t result = 0;
+  for (std::size_t i = 1; i < cu.size(); ++i) result = std::max<std::int64_t>(result, cu[i] - cu[i - 1]);
+  return result;
+}
+
+void choose_packed(Random& random, const Configuration& c, Size size, Where where, Call& call) {
+  const bool tiny = where == Where::host || size == Size::small;
+  const std::int64_t count =
+      tiny ? random.pick<std::int64_t>({1, 2, 3, 5}) : random.pick<std::int64_t>({1, 2, 3, 6, 12, 40});
+  const std::int64_t most = where == Where::host ? 40 : count > 10 ? 60 : tiny ? 70 : 280;
+  call.b = 1;
+  call.s_q = lay_out(random, count, c.decode ? 4 : most, &call.cu_q, &call.used_q);
+  call.s_kv = lay_out(random, count, most, &call.cu_kv, &call.used_kv);
+  if (!random.percent(50)) return;
+  call.max_s_q = longest(call.cu_q);
+  call.max_s_kv = longest(call.cu_kv);
+}
+
+void choose_dense(Random& random, const Configuration& c, std::uint64_t shape, Size size, Where where, Call& call) {
+  call.b = random.pick<std::int64_t>({1, 1, 2, 3});
+  call.s_q = c.decode ? random.between(1, 6) : random_length(random, size, where, false);
+  call.s_kv = random_length(random, size, where, true);
+  if (c.config.causal && random.percent(30)) call.s_kv = std::max<std::int64_t>(call.s_q, 1);
+  const bool large = where == Where::cuda && size == Size::usual && shape == 4;
+  if (large && random.percent(50)) {
+    call.b = 1;
+    call.s_kv = random.pick<std::int64_t>({1024, 2048, 1531, 2503, 4096});
+    call.s_q = c.decode ? random.between(1, 6) : random.pick<std::int64_t>({384, 768, 1031, 1600});
+  }
+  if (random.percent(1)) call.b = 0;
+  if (random.percent(1)) call.s_q = 0;
+}
+
+}  // namespace
+
+std::vector<std::string> Configuration::capture_names() const {
+  std::vector<std::string> names;
+  for (const CaptureChoice& capture : captures) names.push_back(capture.name);
+  return names;
+}
+
+void Configuration::settle() {
+  const std::vector<std::string> names = capture_names();
+  config.score = {to_text(score, names), {}};
+  config.mask = {to_text(mask, names), {}};
+  const auto declare = [&](const ExprPtr& function, std::vector<Capture>* declared, bool of_mask) {
+    visit(function, [&](const Expr& e) {
+      if (e.op != Op::load) return;
+      const CaptureChoice& capture = captures[static_cast<std::size_t>(e.capture)];
+      const auto same = [&](const Capture& known) { return known.name == capture.name; };
+      if (std::ranges::none_of(*declared, same)) {
+        declared->push_back({capture.name, capture.dtype, !of_mask && capture.requires_grad});
+      }
+    });
+  };
+  declare(score, &config.score.captures, false);
+  declare(mask, &config.mask.captures, true);
+}
+
+Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Where where, Size size) {
+  Random random(seed * 1000003 + number);
+  Configuration c;
+  AttentionConfig& config = c.config;
+  config.dtype = random.pick({DType::bf16, DType::bf16, DType::f16, DType::f16, DType::f32});
+  if (where == Where::host && random.percent(20)) config.dtype = DType::f64;
+  if (where == Where::host) config.host_f64 = random.percent(20);
+  config.head_dim = static_cast<int>(random_head_dim(random));
+  config.head_dim_v = static_cast<int>(random.percent(25) ? random_head_dim(random) : config.head_dim);
+  if (where == Where::host || (size == Size::small && random.percent(50))) {
+    config.head_dim = 8 * static_cast<int>(1 + config.head_dim / 8 % 9);
+    config.head_dim_v = 8 * static_cast<int>(1 + config.head_dim_v / 8 % 9);
+  }
+  if (random.percent(15)) config.scale = random.pick({-0.1f, 0.05f, 0.2f, 0.f, 0.3f});
+  config.tune = TunePolicy::off;
+  config.deterministic = random.percent(20);
+  choose_masks(random, c);
+  config.sink = random.percent(25);
+  if (random.percent(30)) config.dropout = random.pick({0.1f, 0.3f, 0.5f, 0.05f, 0.8f, 0.9f});
+  config.varlen = random.percent(30);
+  config.zero_padding = config.varlen && random.percent(35);
+  config.check_sequences = config.varlen && random.percent(10);
+  c.layouts = random.pick({LayoutClass::aligned, LayoutClass::aligned, LayoutClass::aligned, LayoutClass::aligned,
+                           LayoutClass::unaligned, LayoutClass::strange, LayoutClass::mixed});
+  c.decode = random.percent(12);
+  choose_kernels(random, c, where);
+  const bool gradients = random.percent(60) && (where == Where::host || !config.deterministic);
+  choose_functions(random, c, where, gradients);
+  c.settle();
+  return c;
+}
+
+Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t number, std::uint64_t shape, Where where,
+                 Size size) {
+  Random random((seed * 1000003 + number) * 1009 + shape + 17);
+  Call call;
+  call.h_kv = random.pick<std::int64_t>({1, 1, 2, 3});
+  call.h_q = call.h_kv * random.pick<std::int64_t>({1, 1, 2, 3, 4, 5, 8});
+  if (random.percent(1)) call.h_q = call.h_kv = 0;
+  if (c.config.varlen) {
+    choose_packed(random, c, size, where, call);
+  } else {
+    choose_dense(random, c, shape, size, where, call);
+  }
+  if (call.s_q * call.s_kv > 500000 && call.h_q > 4) call.h_q = call.h_kv * std::max<std::int64_t>(1, 4 / call.h_kv);
+  if (where == Where::host && call.h_q > 6) call.h_q = call.h_kv * 2;
+  call.lse = random.percent(85);
+  call.dlse = random.percent(50);
+  call.backward = random.percent(85);
+  call.dsink = random.percent(80);
+  call.positive_empty_lse = random.percent(15);
+  call.workspace = random.percent(30);
+  call.tiles = random.percent(30);
+  call.values = random.bits();
+  call.dropout = {.seed = random.bits(), .offset = random.bits() >> static_cast<int>(random.below(64))};
+  call.dropout_on_device = random.percent(25);
+  if (random.percent(35)) {
+    call.hostile =
+        random.pick({Hostile::unseen_keys, Hostile::empty_rows, Hostile::large, Hostile::tiny, Hostile::equal_keys});
+  }
+  choose_layouts(random, c, call);
+  return call;
+}
+
+// ---- edits ----
+
+namespace {
+
+/// A whole call in the place of packed sequences: the longest of them.
+void make_dense(Configuration& c, Call& call) {
+  const std::int64_t s_q = std::max<std::int64_t>(longest(call.cu_q), 1), s_kv = longest(call.cu_kv);
+  c.config.varlen = c.config.zero_padding = c.config.check_sequences = false;
+  call.cu_q.clear(), call.cu_kv.clear(), call.used_q.clear(), call.used_kv.clear();
+  call.max_s_q = call.max_s_kv = 0;
+  call.b = 1, call.s_q = s_q, call.s_kv = s_kv;
+}
+
+/// Leaves the sequences out that `keep` says false of.
+void keep_sequences(Call& call, std::size_t first, std::size_t count) {
+  const auto cut = [&](std::vector<std::int32_t>& cu, std::vector<std::int32_t>& used) {
+    cu.assign(cu.begin() + static_cast<std::ptrdiff_t>(first),
+              cu.begin() + static_cast<std::ptrdiff_t>(first + count + 1));
+    if (!used.empty()) {
+      used.assign(used.begin() + static_cast<std::ptrdiff_t>(first),
+                  used.begin() + static_cast<std::ptrdiff_t>(first + count));
+    }
+  };
+  cut(call.cu_q, call.used_q);
+  cut(call.cu_kv, call.used_kv);
+}
+
+/// The nth operand of the root, where it can stand for it.
+bool replace_root(ExprPtr& root, std::size_t n) {
+  if (root == nullptr || n >= root->in.size()) return false;
+  const ExprPtr in = root->in[n];
+  const bool boolean = root->kind == Kind::boolean;
+  if (boolean != (in->kind == Kind::boolean) || in->kind == Kind::integer) return false;
+  root = in;
+  return true;
+}
+
+using Edit = bool (*)(Configuration&, Call&);
+
+/// All of them are done.
+template <class... Changes>
+bool any(Changes... changed) {
+  return (changed || ...);
+}
+
+template <class T>
+bool set(T& target, const T& value) {
+  if (target == value) return false;
+  target = value;
+  return true;
+}
+
+bool plain_layout(Layout& layout) {
+  const Layout plain;
+  const bool changed = layout.order != plain.order || layout.row_padding != 0 || layout.offset != 0 ||
+                       layout.expanded != 0 || layout.negative != -1 || layout.step != 1;
+  layout = plain;
+  return changed;
+}
+
+bool aligned_layouts(Call& call) {
+  bool changed = false;
+  for (Layout* layout : {&call.q, &call.k, &call.v, &call.o, &call.lse_layout, &call.dout, &call.dlse_layout, &call.dq,
+                         &call.dk, &call.dv, &call.capture}) {
+    changed |= plain_layout(*layout);
+  }
+  return changed;
+}
+
+bool halve(std::int64_t& length, const Configuration& c, std::int64_t least) {
+  if (c.config.varlen || length <= least) return false;
+  length = std::max(least, length / 2);
+  return true;
+}
+
+bool less(std::int64_t& length, const Configuration& c, std::int64_t least) {
+  if (c.config.varlen || length <= least) return false;
+  --length;
+  return true;
+}
+
+const std::map<std::string, Edit>& known_edits() {
+  static const std::map<std::string, Edit> kEdits{
+      {"no_backward", [](Configuration&, Call& call) { return set(call.backward, false); }},
+      {"no_score", [](Configuration& c, Call&) { return set(c.score, ExprPtr{}); }},
+      {"no_mask", [](Configuration& c, Call&) { return set(c.mask, ExprPtr{}); }},
+      {"dense", [](Configuration& c, Call& call) { return c.config.varlen && (make_dense(c, call), true); }},
+      {"first_half",
+       [](Configuration& c, Call& call) {
+         const std::size_t count = call.cu_q.empty() ? 0 : call.cu_q.size() - 1;
+         return c.config.varlen && count > 1 && (keep_sequences(call, 0, count / 2), true);
+       }},
+      {"second_half",
+       [](Configuration& c, Call& call) {
+         const std::size_t count = call.cu_q.empty() ? 0 : call.cu_q.size() - 1;
+         return c.config.varlen && count > 1 && (keep_sequences(call, count / 2, count - count / 2), true);
+       }},
+      {"no_used",
+       [](Configuration&, Call& call) {
+         if (call.used_q.empty() && call.used_kv.empty()) return false;
+         call.used_q.clear(), call.used_kv.clear();
+         return true;
+       }},
+      {"no_maxima",
+       [](Configuration&, Call& call) {
+         return any(set(call.max_s_q, std::int64_t{0}), set(call.max_s_kv, std::int64_t{0}));
+       }},
+      {"no_zero_padding", [](Configuration& c, Call&) { return set(c.config.zero_padding, false); }},
+      {"no_check", [](Configuration& c, Call&) { return set(c.config.check_sequences, false); }},
+      {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
+      {"no_sink", [](Configuration& c, Call&) { return set(c.config.sink, false); }},
+      {"no_causal", [](Configuration& c, Call&) { return set(c.config.causal, false); }},
+      {"no_window_left", [](Configuration& c, Call&) { return set(c.config.window_left, std::int64_t{-1}); }},
+      {"no_window_right", [](Configuration& c, Call&) { return set(c.config.window_right, std::int64_t{-1}); }},
+      {"no_chunk", [](Configuration& c, Call&) { return set(c.config.chunk, std::int64_t{0}); }},
+      {"no_scale",
+       [](Configuration& c, Call&) {
+         if (!c.config.scale) return false;
+         c.config.scale.reset();
+         return true;
+       }},
+      {"no_deterministic", [](Configuration& c, Call&) { return set(c.config.deterministic, false); }},
+      {"no_kernel",
+       [](Configuration& c, Call&) {
+         if (!c.config.kernel && !c.config.kernel_backward) return false;
+         c.config.kernel.reset(), c.config.kernel_backward.reset();
+         return true;
+       }},
+      {"no_hostile", [](Configuration&, Call& call) { return set(call.hostile, Hostile::none); }},
+      {"no_dlse", [](Configuration&, Call& call) { return set(call.dlse, false); }},
+      {"no_positive_lse", [](Configuration&, Call& call) { return set(call.positive_empty_lse, false); }},
+      {"no_extras",
+       [](Configuration&, Call& call) {
+         return any(set(call.workspace, false), set(call.tiles, false), set(call.dropout_on_device, false));
+       }},
+      {"no_gradients",
+       [](Configuration& c, Call&) {
+         bool changed = false;
+         for (CaptureChoice& capture : c.captures) changed |= set(capture.requires_grad, false);
+         return changed;
+       }},
+      {"no_numbers",
+       [](Configuration& c, Call&) {
+         bool changed = false;
+         for (CaptureChoice& capture : c.captures) changed |= set(capture.as_number, false);
+         return changed;
+       }},
+      {"plain_layouts", [](Configuration&, Call& call) { return aligned_layouts(call); }},
+      {"b=1", [](Configuration& c, Call& call) { return !c.config.varlen && set(call.b, std::int64_t{1}); }},
+      {"h=1",
+       [](Configuration&, Call& call) { return any(set(call.h_q, std::int64_t{1}), set(call.h_kv, std::int64_t{1})); }},
+      {"no_groups", [](Configuration&, Call& call) { return set(call.h_q, call.h_kv); }},
+      {"d_v=d_qk", [](Configuration& c, Call&) { return set(c.config.head_dim_v, c.config.head_dim); }},
+      {"d=64", [](Configuration& c, Call&) { return any(set(c.config.head_dim, 64), set(c.config.head_dim_v, 64)); }},
+      {"halve_s_q", [](Configuration& c, Call& call) { return halve(call.s_q, c, 1); }},
+      {"halve_s_kv", [](Configuration& c, Call& call) { return halve(call.s_kv, c, 1); }},
+      {"less_s_q", [](Configuration& c, Call& call) { return less(call.s_q, c, 1); }},
+      {"less_s_kv", [](Configuration& c, Call& call) { return less(call.s_kv, c, 1); }},
+      {"score.0", [](Configuration& c, Call&) { return replace_root(c.score, 0); }},
+      {"score.1", [](Configuration& c, Call&) { return replace_root(c.score, 1); }},
+      {"score.2", [](Configuration& c, Call&) { return replace_root(c.score, 2); }},
+      {"mask.0", [](Configuration& c, Call&) { return replace_root(c.mask, 0); }},
+      {"mask.1", [](Configuration& c, Call&) { return replace_root(c.mask, 1); }},
+  };
+  return kEdits;
+}
+
+}  // namespace
+
+bool edit(const std::string& name, Configuration& c, Call& call) {
+  const auto found = known_edits().find(name);
+  if (found == known_edits().end() || !found->second(c, call)) return false;
+  c.settle();
+  return true;
+}
+
+std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
+  static const char* const kOrder[] = {"no_backward",
+                                       "no_hostile",
+                                       "no_score",
+                                       "no_mask",
+                                       "dense",
+                                       "first_half",
+                                       "second_half",
+                                       "no_dropout",
+                                       "no_sink",
+                                       "no_kernel",
+                                       "plain_layouts",
+                                       "no_gradients",
+                                       "no_causal",
+                                       "no_window_left",
+                                       "no_window_right",
+                                       "no_chunk",
+                                       "h=1",
+                                       "b=1",
+                                       "no_groups",
+                                       "no_deterministic",
+                                       "no_scale",
+                                       "no_used",
+                                       "no_maxima",
+                                       "no_zero_padding",
+                                       "no_check",
+                                       "no_dlse",
+                                       "no_positive_lse",
+                                       "no_extras",
+                                       "no_numbers",
+                                       "score.0",
+                                       "score.1",
+                                       "score.2",
+                                       "mask.0",
+                                       "mask.1",
+                                       "halve_s_q",
+                                       "halve_s_kv",
+                                       "d_v=d_qk",
+                                       "d=64",
+                                       "less_s_q",
+                                       "less_s_kv"};
+  std::vector<std::string> possible;
+  for (const char* name : kOrder) {
+    Configuration changed = c;
+    Call changed_call = call;
+    if (edit(name, changed, changed_call)) possible.emplace_back(name);
+  }
+  return possible;
+}
+
+// ---- texts ----
+
+namespace {
+
+std::string layout_text(const char* name, const Layout& layout) {
+  std::ostringstream out;
+  out << " " << name << ":"
+      << "bhs"[layout.order[0]] << "bhs"[layout.order[1]] << "bhs"[layout.order[2]];
+  if (layout.row_padding != 0) out << "+" << layout.row_padding;
+  if (layout.offset != 0) out << "@" << layout.offset;
+  for (int axis = 0; axis < 3; ++axis) {
+    if ((layout.expanded >> axis & 1) != 0)
+      out << "0"
+          << "bhs"[axis];
+  }
+  if (layout.negative >= 0)
+    out << "-"
+        << "bhs"[layout.negative];
+  return out.str();
+}
+
+void add_list(std::ostringstream& out, const char* name, const std::vector<std::int32_t>& values) {
+  if (values.empty()) return;
+  out << " " << name << "=";
+  for (std::size_t i = 0; i < values.size(); ++i) out << (i == 0 ? "" : ",") << values[i];
+}
+
+const char* name_of(Hostile hostile) {
+  switch (hostile) {
+    case Hostile::none:
+      return "none";
+    case Hostile::unseen_keys:
+      return "unseen_keys";
+    case Hostile::empty_rows:
+      return "empty_rows";
+    case Hostile::large:
+      return "large";
+    case Hostile::tiny:
+      return "tiny";
+    case Hostile::equal_keys:
+      return "equal_keys";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string to_string(const Configuration& c) {
+  const AttentionConfig& config = c.config;
+  std::ostringstream out;
+  out << fa::to_string(config.dtype) << " d " << config.head_dim << "/" << config.head_dim_v;
+  if (config.scale) out << " scale " << *config.scale;
+  if (config.causal) out << " causal";
+  if (config.causal_align == CausalAlign::top_left) out << " top_left";
+  if (config.window_left >= 0) out << " window_left " << config.window_left;
+  if (config.window_right >= 0) out << " window_right " << config.window_right;
+  if (config.chunk > 0) out << " chunk " << config.chunk;
+  if (config.sink) out << " sink";
+  if (config.dropout > 0) out << " dropout " << config.dropout;
+  if (config.deterministic) out << " deterministic";
+  if (config.varlen)
+    out << " varlen" << (config.zero_padding ? " zero_padding" : "") << (config.check_sequences ? " checked" : "");
+  if (config.host_f64) out << " host_f64";
+  if (config.kernel) {
+    const KernelOverride& k = *config.kernel;
+    out << " kernel{" << (k.family == Family::sm80 ? "sm80" : "") << (k.pack_gqa ? " pack_gqa" : "")
+        << (k.exact_max ? " exact_max" : "") << (k.splits != 0 ? " splits" : "") << (k.tile_m != 0 ? " tiles" : "")
+        << "}";
+  }
+  if (!config.score.expression.empty()) out << " score '" << config.score.expression << "'";
+  if (!config.mask.expression.empty()) out << " mask '" << config.mask.expression << "'";
+  for (const CaptureChoice& capture : c.captures) {
+    out << " " << capture.name << ":" << fa::to_string(capture.dtype) << (capture.requires_grad ? ":grad" : "")
+        << (capture.as_number ? ":number" : "");
+  }
+  return out.str();
+}
+
+std::string to_string(const Configuration& c, const Call& call) {
+  std::ostringstream out;
+  out << to_string(c) << " | b " << call.b << " h " << call.h_q << "/" << call.h_kv << " s " << call.s_q << "x"
+      << call.s_kv;
+  add_list(out, "cu_q", call.cu_q);
+  add_list(out, "cu_kv", call.cu_kv);
+  add_list(out, "used_q", call.used_q);
+  add_list(out, "used_kv", call.used_kv);
+  if (call.max_s_q != 0) out << " max " << call.max_s_q << "x" << call.max_s_kv;
+  if (call.hostile != Hostile::none) out << " values " << name_of(call.hostile);
+  out << (call.backward ? "" : " forward only") << (call.lse ? "" : " no lse") << (call.dlse ? " dlse" : "");
+  out << (call.positive_empty_lse ? " lse+inf" : "") << (call.workspace ? " workspace" : "")
+      << (call.tiles ? " tiles" : "");
+  out << layout_text("q", call.q) << layout_text("k", call.k) << layout_text("v", call.v) << layout_text("o", call.o);
+  if (call.backward) {
+    out << layout_text("dout", call.dout) << layout_text("dq", call.dq) << layout_text("dk", call.dk)
+        << layout_text("dv", call.dv);
+  }
+  return out.str();
+}
+
+}  // namespace fa::differential
