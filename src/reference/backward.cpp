@@ -60,6 +60,7 @@ struct Scratch {
   Tile<Acc> dout;
   std::array<Acc, kTile> p{};                                 // of one query row, or of one key; before that the scores
   std::array<Acc, kTile> ds{};                                // likewise; before that dout V^T
+  std::array<bool, kTile> kept{};                             // likewise, what no mask drops
   std::array<std::array<std::uint8_t, kTile>, kTile> keep{};  // [rows, keys], what dropout leaves of a tile of P
   std::vector<Acc> dq;                                        // [kTile, q.width], not yet scaled
   std::vector<Acc> dk;                                        // [kTile, k.width], not yet scaled
@@ -245,9 +246,9 @@ class Backward {
         multiply(s.q.row(n), s.k, s.p);
         multiply(s.dout.row(n), s.v, s.ds);
         for (std::int64_t j = first; j < visible; ++j) {
-          differentiate({b, h, i0 + n, j0 + j, 0}, s.keep[n][j], s, s.p[j], s.ds[j]);
+          s.kept[j] = differentiate({b, h, i0 + n, j0 + j, 0}, s.keep[n][j], s, s.p[j], s.ds[j]);
         }
-        add_weighted_rows(&s.ds[first], visible - first, s.k.row(first), s.k.width, &s.dq[n * s.q.width]);
+        add_kept_rows(s.ds, s, first, visible, s.k, &s.dq[n * s.q.width]);
       }
     }
     for (std::int64_t n = 0; n < rows; ++n) store(a_.dq, b, h, i0 + n, &s.dq[n * s.q.width], g_.d_qk, scale_);
@@ -285,11 +286,21 @@ class Backward {
       multiply(s.k.row(n), s.q, s.p);
       multiply(s.v.row(n), s.dout, s.ds);
       for (std::int64_t i = first; i < last; ++i) {
-        differentiate({b, h, i0 + i, j0 + n, 0}, s.keep[i][n], s, s.p[i], s.ds[i]);
+        s.kept[i] = differentiate({b, h, i0 + i, j0 + n, 0}, s.keep[i][n], s, s.p[i], s.ds[i]);
       }
-      const std::int64_t seen = last - first;
-      add_weighted_rows(&s.p[first], seen, s.dout.row(first), s.v.width, &s.dv[n * s.v.width]);
-      add_weighted_rows(&s.ds[first], seen, s.q.row(first), s.k.width, &s.dk[n * s.k.width]);
+      add_kept_rows(s.p, s, first, last, s.dout, &s.dv[n * s.v.width]);
+      add_kept_rows(s.ds, s, first, last, s.q, &s.dk[n * s.k.width]);
+    }
+  }
+
+  /// sum[d] += sum over the kept n of weights[n] * tile[n, d]: what a mask drops has no part, be it NaN.
+  void add_kept_rows(const std::array<Acc, kTile>& weights, const Scratch<Acc>& s, std::int64_t first,
+                     std::int64_t last, const Tile<Acc>& tile, Acc* sum) const {
+    while (first < last) {
+      std::int64_t end = first;
+      while (end < last && s.kept[end]) ++end;
+      if (end > first) add_weighted_rows(&weights[first], end - first, tile.row(first), tile.width, sum);
+      first = end + 1;
     }
   }
 
@@ -306,17 +317,24 @@ class Backward {
   }
 
   /// Turns q . k into P, less what was dropped, and dout . v into dS, the gradient of the scaled score. `keep` is that
-  /// of dropout.
-  void differentiate(const Point& point, std::uint8_t keep, Scratch<Acc>& s, Acc& p, Acc& ds) const {
+  /// of dropout. False where a mask drops the pair, or the row keeps no key.
+  bool differentiate(const Point& point, std::uint8_t keep, Scratch<Acc>& s, Acc& p, Acc& ds) const {
     if (s.functions) {
       Acc slope = 1;
-      differentiate(point, keep, *s.functions, p, ds, slope);
+      const bool kept = differentiate(point, keep, *s.functions, p, ds, slope);
       ds = ds == Acc(0) ? ds : ds * slope;
-      return;
+      return kept;
     }
     const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
+    if (row.lse == kInfinity) return drop(p, ds);
     p = std::exp(p * scale_ - row.lse);
     weigh(row, keep, p, ds);
+    return true;
+  }
+
+  static bool drop(Acc& p, Acc& ds) {
+    p = ds = Acc(0);
+    return false;
   }
 
   /// The same from the whole P.
@@ -331,9 +349,10 @@ class Backward {
   }
 
   /// The same with ds the gradient of what the score function returns, and `slope` that by the score.
-  void differentiate(Point point, std::uint8_t keep, Evaluator& functions, Acc& p, Acc& ds, Acc& slope) const {
+  bool differentiate(Point point, std::uint8_t keep, Evaluator& functions, Acc& p, Acc& ds, Acc& slope) const {
     const expression::Program& program = *a_.variant.program;
     const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
+    if (row.lse == kInfinity) return drop(p, ds);
     point.score = static_cast<double>(p * scale_);
     functions.run(point);
     Acc score = static_cast<Acc>(point.score);
@@ -341,12 +360,10 @@ class Backward {
       score = static_cast<Acc>(functions[*program.score].real);
       slope = static_cast<Acc>(functions[program.score_derivative].real);
     }
-    if (program.mask && functions[*program.mask].integer == 0) {
-      p = ds = Acc(0);
-      return;
-    }
+    if (program.mask && functions[*program.mask].integer == 0) return drop(p, ds);
     p = std::exp(score - row.lse);
     weigh(row, keep, p, ds);
+    return true;
   }
 
   static void store(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t n, const Acc* from,
