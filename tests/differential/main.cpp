@@ -23,6 +23,7 @@ constexpr const char* kUsage =
     "                       [--case K [--shape N] [--edits a,b,c]]   one call, in this process\n"
     "                       [--limit SECONDS] [--shrink N] [--shrink-seconds S] [--cache DIRECTORY] [--verbose]\n"
     "                       [--in-process] [--first K] [--step N] [--no-guards]   for memory checkers\n"
+    "                       [--formula-only]   runs nothing: what the formula takes\n"
     "                       [--list]        prints the calls instead of running them\n"
     "                       [--self-test]   sees that wrong results are found\n";
 constexpr int kSkipped = 77;
@@ -88,6 +89,8 @@ Command parse(int argc, char** argv) {
       for (std::string name; std::getline(edits, name, ',');) command.one.edits.push_back(name);
     } else if (option == "--small")
       o.size = Size::small;
+    else if (option == "--formula-only")
+      o.formula_only = true;
     else if (option == "--verbose")
       o.verbose = true;
     else if (option == "--in-process")
@@ -166,7 +169,7 @@ int run(int argc, char** argv) {
   std::optional<Scratch> scratch;
   if (command.options.cache.empty() && command.options.where == Where::cuda)
     command.options.cache = scratch.emplace().path();
-  if (command.options.where == Where::cuda && !has_gpu()) return kSkipped;
+  if (command.options.where == Where::cuda && !command.options.formula_only && !has_gpu()) return kSkipped;
   if (command.replay) return replay(command);
   return run_all(command.options) == 0 ? 0 : 1;
 }

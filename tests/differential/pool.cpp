@@ -107,7 +107,7 @@ bool run_configuration(const Options& options, Shared* shared, Slot* slot, std::
   const Configuration configuration = random_configuration(options.seed, config, options.where, options.size);
   std::optional<Runner> runner;
   try {
-    runner.emplace(configuration, options.where, options.cache);
+    if (!options.formula_only) runner.emplace(configuration, options.where, options.cache);
   } catch (const Error& error) {
     const bool unsupported = error.code() == ErrorCode::unsupported;
     for (; shape < options.shapes; ++shape) {
@@ -121,12 +121,12 @@ bool run_configuration(const Options& options, Shared* shared, Slot* slot, std::
   for (; shape < options.shapes; ++shape) {
     at(shape);
     const Call call = random_call(configuration, options.seed, config, shape, options.where, options.size);
-    const Verdict verdict = runner->run(call);
+    const Verdict verdict = runner ? runner->run(call) : evaluate_only(configuration, call, options.where);
     count(options, shared, {config, shape}, verdict);
     slot->busy = false;
     if (verdict.context_lost) return false;
   }
-  shared->compilations += runner->compilations();
+  if (runner) shared->compilations += runner->compilations();
   return true;
 }
 

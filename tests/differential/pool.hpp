@@ -20,7 +20,8 @@ struct Options {
   int shrink = 4;              ///< how many failures
   bool in_process = false;     ///< no children: what a memory checker wants
   bool verbose = false;
-  std::string cache;  ///< directory; empty: one that is removed at the end
+  bool formula_only = false;  ///< nothing is run
+  std::string cache;          ///< directory; empty: one that is removed at the end
 };
 
 /// One call: which, and what was made simpler in it.

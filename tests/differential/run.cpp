@@ -542,6 +542,10 @@ class Calls {
   bool scratch_touched_ = false;
 };
 
+Arithmetic arithmetic_of(const Configuration& c, Where where) {
+  return {c.config.dtype == DType::f64 || (where == Where::host && c.config.host_f64), where == Where::cuda};
+}
+
 }  // namespace
 
 Runner::Runner(Configuration configuration, Where where, const std::string& cache_directory)
@@ -555,13 +559,26 @@ Runner::Runner(Configuration configuration, Where where, const std::string& cach
       std::make_unique<Attention>(Attention::create(config, where == Where::host ? Device::host() : Device::cuda(0)));
 }
 
+Verdict evaluate_only(const Configuration& c, const Call& call, Where where) {
+  Verdict verdict;
+  const Inputs inputs = Maker(c, call).make();
+  const Results results = evaluate(c, call, inputs, arithmetic_of(c, where));
+  std::vector<const Expected*> all{&results.o, &results.lse, &results.dq, &results.dk, &results.dv, &results.dsink};
+  for (const Expected& capture : results.captures) all.push_back(&capture);
+  for (const Expected* e : all) {
+    double largest = 0;
+    for (const double x : e->value) largest = std::isfinite(x) ? std::max(largest, std::abs(x)) : largest;
+    for (const double bound : e->bound) verdict.loose += bound > 0.1 * largest ? 1 : 0;
+    verdict.checked += e->value.size();
+  }
+  return verdict;
+}
+
 Verdict Runner::run(const Call& call, Mistake mistake, double perturb) {
   Verdict verdict;
   try {
     Calls calls(c_, call, where_, *attention_);
-    const Arithmetic arithmetic{c_.config.dtype == DType::f64 || (where_ == Where::host && c_.config.host_f64),
-                                where_ == Where::cuda};
-    const Results expected = evaluate(c_, call, calls.inputs(), arithmetic, mistake);
+    const Results expected = evaluate(c_, call, calls.inputs(), arithmetic_of(c_, where_), mistake);
     Judge judge(&verdict, perturb, call.values);
     calls.forward();
     calls.judge_forward(expected, &judge);

@@ -19,6 +19,9 @@ struct Verdict {
   int moved = 0;  ///< elements that `perturb` moved
 };
 
+/// The formula alone, for its time and the sizes of its bounds.
+Verdict evaluate_only(const Configuration& configuration, const Call& call, Where where);
+
 /// One configuration on one device.
 class Runner {
  public:
