@@ -107,7 +107,8 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
-    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs);
+    api::check_disjoint(inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
     if (!context_) return forward_on_host(call, variant);
     const driver::ContextScope scope(context_->context());
@@ -127,6 +128,7 @@ class Attention::Impl {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    api::check_disjoint(inputs, outputs);
     if (!context_) return backward_on_host(call, variant);
     backward_->run(call, variant, inputs.tiles, stream, workspace);
   }

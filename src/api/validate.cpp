@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/views.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -21,17 +22,15 @@ using support::throw_invalid;
 constexpr int kMaxHeadDim = 256;
 // Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
 constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 48;
-constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;  // bytes from a tensor's first element to any other
+// Of all heads. Split keys, d of 256 and f32 elements make 2^18 bytes of scratch a row at most, and tiles 128 rows of
+// one.
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 44;
+constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 48;  // of padded sequences, and without splits
 constexpr int kMaxSplits = 64;
 constexpr float kMaxScale = 2.3e38f;  // times log2(e) it is still finite
 
 std::span<const std::int64_t> shape_of(const TensorView& view) {
   return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank))};
-}
-
-std::string shape_text(const TensorView& view) {
-  return fmt::format("[{}]", fmt::join(shape_of(view), ", "));
 }
 
 void check_head_dim(std::string_view name, int value) {
@@ -55,12 +54,18 @@ void check_sizes(const AttentionShape& shape) {
   check_size("s_q", shape.s_q);
   check_size("s_kv", shape.s_kv);
   // With this no product of sizes overflows anywhere later.
+  const bool packed = shape.total_q != 0 || shape.total_kv != 0;
+  const std::int64_t heads = std::max(shape.h_q, shape.h_kv);
+  const std::int64_t most = packed ? kMaxPackedRows : kMaxRows;
   for (const std::int64_t s : {shape.s_q, shape.s_kv}) {
     std::int64_t rows = 0;
-    if (__builtin_mul_overflow(shape.b * std::max(shape.h_q, shape.h_kv), s, &rows) || rows > kMaxRows) {
-      throw_invalid("b * h_q * s_q", fmt::format("{} * {} * {}", shape.b, shape.h_q, s),
-                    fmt::format("at most {}", kMaxRows));
+    if (__builtin_mul_overflow(shape.b * heads, s, &rows) || rows > most) {
+      throw_invalid("b * h_q * s_q", fmt::format("{} * {} * {}", shape.b, heads, s), fmt::format("at most {}", most));
     }
+  }
+  const std::int64_t total = std::max(shape.total_q, shape.total_kv);
+  if (heads * total > kMaxPackedRows) {
+    throw_invalid("h_q * total_q", fmt::format("{} * {}", heads, total), fmt::format("at most {}", kMaxPackedRows));
   }
   const bool heads_match = shape.h_kv == 0 ? shape.h_q == 0 : shape.h_q % shape.h_kv == 0;
   if (!heads_match) throw_invalid("h_q", shape.h_q, fmt::format("a multiple of h_kv = {}", shape.h_kv));
@@ -78,24 +83,6 @@ TensorView with_heads(const TensorView& view, int full_rank) {
   result.shape[1] = 1;
   result.strides[1] = 0;
   return result;
-}
-
-/// No offset into the tensor overflows.
-void check_reach(std::string_view name, const TensorView& view) {
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    std::int64_t reach = 0;
-    if (view.shape[axis] > 1 && (__builtin_mul_overflow(view.strides[axis], 8 * (view.shape[axis] - 1), &reach) ||
-                                 reach > kMaxReach || reach < -kMaxReach)) {
-      throw_invalid(name, fmt::format("stride {} of axis {}", view.strides[axis], axis), "offsets below 2^60 bytes");
-    }
-  }
-}
-
-void check_alignment(std::string_view name, const TensorView& view) {
-  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
-    throw_invalid(name, fmt::format("pointer {}", view.data),
-                  fmt::format("a multiple of {} bytes", size_of(view.dtype)));
-  }
 }
 
 /// A packed tensor [total, h, d] as [1, h, total, d], a packed statistic [h, total] as [1, h, total]; others as they
@@ -119,7 +106,7 @@ void check_packed(std::string_view name, const TensorView& view, int packed_rank
   }
 }
 
-TensorView checked_tensor(std::string_view name, const TensorView& given, const AttentionConfig& config) {
+TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config) {
   const DType dtype = config.dtype;
   const TensorView view = config.varlen ? unpacked(given, 3) : given;
   if (config.varlen && view.defined()) check_packed(name, view, 3, "[total, h, d]");
@@ -137,10 +124,7 @@ TensorView checked_tensor(std::string_view name, const TensorView& given, const 
   if (full.shape[3] > 1 && full.strides[3] != 1) {
     throw_invalid(name, fmt::format("stride {} of the last axis", full.strides[3]), "a contiguous head dim, stride 1");
   }
-  check_reach(name, full);
-  const bool empty = std::ranges::any_of(shape_of(full), [](std::int64_t size) { return size == 0; });
-  if (full.data == nullptr && !empty) throw_invalid(name, "a null pointer", "memory for its elements");
-  check_alignment(name, full);
+  check_memory(name, full);
   return full;
 }
 
@@ -151,14 +135,7 @@ void check_shape(std::string_view name, const TensorView& view, const std::array
                 fmt::format("{} = [{}]", axes, fmt::join(expected, ", ")));
 }
 
-void check_writable(std::string_view name, const TensorView& view) {
-  if (view.read_only) throw_invalid(name, "a view of const memory", "a writable tensor");
-  if (overlaps_itself(view)) {
-    throw_invalid(name, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "elements that do not overlap");
-  }
-}
-
-TensorView checked_statistic(std::string_view name, const AttentionConfig& config, const TensorView& given,
+TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
                              const AttentionShape& shape, bool rank3) {
   const TensorView view = config.varlen ? unpacked(given, 2) : given;
   if (config.varlen && view.defined()) check_packed(name, view, 2, "[h_q, total_q]");
@@ -169,21 +146,12 @@ TensorView checked_statistic(std::string_view name, const AttentionConfig& confi
   if (view.rank != rank && view.rank != 3) throw_invalid(name, fmt::format("shape {}", shape_text(view)), axes);
   if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
   const TensorView full = with_heads(view, 3);
-  check_reach(name, full);
   if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
     throw_invalid(name, fmt::format("shape {}", shape_text(view)),
                   fmt::format("[b, h_q, s_q] = [{}, {}, {}]", shape.b, shape.h_q, shape.s_q));
   }
-  if (full.data == nullptr && full.elements() != 0) throw_invalid(name, "a null pointer", "memory for its elements");
-  check_alignment(name, full);
+  check_memory(name, full);
   return full;
-}
-
-void check_disjoint(std::string_view name, const TensorView& output, std::string_view other_name,
-                    const TensorView& other) {
-  if (overlap(output, other)) {
-    throw_invalid(name, fmt::format("memory shared with {}", other_name), "an output that overlaps no other tensor");
-  }
 }
 
 bool rows_aligned(const TensorView& view) noexcept {
@@ -205,7 +173,8 @@ void check_array(std::string_view name, const std::int32_t* array, bool needed) 
 /// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
 void set_packed(const AttentionConfig& config, const PackedSequences& sequences, AttentionShape& shape) {
   if (!config.varlen) {
-    const bool given = sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr;
+    const bool given = sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr ||
+                       sequences.seqused_q != nullptr || sequences.seqused_kv != nullptr;
     if (given) throw_invalid("sequences", "given", "none without AttentionConfig::varlen");
     return;
   }
@@ -232,12 +201,6 @@ void check_dropout(const AttentionConfig& config, const DropoutState& state) {
     throw_invalid("dropout.device", fmt::format("pointer {}", fmt::ptr(state.device)), "a multiple of 8 bytes");
   }
 }
-
-/// A tensor and what the caller knows it by.
-struct Named {
-  std::string_view name;
-  const TensorView& view;
-};
 
 /// The sizes that q and k give a call, to hold the other tensors against.
 struct Axes {
@@ -268,104 +231,39 @@ struct Axes {
   std::int64_t d_v;
 };
 
-/// No gradient shares memory with itself, another gradient or what it is computed from.
-void check_backward_overlap(const BackwardCall& call) {
-  const std::array<Named, 3> written = {{{"dq", call.dq}, {"dk", call.dk}, {"dv", call.dv}}};
-  const std::array<Named, 7> read = {{{"q", call.q},
-                                      {"k", call.k},
-                                      {"v", call.v},
-                                      {"o", call.o},
-                                      {"lse", call.lse},
-                                      {"dout", call.dout},
-                                      {"dlse", call.dlse}}};
-  for (std::size_t n = 0; n < written.size(); ++n) {
-    const auto& [name, view] = written[n];
-    check_writable(name, view);
-    for (const Named& other : read) check_disjoint(name, view, other.name, other.view);
-    for (const Named& other : std::span(written).first(n)) check_disjoint(name, view, other.name, other.view);
+/// The small arrays of a call as tensors; undefined where they are not given.
+struct PackedViews {
+  PackedViews(const PackedSequences& sequences, const DropoutState& dropout)
+      : cu_q(ints(sequences.cu_seqlens_q, sequences.b + 1)),
+        cu_kv(ints(sequences.cu_seqlens_kv, sequences.b + 1)),
+        used_q(ints(sequences.seqused_q, sequences.b)),
+        used_kv(ints(sequences.seqused_kv, sequences.b)) {
+    if (dropout.device != nullptr) state = TensorView(dropout.device, DType::f64, {2});  // of 8 bytes as well
   }
-}
 
-// ---- overlap ----
+  static TensorView ints(const std::int32_t* array, std::int64_t count) {
+    return array == nullptr ? TensorView() : TensorView(array, DType::i32, {count});
+  }
 
-/// The bytes between which a view lies.
-struct Reach {
-  std::int64_t first = 0;  ///< lowest
-  std::int64_t last = 0;   ///< highest
-  bool empty = false;
+  TensorView cu_q, cu_kv, used_q, used_kv, state;
 };
 
-Reach reach_of(const TensorView& view) noexcept {
-  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  Reach reach;
-  reach.first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
-  reach.last = reach.first + element - 1;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    if (view.shape[axis] == 0) reach.empty = true;
-    const std::int64_t length = view.strides[axis] * element * (view.shape[axis] - 1);
-    (length < 0 ? reach.first : reach.last) += length;
+/// What forward and backward both read.
+template <class Inputs>
+void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& tensors) {
+  tensors.add_read("q", inputs.q);
+  tensors.add_read("k", inputs.k);
+  tensors.add_read("v", inputs.v);
+  tensors.add_read("sink", inputs.sink);
+  for (const Captured& captured : inputs.captures) {
+    tensors.add_read({captured.name, Label::Of::capture}, captured.tensor);
   }
-  return reach;
+  tensors.add_read("cu_seqlens_q", packed.cu_q);
+  tensors.add_read("cu_seqlens_kv", packed.cu_kv);
+  tensors.add_read("seqused_q", packed.used_q);
+  tensors.add_read("seqused_kv", packed.used_kv);
+  tensors.add_read("dropout.device", packed.state);
 }
-
-/// Byte offsets that a view reaches: its first byte + sum of steps[i] * [0, counts[i]).
-struct Lattice {
-  struct Axis {
-    std::int64_t step;   ///< bytes, positive
-    std::int64_t count;  ///< positions, at least 2
-  };
-  std::array<Axis, TensorView::kMaxRank + 1> axes{};
-  std::size_t rank = 0;
-};
-
-Lattice lattice_of(const TensorView& view) noexcept {
-  Lattice result;
-  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    if (view.shape[axis] <= 1 || view.strides[axis] == 0) continue;
-    result.axes[result.rank++] = {std::abs(view.strides[axis]) * element, view.shape[axis]};
-  }
-  result.axes[result.rank++] = {1, element};  // the bytes of an element
-  return result;
-}
-
-/// Insertion sort by step, for a handful of elements.
-template <class Item>
-void sort_by_step(std::span<Item> items, bool descending) noexcept {
-  for (std::size_t i = 1; i < items.size(); ++i) {
-    for (std::size_t j = i; j > 0 && (items[j].step > items[j - 1].step) == descending; --j) {
-      std::swap(items[j], items[j - 1]);
-    }
-  }
-}
-
-/// A multiple of `step` between `low` and `high` times.
-struct Term {
-  std::int64_t step, low, high;
-};
-
-/// Whether target = sum of t_i * step_i with low_i <= t_i <= high_i has a solution; steps descend. Gives up with `true`
-/// when the budget is spent.
-bool solvable(std::span<const Term> terms, std::int64_t target, int& budget) noexcept {
-  if (terms.empty()) return target == 0;
-  if (--budget < 0) return true;
-  std::int64_t rest_low = 0;
-  std::int64_t rest_high = 0;
-  for (const Term& term : terms.subspan(1)) {
-    rest_low += term.step * term.low;
-    rest_high += term.step * term.high;
-  }
-  const auto floor_div = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); };
-  const std::int64_t step = terms.front().step;
-  const std::int64_t low = std::max(terms.front().low, -floor_div(-(target - rest_high), step));
-  const std::int64_t high = std::min(terms.front().high, floor_div(target - rest_low, step));
-  for (std::int64_t t = low; t <= high; ++t) {
-    if (solvable(terms.subspan(1), target - t * step, budget)) return true;
-  }
-  return false;
-}
-
-constexpr int kSolveBudget = 512;
 
 }  // namespace
 
@@ -436,48 +334,6 @@ void check_lengths(const PackedSequences& sequences, const AttentionShape& shape
   check("cu_seqlens_kv", sequences.cu_seqlens_kv, "seqused_kv", sequences.seqused_kv, shape.total_kv, shape.s_kv);
 }
 
-bool overlaps_itself(const TensorView& view) noexcept {
-  if (reach_of(view).empty) return false;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-    if (view.shape[axis] > 1 && view.strides[axis] == 0) return true;
-  }
-  Lattice lattice = lattice_of(view);
-  const std::span<Lattice::Axis> axes(lattice.axes.data(), lattice.rank);
-  sort_by_step(axes, false);
-  std::int64_t reach = 0;  // the largest offset of the finer axes
-  for (const Lattice::Axis& axis : axes) {
-    if (axis.step <= reach) return true;
-    reach += axis.step * (axis.count - 1);
-  }
-  return false;
-}
-
-bool overlap(const TensorView& a, const TensorView& b) noexcept {
-  if (!a.defined() || !b.defined()) return false;
-  const Reach reach_a = reach_of(a);
-  const Reach reach_b = reach_of(b);
-  if (reach_a.empty || reach_b.empty || reach_a.last < reach_b.first || reach_b.last < reach_a.first) return false;
-  const Lattice first = lattice_of(a);
-  const Lattice second = lattice_of(b);
-  std::array<Term, 2 * (TensorView::kMaxRank + 1)> terms{};
-  std::size_t count = 0;
-  const auto add = [&](std::int64_t step, std::int64_t low, std::int64_t high) {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (terms[i].step != step) continue;
-      terms[i].low += low;
-      terms[i].high += high;
-      return;
-    }
-    terms[count++] = {step, low, high};
-  };
-  for (std::size_t i = 0; i < first.rank; ++i) add(first.axes[i].step, 0, first.axes[i].count - 1);
-  for (std::size_t i = 0; i < second.rank; ++i) add(second.axes[i].step, -(second.axes[i].count - 1), 0);
-  const std::span<Term> used(terms.data(), count);
-  sort_by_step(used, true);
-  int budget = kSolveBudget;
-  return solvable(used, reach_b.first - reach_a.first, budget);
-}
-
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
   call.q = checked_tensor("q", inputs.q, config);
@@ -498,12 +354,6 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   if (outputs.lse.defined()) {
     call.lse = checked_statistic("lse", config, outputs.lse, shape, inputs.q.rank == 3);
     check_writable("lse", call.lse);
-    check_disjoint("lse", call.lse, "o", call.o);
-  }
-  const std::array<Named, 3> read = {{{"q", call.q}, {"k", call.k}, {"v", call.v}}};
-  for (const auto& [name, view] : read) {
-    check_disjoint("o", call.o, name, view);
-    check_disjoint("lse", call.lse, name, view);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   set_packed(config, call.sequences, shape);
@@ -539,7 +389,9 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   const bool rank3 = inputs.q.rank == 3;
   call.lse = checked_statistic("lse", config, inputs.lse, call.shape, rank3);
   if (inputs.dlse.defined()) call.dlse = checked_statistic("dlse", config, inputs.dlse, call.shape, rank3);
-  check_backward_overlap(call);
+  check_writable("dq", call.dq);
+  check_writable("dk", call.dk);
+  check_writable("dv", call.dv);
   call.shape.aligned = std::ranges::all_of(
       std::array{call.q, call.k, call.v, call.o, call.dout, call.dq, call.dk, call.dv}, rows_aligned);
   const std::array gradients = {call.dq, call.dk, call.dv};
@@ -548,6 +400,33 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   call.empty = call.empty || call.shape.b == 0;
   check_dropout(config, call.dropout);
   return call;
+}
+
+void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  const PackedViews packed(inputs.sequences, inputs.dropout);
+  CallTensors tensors;
+  add_shared(inputs, packed, tensors);
+  tensors.add_written("o", outputs.o);
+  tensors.add_written("lse", outputs.lse);
+  tensors.check_disjoint();
+}
+
+void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+  const PackedViews packed(inputs.sequences, inputs.dropout);
+  CallTensors tensors;
+  add_shared(inputs, packed, tensors);
+  tensors.add_read("o", inputs.o);
+  tensors.add_read("lse", inputs.lse);
+  tensors.add_read("dout", inputs.dout);
+  tensors.add_read("dlse", inputs.dlse);
+  tensors.add_written("dq", outputs.dq);
+  tensors.add_written("dk", outputs.dk);
+  tensors.add_written("dv", outputs.dv);
+  tensors.add_written("dsink", outputs.dsink);
+  for (const Captured& captured : outputs.captures) {
+    tensors.add_written({captured.name, Label::Of::gradient}, captured.tensor);
+  }
+  tensors.check_disjoint();
 }
 
 }  // namespace fa::api

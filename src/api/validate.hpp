@@ -57,12 +57,12 @@ struct BackwardCall {
 BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
                             const BackwardOutputs& outputs);
 
-/// Whether two of `view`'s elements share a byte, by a test that may call exotic stride patterns overlapping but never
-/// the reverse.
-bool overlaps_itself(const TensorView& view) noexcept;
+/// Holds what a call writes against everything else that it names: throws fa::Error(invalid_argument) when an output
+/// shares memory with another tensor. The tensors have passed check_forward and check_variants.
+void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 
-/// Whether an element of `a` shares a byte with one of `b`: exact for views that are slices of one packed buffer.
-bool overlap(const TensorView& a, const TensorView& b) noexcept;
+/// The same of backward, with its gradients of captures and sinks.
+void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 }  // namespace fa::api
 

@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
-#include "api/validate.hpp"
+#include "api/views.hpp"
 #include "expression/emit.hpp"
 #include "support/text.hpp"
 
@@ -21,10 +23,6 @@ constexpr std::int64_t kMaxBoundedLength = std::int64_t{1} << 29;
 
 std::string argument_of(std::string_view name) {
   return fmt::format("captures[{}]", name);
-}
-
-std::string shape_text(const TensorView& view) {
-  return fmt::format("[{}]", fmt::join(std::span(view.shape).first(static_cast<std::size_t>(view.rank)), ", "));
 }
 
 void check_declaration(const Capture& capture, bool of_mask, bool host) {
@@ -77,44 +75,54 @@ void check_masks(const AttentionConfig& config) {
   }
 }
 
-TensorView checked_view(const std::string& argument, const TensorView& view, DType dtype) {
-  if (view.dtype != dtype) throw_invalid(argument, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
-  if (view.data == nullptr && view.elements() != 0)
-    throw_invalid(argument, "a null pointer", "memory for its elements");
-  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(dtype) != 0) {
-    throw_invalid(argument, fmt::format("pointer {}", view.data),
-                  fmt::format("a multiple of {} bytes", size_of(dtype)));
+void check_dtype(const Label& label, const TensorView& view, DType dtype) {
+  if (view.dtype == dtype) return;
+  throw_invalid(label.text(), to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+}
+
+/// A number takes the place of a scalar of the capture's dtype.
+void check_number(const Label& label, double number, DType dtype) {
+  if (dtype == DType::i32) {
+    constexpr double kLow = std::numeric_limits<std::int32_t>::min();
+    constexpr double kHigh = std::numeric_limits<std::int32_t>::max();
+    if (number >= kLow && number <= kHigh && number == std::trunc(number)) return;
+    throw_invalid(label.text(), number, "an integer of 32 bits");
   }
-  return view;
+  if (dtype == DType::f64 || !std::isfinite(number)) return;
+  if (std::abs(number) <= double{std::numeric_limits<float>::max()}) return;
+  throw_invalid(label.text(), number, "a number within the range of float");
 }
 
 CapturedView checked_capture(const expression::Capture& capture, const Captures& given) {
-  const std::string argument = argument_of(capture.name);
+  const Label label(capture.name, Label::Of::capture);
   const auto* const found =
       std::find_if(given.begin(), given.end(), [&](const Captured& c) { return c.name == capture.name; });
-  if (found == given.end()) throw_invalid(argument, "nothing", "a tensor, or a number for a scalar");
+  if (found == given.end()) throw_invalid(label.text(), "nothing", "a tensor, or a number for a scalar");
   CapturedView result;
   result.scalar = found->number;
   if (!found->tensor.defined()) {
-    if (capture.rank != 0) throw_invalid(argument, "a number", fmt::format("a tensor of rank {}", capture.rank));
+    if (capture.rank != 0) throw_invalid(label.text(), "a number", fmt::format("a tensor of rank {}", capture.rank));
+    check_number(label, found->number, capture.dtype);
     return result;
   }
-  result.view = checked_view(argument, found->tensor, capture.dtype);
+  result.view = found->tensor;
+  check_memory(label, result.view);
+  check_dtype(label, result.view, capture.dtype);
   if (capture.rank == 0 ? result.view.elements() != 1 : result.view.rank != capture.rank) {
-    throw_invalid(argument, fmt::format("shape {}", shape_text(result.view)),
+    throw_invalid(label.text(), fmt::format("shape {}", shape_text(result.view)),
                   capture.rank == 0 ? std::string("one element") : fmt::format("rank {}", capture.rank));
   }
   return result;
 }
 
-/// Elements that fill a block of memory without gaps, so that it can be set to zero at once.
+/// Elements, which do not overlap, that fill a block of memory without gaps, so that it can be set to zero at once.
 bool dense(const TensorView& view) {
   std::int64_t reach = 1;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
     if (view.strides[axis] < 0) return false;
     reach += view.strides[axis] * (view.shape[axis] - 1);
   }
-  return reach == view.elements() && !overlaps_itself(view);
+  return reach == view.elements();
 }
 
 void check_names(const Captures& given, const std::vector<expression::Capture>& declared) {
@@ -128,55 +136,41 @@ void check_names(const Captures& given, const std::vector<expression::Capture>& 
 }
 
 TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q) {
-  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
-  const TensorView checked = checked_view(argument, view, dtype);
-  if (checked.rank != 1 || checked.shape[0] != h_q) {
+  check_memory(argument, view);
+  check_dtype(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
+  if (view.rank != 1 || view.shape[0] != h_q) {
     throw_invalid(argument, fmt::format("shape {}", shape_text(view)), fmt::format("[h_q] = [{}]", h_q));
   }
-  return checked;
+  return view;
 }
 
 expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape) {
   return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen};
 }
 
-void check_written(const std::string& argument, const TensorView& view, const BackwardInputs& inputs,
-                   const BackwardOutputs& outputs) {
-  if (view.read_only) throw_invalid(argument, "a view of const memory", "a writable tensor");
-  const TensorView* others[] = {&inputs.q,    &inputs.k,    &inputs.v,   &inputs.o,   &inputs.lse, &inputs.dout,
-                                &inputs.dlse, &inputs.sink, &outputs.dq, &outputs.dk, &outputs.dv};
-  const auto check = [&](const TensorView& other) {
-    if (overlap(view, other)) throw_invalid(argument, "memory shared with another tensor", "memory of its own");
-  };
-  for (const TensorView* other : others) check(*other);
-  for (const Captured& captured : inputs.captures) check(captured.tensor);
-}
-
 /// The gradient that outputs give for a capture, held to the shape of the capture.
 TensorView checked_gradient(const expression::Capture& capture, const CapturedView& captured,
-                            const AttentionConfig& config, const BackwardInputs& inputs,
-                            const BackwardOutputs& outputs) {
+                            const AttentionConfig& config, const BackwardOutputs& outputs) {
   const auto* const found = std::find_if(outputs.captures.begin(), outputs.captures.end(),
                                          [&](const Captured& c) { return c.name == capture.name; });
   if (found == outputs.captures.end()) return {};
-  const std::string argument = "gradient of " + argument_of(capture.name);
-  if (!capture.requires_grad) throw_invalid(argument, "given", "captures that are declared with requires_grad");
+  const Label label(capture.name, Label::Of::gradient);
+  if (!capture.requires_grad) {
+    throw_invalid(label.text(), "given", "captures that are declared with requires_grad");
+  }
   const TensorView& view = found->tensor;
-  if (!view.defined()) throw_invalid(argument, "a number", "a tensor");
-  checked_view(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
+  if (!view.defined()) throw_invalid(label.text(), "a number", "a tensor");
+  check_memory(label, view);
+  check_dtype(label, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
   const bool fits =
       capture.rank == 0 ? view.elements() == 1 : view.rank == captured.view.rank && view.shape == captured.view.shape;
   if (!fits) {
-    throw_invalid(argument, fmt::format("shape {}", shape_text(view)),
+    throw_invalid(label.text(), fmt::format("shape {}", shape_text(view)),
                   capture.rank == 0 ? std::string("one element") : fmt::format("shape {}", shape_text(captured.view)));
   }
+  check_writable(label, view);
   if (view.elements() != 0 && !dense(view)) {
-    throw_invalid(argument, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "elements without gaps");
-  }
-  check_written(argument, view, inputs, outputs);
-  for (const Captured& other : outputs.captures) {
-    if (&other != found && overlap(view, other.tensor))
-      throw_invalid(argument, "memory of another gradient", "its own");
+    throw_invalid(label.text(), fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "elements without gaps");
   }
   return view;
 }
@@ -254,14 +248,8 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
 }  // namespace
 
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-  const VariantCall call = check_inputs(config, functions, shape, inputs.sink, inputs.captures);
-  for (const Captured& captured : inputs.captures) {
-    if (overlap(outputs.o, captured.tensor) || overlap(outputs.lse, captured.tensor)) {
-      throw_invalid(argument_of(captured.name), "memory shared with an output", "memory of its own");
-    }
-  }
-  return call;
+                           const ForwardInputs& inputs) {
+  return check_inputs(config, functions, shape, inputs.sink, inputs.captures);
 }
 
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
@@ -270,15 +258,12 @@ VariantCall check_variants(const AttentionConfig& config, const Functions& funct
   const std::vector<expression::Capture>& wanted = functions.program.captures;
   check_names(outputs.captures, wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    call.captures[i].gradient = checked_gradient(wanted[i], call.captures[i], config, inputs, outputs);
+    call.captures[i].gradient = checked_gradient(wanted[i], call.captures[i], config, outputs);
   }
   if (outputs.dsink.defined()) {
     if (!config.sink) throw_invalid("dsink", "given", "nothing, unless AttentionConfig::sink is set");
     call.dsink = checked_sink("dsink", config, outputs.dsink, shape.h_q);
-    check_written("dsink", call.dsink, inputs, outputs);
-    if (call.dsink.shape[0] > 1 && call.dsink.strides[0] == 0) {
-      throw_invalid("dsink", "stride 0", "elements that do not overlap");
-    }
+    check_writable("dsink", call.dsink);
   }
   return call;
 }

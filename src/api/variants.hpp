@@ -41,7 +41,7 @@ struct VariantCall {
 
 /// Throws fa::Error(invalid_argument) for captures or sinks that a call must not be launched with.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const ForwardInputs& inputs, const ForwardOutputs& outputs);
+                           const ForwardInputs& inputs);
 
 /// The same of backward, with the gradients of sinks and captures.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,

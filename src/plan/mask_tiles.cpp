@@ -11,6 +11,7 @@ namespace {
 constexpr int kWarps = 32;
 constexpr std::int64_t kHeader = 3;  // numbers before the entries of a list
 constexpr std::size_t kAlignment = 256;
+constexpr std::int64_t kMostNumbers = std::int64_t{1} << 58;  // 2^60 bytes, which no memory has
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -21,12 +22,14 @@ struct Lists {
   std::int64_t batches, heads, blocks, others;
 
   std::int64_t count() const { return batches * heads * blocks; }
-  static std::size_t bytes_of(std::int64_t numbers) {
-    const auto bytes = static_cast<std::size_t>(numbers) * sizeof(std::int32_t);
+  static std::size_t bytes_of(std::int64_t lists, std::int64_t numbers) {
+    std::int64_t all = 0;
+    if (__builtin_mul_overflow(lists, numbers, &all) || all > kMostNumbers) all = kMostNumbers;
+    const auto bytes = static_cast<std::size_t>(all) * sizeof(std::int32_t);
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  std::size_t list_bytes() const { return bytes_of(count() * (others + kHeader)); }
-  std::size_t bytes() const { return list_bytes() + bytes_of(count() * others); }
+  std::size_t list_bytes() const { return bytes_of(count(), others + kHeader); }
+  std::size_t bytes() const { return list_bytes() + bytes_of(count(), others); }
 };
 
 Lists lists_of(const Problem& problem, const KernelSpec& attention) noexcept {

@@ -31,8 +31,20 @@ struct Geometry {
   /// Axes of q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v].
   static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, bool causal, CausalAlign align,
                      const VariantArgs& variant = {}) {
-    return {q.shape[0], q.shape[1], k.shape[1], q.shape[2],          k.shape[2],           q.shape[3],
-            v.shape[3], causal,     align,      variant.window_left, variant.window_right, variant.chunk};
+    // Windows that reach from any row to any key hide nothing, whatever their size.
+    const std::int64_t most = q.shape[2] + k.shape[2];
+    return {q.shape[0],
+            q.shape[1],
+            k.shape[1],
+            q.shape[2],
+            k.shape[2],
+            q.shape[3],
+            v.shape[3],
+            causal,
+            align,
+            std::min(variant.window_left, most),
+            std::min(variant.window_right, most),
+            variant.chunk};
   }
 
   /// The KV head that query head `h` reads.
@@ -50,7 +62,7 @@ struct Geometry {
     const std::int64_t diagonal = i + diagonal_shift();
     std::int64_t end = s_kv;
     if (causal) end = std::min(end, diagonal + 1);
-    if (window_right >= 0 && window_right < s_q + s_kv) end = std::min(end, diagonal + window_right + 1);
+    if (window_right >= 0) end = std::min(end, diagonal + window_right + 1);
     if (chunk > 0) end = std::min(end, (chunk_of(diagonal) + 1) * chunk);
     return std::max<std::int64_t>(end, 0);
   }

@@ -23,7 +23,7 @@ TensorView rows_of(const TensorView& view, const Span& span) {
   TensorView part = view;
   if (!view.defined()) return part;
   part.shape[2] = span.count;
-  if (span.count != 0) {
+  if (part.elements() != 0) {  // else there may be no memory to count from
     part.data = static_cast<std::byte*>(view.data) +
                 span.first * view.strides[2] * static_cast<std::int64_t>(size_of(view.dtype));
   }

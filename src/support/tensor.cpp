@@ -1,5 +1,6 @@
 #include <fa/tensor.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -32,7 +33,7 @@ void set_row_major_strides(TensorView& view) noexcept {
 }
 
 std::size_t checked_axis(const TensorView& view, int axis) {
-  if (axis < 0 || axis >= view.rank) {
+  if (axis < 0 || axis >= std::min(view.rank, TensorView::kMaxRank)) {
     support::throw_invalid("axis", axis, "0 to rank - 1 of a tensor of rank " + std::to_string(view.rank));
   }
   return static_cast<std::size_t>(axis);
@@ -82,7 +83,7 @@ TensorView::TensorView(const void* memory, DType type, std::span<const std::int6
 }
 
 std::int64_t TensorView::elements() const noexcept {
-  if (!defined()) return 0;
+  if (rank < 1 || rank > kMaxRank) return 0;
   std::int64_t count = 1;
   for (int axis = 0; axis < rank; ++axis) {
     const std::int64_t size = shape[static_cast<std::size_t>(axis)];

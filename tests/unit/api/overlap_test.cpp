@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "api/validate.hpp"
+#include "api/views.hpp"
 
 namespace fa {
 namespace {
