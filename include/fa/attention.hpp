@@ -128,7 +128,8 @@ struct AttentionConfig {
   ScoreFunction score = {};                              ///< what becomes of scaled scores, before every mask
   MaskFunction mask = {};                                ///< which scores are kept, of those that the other masks keep
   /// Row i stands at key i' = i + s_kv - s_q (top_left: i) and keeps the keys from i' - window_left to i' +
-  /// window_right, both included; -1: unbounded. With `causal` window_right is 0 or -1.
+  /// window_right, both included; -1, like any number from 2^31 on: unbounded. With `causal` window_right is 0 or
+  /// unbounded.
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::int64_t chunk = 0;  ///< keeps the keys of i' 's chunk: those from floor(i' / chunk) * chunk on, `chunk` of them

@@ -216,7 +216,8 @@ typedef struct fa_config {
   const fa_function* score; /* what becomes of scaled scores; NULL: nothing */
   const fa_function* mask;  /* which scores are kept; NULL: all */
   /* Row i stands at key i' = i + s_kv - s_q (top left: i) and keeps the keys from i' - window_left to i' +
-   * window_right, both included, where has_window_* is nonzero. With `causal` window_right is 0. */
+   * window_right, both included, where has_window_* is nonzero; from 2^31 on: unbounded. With `causal` window_right is
+   * 0 or unbounded. */
   int32_t has_window_left;
   int32_t has_window_right;
   int64_t window_left;

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <string_view>
 
+#include "api/validate.hpp"
+
 namespace fa::api {
 namespace {
 
@@ -49,9 +51,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
   problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-  problem.causal = config.causal || config.window_right >= 0;
-  problem.window_right = config.causal ? 0 : std::max<std::int64_t>(config.window_right, 0);
-  problem.window_left = std::max<std::int64_t>(config.window_left, 0);
+  const std::int64_t right = window_of(config.window_right);
+  problem.causal = config.causal || right >= 0;
+  problem.window_right = config.causal ? 0 : std::max<std::int64_t>(right, 0);
+  problem.window_left = std::max<std::int64_t>(window_of(config.window_left), 0);
   problem.chunk = config.chunk;
   if (variants != nullptr && variants->any()) problem.variants = variants;
   problem.causal_align = config.causal_align;

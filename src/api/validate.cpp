@@ -288,6 +288,10 @@ void validate(const AttentionConfig& config, bool host) {
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }
 
+std::int64_t window_of(std::int64_t given) noexcept {
+  return given < kMaxLength ? given : -1;
+}
+
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;

@@ -10,6 +10,9 @@ namespace fa::api {
 /// Throws fa::Error(invalid_argument) naming the field, its value and what is accepted.
 void validate(const AttentionConfig& config, bool host);
 
+/// A window of AttentionConfig that reaches from any row to any key of any call is none: -1, as where it is not given.
+std::int64_t window_of(std::int64_t given) noexcept;
+
 /// `shape` of a call of `config`, with defaults filled in: in a packed batch s_q and s_kv become bounds of the lengths.
 /// Throws like validate.
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape);

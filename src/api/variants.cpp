@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "api/validate.hpp"
 #include "api/views.hpp"
 #include "expression/emit.hpp"
 #include "support/text.hpp"
@@ -70,7 +71,7 @@ void check_masks(const AttentionConfig& config) {
   if (config.window_left < -1) throw_invalid("window_left", config.window_left, "0 and more, or -1: unbounded");
   if (config.window_right < -1) throw_invalid("window_right", config.window_right, "0 and more, or -1: unbounded");
   if (config.chunk < 0) throw_invalid("chunk", config.chunk, "the keys of a chunk, or 0: none");
-  if (config.causal && config.window_right > 0) {
+  if (config.causal && window_of(config.window_right) > 0) {
     throw_invalid("window_right", config.window_right, "0 or -1 where causal hides what lies behind the diagonal");
   }
 }
@@ -178,8 +179,8 @@ TensorView checked_gradient(const expression::Capture& capture, const CapturedVi
 }  // namespace
 
 bool is_plain(const AttentionConfig& config) noexcept {
-  return config.score.expression.empty() && config.mask.expression.empty() && config.window_left < 0 &&
-         config.window_right < 0 && config.chunk == 0 && !config.sink;
+  return config.score.expression.empty() && config.mask.expression.empty() && window_of(config.window_left) < 0 &&
+         window_of(config.window_right) < 0 && config.chunk == 0 && !config.sink;
 }
 
 Functions read_functions(const AttentionConfig& config, bool host) {
@@ -199,7 +200,7 @@ Functions read_functions(const AttentionConfig& config, bool host) {
     }
   }
   plan::Variants& variants = functions.variants;
-  variants.left_window = config.window_left >= 0;
+  variants.left_window = window_of(config.window_left) >= 0;
   variants.chunked = config.chunk > 0;
   variants.sink = config.sink;
   variants.score = expression::without_spaces("score", config.score.expression);
@@ -237,7 +238,7 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
   } else if (sink.defined()) {
     throw_invalid("sink", "given", "nothing, unless AttentionConfig::sink is set");
   }
-  const bool bounded = config.window_left >= 0 || config.window_right >= 0 || config.chunk > 0;
+  const bool bounded = window_of(config.window_left) >= 0 || window_of(config.window_right) >= 0 || config.chunk > 0;
   if (bounded && std::max(shape.s_q, shape.s_kv) > kMaxBoundedLength) {
     throw_invalid("s_q, s_kv", std::max(shape.s_q, shape.s_kv),
                   fmt::format("at most {} with a window", kMaxBoundedLength));

@@ -57,8 +57,10 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
   std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
   if (problem.variants != nullptr && problem.variants->left_window) {
-    const std::int64_t behind = problem.causal ? problem.window_right : problem.s_kv;
-    keys = std::min(keys, problem.s_q + problem.window_left + behind);
+    // Distances beyond all keys are cut to these, and no sum leaves 64 bits.
+    const std::int64_t before = std::min(problem.window_left, problem.s_kv);
+    const std::int64_t behind = std::min(problem.causal ? problem.window_right : problem.s_kv, problem.s_kv);
+    keys = std::min(keys, problem.s_q + before + behind);
   }
   const std::int64_t splits = std::min({enough / blocks, keys / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));

@@ -12,12 +12,17 @@
 
 #include <fa/attention.hpp>
 
+#include "api/problem.hpp"
+#include "api/validate.hpp"
 #include "api/variants.hpp"
+#include "plan/planner.hpp"
 
 namespace fa {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kLongest = (std::int64_t{1} << 31) - 65536;  // of a call
 
 struct Sizes {
   std::int64_t b = 2, h_q = 4, h_kv = 2, s_q = 5, s_kv = 7, d_qk = 8, d_v = 8;
@@ -244,7 +249,10 @@ TEST(Variants, WindowsAndChunks) {
   };
   for (const Case& c :
        {Case{1, -1, 0, false}, Case{-1, 1, 0, false}, Case{2, 1, 0, false}, Case{0, 0, 0, false}, Case{1, -1, 0, true},
-        Case{2, 0, 0, true}, Case{-1, -1, 3, false}, Case{1, 2, 3, true}, Case{1000, 1000, 1000, false}}) {
+        Case{2, 0, 0, true}, Case{-1, -1, 3, false}, Case{1, 2, 3, true}, Case{1000, 1000, 1000, false},
+        Case{kLargest, -1, 0, false}, Case{-1, kLargest, 0, false}, Case{kLargest, kLargest, kLargest, false},
+        Case{kLargest - 1, 0, 0, true}, Case{kLongest, kLongest, kLongest, false}, Case{kLongest - 1, 1, 0, false},
+        Case{kLongest - 1, kLongest - 1, 2, false}}) {
     if (c.causal && c.right > 0) continue;
     for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
       for (const Sizes& sizes : {Sizes{}, Sizes{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 9, .s_kv = 4}}) {
@@ -259,7 +267,7 @@ TEST(Variants, WindowsAndChunks) {
         expect_defined_by(p, [&](auto, auto, std::int64_t row, std::int64_t j, double s) {
           const std::int64_t i = row + shift;
           const auto chunk_of = [&](std::int64_t n) { return std::floor(static_cast<double>(n) / double(c.chunk)); };
-          const bool kept = (c.left < 0 || j >= i - c.left) && (c.right < 0 || j <= i + c.right) &&
+          const bool kept = (c.left < 0 || i - j <= c.left) && (c.right < 0 || j - i <= c.right) &&
                             (!c.causal || j <= i) && (c.chunk == 0 || chunk_of(i) == chunk_of(j));
           return kept ? s : -kInfinity;
         });
@@ -267,6 +275,55 @@ TEST(Variants, WindowsAndChunks) {
       }
     }
   }
+}
+
+/// What a program writes for "unbounded" has the kernels, the splits and the scratch of no window.
+TEST(Variants, WindowsThatReachEverywhereArePlannedAsNone) {
+  AttentionConfig config;
+  config.head_dim = 64;
+  for (const std::int64_t window : {kLargest, kLargest - 1, std::int64_t{1} << 31, kLongest}) {
+    for (const std::int64_t other : {std::int64_t{-1}, std::int64_t{5}}) {
+      for (const bool left : {false, true}) {
+        AttentionConfig wide = config, none = config;
+        wide.window_left = left ? window : other;
+        wide.window_right = left ? other : window;
+        none.window_left = left ? -1 : other;
+        none.window_right = left ? other : -1;
+        EXPECT_EQ(api::is_plain(wide), api::is_plain(none));
+        const api::Functions wide_functions = api::read_functions(wide, false);
+        const api::Functions functions = api::read_functions(none, false);
+        EXPECT_EQ(canonical(wide_functions.variants), canonical(functions.variants));
+        const AttentionShape shape = api::checked(config, {.b = 1, .h_q = 8, .s_q = 1, .s_kv = 65536});
+        const plan::Problem planned =
+            api::make_problem(wide, shape, plan::parse_arch("sm_90a"), &wide_functions.variants);
+        const plan::Problem expected = api::make_problem(none, shape, plan::parse_arch("sm_90a"), &functions.variants);
+        EXPECT_EQ(canonical(plan::plan_forward(planned, {}).kernel),
+                  canonical(plan::plan_forward(expected, {}).kernel));
+        EXPECT_EQ(plan::choose(planned, {}).splits, plan::choose(expected, {}).splits);
+      }
+    }
+  }
+  // One that is within the lengths of some call stays a window, and splits the keys of those that it reaches.
+  config.window_left = kLongest - 1;
+  const api::Functions functions = api::read_functions(config, false);
+  EXPECT_TRUE(functions.variants.left_window);
+  const AttentionShape shape = api::checked(config, {.b = 1, .h_q = 8, .s_q = 1, .s_kv = 65536});
+  const plan::Problem problem = api::make_problem(config, shape, plan::parse_arch("sm_90a"), &functions.variants);
+  plan::Problem plain = problem;
+  plain.variants = nullptr;
+  EXPECT_GT(plan::choose(plain, {}).splits, 1);
+  EXPECT_EQ(plan::choose(problem, {}).splits, plan::choose(plain, {}).splits);
+  plan::Problem unchecked = problem;
+  unchecked.window_left = kLargest;
+  EXPECT_EQ(plan::choose(unchecked, {}).splits, plan::choose(plain, {}).splits);
+}
+
+TEST(Variants, AWindowThatReachesEverywhereGoesWithCausal) {
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.causal = true;
+  config.window_right = kLargest;
+  EXPECT_NO_THROW(Attention::create(config, Device::host()));
 }
 
 TEST(Variants, Sinks) {
