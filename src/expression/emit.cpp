@@ -92,7 +92,9 @@ class Function {
         on_query_(program.dependent(Input::q)),
         on_key_(program.dependent(Input::kv)),
         on_score_(program.dependent(Input::score)),
-        uses_(static_cast<std::size_t>(program.graph.size()), 0) {
+        uses_(static_cast<std::size_t>(program.graph.size()), 0),
+        steps_(static_cast<std::size_t>(program.graph.size())) {
+    for (NodeId id = 0; id < graph_.size(); ++id) steps_[static_cast<std::size_t>(id)] = find_steps(id);
     for (const NodeId id : program.needed(roots)) {
       for (const NodeId input : graph_[id].inputs()) ++uses_[static_cast<std::size_t>(input)];
     }
@@ -170,22 +172,72 @@ class Function {
   /// same, kept inside.
   enum class Mode : std::uint8_t { value, index, base, start };
 
+  /// A node as it is asked for.
+  using Asked = std::pair<NodeId, Mode>;
+
+  /// What stands for a node, and how many operations deep that is.
+  struct Text {
+    std::string text;
+    int depth = 0;
+  };
+  static constexpr int kMostDepth = 64;  // compilers have limits
+
+  /// Operands are printed before what uses them, from a list: chains of operators are as long as texts allow.
   std::string print(NodeId id, Mode mode) {
-    const Node& node = graph_[id];
+    if (printing_) return printed({id, mode});
+    std::vector<Asked> open{{id, mode}};
+    while (!open.empty()) {
+      const Asked asked = open.back();
+      missing_.reset();
+      deepest_ = 0;
+      printing_ = true;
+      std::string text = is_leaf(asked.first) ? std::string() : expression(asked.first, asked.second);
+      printing_ = false;
+      if (missing_) {
+        open.push_back(*missing_);
+        continue;
+      }
+      open.pop_back();
+      if (!is_leaf(asked.first) && !texts_.contains(asked)) keep(asked, std::move(text));
+    }
+    return printed({id, mode});
+  }
+
+  /// Constants, inputs, and what the caller has the values of.
+  bool is_leaf(NodeId id) const {
+    const Op op = graph_[id].op;
+    return op == Op::constant || op == Op::input || std::ranges::find(given_, id) != given_.end();
+  }
+
+  /// The text of an operand; the first that has none is noted.
+  std::string printed(const Asked& asked) {
+    const Node& node = graph_[asked.first];
     if (node.op == Op::constant) return constant(node);
-    if (node.op == Op::input) return input(static_cast<Input>(node.index), mode);
-    if (const auto at = std::ranges::find(given_, id); at != given_.end()) {
+    if (node.op == Op::input) return input(static_cast<Input>(node.index), asked.second);
+    if (const auto at = std::ranges::find(given_, asked.first); at != given_.end()) {
       return fmt::format("loaded[{}]", at - given_.begin());
     }
-    const auto found = names_.find({id, mode});
-    if (found != names_.end()) return found->second;
-    std::string text = expression(id, mode);
-    if (uses_[static_cast<std::size_t>(id)] < 2) return text;
-    std::string name = fmt::format("t{}", names_.size());
-    const char* type = node.type == Type::real ? "float" : node.type == Type::integer ? "int" : "bool";
+    const auto found = texts_.find(asked);
+    if (found == texts_.end()) {
+      if (!missing_) missing_ = asked;
+      return {};
+    }
+    deepest_ = std::max(deepest_, found->second.depth);
+    return found->second.text;
+  }
+
+  /// A name for what is used more than once, or is deep.
+  void keep(const Asked& asked, std::string text) {
+    const int depth = deepest_ + 1;
+    if (uses_[static_cast<std::size_t>(asked.first)] < 2 && depth <= kMostDepth) {
+      texts_[asked] = {std::move(text), depth};
+      return;
+    }
+    std::string name = fmt::format("t{}", names_++);
+    const Type of = graph_[asked.first].type;
+    const char* type = of == Type::real ? "float" : of == Type::integer ? "int" : "bool";
     fmt::format_to(std::back_inserter(statements_), "    const {} {} = {};\n", type, name, text);
-    names_[{id, mode}] = name;
-    return name;
+    texts_[asked] = {std::move(name), 0};
   }
 
   static std::string constant(const Node& node) {
@@ -225,8 +277,17 @@ class Function {
     return on_query_[static_cast<std::size_t>(id)] || on_key_[static_cast<std::size_t>(id)];
   }
 
-  /// Steps of an integer that is affine in q and kv.
-  std::optional<Steps> steps(NodeId id) const {
+  const std::optional<Steps>& steps(NodeId id) const { return steps_[static_cast<std::size_t>(id)]; }
+
+  /// None where a step itself leaves 32 bits.
+  static std::optional<Steps> within_range(std::int64_t query, std::int64_t key) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (std::abs(query) > kMost || std::abs(key) > kMost) return std::nullopt;
+    return Steps{query, key};
+  }
+
+  /// Steps of an integer that is affine in q and kv, from those of its operands.
+  std::optional<Steps> find_steps(NodeId id) const {
     if (!moves(id)) return Steps{};
     const Node& node = graph_[id];
     if (node.op == Op::input) {
@@ -241,14 +302,14 @@ class Function {
       const auto b = steps(node.operand[1]);
       if (!a || !b) return std::nullopt;
       const std::int64_t sign = node.op == Op::add ? 1 : -1;
-      return Steps{a->query + sign * b->query, a->key + sign * b->key};
+      return within_range(a->query + sign * b->query, a->key + sign * b->key);
     }
     if (node.op == Op::multiply) {
       const bool first = graph_.is_constant(node.operand[0]);
       if (!first && !graph_.is_constant(node.operand[1])) return std::nullopt;
       const std::int64_t factor = graph_[node.operand[first ? 0 : 1]].index;
       const auto a = steps(node.operand[first ? 1 : 0]);
-      return a ? std::optional(Steps{factor * a->query, factor * a->key}) : std::nullopt;
+      return a ? within_range(factor * a->query, factor * a->key) : std::nullopt;
     }
     return std::nullopt;
   }
@@ -401,8 +462,14 @@ class Function {
   const std::vector<bool> on_key_;
   const std::vector<bool> on_score_;
   std::vector<int> uses_;
-  std::map<std::pair<NodeId, Mode>, std::string> names_;
+  std::vector<std::optional<Steps>> steps_;
+  std::map<Asked, Text> texts_;
+  int names_ = 0;
   std::string statements_;
+  // While a node is printed:
+  bool printing_ = false;
+  std::optional<Asked> missing_;  ///< the first operand without a text
+  int deepest_ = 0;               ///< of the operands
 };
 
 // Not every function reads both.

@@ -211,7 +211,7 @@ class Parser {
       int* value_;
     } depth(&depth_);
     if (depth_ > kMaxDepth) fail(peek(), fmt::format("at most {} levels", kMaxDepth));
-    const NodeId condition = operators(1);
+    const NodeId condition = operators();
     if (!accept("?")) return condition;
     const NodeId a = conditional();
     expect(":");
@@ -226,16 +226,26 @@ class Parser {
     return found == std::end(kOperators) ? nullptr : found;
   }
 
-  NodeId operators(int lowest) {
-    NodeId left = prefix();
-    for (const BinaryOperator* found = binary_operator(); found != nullptr && found->precedence >= lowest;
-         found = binary_operator()) {
-      const Token token = take();
-      const NodeId right = operators(found->precedence + 1);
-      if (token.text == "/") check_divisor(right, token);
-      left = representable(combine(*found, token, left, right), token);
+  /// Operands that wait for the right side of their operator are in a list: a level of nesting is one call, however
+  /// many precedences it has.
+  NodeId operators() {
+    struct Waiting {
+      NodeId left;
+      const BinaryOperator* binary;
+      Token token;
+    };
+    std::vector<Waiting> waiting;
+    NodeId value = prefix();
+    while (true) {
+      const BinaryOperator* next = binary_operator();
+      for (; !waiting.empty() && (next == nullptr || waiting.back().binary->precedence >= next->precedence);
+           waiting.pop_back()) {
+        value = completed(*waiting.back().binary, waiting.back().token, waiting.back().left, value);
+      }
+      if (next == nullptr) return value;
+      waiting.push_back({value, next, take()});
+      value = prefix();
     }
-    return left;
   }
 
   static constexpr double kGreatest = std::numeric_limits<float>::max();
@@ -259,6 +269,12 @@ class Parser {
                fmt::format("a divisor of magnitude {:.9g} and more, whose reciprocal float has", 1 / kGreatest),
                fmt::format("{:g}", node.value));
     }
+  }
+
+  /// An operator with both of its sides.
+  NodeId completed(const BinaryOperator& binary, const Token& token, NodeId left, NodeId right) {
+    if (binary.op == Op::divide) check_divisor(right, token);
+    return representable(combine(binary, token, left, right), token);
   }
 
   NodeId combine(const BinaryOperator& binary, const Token& token, NodeId a, NodeId b) {

@@ -1,7 +1,8 @@
 #include "expression/program.hpp"
 
 #include <algorithm>
-#include <map>
+#include <span>
+#include <vector>
 
 namespace fa::expression {
 namespace {
@@ -10,16 +11,36 @@ class Differentiator {
  public:
   Differentiator(Graph* graph, NodeId by) : graph_(*graph), by_(by) {}
 
-  NodeId of(NodeId id) {
-    if (id == by_) return graph_.real(1);
-    const auto found = known_.find(id);
-    if (found != known_.end()) return found->second;
-    const NodeId result = compute(id);
-    known_[id] = result;
-    return result;
+  /// Operands come before what uses them, so that no chain is too long for a walk along the nodes.
+  NodeId run(NodeId root) {
+    known_.assign(static_cast<std::size_t>(root) + 1, kNotNeeded);
+    known_[static_cast<std::size_t>(root)] = kNeeded;
+    for (NodeId id = root; id >= 0; --id) {
+      if (known_[static_cast<std::size_t>(id)] != kNeeded || id == by_) continue;
+      for (const NodeId input : parts_of(graph_[id])) known_[static_cast<std::size_t>(input)] = kNeeded;
+    }
+    for (NodeId id = 0; id <= root; ++id) {
+      NodeId& known = known_[static_cast<std::size_t>(id)];
+      if (known == kNeeded) known = id == by_ ? graph_.real(1) : compute(id);
+    }
+    return of(root);
   }
 
  private:
+  static constexpr NodeId kNotNeeded = -1;
+  static constexpr NodeId kNeeded = -2;
+
+  static bool is_constant(const Node& node) {
+    return node.type != Type::real || node.operands == 0 || node.op == Op::load || node.op == Op::to_real;
+  }
+
+  /// The operands whose derivatives are part of a node's.
+  static std::span<const NodeId> parts_of(const Node& node) {
+    if (is_constant(node)) return {};
+    return node.op == Op::select ? node.inputs().subspan(1) : node.inputs();
+  }
+
+  NodeId of(NodeId id) const { return known_[static_cast<std::size_t>(id)]; }
   NodeId multiply(NodeId a, NodeId b) { return graph_.binary(Op::multiply, a, b); }
   NodeId divide(NodeId a, NodeId b) { return graph_.binary(Op::divide, a, b); }
   NodeId negate(NodeId a) { return graph_.unary(Op::negate, a); }
@@ -28,7 +49,7 @@ class Differentiator {
 
   NodeId compute(NodeId id) {
     const Node node = graph_[id];  // a copy: the graph grows
-    if (node.type != Type::real || node.operands == 0 || node.op == Op::load || node.op == Op::to_real) return real(0);
+    if (is_constant(node)) return real(0);
     const NodeId a = node.operand[0];
     const NodeId b = node.operand[1];
     switch (node.op) {
@@ -90,13 +111,13 @@ class Differentiator {
 
   Graph& graph_;
   NodeId by_;
-  std::map<NodeId, NodeId> known_;
+  std::vector<NodeId> known_;  // derivatives
 };
 
 }  // namespace
 
 NodeId differentiate(Graph* graph, NodeId of, NodeId by) {
-  return Differentiator(graph, by).of(of);
+  return Differentiator(graph, by).run(of);
 }
 
 Program Program::parse(const std::string& score, const std::string& mask, const std::vector<Capture>& captures) {
