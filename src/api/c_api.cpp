@@ -101,9 +101,12 @@ bool all_zero(const char* bytes, std::size_t count) {
   return std::all_of(bytes, bytes + count, [](char byte) { return byte == 0; });
 }
 
-void check_struct_size(std::uint32_t size, const std::string& argument) {
+/// Every version of a struct is a whole number of its alignments long: any other size may cut a pointer in two.
+template <typename Struct>
+void check_struct_size(const Struct& given, const std::string& argument) {
   constexpr std::uint32_t kSmallest = 2 * sizeof(std::uint32_t);
-  if (size < kSmallest || size > kLargestStruct) {
+  const std::uint32_t size = given.struct_size;
+  if (size < kSmallest || size > kLargestStruct || size % alignof(Struct) != 0) {
     refuse(argument + ".struct_size", std::to_string(size), "the sizeof of the struct");
   }
 }
@@ -114,7 +117,7 @@ Struct read_struct(const Struct* source, const std::string& argument) {
   static_assert(std::is_trivially_copyable_v<Struct>);
   require(source, argument);
   const std::uint32_t size = source->struct_size;
-  check_struct_size(size, argument);
+  check_struct_size(*source, argument);
   Struct copy{};
   std::memcpy(&copy, source, std::min<std::size_t>(size, sizeof(Struct)));
   if (size > sizeof(Struct) &&
@@ -479,7 +482,7 @@ void find(decltype(find_kernels) look_up, const fa_config* config, const fa_shap
           fa_kernel_info* info) {
   require(arch, "arch");
   if (info != nullptr) {
-    check_struct_size(info->struct_size, "info");
+    check_struct_size(*info, "info");
   }
   const std::vector<KernelInfo> found = look_up(to_config(config), to_shape(shape), arch);
   if (info == nullptr) {
@@ -536,7 +539,7 @@ int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_
   return fa::guarded([&] {
     fa::require(attention, "attention");
     fa::require(info, "info");
-    fa::check_struct_size(info->struct_size, "info");
+    fa::check_struct_size(*info, "info");
     fa::write_struct(info, fa::to_c(attention->attention.kernel_info(fa::to_shape(shape))));
   });
 }
@@ -545,7 +548,7 @@ int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* coun
   return fa::guarded([&] {
     fa::require(attention, "attention");
     fa::require(counters, "counters");
-    fa::check_struct_size(counters->struct_size, "counters");
+    fa::check_struct_size(*counters, "counters");
     fa::write_struct(counters, fa::to_c(attention->attention.cache_counters()));
   });
 }
@@ -602,7 +605,7 @@ int fa_backward_kernel_info_get(const fa_attention* attention, const fa_shape* s
   return fa::guarded([&] {
     fa::require(attention, "attention");
     fa::require(info, "info");
-    fa::check_struct_size(info->struct_size, "info");
+    fa::check_struct_size(*info, "info");
     fa::write_struct(info, fa::to_c(attention->attention.backward_kernel_info(fa::to_shape(shape))));
   });
 }

@@ -37,7 +37,14 @@ void check_head_dim(std::string_view name, int value) {
   if (value < 8 || value > kMaxHeadDim || value % 8 != 0) throw_invalid(name, value, "a multiple of 8 from 8 to 256");
 }
 
+/// The numbers of enumerations reach the library as they were written, whatever that was.
+template <class Enum>
+void check_enum(std::string_view name, Enum value, Enum last, std::string_view accepted) {
+  if (value > last) throw_invalid(name, static_cast<int>(value), accepted);
+}
+
 void check_override(std::string_view name, const std::optional<KernelOverride>& fixed) {
+  if (fixed) check_enum(fmt::format("{}.family", name), fixed->family, Family::sm90, "automatic, sm80 or sm90");
   if (fixed && (fixed->splits < 0 || fixed->splits > kMaxSplits)) {
     throw_invalid(fmt::format("{}.splits", name), fixed->splits, fmt::format("0 to {}", kMaxSplits));
   }
@@ -270,14 +277,15 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 void validate(const AttentionConfig& config, bool host) {
   check_head_dim("head_dim", config.head_dim);
   if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v);
-  if (config.dtype > DType::f64) throw_invalid("dtype", static_cast<int>(config.dtype), "f16, bf16, f32 or f64");
+  check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32 or f64");
   if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
   if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
     throw_invalid("scale", *config.scale, fmt::format("a finite number of at most {:g}", kMaxScale));
   }
-  if (config.causal_align > CausalAlign::top_left) {
-    throw_invalid("causal_align", static_cast<int>(config.causal_align), "bottom_right or top_left");
-  }
+  check_enum("causal_align", config.causal_align, CausalAlign::top_left, "bottom_right or top_left");
+  check_enum("cache.mode", config.cache.mode, CachePolicy::Mode::memory, "disk or memory");
+  check_enum("compile", config.compile, CompilePolicy::never, "allow or never");
+  check_enum("tune", config.tune, TunePolicy::on, "off, cached or on");
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
   }

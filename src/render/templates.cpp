@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 #include <fa/error.hpp>
@@ -24,14 +25,16 @@ std::vector<Header> read_embedded() {
   return headers;
 }
 
+[[noreturn]] void throw_unreadable(const std::filesystem::path& path, std::string_view problem) {
+  throw Error(ErrorCode::io, fmt::format("FA_TEMPLATE_DIR: {} {}", path.string(), problem),
+              {{"argument", "FA_TEMPLATE_DIR"}, {"value", path.string()}});
+}
+
 std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   if (file) text << file.rdbuf();
-  if (!file || file.bad()) {
-    throw Error(ErrorCode::io, fmt::format("FA_TEMPLATE_DIR: {} cannot be read", path.string()),
-                {{"argument", "FA_TEMPLATE_DIR"}, {"value", path.string()}});
-  }
+  if (!file || file.bad()) throw_unreadable(path, "cannot be read");
   return text.str();
 }
 
@@ -41,6 +44,8 @@ std::vector<Header> read_directory(const std::filesystem::path& root) {
   for (std::filesystem::recursive_directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
     if (it->path().extension() != ".cuh" || it->is_directory(ignored)) continue;
+    // To open a FIFO would wait for who writes to it.
+    if (!it->is_regular_file(ignored)) throw_unreadable(it->path(), "is not a regular file");
     headers.push_back({it->path().lexically_relative(root).generic_string(), read_file(it->path())});
   }
   if (error || headers.empty()) {

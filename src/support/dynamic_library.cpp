@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <sys/stat.h>
 
 namespace fa::support {
 
@@ -15,6 +16,12 @@ DynamicLibrary::~DynamicLibrary() {
 }
 
 DynamicLibrary DynamicLibrary::open(const std::string& name, std::string* problem) {
+  // The loader would wait for who writes to a FIFO.
+  struct stat status {};
+  if (name.find('/') != std::string::npos && stat(name.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    if (problem != nullptr) *problem = name + ": is not a regular file";
+    return {};
+  }
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr && problem != nullptr) {
     const char* reason = dlerror();

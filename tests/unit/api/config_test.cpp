@@ -65,6 +65,21 @@ TEST(ConfigTest, EnumerationsAreChecked) {
   config = config_f32();
   config.causal_align = static_cast<CausalAlign>(2);
   expect_invalid("causal_align", [&] { create(config); });
+  config = config_f32();
+  config.cache.mode = static_cast<CachePolicy::Mode>(99);
+  expect_invalid("cache.mode", [&] { create(config); });
+  config = config_f32();
+  config.compile = static_cast<CompilePolicy>(99);
+  expect_invalid("compile", [&] { create(config); });
+  config = config_f32();
+  config.tune = static_cast<TunePolicy>(99);
+  expect_invalid("tune", [&] { create(config); });
+  config = config_f32();
+  config.kernel = KernelOverride{.family = static_cast<Family>(99)};
+  expect_invalid("kernel.family", [&] { create(config); });
+  config.kernel.reset();
+  config.kernel_backward = KernelOverride{.family = static_cast<Family>(99)};
+  expect_invalid("kernel_backward.family", [&] { create(config); });
 }
 
 TEST(ConfigTest, KeepsWhatItWasGiven) {

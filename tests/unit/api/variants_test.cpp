@@ -527,6 +527,26 @@ TEST(VariantErrors, Calls) {
       Error);
 }
 
+/// What a number would lose on its way to the scalar's dtype.
+TEST(VariantErrors, NumbersThatAScalarCannotHold) {
+  const auto call = [](DType dtype, double number) {
+    const std::string text = dtype == DType::i32 ? "score + float(x)" : "score + x";
+    Problem p(with_score({text, {{"x", dtype}}}));
+    p.captures = {{"x", number}};
+    p.forward();
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double number : {0.0, -0.0, 7.0, -2147483648.0, 2147483647.0}) EXPECT_NO_THROW(call(DType::i32, number));
+  for (const double number : {nan, kInfinity, -kInfinity, 1e300, 2.7, -0.5, 2147483648.0, -2147483649.0}) {
+    EXPECT_THROW(call(DType::i32, number), Error) << number;
+  }
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (const double number : {0.5, 1e30, -3e38, nan, kInfinity}) EXPECT_NO_THROW(call(dtype, number));
+    for (const double number : {1e300, -4e38}) EXPECT_THROW(call(dtype, number), Error) << number;
+  }
+  EXPECT_NO_THROW(call(DType::f64, 1e300));
+}
+
 TEST(VariantErrors, TileLists) {
   alignas(256) static std::byte memory[1024];
   EXPECT_NO_THROW(api::check_tiles({}, 0));

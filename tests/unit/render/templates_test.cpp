@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -125,6 +126,14 @@ TEST(Templates, OtherFilesDoNotCount) {
   write_file(directory.path() / "README.md", "text");
   write_file(directory.path() / "sm80/notes.txt", "text");
   EXPECT_EQ(report_with(directory.path()), report_with(""));
+}
+
+/// Whoever opened it would wait for ever.
+TEST(Templates, AFifoIsAnIoError) {
+  const Directory directory;
+  ASSERT_EQ(mkfifo((directory.path() / "x.cuh").c_str(), 0600), 0);
+  const std::string report = report_with(directory.path());
+  EXPECT_NE(report.find("x.cuh is not a regular file"), std::string::npos) << report;
 }
 
 TEST(Templates, DirectoryThatIsNotThereIsAnIoError) {

@@ -1,6 +1,11 @@
 #include "support/dynamic_library.hpp"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
 
 namespace fa::support {
 namespace {
@@ -23,6 +28,19 @@ TEST(DynamicLibrary, SaysWhyItCannotOpen) {
   EXPECT_NE(problem.find("libfa_no_such_library.so.1"), std::string::npos);
   EXPECT_EQ(library.symbol("cos"), nullptr);
   EXPECT_EQ(library.path(), "");
+}
+
+/// The loader would wait for ever for who writes to it.
+TEST(DynamicLibrary, OpensNoFifo) {
+  char directory[] = "/tmp/fa_library_XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string path = std::string(directory) + "/libnvrtc.so";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  std::string problem;
+  EXPECT_FALSE(DynamicLibrary::open(path, &problem));
+  EXPECT_EQ(problem, path + ": is not a regular file");
+  unlink(path.c_str());
+  rmdir(directory);
 }
 
 TEST(DynamicLibrary, FindsOnlyWhatIsLoaded) {
