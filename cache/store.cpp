@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -46,6 +47,7 @@ class Warnings {
 
 /// One key on its way into memory. Guarded by the mutex of the store.
 struct Flight {
+  std::thread::id leader = std::this_thread::get_id();  ///< that waits for nobody, itself included
   std::condition_variable landed;
   bool finished = false;
   std::shared_ptr<const Entry> entry;
@@ -89,7 +91,7 @@ class Store::Impl {
 
   const std::vector<std::string>& pack_problems() const noexcept { return pack_problems_; }
 
-  Lookup get(const Key& key, const Build& build);
+  Lookup get(const Key& key, const Build& build, Wait wait);
 
   Counters counters() const {
     const std::scoped_lock lock(mutex_);
@@ -139,7 +141,7 @@ class Store::Impl {
   std::unordered_map<std::string, std::shared_ptr<Flight>> flights_;
 };
 
-Lookup Store::Impl::get(const Key& key, const Build& build) {
+Lookup Store::Impl::get(const Key& key, const Build& build, Wait wait) {
   const std::string id = encode_key(key);
   while (true) {
     std::unique_lock lock(mutex_);
@@ -153,6 +155,7 @@ Lookup Store::Impl::get(const Key& key, const Build& build) {
       lock.unlock();
       return lead(id, *flight, key, build);
     }
+    if (wait == Wait::never || flight->leader == std::this_thread::get_id()) return {nullptr, Origin::memory, {}, true};
     flight->landed.wait(lock, [&flight] { return flight->finished; });
     if (flight->error) std::rethrow_exception(flight->error);
     if (flight->entry) {
@@ -295,8 +298,8 @@ Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Store::~Store() = default;
 
-Lookup Store::get(const Key& key, const Build& build) {
-  return impl_->get(key, build);
+Lookup Store::get(const Key& key, const Build& build, Wait wait) {
+  return impl_->get(key, build, wait);
 }
 
 Counters Store::counters() const {

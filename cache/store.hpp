@@ -53,7 +53,11 @@ struct Lookup {
   std::shared_ptr<const Entry> entry;
   Origin origin = Origin::memory;
   std::string refused = {};  ///< why what is stored under the key was not used; empty when nothing was there
+  bool busy = false;         ///< no entry, because the key is under construction and was not to be waited for
 };
+
+/// Whether a look-up may wait for a key that somebody else is building.
+enum class Wait : std::uint8_t { allowed, never };
 
 struct Counters {
   std::uint64_t memory_hits = 0;
@@ -128,9 +132,9 @@ class Store {
   /// Threads that ask for a key under construction wait for it; when `build` throws, its exception reaches every waiter
   /// and the next call tries again. A missing `build` makes a miss return an empty entry. Damaged entries and those
   /// that are not accepted are rebuilt; what `build` returns is used without being asked for its compiler. `build` need
-  /// not set the key, runs without any lock of this process, may use the store for other keys, and not for its own. An
+  /// not set the key, runs without any lock of this process, and may use the store for other keys; its own is busy. An
   /// entry without a cubin is handed on and not kept.
-  Lookup get(const Key& key, const Build& build);
+  Lookup get(const Key& key, const Build& build, Wait wait = Wait::allowed);
 
   Counters counters() const;
 

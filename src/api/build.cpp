@@ -26,11 +26,37 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// Calls of on_compile that this thread is in.
+thread_local int t_telling = 0;
+
+void tell(const Supply& supply, const CompileEvent& event) {
+  if (!supply.on_compile) return;
+  struct Telling {
+    Telling() { ++t_telling; }
+    ~Telling() { --t_telling; }
+  } const telling;
+  supply.on_compile(event);
+}
+
+/// Who runs in this thread and must wait for no kernel, because whoever compiles it may be waiting for that one to
+/// return; nullptr: nobody.
+const char* impatient() noexcept {
+  if (t_telling > 0) return "on_compile";
+  return support::inside_log_callback() ? "log callback" : nullptr;
+}
+
+[[noreturn]] void throw_busy(const cache::Key& key, const char* who) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} asks for a kernel that is being compiled: accepted are kernels that are ready, or that "
+                          "nobody compiles; {}",
+                          who, key.spec),
+              {{"argument", who}, {"value", key.spec}, {"accepted", "kernels that nobody compiles"}});
+}
+
 /// Tells the hook that compiling is over, whatever it makes of that.
 void tell_end(const Supply& supply, const CompileEvent& event) noexcept {
-  if (!supply.on_compile) return;
   try {
-    supply.on_compile(event);
+    tell(supply, event);
   } catch (const std::exception& exception) {
     support::logf(LogLevel::warning, "on_compile threw after a compilation: {}", exception.what());
   } catch (...) {
@@ -64,7 +90,7 @@ compile::Cubin compile_told(const plan::KernelSpec& spec, const render::Source& 
   CompileEvent event;
   event.spec = canonical(spec);
   event.target = to_string(spec.arch);
-  if (supply.on_compile) supply.on_compile(event);
+  tell(supply, event);
   try {
     compile::Cubin cubin = compile::compile(source, spec.arch);
     event.phase = CompileEvent::Phase::finished;
@@ -170,7 +196,9 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, cons
   const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
   if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };
-  cache::Lookup lookup = store.get(key, builder);
+  const char* const who = impatient();
+  cache::Lookup lookup = store.get(key, builder, who != nullptr ? cache::Wait::never : cache::Wait::allowed);
+  if (lookup.busy) throw_busy(key, who != nullptr ? who : "build");
   if (lookup.entry == nullptr) throw_miss(key, lookup.refused, store, supply);
   return lookup;
 }

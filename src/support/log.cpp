@@ -1,5 +1,7 @@
 #include "support/log.hpp"
 
+#include <pthread.h>
+#include <spdlog/details/null_mutex.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -71,13 +73,23 @@ LogLevel from_spdlog(spdlog::level::level_enum level) noexcept {
   return level == spdlog::level::warn ? LogLevel::warning : LogLevel::error;
 }
 
-/// Standard error until a callback is set. The base class's mutex makes calls of the callback one at a time.
-class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+/// Makes calls of the callback one at a time. There from the start to the end of the process, so that fork finds it.
+constinit std::mutex g_mutex;
+
+/// A child of fork has the locks of its parent as they were, and of its threads only the one that forked: so that one
+/// takes the lock before. Inside of the callback it has it.
+void lock_for_fork() {
+  if (!t_inside_callback) g_mutex.lock();
+}
+void unlock_after_fork() {
+  if (!t_inside_callback) g_mutex.unlock();
+}
+[[maybe_unused]] const int g_at_fork = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+
+/// Standard error until a callback is set.
+class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
-  void set_callback(LogCallback callback) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    callback_.swap(callback);
-  }
+  void set_callback(LogCallback& callback) { callback_.swap(callback); }
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -117,9 +129,10 @@ struct Logger {
 };
 
 /// Ours alone: never registered, so that a host application's own spdlog neither sees nor changes it. Never destroyed,
-/// so that static destructors may still log.
+/// so that static destructors may still log. Under g_mutex, which a fork waits for; the guard of a static it would not.
 Logger& logger() {
-  static Logger* const instance = new Logger;
+  constinit static Logger* instance = nullptr;
+  if (instance == nullptr) instance = new Logger;
   return *instance;
 }
 
@@ -130,7 +143,8 @@ void set_log_level(LogLevel level) noexcept {
 }
 
 void set_log_callback(LogCallback callback) {
-  logger().sink->set_callback(std::move(callback));
+  const std::lock_guard lock(g_mutex);
+  logger().sink->set_callback(callback);
 }
 
 namespace support {
@@ -139,9 +153,14 @@ bool log_enabled(LogLevel level) noexcept {
   return level != LogLevel::off && static_cast<int>(level) >= current_level();
 }
 
+bool inside_log_callback() noexcept {
+  return t_inside_callback;
+}
+
 void log(LogLevel level, std::string_view message) noexcept {
   if (t_inside_callback || !log_enabled(level)) return;
   try {
+    const std::lock_guard lock(g_mutex);
     logger().logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
   } catch (...) {  // logging never fails a call
   }

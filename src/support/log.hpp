@@ -16,6 +16,9 @@ bool log_enabled(LogLevel level) noexcept;
 /// dropped.
 void log(LogLevel level, std::string_view message) noexcept;
 
+/// Whether this thread is inside of the callback, for which others may be waiting.
+bool inside_log_callback() noexcept;
+
 /// Formats only when somebody listens: logf(LogLevel::info, "compiled {} in {:.0f} ms", name, ms).
 template <class... Args>
 void logf(LogLevel level, fmt::format_string<Args...> format, Args&&... args) noexcept {

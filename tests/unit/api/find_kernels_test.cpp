@@ -612,6 +612,28 @@ TEST_F(CompilingTest, AHookThatThrowsBeforehandStopsTheCompilation) {
   EXPECT_TRUE(cache::list_stored(config_.cache.directory).empty());
 }
 
+/// It would wait for itself for ever; other kernels may be asked for.
+TEST_F(CompilingTest, AHookThatAsksForTheKernelBeingCompiledIsRefused) {
+  int refused = 0, others = 0;
+  config_.on_compile = [&](const CompileEvent& event) {
+    if (event.target != "sm_80") return;
+    AttentionConfig quiet = config_;
+    quiet.on_compile = nullptr;
+    test::expect_invalid("on_compile", [&] { find_kernels(quiet, kShape, "sm_80"); });
+    ++refused;
+    if (event.phase != CompileEvent::Phase::started) return;
+    EXPECT_NO_THROW(find_kernels(quiet, kShape, "sm_86"));
+    ++others;
+  };
+  EXPECT_EQ(find_kernels(config_, kShape, "sm_80").at(0).origin, "compiled");
+  EXPECT_EQ(refused, 2);
+  EXPECT_EQ(others, 1);
+  const auto calls = refused;
+  config_.on_compile = [&](const CompileEvent&) { find_kernels(config_, kShape, "sm_89"); };
+  EXPECT_THROW(find_kernels(config_, kShape, "sm_89"), Error) << "what a hook throws ends the call";
+  EXPECT_EQ(refused, calls);
+}
+
 TEST_F(CompilingTest, ACompilerThatIsNotAcceptedDoesNotCompile) {
   config_.cache.compilers = "1.0";
   try {

@@ -47,6 +47,41 @@ TEST(Store, MemoryOverDiskOverBuild) {
   EXPECT_EQ(other.counters().builds, 0U);
 }
 
+/// Waiting for it would be waiting for ever.
+TEST(Store, ABuilderFindsItsOwnKeyBusy) {
+  const Key key = make_key(), other = make_key("other");
+  Store store(StoreOptions{});
+  bool asked = false;
+  const Lookup built = store.get(key, [&] {
+    const Lookup own = store.get(key, no_build());
+    EXPECT_TRUE(own.busy);
+    EXPECT_EQ(own.entry, nullptr);
+    EXPECT_FALSE(store.get(other, builder(other)).busy);
+    asked = true;
+    return make_entry(key);
+  });
+  EXPECT_TRUE(asked);
+  EXPECT_FALSE(built.busy);
+  EXPECT_EQ(store.get(key, no_build()).origin, Origin::memory);
+}
+
+TEST(Store, WhoMustNotWaitFindsAKeyOfOthersBusy) {
+  const Key key = make_key();
+  Store store(StoreOptions{});
+  std::latch started(1), asked(1);
+  std::jthread leader([&] {
+    store.get(key, [&] {
+      started.count_down();
+      asked.wait();
+      return make_entry(key);
+    });
+  });
+  started.wait();
+  EXPECT_TRUE(store.get(key, no_build(), Wait::never).busy);
+  asked.count_down();
+  EXPECT_NE(store.get(key, no_build()).entry, nullptr);
+}
+
 TEST(Store, OneFileAKernelAndNothingElse) {
   const TemporaryDirectory directory;
   Store store({directory.path(), nullptr});

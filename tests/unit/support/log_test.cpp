@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>
-
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -50,6 +51,47 @@ TEST_F(LogTest, LevelDropsWhatIsBelow) {
   EXPECT_FALSE(support::log_enabled(LogLevel::off));
   support::log(LogLevel::error, "no");
   EXPECT_TRUE(messages_.empty());
+}
+
+/// Whatever other threads were doing when it was made: their locks are the child's, and they are not.
+TEST_F(LogTest, AChildOfForkLogsWhileItsParentsThreadsDo) {
+  set_log_callback([](LogLevel, std::string_view) { std::this_thread::yield(); });
+  std::atomic<bool> done{false};
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!done) support::log(LogLevel::error, "on and on");
+    });
+  }
+  for (int i = 0; i < 50; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(20);  // ends a child that hangs
+      support::log(LogLevel::error, "from the child");
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "child " << i << " was ended by signal " << WTERMSIG(status);
+    if (!WIFEXITED(status)) break;
+  }
+  done = true;
+}
+
+TEST_F(LogTest, TheCallbackMayFork) {
+  int calls = 0;
+  set_log_callback([&](LogLevel, std::string_view) {
+    ++calls;
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
+    int status = 1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  });
+  support::log(LogLevel::error, "one");
+  support::log(LogLevel::error, "two");
+  EXPECT_EQ(calls, 2);
 }
 
 TEST_F(LogTest, CallbackMayThrowAndMayCallTheLibrary) {
