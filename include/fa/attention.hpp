@@ -97,7 +97,8 @@ enum class Family : std::uint8_t {
 };
 
 /// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that
-/// does not fit the GPU is refused with the limit that it breaks.
+/// does not fit the GPU is refused with the limit that it breaks, when the Attention is created. Calls that fall to the
+/// sm80 family (see Family) follow it as far as that has such a kernel, and else run with a tile of the planner's.
 struct KernelOverride {
   Family family = Family::automatic;
   int tile_m = 0;  ///< query rows of a thread block; of backward: of one step of the main loop
@@ -160,7 +161,8 @@ struct AttentionConfig {
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Told of every compilation by the thread that compiles, before and after: a program that has finished starting up
   /// expects none. What it throws when one starts ends the call, with nothing compiled; after that nothing may be
-  /// thrown.
+  /// thrown. A call from inside of it that needs a kernel which is being compiled, this one or another thread's, is
+  /// refused.
   std::function<void(const CompileEvent&)> on_compile = nullptr;
 };
 

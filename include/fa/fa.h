@@ -107,7 +107,7 @@ enum fa_tune_policy {
 };
 
 /* One compilation, as fa_config.on_compile is told of it, by the thread that compiles, before and after. The texts are
- * valid during the call only. */
+ * valid during the call only. A call from inside of it that needs a kernel which is being compiled is refused. */
 enum fa_compile_phase { FA_COMPILE_STARTED = 0, FA_COMPILE_FINISHED = 1, FA_COMPILE_ABORTED = 2 };
 typedef struct fa_compile_event {
   uint32_t struct_size;
@@ -131,7 +131,8 @@ enum fa_family {
 enum fa_choice { FA_CHOICE_AUTOMATIC = 0, FA_CHOICE_NO = 1, FA_CHOICE_YES = 2 };
 
 /* Fixes part of the kernel instead of leaving it to the planner; 0 leaves a field open. A combination that does not fit
- * the GPU is refused with the limit that it breaks. */
+ * the GPU is refused with the limit that it breaks, by fa_create. Calls that fall to the sm80 family follow it as far
+ * as that has such a kernel, and else run with a tile of the planner's. */
 typedef struct fa_kernel_override {
   uint32_t struct_size;
   int32_t family;         /* enum fa_family */

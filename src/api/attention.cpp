@@ -79,10 +79,7 @@ class Attention::Impl {
     device_ = Device::cuda(context_->info().ordinal);
     plan::limits(context_->info().arch);
     // A kernel override that can never fit is refused here, not at the first call.
-    for (const std::int64_t s_q : {1, 4096}) {
-      plan::plan_forward(
-          problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = s_q, .s_kv = 4096, .total_q = s_q, .total_kv = 4096}), fixed());
-    }
+    plan::check_forward_override(problem({}), fixed());
     store_ = api::open_store(config_.cache, driver::api().version);
     tuning_.emplace(config_, *context_, api::Operation::forward);
     packed_.emplace(config_, *context_, store_);

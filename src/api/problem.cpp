@@ -8,6 +8,8 @@
 #include <string_view>
 
 #include "api/validate.hpp"
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
 
 namespace fa::api {
 namespace {
@@ -73,8 +75,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   return problem;
 }
 
-std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory,
+std::string compile_command(const plan::Problem& problem, const KernelOverride& given, const std::string& directory,
                             Operation op, bool deterministic) {
+  const KernelOverride fixed = op == Operation::backward ? plan::followed_backward(problem, given, deterministic)
+                                                         : plan::followed_forward(problem, given);
   std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
                                     to_string(problem.dtype), problem.d_qk);
   const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {

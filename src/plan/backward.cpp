@@ -8,6 +8,7 @@
 #include <fa/error.hpp>
 
 #include "plan/mask_tiles.hpp"
+#include "plan/planner.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_backward_pair.hpp"
@@ -121,6 +122,12 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
   return choice;
 }
 
+KernelOverride followed_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  if (choose_backward(problem, fixed).family == Family::sm90) return fixed;
+  if (choose_backward(usual_call(problem), fixed).family != Family::sm90) return fixed;
+  return sm80_backward_fits(problem, fixed, deterministic) ? fixed : without_tile(fixed);
+}
+
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
   if (fixed.family == Family::sm90) {
     if (const char* misfit = sm90_backward_misfit(problem)) {
@@ -131,8 +138,10 @@ BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, 
   const BackwardChoice choice = choose_backward(problem, fixed);
   BackwardPlan plan;
   plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
-  plan.main = choice.family == Family::sm90 ? sm90_backward_specs(problem, fixed, choice, deterministic)
-                                            : sm80_backward_specs(problem, fixed, choice, deterministic);
+  plan.main =
+      choice.family == Family::sm90
+          ? sm90_backward_specs(problem, fixed, choice, deterministic)
+          : sm80_backward_specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
   const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
   if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
     // One plan says which kernel writes dQ, so that alternatives agree on it.

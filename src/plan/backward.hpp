@@ -44,6 +44,9 @@ struct BackwardPlan {
   KernelSpec sink;     ///< meaningful with sinks
 };
 
+/// What a call follows of `fixed`, as followed_forward has it.
+KernelOverride followed_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
 

@@ -36,6 +36,7 @@ constexpr std::int64_t kUnevenRounds = 6;
 // A pass over q and k to look for norms is a smaller part of a call the longer rows are.
 constexpr std::int64_t kReachRows = 1024;
 constexpr std::int64_t kReachKeys = 2048;
+constexpr std::int64_t kUsualLength = 4096;
 constexpr int kNormWarps = 8;
 constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
@@ -141,14 +142,47 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   return choice;
 }
 
+KernelOverride without_tile(const KernelOverride& fixed) noexcept {
+  KernelOverride rest;
+  rest.family = Family::sm80;
+  rest.pack_gqa = fixed.pack_gqa;
+  rest.splits = fixed.splits;
+  return rest;
+}
+
+Problem usual_call(const Problem& problem) noexcept {
+  Problem usual = problem;
+  usual.aligned = usual.tensor_maps = true;
+  usual.b = usual.h_q = usual.h_kv = usual.s_q = usual.s_kv = usual.total_q = usual.total_kv = 1;
+  return usual;
+}
+
+KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed) {
+  const Choice choice = choose(problem, fixed);
+  if (choice.family == Family::sm90 || choose_family(usual_call(problem), fixed) != Family::sm90) return fixed;
+  return sm80_forward_fits(problem, fixed, choice) ? fixed : without_tile(fixed);
+}
+
+void check_forward_override(const Problem& problem, const KernelOverride& fixed) {
+  KernelOverride whole = fixed;
+  if (whole.splits == 0) whole.splits = 1;
+  Problem usual = usual_call(problem);
+  usual.s_kv = usual.total_kv = kUsualLength;
+  for (const std::int64_t s_q : {std::int64_t{1}, kUsualLength}) {
+    usual.s_q = usual.total_q = s_q;
+    plan_forward(usual, whole);
+  }
+}
+
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
   if (fixed.family == Family::sm90) {
     if (const char* misfit = sm90_forward_misfit(problem)) support::throw_invalid("kernel.family", "sm90", misfit);
   }
   const Choice choice = choose(problem, fixed);
   ForwardPlan plan;
-  std::vector<KernelSpec> specs = choice.family == Family::sm90 ? sm90_forward_specs(problem, fixed, choice)
-                                                                : sm80_forward_specs(problem, fixed, choice);
+  std::vector<KernelSpec> specs = choice.family == Family::sm90
+                                      ? sm90_forward_specs(problem, fixed, choice)
+                                      : sm80_forward_specs(problem, followed_forward(problem, fixed), choice);
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine.op = Op::combine;

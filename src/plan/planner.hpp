@@ -48,6 +48,20 @@ struct ForwardPlan {
   KernelSpec norms;    ///< meaningful when the kernel that is taken has affine_reach
 };
 
+/// What a call follows of `fixed`: all of it, but for calls that the sm80 family serves although the configuration's
+/// usual ones run on sm90. Where it has no such kernel, these are planned without the fields of a tile.
+KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed);
+
+/// Of an override what holds for any tile, for the sm80 family.
+KernelOverride without_tile(const KernelOverride& fixed) noexcept;
+
+/// `problem` with what the configuration alone decides, as a call has it that every family can serve.
+Problem usual_call(const Problem& problem) noexcept;
+
+/// Plans usual calls of a configuration, of few rows and of many: what does not throw here, no call throws. The whole
+/// keys of a head take the most shared memory.
+void check_forward_override(const Problem& problem, const KernelOverride& fixed);
+
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
 

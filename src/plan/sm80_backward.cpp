@@ -337,6 +337,12 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec) {
   return shortage(spec);
 }
 
+bool sm80_backward_fits(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+  return std::ranges::any_of(preferred_tiles(problem), [&](const Tile& tile) {
+    return sm80_backward_refusal(with_tile(problem, tile, fixed, !deterministic)).empty();
+  });
+}
+
 std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,
                                             const BackwardChoice& choice, bool deterministic) {
   FittingSpecs candidates;

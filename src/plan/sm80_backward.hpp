@@ -29,6 +29,9 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec);
 std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,
                                             const BackwardChoice& choice, bool deterministic);
 
+/// Whether there are any.
+bool sm80_backward_fits(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+
 /// Likewise for the pass that computes dQ alone.
 std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem);
 

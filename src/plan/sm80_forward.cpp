@@ -287,16 +287,19 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
   return candidates;
 }
 
-std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+namespace {
+
+/// Those that fit, and why the last one that does not does not.
+std::vector<KernelSpec> fitting_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice,
+                                      std::string* refusal) {
   std::vector<KernelSpec> specs;
-  std::string refusal;
   const auto add = [&](const TileFamily& tile, int tile_n, bool comfortable) {
     KernelSpec spec = with_tile(problem, tile, tile_n, fixed);
     spec.pack_gqa = choice.pack_gqa;
     spec.split = choice.splits > 1;
     const std::string reason = sm80_forward_refusal(spec);
     if (!reason.empty()) {
-      refusal = reason;
+      *refusal = reason;
       return;
     }
     if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
@@ -309,6 +312,19 @@ std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelO
       for (const int tile_n : tile.tile_n) add(tile, tile_n, comfortable);
     }
   }
+  return specs;
+}
+
+}  // namespace
+
+bool sm80_forward_fits(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+  std::string ignored;
+  return !fitting_specs(problem, fixed, choice, &ignored).empty();
+}
+
+std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+  std::string refusal;
+  std::vector<KernelSpec> specs = fitting_specs(problem, fixed, choice, &refusal);
   if (!specs.empty()) return specs;
   throw Error(has_override(fixed) ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm80 forward kernel fits: {}", refusal),

@@ -24,6 +24,9 @@ std::string sm80_forward_refusal(const KernelSpec& spec);
 /// unsupported.
 std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
 
+/// Whether there are any.
+bool sm80_forward_fits(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+
 }  // namespace fa::plan
 
 #endif  // FA_SRC_PLAN_SM80_FORWARD_HPP_

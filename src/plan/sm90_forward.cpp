@@ -282,10 +282,13 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept {
 
 bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
   const bool long_rows = sm90_forward_long_rows(problem);
-  const auto possible = tall_tiles(problem, long_rows, sm90_forward_exact_max(problem, fixed, long_rows));
+  Choice choice;
+  choice.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
+  const auto possible = tall_tiles(problem, long_rows, choice.exact_max);
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
   if (fixed.tile_m != 0 && fixed.tile_m != tile_m) return false;
+  if (has_override(fixed) && first_that_fits(possible, problem, fixed, choice) == nullptr) return false;
   const std::int64_t rows = problem.typical_s_q();
   const std::int64_t tiles = (rows + tile_m - 1) / tile_m;
   if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;

@@ -86,6 +86,24 @@ TEST_F(ForwardLaunches, NormsAreLookedForBeforeKeysAreLeftOut) {
   }
 }
 
+// Five stages are more than the family has that serves what the copy engine cannot.
+TEST_F(ForwardLaunches, AnOverrideThatWasAcceptedRefusesNoCall) {
+  config_.causal = false;
+  config_.kernel = KernelOverride{.tile_n = 64, .stages = 5};
+  const Attention attention = Attention::create(config_);
+  call(attention, 512, {});
+  EXPECT_EQ(launches_().back().kernel, "fa_sm90_forward");
+  TensorView broadcast(reinterpret_cast<void*>(std::uintptr_t{1} << 40), DType::bf16, {4, 16, 512, kHeadDim});
+  broadcast.strides[0] = 0;
+  const TensorView o(reinterpret_cast<void*>(std::uintptr_t{1} << 41), DType::bf16, {4, 16, 512, kHeadDim});
+  launches_().clear();
+  attention.forward({broadcast, broadcast, broadcast}, {o, {}});
+  ASSERT_EQ(launches_().size(), 1U);
+  EXPECT_EQ(launches_().back().kernel, "fa_sm80_forward");
+  config_.kernel->stages = 9;
+  EXPECT_THROW(Attention::create(config_), Error);
+}
+
 TEST_F(ForwardLaunches, WithoutRoomForTheCounterNothingIsQueued) {
   const Attention attention = Attention::create(config_);
   const std::size_t bytes = attention.workspace_size(shape_of(4096));

@@ -12,6 +12,8 @@
 
 #include "plan/backward.hpp"
 
+#include "plan/backward.hpp"
+
 namespace fa::plan {
 namespace {
 
@@ -156,6 +158,82 @@ TEST(BackwardPlan, EveryAlternativeHasTheKernelForDqThatItNeeds) {
       ASSERT_EQ(main.write_dq, plan.dq.empty()) << canonical(main);
       ASSERT_EQ(main.split, plan.main.front().split);
     }
+  }
+}
+
+/// Tiles of either family, as tuning would ask for them.
+KernelOverride some_tile(std::mt19937& random) {
+  KernelOverride fixed = some_override(random);
+  fixed.family = pick(random, std::array{Family::automatic, Family::automatic, Family::sm80, Family::sm90});
+  fixed.tile_m = pick(random, std::array{0, 0, 0, 64, 128, 192, 256});
+  fixed.tile_n = pick(random, std::array{0, 0, 0, 32, 64, 80, 128});
+  fixed.stages = pick(random, std::array{0, 1, 2, 3, 4, 5, 6, 7});
+  fixed.q_buffers = pick(random, std::array{0, 0, 1, 2});
+  fixed.warps = pick(random, std::array{0, 0, 0, 4});
+  return fixed;
+}
+
+// What an Attention accepts when it is created, it serves in every call.
+TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
+  std::mt19937 random(20251124);
+  int accepted = 0, dropped = 0;
+  for (int configuration = 0; configuration < 1500; ++configuration) {
+    Problem problem;
+    fix_config(random, problem);
+    if (random() % 2 == 0) problem.arch = parse_arch("sm_90a");
+    const KernelOverride fixed = some_tile(random);
+    const bool deterministic = random() % 2 == 0;
+    bool forward = true, backward = true;
+    try {
+      check_forward_override(problem, fixed);
+    } catch (const Error&) {
+      forward = false;
+    }
+    try {
+      plan_backward(usual_call(problem), fixed, deterministic);
+    } catch (const Error&) {
+      backward = false;
+    }
+    accepted += forward || backward ? 1 : 0;
+    std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
+    for (int call = 0; call < 40; ++call) {
+      set_call(random, problem);
+      if (backward) {
+        EXPECT_NO_THROW(plan_backward(problem, fixed, deterministic));
+      }
+      if (!forward) continue;
+      const Choice choice = choose(problem, fixed);
+      const ForwardPlan plan = plan_forward(problem, fixed);
+      std::optional<ForwardPlan>& known = plans[static_cast<std::size_t>(choice.slot())];
+      if (!known) known = plan;
+      ASSERT_EQ(plan.kernel, known->kernel);
+      ASSERT_EQ(plan.alternatives, known->alternatives);
+      // What the call would be compiled by ahead is what it takes.
+      const KernelOverride followed = followed_forward(problem, fixed);
+      if (followed.stages == fixed.stages) continue;
+      ++dropped;
+      ASSERT_EQ(plan.kernel.family, Family::sm80);
+      ASSERT_EQ(canonical(plan_forward(problem, followed).kernel), canonical(plan.kernel));
+    }
+  }
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(dropped, 100);
+}
+
+TEST(Planner, StagesThatOnlyHopperHasDoNotRefuseUnalignedCalls) {
+  for (const int stages : {5, 7}) {
+    const KernelOverride fixed{.tile_n = 64, .stages = stages};
+    Problem problem = shaped(2, 8, 8, 4096, 4096);
+    problem.d_qk = problem.d_v = 64;
+    EXPECT_EQ(plan_forward(problem, fixed).kernel.stages, stages);
+    problem.aligned = false;
+    EXPECT_EQ(canonical(plan_forward(problem, fixed).kernel), canonical(plan_forward(problem, {}).kernel));
+    problem.aligned = true;
+    problem.tensor_maps = false;
+    EXPECT_EQ(canonical(plan_forward(problem, fixed).kernel), canonical(plan_forward(problem, {}).kernel));
+    // Where no call can have them, they are refused.
+    problem.arch = parse_arch("sm_80");
+    EXPECT_THROW(plan_forward(problem, fixed), Error);
   }
 }
 
