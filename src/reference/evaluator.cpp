@@ -70,7 +70,10 @@ std::int64_t Evaluator::gradient_offset(NodeId load) const {
 
 Value Evaluator::load(const Node& node) const {
   const CapturedView& captured = captures_[static_cast<std::size_t>(node.index)];
-  if (!captured.view.defined()) return {static_cast<std::int32_t>(captured.scalar), captured.scalar};
+  if (!captured.view.defined()) {
+    if (node.type == expression::Type::integer) return {static_cast<std::int32_t>(captured.scalar), 0};
+    return {0, captured.scalar};
+  }
   const Operands indices = operands(node);
   return element(captured.view, CapturedView::offset(
                                     captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands))));
