@@ -63,7 +63,7 @@ std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
   std::uint64_t code = 0;
   int used = 0;
   const auto append = [&](std::int64_t value, int bits) {
-    assert(value >= 0 && std::bit_width(static_cast<std::uint64_t>(value)) <= bits);
+    assert(value >= 0 && static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) <= bits);
     code |= static_cast<std::uint64_t>(value) << used;
     used += bits;
   };
