@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "cache/digest.hpp"
 #include "support/log.hpp"
@@ -14,24 +17,37 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// A number as it stands there: what is no integer of 32 bits is not made one.
+int whole(const Json& json, const char* field) {
+  const Json& value = json.at(field);
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<std::uint64_t>() <= std::numeric_limits<int>::max()
+                        : value.is_number_integer() && value.get<std::int64_t>() >= std::numeric_limits<int>::min();
+  if (!fits) throw std::range_error(std::string(field) + " is no integer of 32 bits");
+  return value.get<int>();
+}
+
 /// Parses without exceptions of the parser's own; what `read` throws for a missing field becomes a reason.
 template <typename Result, typename Read>
 std::optional<Result> parse(std::string_view text, std::string* problem, const Read& read) {
   try {
     const Json json = Json::parse(text);
-    if (json.at("schema").get<int>() != kRecordSchema) {
+    if (whole(json, "schema") != kRecordSchema) {
       *problem = "it has another schema";
       return std::nullopt;
     }
     return read(json);
   } catch (const nlohmann::json::exception& error) {
     *problem = error.what();
-    return std::nullopt;
+  } catch (const std::range_error& error) {
+    *problem = error.what();
   }
+  return std::nullopt;
 }
 
 double rounded(double value) {
-  return std::round(value * 1e6) / 1e6;
+  const double millionths = std::round(value * 1e6);
+  return std::isfinite(millionths) ? millionths / 1e6 : value;
 }
 
 }  // namespace
@@ -66,7 +82,7 @@ std::optional<Record> read_record(std::string_view text, std::string* problem) {
   return parse<Record>(text, problem, [](const Json& json) {
     Record record;
     record.key = {json.at("templates").get<std::string>(), json.at("gpu").get<std::string>(),
-                  json.at("multiprocessors").get<int>(), json.at("problem").get<std::string>(),
+                  whole(json, "multiprocessors"), json.at("problem").get<std::string>(),
                   json.at("method").get<std::string>()};
     record.kernel = json.at("kernel").get<std::string>();
     for (const Json& item : json.at("times")) {
@@ -102,7 +118,7 @@ std::optional<Table> read_table(std::string_view text, std::string* problem) {
     Table table;
     table.templates = json.at("templates").get<std::string>();
     table.gpu = json.at("gpu").get<std::string>();
-    table.multiprocessors = json.at("multiprocessors").get<int>();
+    table.multiprocessors = whole(json, "multiprocessors");
     table.method = json.at("method").get<std::string>();
     for (const Json& item : json.at("rows")) {
       table.rows.push_back(

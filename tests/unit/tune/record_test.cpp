@@ -42,6 +42,31 @@ TEST(TuneRecord, EveryTruncationIsRefusedWithAReason) {
   EXPECT_FALSE(read_record("[]", &problem));
 }
 
+TEST(TuneRecord, NumbersAreTakenAsTheyStand) {
+  const std::string text = write_record({make_key(), "kernel", {{"kernel", 1, 1}}});
+  const auto with = [&](const std::string& field, const std::string& number) {
+    const std::size_t at = text.find("\"" + field + "\": ") + field.size() + 4;
+    return text.substr(0, at) + number + text.substr(text.find(',', at));
+  };
+  std::string problem;
+  EXPECT_TRUE(read_record(with("multiprocessors", "-2147483648"), &problem)) << problem;
+  for (const char* number : {"1e300", "2147483648", "-2147483649", "18446744073709551615", "132.5", "null", "true"}) {
+    problem.clear();
+    EXPECT_FALSE(read_record(with("multiprocessors", number), &problem)) << number;
+    EXPECT_NE(problem.find("multiprocessors"), std::string::npos) << problem;
+    EXPECT_FALSE(read_record(with("schema", number), &problem)) << number;
+  }
+  EXPECT_FALSE(read_record(with("schema", "1.5"), &problem));
+}
+
+TEST(TuneRecord, HugeRatiosSurviveTheirText) {
+  std::string problem;
+  const auto read = read_record(write_record({make_key(), "kernel", {{"kernel", 1e305, 1e308}}}), &problem);
+  ASSERT_TRUE(read) << problem;
+  EXPECT_EQ(read->times[0].ratio, 1e305);
+  EXPECT_EQ(read->times[0].milliseconds, 1e308);
+}
+
 TEST(TuneRecord, EveryFieldOfTheKeyCounts) {
   std::set<std::string> digests{make_key().digest()};
   const auto differs = [&](void (*change)(RecordKey&)) {
