@@ -14,6 +14,13 @@ if(FA_SANITIZE)
   target_link_options(fa_flags INTERFACE -fsanitize=${FA_SANITIZE})
 endif()
 
+if(FA_BUILD_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL Clang)
+    message(FATAL_ERROR "FA_BUILD_FUZZERS: ${CMAKE_CXX_COMPILER_ID} has no libFuzzer; accepted is Clang")
+  endif()
+  target_compile_options(fa_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...])
 function(fa_room name)
   cmake_parse_arguments(ROOM "" "" "SOURCES;USES;LINKS" ${ARGN})
