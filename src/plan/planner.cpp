@@ -297,7 +297,7 @@ std::int64_t row_norms_blocks(const Problem& problem, const KernelSpec& norms) n
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {
   if (splits <= 1) return 0;
   return static_cast<std::size_t>(splits) * static_cast<std::size_t>(problem.b * problem.h_q * problem.s_q) *
-         static_cast<std::size_t>(problem.d_v + 1) * sizeof(float);
+         static_cast<std::size_t>(problem.d_v + 2) * sizeof(float);
 }
 
 }  // namespace fa::plan

@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
+#include <common/log_sum.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -23,24 +24,26 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   const int lane = ptx::thread_index() % kWarpSize;
   if (row >= rows) return;
 
+  LogSum base{0.f, 0.f};  // the greatest
   float largest = -kInfinity;
   bool has_nan = false;
-  for (int i = 0; i < params.splits; ++i) {
-    const float lse = ptx::ld_global(params.partial_lse + i * rows + row);
+  const auto join = [&](const LogSum& part) {
+    const float lse = part.value();
+    if (lse > largest) base = part;
     largest = ptx::max(largest, lse);
     has_nan = has_nan || lse != lse;
-  }
-  [[maybe_unused]] float sink = -kInfinity;
+  };
+  for (int i = 0; i < params.splits; ++i) join(LogSum::load(params.partial_lse, i * rows + row));
+  [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
   if constexpr (VariantOf<Config>::kSink) {
-    sink = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
-    largest = ptx::max(largest, sink);
+    sink.high = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
+    join(sink);
   }
-  const float base = largest == -kInfinity ? 0.f : largest;
   float sum = has_nan ? kInfinity - kInfinity : 0.f;  // max drops a NaN, so it is carried here
   constexpr int kSlots = ceil_div(Config::kHeadDimV, kWarpSize);
   float o[kSlots] = {};
   for (int i = 0; i < params.splits; ++i) {
-    const float weight = ptx::ex2((ptx::ld_global(params.partial_lse + i * rows + row) - base) * kLog2e);
+    const float weight = LogSum::load(params.partial_lse, i * rows + row).over(base);
     sum += weight;
     const float* partial = params.partial_o + (i * rows + row) * Config::kHeadDimV;  // [d_v]
     FA_UNROLL
@@ -50,7 +53,7 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
     }
   }
 
-  if constexpr (VariantOf<Config>::kSink) sum += ptx::ex2((sink - base) * kLog2e);
+  if constexpr (VariantOf<Config>::kSink) sum += sink.over(base);
   const int position = static_cast<int>(row % params.s_q);
   const int head = static_cast<int>(row / params.s_q % params.h_q);
   const int batch = static_cast<int>(row / params.s_q / params.h_q);
@@ -65,7 +68,7 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   if (params.lse != nullptr && lane == 0) {
     ptx::st_global(
         params.lse + batch * params.stride_lse_b + head * params.stride_lse_h + position * params.stride_lse_s,
-        sum == 0.f ? -kInfinity : base + kLn2 * ptx::lg2(sum));
+        sum == 0.f ? -kInfinity : base.high + (base.low + kLn2 * ptx::lg2(sum)));
   }
 }
 

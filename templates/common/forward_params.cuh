@@ -15,7 +15,7 @@ struct ForwardParams {
   void* o;             // [b, h_q, s_q, d_v]
   float* lse;          // [b, h_q, s_q], may be null
   float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only
-  float* partial_lse;  // [splits, b, h_q, s_q], split kernels only
+  float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
   int32_t* next_tile;  // dynamic kernels only: 0 at the launch
 
   int64_t stride_q_b, stride_q_h, stride_q_s;

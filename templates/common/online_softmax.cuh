@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_ONLINE_SOFTMAX_CUH_
 
 #include <common/constants.cuh>
+#include <common/log_sum.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
 
@@ -50,12 +51,20 @@ struct OnlineSoftmax {
   FA_DEVICE void update_to(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o,
                            const float (&new_max)[kMTiles][2], float scale_log2) {
     bool grew = false;
+    bool far = false;
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) grew = grew || new_max[m][r] > max[m][r];
+      for (int r = 0; r < 2; ++r) {
+        grew = grew || new_max[m][r] > max[m][r];
+        far = far || is_far(offset(new_max[m][r], scale_log2));
+      }
     }
     if (!kConditional || ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
+    if (ptx::vote_any(far)) {
+      exponentiate_far<kNTiles>(s, scale_log2);
+      return;
+    }
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -81,16 +90,49 @@ struct OnlineSoftmax {
   FA_DEVICE float inverse_sum(int m, int r) const { return sum[m][r] == 0.f ? 0.f : 1.f / sum[m][r]; }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE float lse(int m, int r, float scale) const {
-    if (sum[m][r] == 0.f) return -kInfinity;
-    const float base = max[m][r] == -kInfinity ? 0.f : max[m][r] * scale;
-    return base + kLn2 * ptx::lg2(sum[m][r]);
+  FA_DEVICE LogSum log_sum(int m, int r, float scale_log2) const {
+    if (sum[m][r] == 0.f) return LogSum::of_no_keys();
+    const float subtracted = offset(max[m][r], scale_log2);
+    if (is_far(subtracted)) return LogSum::of(max[m][r], scale_log2 * kLn2, sum[m][r]);
+    return LogSum::of(subtracted, kLn2, sum[m][r]);
   }
 
  private:
   /// A row without keys so far subtracts 0 instead of -inf, so that exp2(-inf) = 0 and never inf - inf.
   static FA_DEVICE float offset(float row_max, float scale_log2) {
     return row_max == -kInfinity ? 0.f : row_max * scale_log2;
+  }
+
+  /// Whether no float is near enough to a row's scaled maximum.
+  static FA_DEVICE bool is_far(float subtracted) { return !(ptx::abs(subtracted) <= kLargestOffset); }
+
+  /// In far rows the maximum is subtracted before the scale.
+  template <int kNTiles>
+  FA_DEVICE void exponentiate_far(Fragment<kMTiles, kNTiles>& s, float scale_log2) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float subtracted = offset(max[m][r], scale_log2);
+        const bool far = is_far(subtracted);
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 2 * r; e < 2 * r + 2; ++e) s[m][n][e] -= far ? max[m][r] : 0.f;
+        }
+        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, far ? 0.f : subtracted);
+      }
+    }
+  }
+
+  /// What P shrinks by from one maximum to a greater one: in far rows, as P, from the maximum itself.
+  static FA_DEVICE float factor(float before, float now, float scale_log2) {
+    const float subtracted = offset(before, scale_log2);
+    const float next = offset(now, scale_log2);
+    const float score = is_far(subtracted) ? before : 0.f;
+    const float next_score = is_far(next) ? now : 0.f;
+    return ptx::ex2(ptx::fma(score - next_score, scale_log2,
+                             (is_far(subtracted) ? 0.f : subtracted) - (is_far(next) ? 0.f : next)));
   }
 
   template <int kOTiles>
@@ -100,14 +142,13 @@ struct OnlineSoftmax {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         // From the very offsets that P was and will be computed with: exactly 1 for a row whose maximum stayed.
-        const float factor =
-            max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - offset(new_max[m][r], scale_log2));
+        const float shrink = max[m][r] == -kInfinity ? 0.f : factor(max[m][r], new_max[m][r], scale_log2);
         max[m][r] = new_max[m][r];
-        sum[m][r] *= factor;
+        sum[m][r] *= shrink;
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          o[m][n][2 * r] *= factor;
-          o[m][n][2 * r + 1] *= factor;
+          o[m][n][2 * r] *= shrink;
+          o[m][n][2 * r + 1] *= shrink;
         }
       }
     }

@@ -77,6 +77,11 @@ FA_DEVICE float fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
 
+/// mul.rn.f32, which no addition is fused with.
+FA_DEVICE float multiply(float a, float b) {
+  return __fmul_rn(a, b);
+}
+
 /// max.f32: drops a NaN operand.
 FA_DEVICE float max(float a, float b) {
   return fmaxf(a, b);

@@ -70,6 +70,18 @@ FA_DEVICE uint32_t shfl(uint32_t value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 
+/// shfl.sync.idx.b32 over groups of four lanes: the value of a group's lane `place`.
+FA_DEVICE float shfl_quad(float value, int place) {
+  return __shfl_sync(0xffffffffu, value, place, 4);
+}
+
+/// mov.u32 %laneid, where it stands: unlike what is derived from thread_index it is kept in no register over a loop.
+FA_DEVICE int lane_index() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 /// shfl.sync.bfly.b32 over a full warp.
 FA_DEVICE float shfl_xor(float value, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);

@@ -482,10 +482,6 @@ struct Forward {
     if constexpr (Variant::kScore) return Variant::kFactor * kLog2e;
     return Config::kPositiveScale ? params.scale_log2 : 1.f;
   }
-  FA_DEVICE float softmax_scale() const {
-    if constexpr (Variant::kScore) return Variant::kFactor;
-    return Config::kPositiveScale ? params.scale : kLn2;
-  }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
@@ -497,7 +493,7 @@ struct Forward {
         float inverse = normaliser(softmax, m, r);
         [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink
         if constexpr (Variant::kSink) {
-          const float keys = softmax.lse(m, r, softmax_scale());
+          const float keys = softmax.log_sum(m, r, softmax_scale_log2()).value();
           whole = log_add(keys, sink_of(params.variant, rows.query_head(fragment_row(m, r))));
           inverse *= weight_of(keys, whole);
         }
@@ -511,7 +507,7 @@ struct Forward {
         if (params.lse != nullptr && half == 0 && lane % 4 == 0 && row < row_count) {
           float* lse = params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
                        rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
-          ptx::st_global(lse, Variant::kSink ? whole : softmax.lse(m, r, softmax_scale()));
+          ptx::st_global(lse, Variant::kSink ? whole : softmax.log_sum(m, r, softmax_scale_log2()).value());
         }
       }
     }
@@ -575,7 +571,7 @@ struct Forward {
           ptx::st_global(target, o[m][n][2 * r] * inverse);
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
         }
-        if (lane % 4 == 0 && half == 0) ptx::st_global(params.partial_lse + index, softmax.lse(m, r, softmax_scale()));
+        if (lane % 4 == 0 && half == 0) softmax.log_sum(m, r, softmax_scale_log2()).store(params.partial_lse, index);
       }
     }
   }

@@ -166,21 +166,17 @@ struct Forward {
       kernel::kLoadsAhead<Variant> && kConsumers < 3 && kFragmentRegisters + kTileN / 4 * (kDropout ? 2 : 1) <= 192;
   using Loaded = uint32_t[2][kLoadAhead ? kTileN / 8 : 1];  // of each row two neighbouring keys of each n8 tile
 
-  // Else sums show where a score has passed the offset of its row, unless what made the score is gone by then.
-  static constexpr bool kSummed = !kExactMax && !kAffine && !kLoadAhead;
-  using Searched = typename kernel::Either<ExactSoftmax, TrailingSoftmax, kExactMax>::type;
-  using Softmax = typename kernel::Either<SummedSoftmax, Searched, kSummed>::type;
+  // Else sums show where a score has passed the offset of its row.
+  static constexpr bool kSummed = !kExactMax;
+  using Softmax = typename kernel::Either<SummedSoftmax, ExactSoftmax, kSummed>::type;
   // Where no key is hidden a function of the score alone is computed beside the exponentials: its approximations and
   // they fill each other's gaps.
   static constexpr bool kScoreBeside = Variant::kScoreAlone && kSummed && !Variant::kMask && !kTwoSided;
 
-  // n8 tiles whose exponentials start before the search for a maximum is over: two, where registers allow. Three
-  // warpgroups with longer KV tiles are not the faster for a second one.
   static constexpr bool kPlain =
       !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
   static constexpr int kFreeRegisters = kConsumerRegisters - kFragmentRegisters;
   static constexpr bool kRoomy = kConsumers != 3 && !kDropout && kFreeRegisters >= (kPlain ? 32 : 33);
-  static constexpr int kEarly = kRoomy && kTileN / 8 >= 2 * kPieces ? 2 : 1;
 
   // What ends a query tile's rows is done beside the next one's first product. Of more warpgroups others have work
   // then.
@@ -802,11 +798,13 @@ struct Forward {
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
       int visible;
-      exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded, in_chunks, dropped,
-                         true);
-      if constexpr (kSummed) softmax.add_own();
+      const bool far = exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded,
+                                          in_chunks, dropped, true);
+      if constexpr (kSummed) {
+        if (far) catch_up(s, softmax, dropped, ptx::shfl(q_slot.index, 0), ahead, warp_row);
+        softmax.add_own();
+      }
       if constexpr (kDropout) {
-        if constexpr (!kSummed) prepare(dropped, s);
         keep(probabilities, dropped.pairs, dropped.kept);
       } else {
         convert(probabilities, s);
@@ -869,8 +867,8 @@ struct Forward {
         release_k(k_slot, lane);
         const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
                                                  in_chunks, dropped, crosses);
-        if constexpr (kDropout && kSummed) {  // here what is kept is known too, beside the product
-          if (rescale) catch_up(s, visible, softmax, dropped, q_buffer, ahead, warp_row);
+        if constexpr (kDropout) {  // here what is kept is known too, beside the product
+          if (rescale) catch_up(s, softmax, dropped, q_buffer, ahead, warp_row);
         }
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -886,7 +884,7 @@ struct Forward {
         first = false;
         if (rare) {
           if constexpr (kSummed && !kDropout) {
-            if (rescale) catch_up(s, visible, softmax, dropped, q_buffer, ahead, warp_row);
+            if (rescale) catch_up(s, softmax, dropped, q_buffer, ahead, warp_row);
           }
           if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
           if constexpr (!kFinishAside) staged = false;
@@ -907,7 +905,6 @@ struct Forward {
           for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
         if constexpr (kDropout) {
-          if constexpr (!kSummed) prepare(dropped, s);
           keep(probabilities, dropped.pairs, dropped.kept);
         } else {
           convert(probabilities, s);
@@ -1145,7 +1142,8 @@ struct Forward {
     if constexpr (kScoreBeside && !kBegins) {
       if (!crosses && limit >= kTileN && !ptx::vote_any(softmax.may_lack_offset())) {
         visible = kPieces;
-        return exponentiate_summed(s, visible, softmax, dropped, [&](int n) { apply_score_to_tile(s, n); });
+        shift[0] = shift[1] = 0.f;
+        return exponentiate_summed(s, visible, softmax, shift, dropped, [&](int n) { apply_score_to_tile(s, n); });
       }
     }
     visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
@@ -1158,24 +1156,29 @@ struct Forward {
       // Without holes a tile that a row sees any of shows it its first key, and of the tile behind it sees none.
       const bool may_begin = crosses || limit <= kTileN;
       if (kBegins || (kHoles ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
-        softmax.template take_greatest<false>(s, scale);
+        softmax.take_greatest(s, scale, shift);
       }
-      return exponentiate_summed(s, visible, softmax, dropped, [](int) {});
+      return exponentiate_summed(s, visible, softmax, shift, dropped, [](int) {});
     } else {
-      return softmax.template update<kPieces, kEarly, kHoles, kPartial>(s, scale, shift, visible);
+      return softmax.update(s, scale);
     }
   }
 
   template <class Before>
-  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, [[maybe_unused]] Dropped& dropped,
-                                     const Before& before) const {
-    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), visible, before, [&](int n) {
-      if constexpr (kDropout) {
-        // Beside the exponentials. Else P is converted in place of what the product before still reads.
-        convert_tile(dropped.pairs, s, n);
-        dropped.mask.expand_tile(dropped.kept, n);
-      }
-    });
+  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, const float (&shift)[2],
+                                     [[maybe_unused]] Dropped& dropped, const Before& before) const {
+    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), shift, visible, before,
+                                                            [&](int n) { convert_dropped(dropped, s, n); });
+  }
+
+  /// P of n8 tile n and what is kept of it, beside the exponentials. Without dropout P is converted in place of what
+  /// the product before still reads.
+  FA_DEVICE static void convert_dropped([[maybe_unused]] Dropped& dropped, [[maybe_unused]] const S& s,
+                                        [[maybe_unused]] int n) {
+    if constexpr (kDropout) {
+      convert_tile(dropped.pairs, s, n);
+      dropped.mask.expand_tile(dropped.kept, n);
+    }
   }
 
   /// A function of the score alone.
@@ -1187,13 +1190,15 @@ struct Forward {
   }
 
   /// After `exponentiate` returned true: offsets rise, and P with them.
-  FA_DEVICE void catch_up(S& s, int visible, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
+  FA_DEVICE void catch_up(S& s, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
                           int warp_row) const {
     softmax.factor[0] = softmax.factor[1] = 1.f;
-    while (softmax.lost(kLeastLost)) {
+    // Once is enough. With dropout ptxas spills in a branch that it does not know for a loop.
+    constexpr int kRounds = kDropout ? 2 : 1;
+    FA_UNROLL_BY(1)
+    for (int round = 0; round < kRounds && softmax.template lost<kDropout>(kLeastLost); ++round) {
       multiply_again(s, dropped, q_buffer, cursor, warp_row);
-      softmax.template take_greatest<true>(s, softmax_scale_log2());
-      exponentiate_summed(s, visible, softmax, dropped, [](int) {});
+      softmax.rebase(s, softmax_scale_log2(), [&](int n) { convert_dropped(dropped, s, n); });
     }
     softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
   }
@@ -1211,12 +1216,6 @@ struct Forward {
       FA_UNROLL
       for (int i = 2 * r; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) s[i] *= step;
     }
-  }
-
-  /// P and what is kept of it, where neither is made beside the exponentials.
-  FA_DEVICE static void prepare(Dropped& dropped, const S& s) {
-    convert(dropped.pairs, s);
-    dropped.mask.expand(dropped.kept);
   }
 
   // A sum of P from which on P is taken for lost.
@@ -1241,7 +1240,9 @@ struct Forward {
         ptx::mma_m16n8k8<T>(d, ptx::ld_shared_b32(a), ptx::ld_shared_b32(a + 8 * QTile::kRowBytes),
                             ptx::ld_global_nc(reinterpret_cast<const uint32_t*>(columns + 8 * step)));
       }
-      if constexpr (Variant::kScore) {
+      if constexpr (kAffine) {
+        add_affine_to_tile(d, cursor, warp_row, static_cast<int>(lane), 8 * n);
+      } else if constexpr (Variant::kScore) {
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
           kernel::Place at = place(cursor, warp_row, r, static_cast<int>(lane));
@@ -1253,7 +1254,10 @@ struct Forward {
         for (int e = 0; e < 4; ++e) d[e] *= params.scale_log2;
       }
       FA_UNROLL
-      for (int e = 0; e < 4; ++e) s[4 * n + e] = is_zero(s, dropped, 4 * n + e) ? -kInfinity : d[e];
+      for (int e = 0; e < 4; ++e) {
+        const float before = p_of(s, dropped, 4 * n + e);
+        s[4 * n + e] = Softmax::is_seen(before, d[e]) ? d[e] : -kInfinity;
+      }
     }
     ptx::sync_warp();  // all lanes have read Q before one of them releases the buffer
   }
@@ -1271,11 +1275,25 @@ struct Forward {
     return static_cast<const T*>(params.k) + before + key * params.stride_k_s;
   }
 
-  FA_DEVICE static bool is_zero(const S& s, [[maybe_unused]] const Dropped& dropped, int i) {
+  /// What an affine score function adds to the scores of n8 tile n, key by key: where it is small nothing large is
+  /// rounded.
+  FA_DEVICE void add_affine_to_tile(float (&d)[4], const Cursor& cursor, int warp_row, int lane, int first_key) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const kernel::AffineRow row = Variant::affine(params.variant, place(cursor, warp_row, r, lane));
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float x = row.base + static_cast<float>(Variant::kAffineStep * (first_key + e));
+        d[2 * r + e] = ptx::fma(row.factor, Variant::kAffineAbs ? ptx::abs(x) : x, d[2 * r + e]);
+      }
+    }
+  }
+
+  FA_DEVICE static float p_of(const S& s, [[maybe_unused]] const Dropped& dropped, int i) {
     if constexpr (kDropout) {  // P is found in the operand's registers alone
-      return (dropped.pairs[i / 8][i / 2 % 4] >> 16 * (i % 2) & 0xffffu) == 0;
+      return kernel::half_of<T>(dropped.pairs[i / 8][i / 2 % 4], i % 2);
     } else {
-      return s[i] == 0.f;
+      return s[i];
     }
   }
 
@@ -1578,7 +1596,12 @@ struct Forward {
   /// those of n8 tile n alone,
   FA_DEVICE static void convert_tile(P& pairs, const S& s, int n) {
     FA_UNROLL
-    for (int i = 2 * n; i < 2 * n + 2; ++i) pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+    for (int i = 2 * n; i < 2 * n + 2; ++i) convert_pair(pairs, s, i);
+  }
+
+  /// those of elements 2i and 2i + 1 alone,
+  FA_DEVICE static void convert_pair(P& pairs, const S& s, int i) {
+    pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
   }
 
   /// without those that are dropped, which the row sums have taken all the same.
@@ -1608,11 +1631,13 @@ struct Forward {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
+    kernel::LogSum sums[2];
     float lse[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
-      lse[r] = softmax.lse(r, softmax_scale_log2());
+      sums[r] = softmax.log_sum(r, softmax_scale_log2());
+      lse[r] = sums[r].value();
       if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
         const float keys = lse[r];
         lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
@@ -1621,11 +1646,19 @@ struct Forward {
       if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
     }
     if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
+    if constexpr (Config::kSplit) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + 8 * r;
+        if (has_row(query, row)) sums[r].store(params.partial_lse, partial_row(query.tile, rows, row));
+      }
+      return;
+    }
     float* const target = lse_row(query, rows, first_row);
-    const int64_t stride = Config::kSplit ? 1 : params.stride_lse_s;
     if (has_row(query, first_row)) ptx::st_global(target, lse[0]);
     if (has_row(query, first_row + 8)) {
-      ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : target + 8 * stride, lse[1]);
+      float* const second = target + 8 * params.stride_lse_s;
+      ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : second, lse[1]);
     }
   }
 
@@ -1647,7 +1680,6 @@ struct Forward {
   }
 
   FA_DEVICE float* lse_row(const Query& query, const Rows& rows, int row) const {
-    if constexpr (Config::kSplit) return params.partial_lse + partial_row(query.tile, rows, row);
     return params.lse + first_row(query, params.stride_lse_b, params.stride_lse_s) +
            rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
   }
@@ -1790,7 +1822,10 @@ struct Forward {
         } else {
           ptx::st_global_chunk(o_row(job, rows, row) + column, {});
         }
-        if (column == 0 && (Config::kSplit || params.lse != nullptr)) {
+        if (column != 0) continue;
+        if constexpr (Config::kSplit) {
+          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(job.tile, rows, row));
+        } else if (params.lse != nullptr) {
           ptx::st_global(lse_row(job, rows, row), lse_without_keys(rows.query_head(row)));
         }
       }

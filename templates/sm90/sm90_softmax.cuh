@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_SOFTMAX_CUH_
 
 #include <common/constants.cuh>
+#include <common/log_sum.cuh>
 #include <common/types.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
@@ -9,6 +10,8 @@
 namespace fa::sm90 {
 
 using kernel::kInfinity;
+using kernel::kLargestOffset;
+using kernel::LogSum;
 
 /// A sum of P that is less can be divided by a power of two, in floats or in pairs of T, to be what it would have been.
 template <class T>
@@ -27,18 +30,16 @@ struct RowStatistics {
   float sum[2] = {0.f, 0.f};     // of this thread's columns
   float factor[2] = {1.f, 1.f};  // what O has to be multiplied with after `update` returned true
 
-  /// Sums over the quad; afterwards `sum` is the softmax denominator.
-  FA_DEVICE void finish() {
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
-  }
-
   /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
   FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
 
  protected:
   static constexpr int kBitsBelowAll = -0x7fffffff - 1;
   static constexpr int kChains = 4;  // of dependent maxima
+
+  /// Whether a reference in log2 units is a float that P may be relative to: no further than one step from the product
+  /// that it stands for.
+  FA_DEVICE static bool fits(float reference) { return ptx::abs(reference) <= kLargestOffset; }
 
   /// P of n8 tile j to the sums of even and odd columns,
   template <int kCount>
@@ -65,209 +66,63 @@ struct RowStatistics {
     return x + ptx::shfl_xor(x, 2);
   }
 
+  FA_DEVICE static float quad_max(float x) {
+    x = ptx::max(x, ptx::shfl_xor(x, 1));
+    return ptx::max(x, ptx::shfl_xor(x, 2));
+  }
+
   template <int kCount>
-  FA_DEVICE static float row_max(const float (&s)[kCount], int r, int begin, int end) {
+  FA_DEVICE static float lane_max(const float (&s)[kCount], int r) {
     float all = -kInfinity;
     FA_UNROLL
-    for (int j = 0; j < kCount / 4; ++j) {
-      if (j >= begin && j < end) all = ptx::max(all, ptx::max(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-    }
-    all = ptx::max(all, ptx::shfl_xor(all, 1));
-    return ptx::max(all, ptx::shfl_xor(all, 2));
-  }
-};
-
-/// P = exp2(scale_log2 * S - offset), where the offset trails the row's true maximum by up to kSlack: it is raised, and
-/// O rescaled, only when a score passes it by more, which is rare. P <= 2^kSlack then, and neither the rounding of P
-/// (floating point) nor the sums in float lose anything by it. What every step has to do is find out that no score did,
-/// by an integer maximum of three (floats above the slack are positive, and positive floats order as integers do).
-struct TrailingSoftmax : RowStatistics {
-  static constexpr float kSlack = 8.f;
-
-  float offset[2] = {-kInfinity, -kInfinity};  // log2 units; -inf: the row has seen no key
-
-  /// Turns scores into P in place, in kChunks pieces so that the search of one piece fills the gaps between the
-  /// exponentials of the one before. True when O must be rescaled by `factor`. shift: what is to be added to all scaled
-  /// scores of a row, in log2 units. With kPartial only the first `visible` pieces hold keys that the warp sees, and at
-  /// least one does: P of the others is 0.
-  ///
-  /// Exponentials of the first kEarly n8 tiles fill the gaps of the first search. They have registers of their own:
-  /// should the search find a score above the slack, they are void.
-  ///
-  /// A row's first visible key gives it its offset. Without kHoles a tile that a row sees any of shows it its first
-  /// key, so that only the first piece looks for rows without an offset.
-  template <int kChunks, int kEarly, bool kHoles, bool kPartial, int kCount>
-  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&shift)[2], [[maybe_unused]] int visible) {
-    constexpr int kTiles = kCount / 4;  // n8 tiles
-    static_assert(kEarly > 0 && kEarly <= kTiles / kChunks);
-    bool rescale = false;
-    int least = lacks_offset() ? kBitsAboveAll : kBitsBelowAll;
-    int highest[kChains];
-    FA_UNROLL
-    for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
-    float early[4 * kEarly];
-    FA_UNROLL
-    for (int j = 0; j < kTiles / kChunks; ++j) {
-      if (j == kEarly) start_early(early, s);
-      scale_tile<kChains>(s, j, scale_log2, shift, highest);
-    }
-    if (kEarly == kTiles / kChunks) start_early(early, s);
-    bool above = is_above(highest, least);
-    FA_UNROLL
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int begin = kTiles * chunk / kChunks;
-      const int end = kTiles * (chunk + 1) / kChunks;
-      const int next = kTiles * (chunk + 2 > kChunks ? kChunks : chunk + 2) / kChunks;
-      if (kPartial && chunk > 0 && chunk >= visible) {
-        add_tile(s, begin - 1, sum);
-        break;
-      }
-      if (above) {
-        if (!rescale) factor[0] = factor[1] = 1.f;
-        rescale = true;
-        raise(s, begin, end, highest);
-        if (chunk == 0) start_early(early, s);
-      }
-      FA_UNROLL
-      for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
-      least = kHoles && lacks_offset() ? kBitsAboveAll : kBitsBelowAll;
-      float total[2][2] = {};
-      FA_UNROLL
-      for (int j = 0; j < kTiles; ++j) {
-        if (j < begin || j >= end) continue;
-        // The next piece's scores, two n8 tiles for one of this piece's, so that the answer is there when it begins.
-        const int ahead = end + 2 * (j - begin);
-        if (ahead < next) scale_tile<2>(s, ahead, scale_log2, shift, highest);
-        if (ahead + 1 < next) scale_tile<2>(s, ahead + 1, scale_log2, shift, highest);
-        if (ahead < next && ahead + 2 >= next) above = is_above(highest, least);
-        FA_UNROLL
-        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = j < kEarly ? early[i] : ptx::ex2(s[i]);
-        // A tile behind: no sum waits for an exponential at the end of a piece.
-        if (j > 0) add_tile(s, j - 1, total);
-      }
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
-      if (end == kTiles) add_tile(s, kTiles - 1, sum);
-    }
-    return rescale;
+    for (int i = 2 * r; i < kCount; i += 4) all = ptx::max(all, ptx::max(s[i], s[i + 1]));
+    return all;
   }
 
-  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE float lse(int r, float /*scale_log2*/) const {
-    if (sum[r] == 0.f) return -kInfinity;
-    return kernel::kLn2 * ((offset[r] == -kInfinity ? 0.f : offset[r]) + ptx::lg2(sum[r]));
-  }
-
- private:
-  static constexpr int kBitsAboveAll = 0x7fffffff;
-
-  // The offset of a row that has none yet, so that its scores are positive as a rule, and the search finds the
-  // greatest.
-  static constexpr float kFirstOffset = -16.f;
-
-  FA_DEVICE bool lacks_offset() const { return offset[0] == -kInfinity || offset[1] == -kInfinity; }
-
-  /// Scores of n8 tile j relative to the offsets; the greatest so far.
-  template <int kUsed, int kCount>
-  FA_DEVICE void scale_tile(float (&s)[kCount], int j, float scale_log2, const float (&shift)[2],
-                            int (&highest)[kChains]) const {
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float subtracted = (offset[r] == -kInfinity ? kFirstOffset : offset[r]) - shift[r];
-      float& a = s[4 * j + 2 * r];
-      float& b = s[4 * j + 2 * r + 1];
-      a = ptx::fma(a, scale_log2, -subtracted);
-      b = ptx::fma(b, scale_log2, -subtracted);
-      int& chain = highest[2 * j % kUsed + r];
-      chain = ptx::max3(chain, static_cast<int>(ptx::bits(a)), static_cast<int>(ptx::bits(b)));
-    }
-  }
-
-  /// Whether a row of the warp has a score above the slack, or a lane `least` above it.
-  FA_DEVICE static bool is_above(const int (&highest)[kChains], int least) {
-    const int greatest = ptx::max3(highest[0], highest[1], ptx::max3(highest[2], highest[3], least));
-    return ptx::vote_any(greatest > static_cast<int>(ptx::bits(kSlack)));
-  }
-
-  template <int kEarlyCount, int kCount>
-  FA_DEVICE static void start_early(float (&early)[kEarlyCount], const float (&s)[kCount]) {
-    FA_UNROLL
-    for (int i = 0; i < kEarlyCount; ++i) early[i] = ptx::ex2(s[i]);
-  }
-
-  /// Raises the offsets of rows that need it to their highest score in n8 tiles begin to end, and corrects what was
-  /// computed with the old ones: P before `begin` and the scaled scores of these tiles.
   template <int kCount>
-  FA_DEVICE void raise(float (&s)[kCount], int begin, int end, const int (&highest)[kChains]) {
-    float score[2];
-    bool unknown = false;  // the greatest score of a row that has no offset yet
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int bits = quad_max(ptx::max3(highest[r], highest[r + 2], kBitsBelowAll));
-      score[r] = ptx::from_bits(static_cast<uint32_t>(bits));
-      unknown = unknown || (offset[r] == -kInfinity && bits <= 0);
-    }
-    if (ptx::vote_any(unknown)) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) score[r] = row_max(s, r, begin, end);
-    }
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const bool first = offset[r] == -kInfinity;
-      const bool moves = first ? score[r] != -kInfinity : score[r] > kSlack;
-      const float step = moves ? score[r] : 0.f;
-      const float shrink = !moves ? 1.f : first ? 0.f : ptx::ex2(-step);
-      if (moves) offset[r] = (first ? kFirstOffset : offset[r]) + step;
-      factor[r] *= shrink;
-      sum[r] *= shrink;
-      FA_UNROLL
-      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) {
-        if (i / 4 < begin) s[i] *= shrink;
-        if (i / 4 >= begin && i / 4 < end) s[i] -= step;
-      }
-    }
+  FA_DEVICE static float row_max(const float (&s)[kCount], int r) {
+    return quad_max(lane_max(s, r));
   }
 };
 
-/// The same without a search in every step: exponentials take the old offset at once, and that a score passes it by
-/// much shows in the sums that are taken anyway. P and its sums are then divided by a power of two, which changes no
-/// bit of them, unless a score passed the offset by so much that P is lost: the caller makes the scores again.
+/// P = exp2(scale_log2 * S + shift - offset), where the offset trails the row's true maximum. Exponentials take the old
+/// offset at once, and that a score passes it by much shows in the sums that are taken anyway. P and its sums are then
+/// divided by a power of two, which changes no bit of them, unless a score passed the offset by so much that P is lost:
+/// the caller makes the scores again, and `rebase` takes their greatest.
 ///
-/// A row's first offset is its greatest score.
+/// A row's first offset is its greatest score. Where no float is near enough to that (`is_far`), the row's scores are
+/// made again in every KV tile, and their greatest is subtracted before the scale, as in any softmax in float.
 struct SummedSoftmax : RowStatistics {
   static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
 
-  float offset[2] = {0.f, 0.f};  // log2 units; of a row without keys it says nothing
+  float offset[2] = {0.f, 0.f};  // log2 units, or a mark of far rows; of a row without keys it says nothing
   float own[2] = {0.f, 0.f};     // sums of the last KV tile, not yet in `sum`
 
   /// Whether rows of the lane have seen no key; of other lanes of the row they may have.
   FA_DEVICE bool may_lack_offset() const { return sum[0] == 0.f || sum[1] == 0.f; }
 
-  /// Rows without an offset take their greatest score for it; with kRises others do so too where it is greater, and
-  /// O has to be multiplied with `factor`.
-  template <bool kRises, int kCount>
-  FA_DEVICE void take_greatest(const float (&s)[kCount], float scale_log2) {
+  /// Rows without an offset take their greatest score for it.
+  template <int kCount>
+  FA_DEVICE void take_greatest(const float (&s)[kCount], float scale_log2, const float (&shift)[2]) {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float greatest = row_max(s, r, 0, kCount / 4) * scale_log2;
-      const bool first = quad_sum(sum[r]) == 0.f;
-      const bool moves = first ? greatest != -kInfinity : kRises && greatest > offset[r];
-      if constexpr (kRises) {
-        const float step = moves && !first ? ptx::ex2(offset[r] - greatest) : 1.f;
-        factor[r] *= step;
-        sum[r] *= step;
-      }
-      if (moves) offset[r] = greatest;
+      const float best = lane_max(s, r);
+      const bool first = quad_sum(sum[r]) == 0.f && !is_far(r);
+      const float greatest = quad_max(ptx::fma(best, scale_log2, shift[r]));  // shifts are the lanes' own
+      const bool sees = quad_max(best) != -kInfinity;
+      if (first && sees) offset[r] = fits(greatest) ? greatest : mark(greatest);
     }
   }
 
-  /// Turns scores into P in place; `before(n)` is called before n8 tile n is taken and `each(n)` when it is done. With
-  /// kPartial only the first `visible` of kChunks pieces hold keys that the warp sees, and at least one does: P of the
-  /// others is 0. True when a score has passed its offset: then `lost` and `raise` have to be asked.
+  /// Turns scores into P in place; `before(n)` is called before n8 tile n is taken and `each(n)` when it is done.
+  /// shift: what is to be added to all scaled scores of a row, in log2 units. With kPartial only the first `visible` of
+  /// kChunks pieces hold keys that the warp sees, and at least one does: P of the others is 0. True when a score has
+  /// passed its offset: then `lost` and `raise` have to be asked.
   template <int kChunks, bool kPartial, int kCount, class Before, class Each>
-  FA_DEVICE bool exponentiate(float (&s)[kCount], float scale_log2, [[maybe_unused]] int visible, const Before& before,
-                              const Each& each) {
+  FA_DEVICE bool exponentiate(float (&s)[kCount], float scale_log2, const float (&shift)[2],
+                              [[maybe_unused]] int visible, const Before& before, const Each& each) {
     constexpr int kTiles = kCount / 4;  // n8 tiles
+    const float subtracted[2] = {offset[0] - shift[0], offset[1] - shift[1]};
     float total[2][2] = {};
     FA_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -282,7 +137,7 @@ struct SummedSoftmax : RowStatistics {
         if (j < begin || j >= end) continue;
         before(j);
         FA_UNROLL
-        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -offset[i / 2 % 2]));
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]));
         each(j);
         // A tile behind: no sum waits for an exponential.
         if (j > 0) add_tile(s, j - 1, total);
@@ -294,8 +149,54 @@ struct SummedSoftmax : RowStatistics {
     return ptx::vote_any(ptx::max3(bits_of(own[0]), bits_of(own[1]), kBitsBelowAll) > bits_of(kSlack));
   }
 
-  /// Whether P of a row of the warp is lost: a sum is `least_lost` or more. A NaN is not.
-  FA_DEVICE bool lost(float least_lost) const { return ptx::vote_any(own[0] >= least_lost || own[1] >= least_lost); }
+  /// Whether P of a row of the warp is lost: a sum is `least_lost` or more, or the row is far. With kExactSteps also
+  /// where an offset could not rise by whole steps. A NaN is not lost.
+  template <bool kExactSteps>
+  FA_DEVICE bool lost(float least_lost) const {
+    bool any = false;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      any = any || own[r] >= least_lost || is_far(r);
+      if (kExactSteps) any = any || !(ptx::abs(offset[r]) <= kLargestOfSteps);
+    }
+    return ptx::vote_any(any);
+  }
+
+  /// Whether P, made under the row's offset, is of a key that the row sees, unless that P is negligible: of far rows P
+  /// is infinite then. `score` is that of the key: a NaN is one of both.
+  FA_DEVICE static bool is_seen(float p, float score) { return p > 0.f || (p != p && score != score); }
+
+  /// Turns scores that have been made again, -inf where no key is seen, into P relative to the greatest of their row
+  /// where that is greater than its reference. O has to be multiplied with `factor`.
+  /// `each(i)` is called when elements 2i and 2i + 1 are done.
+  template <int kCount, class Each>
+  FA_DEVICE void rebase(float (&s)[kCount], float scale_log2, const Each& each) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) take_reference(r, row_max(s, r), scale_log2);
+    ptx::sync_warp();  // one thing after the other: fewer registers
+    float score[2], subtracted[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float held = ptx::shfl_quad(sum[r], kScoreLane);
+      score[r] = is_far(r) ? held : 0.f;
+      subtracted[r] = is_far(r) ? 0.f : offset[r];
+    }
+    float total[2] = {0.f, 0.f};
+    FA_UNROLL
+    for (int j = 0; j < kCount / 4; ++j) {
+      FA_UNROLL
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        s[i] = ptx::ex2(ptx::fma(s[i] - score[i / 2 % 2], scale_log2, -subtracted[i / 2 % 2]));
+      }
+      add_tile(s, j, total);
+      each(j);
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float all = quad_sum(total[r]);
+      own[r] = !is_far(r) ? total[r] : ptx::lane_index() % 4 == kSumLane ? all : 0.f;
+    }
+  }
 
   /// Raises the offsets of rows of which a lane's sum is above the slack; `shrink(r, step)` multiplies P.
   template <class Shrink>
@@ -305,8 +206,10 @@ struct SummedSoftmax : RowStatistics {
       const int bits = quad_max(bits_of(own[r]));
       const bool moves = bits > bits_of(kSlack) && bits < bits_of(kInfinity);  // a NaN stays what it is
       const int steps = moves ? bits / (1 << kMantissaBits) - kBias : 0;
-      const float step = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits);
-      offset[r] += static_cast<float>(steps);
+      const float raised = offset[r] + static_cast<float>(steps);
+      const float rounding = static_cast<float>(steps) - (raised - offset[r]);  // 0 but of large offsets
+      const float step = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits) * ptx::ex2(rounding);
+      offset[r] = raised;
       factor[r] *= step;
       sum[r] *= step;
       own[r] *= step;
@@ -319,15 +222,71 @@ struct SummedSoftmax : RowStatistics {
     for (int r = 0; r < 2; ++r) sum[r] += own[r];
   }
 
+  /// Sums over the quad; afterwards `sum` is the softmax denominator, and `own` of far rows their greatest score.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float total = quad_sum(sum[r]);
+      if (ptx::vote_any(is_far(r))) {
+        own[r] = ptx::shfl_quad(sum[r], kScoreLane);
+        const float far_total = ptx::shfl_quad(sum[r], kSumLane);
+        sum[r] = is_far(r) ? far_total : total;
+      } else {
+        sum[r] = total;
+      }
+    }
+  }
+
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE float lse(int r, float /*scale_log2*/) const {
-    if (sum[r] == 0.f) return -kInfinity;
-    return kernel::kLn2 * (offset[r] + ptx::lg2(sum[r]));
+  FA_DEVICE LogSum log_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return LogSum::of_no_keys();
+    if (is_far(r)) return LogSum::of(own[r], scale_log2 * kernel::kLn2, sum[r]);
+    return LogSum::of(offset[r], kernel::kLn2, sum[r]);
   }
 
  private:
   static constexpr int kMantissaBits = 23;  // of float
   static constexpr int kBias = 127;
+  static constexpr float kLargestOfSteps = 4096.f;  // a step is off by less than 2^-13 up to here
+
+  // Marks of far rows in `offset`: P of any key that is seen is infinite, that of others 0. Under the second, for
+  // scores that the first would hide, that of others is NaN.
+  static constexpr float kFar = -3.40282347e38f;
+  static constexpr float kFarthest = -kInfinity;
+  static constexpr float kLowest = -1e38f;  // scaled score that the first mark is for
+
+  // Lanes of a quad whose `sum` holds all of a far row: its sum, and its greatest score.
+  static constexpr int kSumLane = 0;
+  static constexpr int kScoreLane = 1;
+
+  FA_DEVICE bool is_far(int r) const { return offset[r] <= kFar; }
+  FA_DEVICE static float mark(float greatest) { return greatest < kLowest ? kFarthest : kFar; }
+
+  /// A row's reference becomes `best`, before the scale, if that is greater: a score where it is far, else an offset,
+  /// behind the scale.
+  FA_DEVICE void take_reference(int r, float best, float scale_log2) {
+    const bool was_far = is_far(r);
+    const float score_before = ptx::shfl_quad(sum[r], kScoreLane);
+    const float score = was_far ? score_before : 0.f;
+    const float subtracted = was_far ? 0.f : offset[r];
+    const float sum_of_far = ptx::shfl_quad(sum[r], kSumLane);
+    const float sum_of_near = quad_sum(sum[r]);
+    const bool first = (was_far ? sum_of_far : sum_of_near) == 0.f;
+    const float scaled = best * scale_log2;
+    const bool moves = first ? best != -kInfinity : was_far ? best > score : scaled > subtracted;
+    const bool far = moves ? !fits(scaled) : was_far;
+    const float next_score = !far ? 0.f : moves ? best : score;
+    const float next_subtracted = far ? 0.f : moves ? scaled : subtracted;
+    // Of both kinds of reference the same formula, in which nothing large is rounded.
+    const float step = first ? 1.f : ptx::ex2(ptx::fma(score - next_score, scale_log2, subtracted - next_subtracted));
+    offset[r] = far ? mark(next_score * scale_log2) : next_subtracted;
+    const int place = ptx::lane_index() % 4;
+    if (was_far) sum[r] = place == kSumLane ? sum_of_far : 0.f;
+    if (far && !was_far) sum[r] = place == kSumLane ? sum_of_near : 0.f;
+    sum[r] *= step;
+    factor[r] *= step;
+    if (far && place == kScoreLane) sum[r] = next_score;
+  }
 
   FA_DEVICE static int bits_of(float x) { return static_cast<int>(ptx::bits(x)); }
 };
@@ -338,25 +297,28 @@ struct SummedSoftmax : RowStatistics {
 struct ExactSoftmax : RowStatistics {
   float greatest[2] = {-kInfinity, -kInfinity};  // score of the row, before the scale; -inf: it has seen no key
 
-  /// As TrailingSoftmax::update, in one piece. Scores are searched as they come from the product.
-  template <int kChunks, int kEarly, bool kHoles, bool kPartial, int kCount>
-  FA_DEVICE bool update(float (&s)[kCount], float scale_log2, const float (&/*shift*/)[2], int /*visible*/) {
-    static_assert(!kPartial);
+  /// Turns scores into P in place. True when O must be rescaled by `factor`.
+  template <int kCount>
+  FA_DEVICE bool update(float (&s)[kCount], float scale_log2) {
     constexpr int kTiles = kCount / 4;
     float score[2];
-    find_greatest(score, s);
+    const bool rare = find_greatest(score, s, scale_log2);
     bool rises = false;
     float subtracted[2];
+    float before[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float next = ptx::max(score[r], greatest[r]);
-      rises = rises || next > greatest[r];
-      subtracted[r] = ptx::max(next * scale_log2, kLeast);
-      factor[r] = ptx::ex2(ptx::fma(greatest[r], scale_log2, -subtracted[r]));
-      sum[r] *= factor[r];
-      greatest[r] = next;
+      before[r] = greatest[r];
+      greatest[r] = ptx::max(score[r], greatest[r]);
+      rises = rises || greatest[r] > before[r];
+      subtracted[r] = reference(greatest[r], scale_log2);
+      // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.
+      factor[r] = ptx::ex2(reference(before[r], scale_log2) - subtracted[r]);
     }
+    if (rare) subtract_first(s, subtracted, before, scale_log2);
     float total[2][2] = {};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] *= factor[r];
     FA_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       FA_UNROLL
@@ -369,19 +331,50 @@ struct ExactSoftmax : RowStatistics {
     return ptx::vote_any(rises);
   }
 
+  /// Sums over the quad; afterwards `sum` is the softmax denominator.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
+  }
+
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE float lse(int r, float scale_log2) const {
-    if (sum[r] == 0.f) return -kInfinity;
-    return kernel::kLn2 * (greatest[r] * scale_log2 + ptx::lg2(sum[r]));
+  FA_DEVICE LogSum log_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return LogSum::of_no_keys();
+    const float scaled = reference(greatest[r], scale_log2);
+    if (!fits(scaled)) return LogSum::of(greatest[r], scale_log2 * kernel::kLn2, sum[r]);
+    return LogSum::of(scaled, kernel::kLn2, sum[r]);
   }
 
  private:
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
+  // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
+  static constexpr float kLarge = kLargestOffset / 2;
 
-  /// Of a KV tile's rows, or what is less than `greatest`.
+  FA_DEVICE static float reference(float score, float scale_log2) { return ptx::max(score * scale_log2, kLeast); }
+
+  /// In rows whose scaled maximum no float is near enough to, the maximum is subtracted before the scale.
   template <int kCount>
-  FA_DEVICE void find_greatest(float (&score)[2], const float (&s)[kCount]) const {
-    constexpr int kTiles = kCount / 4;
+  FA_DEVICE void subtract_first(float (&s)[kCount], float (&subtracted)[2], const float (&before)[2],
+                                float scale_log2) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const bool was_far = before[r] != -kInfinity && !fits(reference(before[r], scale_log2));
+      const bool far = greatest[r] != -kInfinity && !fits(subtracted[r]);
+      if (far && before[r] != -kInfinity) factor[r] = ptx::ex2((before[r] - greatest[r]) * scale_log2);
+      if (far && !was_far && before[r] != -kInfinity) {
+        factor[r] = ptx::ex2(ptx::fma(-greatest[r], scale_log2, reference(before[r], scale_log2)));
+      }
+      if (was_far && !far) factor[r] = ptx::ex2(ptx::fma(before[r], scale_log2, -subtracted[r]));
+      const float base = far ? greatest[r] : 0.f;
+      if (far) subtracted[r] = 0.f;
+      FA_UNROLL
+      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) s[i] -= base;
+    }
+  }
+
+  /// Of a KV tile's rows, or what is less than `greatest`. True where scores are large: `subtract_first` has to look.
+  template <int kCount>
+  FA_DEVICE bool find_greatest(float (&score)[2], const float (&s)[kCount], float scale_log2) const {
     int highest[kChains];
     FA_UNROLL
     for (int i = 0; i < kChains; ++i) highest[i] = kBitsBelowAll;
@@ -391,19 +384,22 @@ struct ExactSoftmax : RowStatistics {
       chain = ptx::max3(chain, static_cast<int>(ptx::bits(s[i])), static_cast<int>(ptx::bits(s[i + 1])));
     }
     // A lane's scores may all be negative, and those of its rows so far: asked before the quad's answer is there.
-    bool negative = false;
+    bool rare = false;
     int bits[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       bits[r] = ptx::max3(highest[r], highest[r + 2], kBitsBelowAll);
-      negative = negative || (bits[r] <= 0 && greatest[r] < 0.f);
+      rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);
+      rare = rare || ptx::from_bits(static_cast<uint32_t>(bits[r])) * scale_log2 > kLarge;
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) score[r] = ptx::from_bits(static_cast<uint32_t>(quad_max(bits[r])));
-    if (ptx::vote_any(negative)) {
+    rare = ptx::vote_any(rare);
+    if (rare) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) score[r] = row_max(s, r, 0, kTiles);
+      for (int r = 0; r < 2; ++r) score[r] = row_max(s, r);
     }
+    return rare;
   }
 };
 

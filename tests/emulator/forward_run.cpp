@@ -143,7 +143,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
     const auto partials = static_cast<std::size_t>(rows * c.splits);
     params.partial_o = reinterpret_cast<float*>(
         memory.add_output("partial_o", partials * static_cast<std::size_t>(c.attention.d_v) * sizeof(float)));
-    params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", partials * sizeof(float)));
+    params.partial_lse = reinterpret_cast<float*>(memory.add_output("partial_lse", 2 * partials * sizeof(float)));
   }
 
   std::int32_t next_tile = 0;

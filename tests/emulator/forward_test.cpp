@@ -207,6 +207,59 @@ TEST_P(Sm90Forward, MakesScoresAgainWhereExponentialsOverflow) {
   ASSERT_NO_THROW(check(c)) << testing::PrintToString(c);
 }
 
+// Whole numbers, so that every sum of products is exact, whatever its order: what is left is what the softmax makes of
+// scores that are ever further apart, or from zero.
+constexpr std::array<int, 6> kScaleExponents{9, 14, 22, 25, 40, 108};
+
+AttentionInputs whole_inputs(const ForwardCase& c) {
+  AttentionInputs inputs = make_inputs(c);
+  for (HostTensor* tensor : {&inputs.q, &inputs.k}) {
+    const fa::TensorView view = tensor->view();
+    for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+        for (std::int64_t s = 0; s < view.shape[2]; ++s) {
+          for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+            tensor->set(b, h, s, d, std::clamp(std::round(tensor->at(b, h, s, d)), -2.0, 2.0));
+          }
+        }
+      }
+    }
+  }
+  return inputs;
+}
+
+void check_far(ForwardCase c, int exponent) {
+  c.attention.scale = std::ldexp(c.spec.positive_scale ? 1.f : -1.f, exponent);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const AttentionInputs inputs = whole_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  const AttentionOutputs actual = run_forward(c, inputs, kernels_of(c), kSeeds[0]);
+  EXPECT_LE(worst_error(c, inputs, actual, expected), 1);
+  if (!c.lse) return;
+  for (std::int64_t b = 0; b < c.attention.b; ++b) {
+    for (std::int64_t h = 0; h < c.attention.h_q; ++h) {
+      for (std::int64_t s = 0; s < c.attention.s_q; ++s) {
+        const double lse = expected.lse.at(b, h, s, 0);
+        if (actual.lse.at(b, h, s, 0) == lse) continue;  // infinite
+        // Scale, its product with the maximum and the last sum are rounded once each.
+        EXPECT_NEAR(actual.lse.at(b, h, s, 0), lse, 3 * 0x1p-24 * std::abs(lse) + 1e-5);
+      }
+    }
+  }
+}
+
+TEST_P(Sm90Forward, KeepsScoresOfAnyMagnitude) {
+  const ForwardCase c = make_sm90_case(sm90_specs()[GetParam()], sm90_rows()[GetParam() % sm90_rows().size()]);
+  for (const int exponent : {kScaleExponents[GetParam() % 6], kScaleExponents[(GetParam() + 3) % 6]}) {
+    ASSERT_NO_THROW(check_far(c, exponent)) << testing::PrintToString(c);
+  }
+}
+
+TEST_P(CoveringForward, KeepsScoresOfAnyMagnitude) {
+  const ForwardCase c = make_case(covering_specs()[GetParam()], launch_rows()[GetParam() % launch_rows().size()]);
+  ASSERT_NO_THROW(check_far(c, kScaleExponents[GetParam() % 6])) << testing::PrintToString(c);
+}
+
 TEST(Sm90Forward, EveryLaunchRowIsRun) {
   EXPECT_GE(sm90_specs().size() * kRowsPerSm90Spec, sm90_rows().size());
 }

@@ -280,7 +280,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
     launch.params.partial_o = reinterpret_cast<float*>(
         call.memory().add_output("partial_o", partials * static_cast<std::size_t>(c.attention.d_v) * sizeof(float)));
     launch.params.partial_lse =
-        reinterpret_cast<float*>(call.memory().add_output("partial_lse", partials * sizeof(float)));
+        reinterpret_cast<float*>(call.memory().add_output("partial_lse", 2 * partials * sizeof(float)));
   }
   if (variant) run_mask_tiles(call.memory(), problem, spec, launch.params.variant, 1);
   if (spec.family == fa::Family::sm90) {

@@ -512,7 +512,7 @@ TEST(Workspace, HoldsOutputAndLogSumExpOfEverySplit) {
   const std::size_t rows = 2 * 6 * 5;
   for (const std::size_t splits : {2U, 3U, 64U}) {
     const std::size_t partial_o = splits * rows * 40 * sizeof(float);
-    const std::size_t partial_lse = splits * rows * sizeof(float);
+    const std::size_t partial_lse = splits * rows * 2 * sizeof(float);
     EXPECT_EQ(forward_workspace_bytes(problem, static_cast<int>(splits)), partial_o + partial_lse);
   }
 }

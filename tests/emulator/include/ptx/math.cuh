@@ -54,6 +54,10 @@ FA_DEVICE float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
+FA_DEVICE float multiply(float a, float b) {
+  return a * b;
+}
+
 FA_DEVICE float max(float a, float b) {
   return a > b || b != b ? a : b;
 }

@@ -54,6 +54,15 @@ FA_DEVICE uint32_t shfl(uint32_t value, int lane, const emulator::Site& site = e
   return emulator::shfl_idx(value, lane, site);
 }
 
+FA_DEVICE int lane_index() {
+  return thread_index() % 32;
+}
+
+FA_DEVICE float shfl_quad(float value, int place, const emulator::Site& site = emulator::Site::current()) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  return __builtin_bit_cast(float, emulator::shfl_idx(bits, lane_index() / 4 * 4 + place, site));
+}
+
 FA_DEVICE float shfl_xor(float value, int lane_mask, const emulator::Site& site = emulator::Site::current()) {
   return emulator::shfl_bfly(value, lane_mask, site);
 }
