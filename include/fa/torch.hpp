@@ -134,6 +134,34 @@ struct Holder : ::torch::CustomClassHolder {
 
 }  // namespace torch_detail
 
+/// The gradients of a TorchAttention, which are a node of their own because only a node can refuse to be
+/// differentiated: second derivatives would come out too small, without a word. Inputs q, k, v, o, lse, dout and, where
+/// there is one, dlse; outputs dq, dk, dv.
+class TorchAttentionGradients : public ::torch::autograd::Function<TorchAttentionGradients> {
+ public:
+  using Context = ::torch::autograd::AutogradContext;
+  using Tensors = ::torch::autograd::variable_list;
+
+  static Tensors forward(Context*, at::TensorList inputs, const std::shared_ptr<const Attention>& attention) {
+    using namespace torch_detail;
+    const at::Tensor &q = inputs[0], &k = inputs[1], &v = inputs[2], &o = inputs[3], &lse = inputs[4];
+    const at::Tensor dout = readable(inputs[5]);
+    const at::Tensor dlse = inputs.size() > 6 ? inputs[6] : at::Tensor();
+    const at::Tensor dq = empty_like(q, q.size(3)), dk = empty_like(k, k.size(3)), dv = empty_like(v, v.size(3));
+    const at::Tensor memory = scratch(attention->backward_workspace_size(shape_of(q, k, v, o, dout, dq, dk, dv)), q);
+    attention->backward({view_of(q), view_of(k), view_of(v), view_of(o), view_of(lse), view_of(dout), view_of(dlse)},
+                        {view_of(dq), view_of(dk), view_of(dv)}, stream_of(q), workspace_of(memory));
+    return {dq, dk, dv};
+  }
+
+  [[noreturn]] static Tensors backward(Context*, const Tensors&) {
+    throw Error(ErrorCode::unsupported,
+                "the gradients of torch_attention are differentiated: accepted are first derivatives only (where "
+                "create_graph is meant for other parts of the graph, detach these gradients)",
+                {{"argument", "create_graph"}, {"value", "true"}, {"accepted", "first derivatives"}});
+  }
+};
+
 /// What torch_attention applies: inputs q, k, v; outputs o, lse, both differentiable.
 class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
  public:
@@ -162,23 +190,21 @@ class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
   static Tensors backward(Context* context, const Tensors& gradients) {
     using namespace torch_detail;
     if (!gradients[0].defined() && !gradients[1].defined()) return Tensors(4);
-    const Tensors saved = context->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &o = saved[3], &lse = saved[4];
+    Tensors inputs = context->get_saved_variables();  // q, k, v, o, lse
+    inputs.push_back(gradients[0].defined() ? gradients[0] : at::zeros_like(inputs[3]));
+    if (gradients[1].defined()) inputs.push_back(gradients[1]);
     const auto holder = context->saved_data["attention"].toCapsule();
-    const Attention& attention = *static_cast<Holder*>(holder.get())->attention;
-    const at::Tensor dout = gradients[0].defined() ? readable(gradients[0]) : at::zeros_like(o);
-    const at::Tensor& dlse = gradients[1];
-    const at::Tensor dq = empty_like(q, q.size(3)), dk = empty_like(k, k.size(3)), dv = empty_like(v, v.size(3));
-    const at::Tensor memory = scratch(attention.backward_workspace_size(shape_of(q, k, v, o, dout, dq, dk, dv)), q);
-    attention.backward({view_of(q), view_of(k), view_of(v), view_of(o), view_of(lse), view_of(dout), view_of(dlse)},
-                       {view_of(dq), view_of(dk), view_of(dv)}, stream_of(q), workspace_of(memory));
-    return {dq, dk, dv, at::Tensor()};
+    const auto& attention = static_cast<Holder*>(holder.get())->attention;
+    Tensors results = TorchAttentionGradients::apply(at::TensorList(inputs), attention);
+    results.emplace_back();  // the Attention has none
+    return results;
   }
 };
 
 /// o [b, h_q, s_q, d_v] and its log-sum-exp [b, h_q, s_q] (natural log, fp32), as nodes of LibTorch's graph, of
 /// q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v]. No copies while the head dim is
-/// contiguous. Throws fa::Error like Attention::forward, also for tensors on another device than `attention`'s.
+/// contiguous. Throws fa::Error like Attention::forward, also for tensors on another device than `attention`'s. Only
+/// first derivatives: a backward through dq, dk or dv throws fa::Error(unsupported).
 inline std::tuple<at::Tensor, at::Tensor> torch_attention(const std::shared_ptr<const Attention>& attention,
                                                           const at::Tensor& q, const at::Tensor& k,
                                                           const at::Tensor& v) {

@@ -105,6 +105,53 @@ void test_parts_of_the_graph(at::Device device) {
   check(at::allclose(dv.sum(), at::full({}, 7.0 * 2 * 8, dv.options()), 1e-4), "every row has weights of sum 1");
 }
 
+/// Whether `f` throws fa::Error(unsupported).
+template <typename F>
+bool unsupported(const F& f) {
+  try {
+    f();
+    return false;
+  } catch (const fa::Error& error) {
+    return error.code() == fa::ErrorCode::unsupported;
+  }
+}
+
+/// Whatever they are derivatives of and by, second ones are refused; a graph of first ones may be made.
+void test_second_derivatives(at::Device device) {
+  const Case c{at::kFloat, 1, 2, 2, 7, 9, 8, 8, false, false};
+  const auto attention = make_attention(c, device);
+  const Tensor strided = at::randn({1, 2, 8, 7}, device).transpose(2, 3).requires_grad_();  // is copied
+  const Tensor dense = at::randn({1, 2, 7, 8}, device).requires_grad_();
+  const Tensor k = at::randn({1, 2, 9, 8}, device).requires_grad_(),
+               v = at::randn({1, 2, 9, 8}, device).requires_grad_();
+  const Tensor weight = at::randn({1, 2, 7, 8}, device).requires_grad_();
+  const auto first = [&](const Tensor& loss, const Tensor& by) {
+    return torch::autograd::grad({loss}, {by}, {}, true, /*create_graph=*/true)[0];
+  };
+  for (const Tensor& q : {strided, dense}) {
+    const auto [o, lse] = fa::torch_attention(attention, q, k, v);
+    for (const Tensor& loss : {o.sum(), (o * o).sum(), lse.sum(), (o * weight).sum() + lse.sum()}) {
+      for (const Tensor& by : {q, k, v}) {
+        const Tensor gradient = first(loss, by);
+        for (const Tensor& again : {q, k, v}) {
+          check(unsupported([&] { first(gradient.sum(), again); }), "a second derivative is refused");
+          check(unsupported([&] { first((gradient * gradient).sum() + loss, again); }), "a penalty is refused");
+        }
+      }
+    }
+    const Tensor dq = first((o * weight).sum(), q);
+    check(unsupported([&] { first(dq.sum(), weight); }), "a derivative by the gradient that came in is refused");
+    const Tensor expected = torch::autograd::grad({(o * weight).sum()}, {q}, {}, true)[0];
+    check(at::equal(dq, expected), "the first derivative is the same with a graph");
+    check(!expected.requires_grad() && dq.requires_grad(), "only a graph that is asked for is made");
+    const Tensor dw = first((o * weight).sum() + (dq.detach() * weight).sum(), weight);
+    check(at::allclose(dw, o + dq), "what is detached may be used");
+  }
+  // One input that needs no gradient, and only one that does.
+  const auto [o, lse] = fa::torch_attention(attention, dense.detach(), k.detach(), v);
+  check(unsupported([&, o = o] { first(first((o * o).sum(), v).sum(), v); }), "a second derivative by v alone");
+}
+
 void test_errors(at::Device device) {
   const Case c{at::kFloat, 1, 1, 1, 4, 4, 8, 8, false, false};
   const auto attention = make_attention(c, device);
@@ -117,7 +164,7 @@ void test_errors(at::Device device) {
     }
   };
   refused(at::zeros({4, 8}, device), "q");
-  refused(at::zeros({1, 1, 4, 8}, at::TensorOptions(device).dtype(at::kInt)), "dtype");
+  refused(at::zeros({1, 1, 4, 8}, at::TensorOptions(device).dtype(at::kInt)), "q");
   refused(at::zeros({1, 1, 4, 16}, device), "q");
 }
 
@@ -141,6 +188,7 @@ int main(int argc, char** argv) {
       compare({dtype, 1, 3, 3, 100, 70, 40, 72, false, false}, device);
     }
     test_parts_of_the_graph(device);
+    test_second_derivatives(device);
     test_errors(device);
   } catch (const std::exception& exception) {
     std::fprintf(stderr, "%s\n", exception.what());
