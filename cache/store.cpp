@@ -91,7 +91,7 @@ class Store::Impl {
 
   const std::vector<std::string>& pack_problems() const noexcept { return pack_problems_; }
 
-  Lookup get(const Key& key, const Build& build, Wait wait);
+  Lookup get(const Key& key, const Build& build, const Substitutes& substitutes, Wait wait);
 
   Counters counters() const {
     const std::scoped_lock lock(mutex_);
@@ -104,12 +104,16 @@ class Store::Impl {
   }
 
  private:
-  Lookup lead(const std::string& id, Flight& flight, const Key& key, const Build& build);
-  Lookup build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build);
+  Lookup lead(const std::string& id, Flight& flight, const Key& key, const Build& build,
+              const Substitutes& substitutes);
+  Lookup build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build,
+                       const Substitutes& substitutes);
   /// What a look-up does before it has the lock of the key, and again with it: then only the directory can have
   /// changed, and what is refused has been counted.
   enum class Look : std::uint8_t { first, again };
   Lookup load(const Key& key, Look look);
+  bool load_from_packs(const Key& key, Lookup* found);
+  void load_substitute(const Substitutes& substitutes, Lookup* found);
   std::shared_ptr<const Entry> taken(std::optional<Entry> entry, const std::string& damage, Look look,
                                      std::string* refused);
   BuildLock lock(const Key& key);
@@ -141,7 +145,7 @@ class Store::Impl {
   std::unordered_map<std::string, std::shared_ptr<Flight>> flights_;
 };
 
-Lookup Store::Impl::get(const Key& key, const Build& build, Wait wait) {
+Lookup Store::Impl::get(const Key& key, const Build& build, const Substitutes& substitutes, Wait wait) {
   const std::string id = encode_key(key);
   while (true) {
     std::unique_lock lock(mutex_);
@@ -153,7 +157,7 @@ Lookup Store::Impl::get(const Key& key, const Build& build, Wait wait) {
     const std::shared_ptr<Flight> flight = slot->second;
     if (first) {
       lock.unlock();
-      return lead(id, *flight, key, build);
+      return lead(id, *flight, key, build, substitutes);
     }
     if (wait == Wait::never || flight->leader == std::this_thread::get_id()) return {nullptr, Origin::memory, {}, true};
     flight->landed.wait(lock, [&flight] { return flight->finished; });
@@ -167,17 +171,20 @@ Lookup Store::Impl::get(const Key& key, const Build& build, Wait wait) {
   }
 }
 
-Lookup Store::Impl::lead(const std::string& id, Flight& flight, const Key& key, const Build& build) {
+Lookup Store::Impl::lead(const std::string& id, Flight& flight, const Key& key, const Build& build,
+                         const Substitutes& substitutes) {
   try {
-    return build_or_load(id, flight, key, build);
+    return build_or_load(id, flight, key, build, substitutes);
   } catch (...) {
     land(id, flight, nullptr, std::current_exception());
     throw;
   }
 }
 
-Lookup Store::Impl::build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build) {
+Lookup Store::Impl::build_or_load(const std::string& id, Flight& flight, const Key& key, const Build& build,
+                                  const Substitutes& substitutes) {
   Lookup found = load(key, Look::first);
+  if (!found.entry && substitutes) load_substitute(substitutes, &found);
   const BuildLock held = found.entry || !build ? BuildLock() : lock(key);
   if (!found.entry && build) {  // another process may have published it meanwhile
     std::string refused = std::move(found.refused);
@@ -201,18 +208,34 @@ Lookup Store::Impl::build_or_load(const std::string& id, Flight& flight, const K
 
 Lookup Store::Impl::load(const Key& key, Look look) {
   Lookup found;
-  for (const Pack& pack : packs_) {
-    if (look == Look::again) break;
-    Pack::Found stored = pack.load(key);
-    found.origin = Origin::pack;
-    found.entry = taken(std::move(stored.entry), stored.damage, look, &found.refused);
-    if (found.entry) return found;
-  }
+  if (look == Look::first && load_from_packs(key, &found)) return found;
   if (!disk_) return found;
   Disk::Found stored = disk_->load(key);
   found.origin = Origin::disk;
   found.entry = taken(std::move(stored.entry), stored.damage, look, &found.refused);
   return found;
+}
+
+bool Store::Impl::load_from_packs(const Key& key, Lookup* found) {
+  found->origin = Origin::pack;
+  for (const Pack& pack : packs_) {
+    Pack::Found stored = pack.load(key);
+    found->entry = taken(std::move(stored.entry), stored.damage, Look::first, &found->refused);
+    if (found->entry) return true;
+  }
+  return false;
+}
+
+void Store::Impl::load_substitute(const Substitutes& substitutes, Lookup* found) {
+  if (packs_.empty()) return;
+  for (const Key& key : substitutes()) {
+    Lookup substitute;
+    if (load_from_packs(key, &substitute)) {
+      *found = std::move(substitute);
+      return;
+    }
+    if (found->refused.empty()) found->refused = std::move(substitute.refused);
+  }
 }
 
 std::shared_ptr<const Entry> Store::Impl::taken(std::optional<Entry> entry, const std::string& damage, Look look,
@@ -298,8 +321,8 @@ Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Store::~Store() = default;
 
-Lookup Store::get(const Key& key, const Build& build, Wait wait) {
-  return impl_->get(key, build, wait);
+Lookup Store::get(const Key& key, const Build& build, const Substitutes& substitutes, Wait wait) {
+  return impl_->get(key, build, substitutes, wait);
 }
 
 Counters Store::counters() const {

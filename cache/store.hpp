@@ -122,6 +122,7 @@ struct StoreOptions {
 class Store {
  public:
   using Build = std::function<Entry()>;
+  using Substitutes = std::function<std::vector<Key>()>;
 
   explicit Store(const StoreOptions& options);
   ~Store();
@@ -134,7 +135,11 @@ class Store {
   /// that are not accepted are rebuilt; what `build` returns is used without being asked for its compiler. `build` need
   /// not set the key, runs without any lock of this process, and may use the store for other keys; its own is busy. An
   /// entry without a cubin is handed on and not kept.
-  Lookup get(const Key& key, const Build& build, Wait wait = Wait::allowed);
+  ///
+  /// `substitutes`, if given, names other keys whose entries serve as well, in order of preference. They are looked for
+  /// in packs only, before anything is built; the entry has its own key, and memory keeps it under `key`. It is asked
+  /// where packs lack `key`, at most once, under the rules of `build`.
+  Lookup get(const Key& key, const Build& build, const Substitutes& substitutes = nullptr, Wait wait = Wait::allowed);
 
   Counters counters() const;
 

@@ -43,7 +43,8 @@ struct CachePolicy {
   std::string directory = {};
   /// Files made by `fa pack`, searched before the directory and never written, with those that FA_CACHE_PACKS names
   /// (separated by colons) behind them. One that cannot be used costs a warning. A pack is code that runs on the GPU
-  /// with all that the process may do there: take packs from where you take programs.
+  /// with all that the process may do there: take packs from where you take programs. Kernels for lower compute
+  /// capabilities 8.x serve where they fit and there are none for the GPU's own (docs/cache-format.md).
   std::vector<std::string> packs = {};
   /// The SHA-256 of `packs`, 64 hex digits for each, in their order (`fa pack` prints it); "", or none: any. A pack of
   /// another one is not used, as if it were damaged. Reads each pinned pack whole when the cache is opened.

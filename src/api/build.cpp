@@ -192,12 +192,23 @@ cache::Key cache_key(const plan::KernelSpec& spec) {
   return key;
 }
 
+std::vector<cache::Key> substitute_keys(const plan::KernelSpec& spec) {
+  std::vector<cache::Key> keys;
+  for (const plan::Arch target : plan::substitute_targets(spec.arch)) {
+    keys.push_back(cache_key(plan::retargeted(spec, target)));
+  }
+  return keys;
+}
+
 cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {
   const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
   if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };
+  cache::Store::Substitutes substitutes;
+  if (!supply.exact) substitutes = [&] { return substitute_keys(spec); };
   const char* const who = impatient();
-  cache::Lookup lookup = store.get(key, builder, who != nullptr ? cache::Wait::never : cache::Wait::allowed);
+  const cache::Wait wait = who != nullptr ? cache::Wait::never : cache::Wait::allowed;
+  cache::Lookup lookup = store.get(key, builder, substitutes, wait);
   if (lookup.busy) throw_busy(key, who != nullptr ? who : "build");
   if (lookup.entry == nullptr) throw_miss(key, lookup.refused, store, supply);
   return lookup;

@@ -48,11 +48,15 @@ struct Supply {
   std::function<void(const CompileEvent&)> on_compile = nullptr;
   cache::Acceptance accept = {};
   bool keep_source = false;
+  bool exact = false;                              ///< no kernel of another target serves
   std::function<std::string()> command = nullptr;  ///< the `fa` command that would build the kernel; asked on a miss
 };
 
 /// What `spec` is stored under.
 cache::Key cache_key(const plan::KernelSpec& spec);
+
+/// What kernels for other targets that can stand in for it in a pack are stored under, the best first.
+std::vector<cache::Key> substitute_keys(const plan::KernelSpec& spec);
 
 /// The cubin of `spec`: stored, or compiled now if `supply` allows. Throws fa::Error: no_compiler, compile_failed,
 /// cache_miss.

@@ -75,6 +75,15 @@ Arch parse_target(std::string_view text) {
   return arch;
 }
 
+std::vector<Arch> substitute_targets(Arch target) {
+  if (target.major != 8 || target.suffix != '\0' || target.minor == 7 || target.minor == 8) return {};
+  std::vector<Arch> lower;
+  for (const int minor : {9, 6, 0}) {
+    if (minor < target.minor) lower.push_back({8, minor});
+  }
+  return lower;
+}
+
 ArchLimits limits(Arch arch) {
   if (arch.major < 8) {
     support::throw_unsupported("compute capability", fmt::format("{}.{}", arch.major, arch.minor), "8.0 or higher");

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fa::plan {
 
@@ -28,6 +29,10 @@ Arch device_target(int major, int minor) noexcept;
 /// Like `parse_arch`, of what some GPU looks up: not sm_90, whose kernels a Hopper GPU, which asks for sm_90a, never
 /// finds.
 Arch parse_target(std::string_view text);
+
+/// Other targets whose kernels GPUs that look up `target` can run, nearest first: the lower ones of compute capability
+/// 8.x. None of a target with a suffix, and none for or of 8.7 and 8.8, which are no capabilities of desktop GPUs.
+std::vector<Arch> substitute_targets(Arch target);
 
 /// What one multiprocessor offers a thread block (CUDA C++ Programming Guide, "Compute Capabilities").
 struct ArchLimits {

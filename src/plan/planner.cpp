@@ -237,6 +237,16 @@ int shared_bytes(const KernelSpec& spec) {
   return 0;
 }
 
+KernelSpec retargeted(KernelSpec spec, Arch target) {
+  spec.arch = target;
+  const bool sm80 = spec.family == Family::sm80;
+  if (sm80 && spec.op == Op::forward) spec.min_blocks = sm80_forward_resident_blocks(spec);
+  if (sm80 && (spec.op == Op::backward || spec.op == Op::backward_dq)) {
+    spec.min_blocks = sm80_backward_resident_blocks(spec);
+  }
+  return spec;
+}
+
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   const Variants* const variants = problem.variants;
   const bool bounded = variants != nullptr && variants->hides_keys();

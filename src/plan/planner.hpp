@@ -74,6 +74,9 @@ KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept;
 /// Dynamic shared memory of a thread block.
 int shared_bytes(const KernelSpec& spec);
 
+/// The kernel of the same tiles for one of substitute_targets(spec.arch), as plans for that target have it.
+KernelSpec retargeted(KernelSpec spec, Arch target);
+
 /// Bytes of partial results of a split forward; 0 when it is not split.
 std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept;
 

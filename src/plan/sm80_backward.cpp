@@ -295,6 +295,10 @@ int sm80_backward_dq_registers(const KernelSpec& spec) {
   return m_tiles * (spec.d_qk / 2 + spec.tile_n);
 }
 
+int sm80_backward_resident_blocks(const KernelSpec& spec) {
+  return resident_blocks(spec);
+}
+
 std::string sm80_backward_refusal(const KernelSpec& spec) {
   std::string reason = misfit(spec);
   if (!reason.empty()) return reason;

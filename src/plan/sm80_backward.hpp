@@ -19,6 +19,10 @@ int sm80_backward_dq_shared_bytes(const KernelSpec& spec);
 int sm80_backward_registers(const KernelSpec& spec);
 int sm80_backward_dq_registers(const KernelSpec& spec);
 
+/// Resident thread blocks a multiprocessor, of the kernel's architecture, that its registers and shared memory allow;
+/// of both.
+int sm80_backward_resident_blocks(const KernelSpec& spec);
+
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_backward_refusal(const KernelSpec& spec);
 std::string sm80_backward_dq_refusal(const KernelSpec& spec);

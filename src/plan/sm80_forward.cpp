@@ -223,6 +223,10 @@ int sm80_forward_registers(const KernelSpec& spec) {
   return output + scores + query;
 }
 
+int sm80_forward_resident_blocks(const KernelSpec& spec) {
+  return resident_blocks(spec);
+}
+
 std::string sm80_forward_refusal(const KernelSpec& spec) {
   if (spec.warps < 1 || spec.warps > kMaxWarps) {
     return fmt::format("warps = {}: accepted are 1 to {}", spec.warps, kMaxWarps);

@@ -16,6 +16,9 @@ int sm80_forward_shared_bytes(const KernelSpec& spec);
 /// Registers a thread spends on the fragments that live across the main loop: O, scores, and Q if it stays there.
 int sm80_forward_registers(const KernelSpec& spec);
 
+/// Resident thread blocks a multiprocessor, of the kernel's architecture, that its registers and shared memory allow.
+int sm80_forward_resident_blocks(const KernelSpec& spec);
+
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_forward_refusal(const KernelSpec& spec);
 

@@ -75,7 +75,7 @@ class Inquiry {
   Answer ask(const plan::KernelSpec& spec) const {
     Answer answer;
     answer.key = api::cache_key(spec);
-    answer.lookup = store_->get(answer.key, nullptr);
+    answer.lookup = store_->get(answer.key, nullptr, [&spec] { return api::substitute_keys(spec); });
     if (!answer.lookup.entry) {
       answer.neighbours = cache::nearest(answer.key, stored_, kNeighbours);
     }
@@ -108,7 +108,7 @@ std::vector<Answer> ask_all(const Inquiry& inquiry, const plan::Alternatives& sp
       break;
     }
   }
-  *verdict = {fmt::format("is served by {}", best->key.spec), false, taken};
+  *verdict = {fmt::format("is served by {}", best->lookup.entry->key.spec), false, taken};
   return answers;
 }
 
@@ -134,6 +134,9 @@ void print_answer(const Answer& answer) {
   fmt::print("{:<9} {} ({})\n", state_of(answer), answer.key.spec, answer.key.digest());
   if (answer.lookup.entry) {
     const cache::Entry& entry = *answer.lookup.entry;
+    if (entry.key != answer.key) {
+      fmt::print("    in its place: {} ({})\n", printable(entry.key.spec), entry.key.digest());
+    }
     fmt::print("    {}, {} registers, {} bytes of local memory\n", printable(entry.compiler), entry.registers,
                entry.local_bytes);
     return;
@@ -164,6 +167,7 @@ nlohmann::json to_json(const Answer& answer) {
           {"digest", answer.key.digest()},
           {"state", state_of(answer)},
           {"refused", answer.lookup.refused},
+          {"served_by", answer.lookup.entry ? answer.lookup.entry->key.digest() : ""},
           {"nearest", neighbours}};
 }
 

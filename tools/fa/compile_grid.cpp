@@ -47,7 +47,8 @@ std::vector<cache::Lookup> looked_at_before(const api::ChosenKernel& chosen, con
   return lookups;
 }
 
-void run_job(cache::Store& store, const api::Supply& supply, Job* job) {
+void run_job(cache::Store& store, api::Supply supply, Job* job) {
+  supply.exact = true;  // a grid names its targets
   try {
     api::ChosenKernel chosen = api::choose_kernel(job->specs, store, supply);
     job->passed_over = looked_at_before(chosen, job->specs, store);

@@ -160,6 +160,10 @@ int pack(PackOptions options) {
 
 void add_pack(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("pack", "Compile a grid of kernels into one file to ship; needs no GPU");
+  command->footer(
+      "A pack for sm_80,sm_86 serves GPUs of compute capability 8.0, 8.6 and 8.9. One for sm_80 alone serves those of "
+      "8.6\n"
+      "and 8.9 with the kernels that fit their smaller shared memory.");
   const auto options = std::make_shared<PackOptions>();
   std::vector<std::string> names;
   for (const auto& [name, shape] : kShapes) {

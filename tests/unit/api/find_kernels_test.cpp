@@ -124,6 +124,82 @@ TEST(FindBackwardKernels, APackServesBothModesSplitOrNot) {
   }
 }
 
+std::vector<plan::Alternatives> kernels_for(const AttentionConfig& config, const std::string& arch, bool backward) {
+  const plan::Problem problem = api::make_problem(config, api::checked(config, kShape), plan::parse_target(arch));
+  return backward ? plan::kernels_of(plan::plan_backward(problem, {}, config.deterministic))
+                  : plan::kernels_of(plan::plan_forward(problem, {}));
+}
+
+std::vector<KernelInfo> find_for(const AttentionConfig& config, const std::string& arch, bool backward) {
+  return backward ? find_backward_kernels(config, kShape, arch) : find_kernels(config, kShape, arch);
+}
+
+/// The first choices of a plan, as a compiler for `arch` might have made them, in a pack.
+void write_first_choices(const fs::path& file, const AttentionConfig& config, const std::string& arch, bool backward) {
+  std::vector<cache::Entry> entries;
+  for (const plan::Alternatives& specs : kernels_for(config, arch, backward))
+    entries.push_back(stand_in(specs.front()));
+  write_pack(file, entries);
+}
+
+TEST(FindKernels, APackForALowerDesktopTargetServes) {
+  const TemporaryDirectory directory;
+  bool other_blocks = false;  // the lower target has room for more of them
+  for (const bool backward : {false, true}) {
+    for (const int head_dim : {64, 96, 128}) {
+      if (backward && head_dim > 64) continue;  // its tiles need more shared memory than 8.6 and 8.9 have
+      AttentionConfig config = base_config();
+      config.head_dim = head_dim;
+      const std::string name = std::to_string(head_dim) + (backward ? " backward" : " forward");
+      config.cache.packs = {(directory / name).string()};
+      write_first_choices(config.cache.packs.front(), config, "sm_80", backward);
+      for (const char* arch : {"sm_86", "sm_89"}) {
+        const std::vector<plan::Alternatives> wanted = kernels_for(config, arch, backward);
+        const std::vector<KernelInfo> found = find_for(config, arch, backward);
+        ASSERT_EQ(found.size(), wanted.size());
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          EXPECT_EQ(found[i].origin, "pack");
+          EXPECT_NE(found[i].spec.find("arch=sm_80 "), std::string::npos) << found[i].spec;
+          other_blocks =
+              other_blocks || wanted[i].front().min_blocks != retargeted(wanted[i].front(), {8, 0}).min_blocks;
+        }
+      }
+      for (const char* arch : {"sm_87", "sm_88", "sm_90a", "sm_120a"}) {
+        EXPECT_THROW(find_for(config, arch, backward), Error) << arch;
+      }
+    }
+  }
+  EXPECT_TRUE(other_blocks);
+}
+
+TEST(FindKernels, TheNearestTargetServesAndNoneServesALowerOne) {
+  const TemporaryDirectory directory;
+  AttentionConfig config = base_config();
+  for (const char* arch : {"sm_80", "sm_86", "sm_87", "sm_89"}) {
+    write_first_choices(directory / arch, config, arch, false);
+  }
+  const auto served = [&](const std::string& arch, const std::vector<std::string>& packs) -> std::string {
+    config.cache.packs.clear();
+    for (const std::string& pack : packs) config.cache.packs.push_back((directory / pack).string());
+    try {
+      const std::string spec = find_kernels(config, kShape, arch).front().spec;
+      const std::size_t begin = spec.find("arch=") + 5;
+      return spec.substr(begin, spec.find(' ', begin) - begin);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cache_miss);
+      return "";
+    }
+  };
+  EXPECT_EQ(served("sm_89", {"sm_80", "sm_86", "sm_89"}), "sm_89");
+  EXPECT_EQ(served("sm_89", {"sm_80", "sm_86"}), "sm_86");
+  EXPECT_EQ(served("sm_86", {"sm_89", "sm_80"}), "sm_80");
+  EXPECT_EQ(served("sm_80", {"sm_86", "sm_87", "sm_89"}), "");
+  EXPECT_EQ(served("sm_86", {"sm_87", "sm_89"}), "");
+  EXPECT_EQ(served("sm_89", {"sm_87"}), "");
+  EXPECT_EQ(served("sm_87", {"sm_80", "sm_86", "sm_89"}), "");
+  EXPECT_EQ(served("sm_90a", {"sm_80", "sm_86", "sm_89"}), "");
+}
+
 AttentionConfig with_documents(bool deterministic) {
   AttentionConfig config = base_config();
   config.deterministic = deterministic;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <random>
+#include <stdexcept>
 
 #include "cache/digest.hpp"
 #include "cache/sha256.hpp"
@@ -113,6 +114,71 @@ TEST(Pack, TheFirstOfSeveralServes) {
   Store store(options);
   EXPECT_EQ(store.get(numbered(0), no_build()).entry->registers, 168);
   EXPECT_EQ(store.get(numbered(1), no_build()).origin, Origin::pack);
+}
+
+/// Keys that serve in the place of numbered(0), and how often they were asked for.
+struct Substitutes {
+  std::vector<Key> keys;
+  int asked = 0;
+  Store::Substitutes function() {
+    return [this] {
+      ++asked;
+      return keys;
+    };
+  }
+};
+
+TEST(Pack, SubstitutesServeBehindTheKeyAndBeforeABuild) {
+  const TemporaryDirectory directory;
+  write(directory / "pack", make_entries(4));
+  const Key missing = make_key("missing");
+  Substitutes substitutes{{numbered(100), numbered(2), numbered(1)}};
+  {
+    Store store(with_pack(directory / "pack", directory / "cache"));
+    EXPECT_EQ(store.get(numbered(0), no_build(), substitutes.function()).entry->key, numbered(0));
+    EXPECT_EQ(substitutes.asked, 0);
+    const Lookup found = store.get(missing, no_build(), substitutes.function());
+    EXPECT_EQ(found.origin, Origin::pack);
+    EXPECT_EQ(found.entry->key, numbered(2));
+    EXPECT_EQ(store.get(missing, nullptr).entry, found.entry) << "memory keeps it";
+    EXPECT_EQ(store.get(numbered(2), no_build()).origin, Origin::pack) << "under the key that was asked for";
+    EXPECT_EQ(substitutes.asked, 1);
+    EXPECT_EQ(store.counters().pack_hits, 3U);
+    EXPECT_EQ(store.counters().builds, 0U);
+    EXPECT_EQ(testing::files_under(directory / "cache"), 0U);
+    store.get(numbered(100), builder(numbered(100)));
+    store.get(make_key("own"), builder(make_key("own")));
+  }
+  Store store(with_pack(directory / "pack", directory / "cache"));
+  EXPECT_EQ(store.get(make_key("own"), no_build(), substitutes.function()).origin, Origin::disk);
+  EXPECT_EQ(store.get(missing, no_build(), substitutes.function()).entry->key, numbered(2)) << "not of the directory";
+  substitutes.keys = {numbered(100)};
+  EXPECT_EQ(store.get(make_key("built"), builder(make_key("built")), substitutes.function()).origin, Origin::built);
+}
+
+TEST(Pack, ASubstituteHasToBeAcceptedAndWhole) {
+  const TemporaryDirectory directory;
+  std::vector<Entry> entries = make_entries(2);
+  entries[0].min_driver = 13020;
+  write(directory / "pack", entries);
+  StoreOptions options = with_pack(directory / "pack");
+  options.accept.driver = 13000;
+  const Key missing = make_key("missing");
+  Substitutes substitutes{{numbered(0)}};
+  Store store(options);
+  const Lookup refused = store.get(missing, nullptr, substitutes.function());
+  EXPECT_EQ(refused.entry, nullptr);
+  EXPECT_FALSE(refused.refused.empty());
+  substitutes.keys.push_back(numbered(1));
+  EXPECT_EQ(store.get(missing, no_build(), substitutes.function()).entry->key, numbered(1));
+
+  Store without({{}, nullptr});
+  substitutes.asked = 0;
+  EXPECT_EQ(without.get(missing, nullptr, substitutes.function()).entry, nullptr);
+  EXPECT_EQ(substitutes.asked, 0) << "there is no pack";
+  const Store::Substitutes failing = []() -> std::vector<Key> { throw std::runtime_error("no keys"); };
+  EXPECT_THROW(store.get(make_key("other"), nullptr, failing), std::runtime_error);
+  EXPECT_EQ(store.get(make_key("other"), builder(make_key("other"))).origin, Origin::built) << "the next call tries";
 }
 
 TEST(Pack, ReadableByOthersAndReachedThroughALink) {

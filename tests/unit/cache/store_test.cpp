@@ -77,7 +77,7 @@ TEST(Store, WhoMustNotWaitFindsAKeyOfOthersBusy) {
     });
   });
   started.wait();
-  EXPECT_TRUE(store.get(key, no_build(), Wait::never).busy);
+  EXPECT_TRUE(store.get(key, no_build(), nullptr, Wait::never).busy);
   asked.count_down();
   EXPECT_NE(store.get(key, no_build()).entry, nullptr);
 }

@@ -40,6 +40,13 @@ TEST(Arch, LimitsFollowTheProgrammingGuide) {
   EXPECT_THROW(limits({7, 5}), Error);
 }
 
+TEST(Arch, LowerDesktopTargetsStandInWithinAMajorVersion) {
+  EXPECT_EQ(substitute_targets({8, 9}), (std::vector<Arch>{{8, 6}, {8, 0}}));
+  EXPECT_EQ(substitute_targets({8, 6}), (std::vector<Arch>{{8, 0}}));
+  const std::vector<Arch> none = {{8, 0}, {8, 7}, {8, 8}, {8, 9, 'a'}, {9, 0, 'a'}, {9, 0}, {10, 3, 'a'}, {12, 1, 'a'}};
+  for (const Arch target : none) EXPECT_TRUE(substitute_targets(target).empty()) << to_string(target);
+}
+
 TEST(Arch, ATargetIsWhatAGpuLooksUp) {
   for (const char* text : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
     EXPECT_EQ(to_string(parse_target(text)), text);

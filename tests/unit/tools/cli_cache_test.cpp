@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/build.hpp"
@@ -151,6 +153,38 @@ TEST_F(CliCacheTest, WhyNamesTheFieldsThatDiffer) {
   EXPECT_EQ(compiler.status, 1);
   EXPECT_TRUE(contains(compiler.output, "refused")) << compiler.output;
   EXPECT_TRUE(contains(compiler.output, "nvrtc 13.0")) << compiler.output;
+}
+
+TEST_F(CliCacheTest, WhyTellsWhatServesInTheirPlace) {
+  cache::Entry entry = cache::testing::make_entry(
+      api::cache_key(plan::plan_forward(problem_of(config_of(64), kShape, "sm_80"), {}).kernel), 5000);
+  entry.local_bytes = 0;
+  const fs::path pack = directory_ / "pack";
+  std::string problem;
+  ASSERT_TRUE(cache::write_pack(pack, {entry}, &problem)) << problem;
+  const std::string question = "why --head-dim 64 --pack '" + pack.string() + "' --arch ";
+  const Result served = cache_command(question + "sm_86");
+  EXPECT_EQ(served.status, 0) << served.output;
+  EXPECT_TRUE(contains(served.output, "in its place: " + entry.key.spec)) << served.output;
+  EXPECT_TRUE(contains(served.output, "is served by " + entry.key.spec)) << served.output;
+  const auto json = nlohmann::json::parse(cache_command(question + "sm_89 --json").output);
+  EXPECT_EQ(json["kernels"][0]["looked_up"][0]["served_by"], entry.key.digest());
+  const Result own = cache_command(question + "sm_80");
+  EXPECT_EQ(own.status, 0) << own.output;
+  EXPECT_FALSE(contains(own.output, "in its place")) << own.output;
+  EXPECT_EQ(cache_command(question + "sm_87").status, 1);
+
+  // Who names a target gets that target's kernel, here from no compiler.
+  setenv("FA_CACHE_PACKS", pack.c_str(), 1);
+  setenv("FA_NVRTC_PATH", "/nonexistent", 1);
+  for (const auto& [arch, status] : {std::pair("sm_86", 1), std::pair("sm_80", 0)}) {
+    const Result compile =
+        run("compile --head-dim 64 --dtype bf16 --causal no --batch 16 --heads 16 --seq 1024 --arch " +
+            std::string(arch) + " --directory '" + (directory_ / "empty").string() + "'");
+    EXPECT_EQ(compile.status, status) << compile.output;
+  }
+  unsetenv("FA_CACHE_PACKS");
+  unsetenv("FA_NVRTC_PATH");
 }
 
 std::string first_choices(const std::vector<plan::Alternatives>& kernels) {
