@@ -173,13 +173,6 @@ FA_DEVICE float captured_value(bf16 x) {
   return ptx::convert_to_float(x);
 }
 
-FA_DEVICE int captured_number(uint32_t bits, const int32_t*) {
-  return static_cast<int>(bits);
-}
-FA_DEVICE float captured_number(uint32_t bits, const void*) {
-  return ptx::from_bits(bits);
-}
-
 template <class... Index>
 FA_DEVICE int64_t element_offset(const int64_t (&strides)[kMaxCaptureRank], Index... index) {
   const int indices[] = {index..., 0};
@@ -239,7 +232,12 @@ FA_DEVICE auto captured(const CaptureParams& capture, Index... index) {
 template <class T>
 FA_DEVICE auto captured(const CaptureParams& capture) {
   const T* data = static_cast<const T*>(capture.data);
-  return data == nullptr ? captured_number(capture.bits, data) : captured_value(ptx::ld_global_nc(data));
+  const auto value = captured_value(ptx::ld_global_or_param(data, capture.bits));
+  if constexpr (sizeof(T) == sizeof capture.bits) {
+    return value;
+  } else {
+    return data == nullptr ? ptx::from_bits(capture.bits) : value;  // an f32 whatever the capture's type
+  }
 }
 
 // ---- functions on scores ----

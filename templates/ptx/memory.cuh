@@ -25,22 +25,25 @@ FA_DEVICE void st_global(T* address, T value) {
   *address = value;
 }
 
-/// ld.global.nc: of memory that nothing writes while the kernel runs, so that the compiler may move and merge loads.
+// An asm that touches memory is volatile. One without is arithmetic to the compiler, which may execute it in front of
+// the test for a valid address. The assembler merges equal loads all the same.
+
+/// ld.global.nc: of memory that nothing writes while the kernel runs.
 FA_DEVICE float ld_global_nc(const float* address) {
   float value;
-  asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(__cvta_generic_to_global(address)));
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(__cvta_generic_to_global(address)));
   return value;
 }
 FA_DEVICE int32_t ld_global_nc(const int32_t* address) {
   int32_t value;
-  asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)));
+  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)));
   return value;
 }
 template <class T>
 FA_DEVICE T ld_global_nc(const T* address) {
   static_assert(sizeof(T) == 2, "a 16-bit storage type");
   T value;
-  asm("ld.global.nc.b16 %0, [%1];" : "=h"(value.bits) : "l"(__cvta_generic_to_global(address)));
+  asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(value.bits) : "l"(__cvta_generic_to_global(address)));
   return value;
 }
 
@@ -49,13 +52,21 @@ FA_DEVICE uint32_t ld_global_nc(const uint32_t* address) {
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)));
   return value;
 }
-/// 16 bytes, 16-byte aligned, where they stand: ahead of a wait for something else.
+/// 16 bytes, 16-byte aligned.
 FA_DEVICE Chunk ld_global_nc_chunk(const void* address) {
   Chunk value;
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
                : "l"(__cvta_generic_to_global(address)));
   return value;
+}
+
+/// ld of one element: at `address`, or of the launch parameter where that is null. Either can be read, so that the load
+/// needs no test in front of it.
+template <class T>
+FA_DEVICE T ld_global_or_param(const T* address, const uint32_t& parameter) {
+  static_assert(sizeof(T) <= sizeof parameter, "read from the parameter alone");
+  return *(address == nullptr ? reinterpret_cast<const T*>(&parameter) : address);
 }
 
 /// st.global.v4.b32: 16 bytes, 16-byte aligned.

@@ -19,6 +19,10 @@ PlacedVariant::PlacedVariant(Memory& memory, const fa::test::VariantCase& c, boo
   };
   for (const fa::test::NamedTensor& tensor : c.captures) {
     fa::expression::CapturedView captured{tensor.view(), 0, {}};
+    if (tensor.by_value) {
+      views.push_back({{}, tensor.number(), {}});
+      continue;
+    }
     captured.view.data = memory.add_input(tensor.name, tensor.bytes);
     if (gradients && tensor.requires_grad) {
       captured.gradient = captured.view;

@@ -68,6 +68,13 @@ fa::test::VariantChoice shifted_bias(const char* score, DType dtype, bool gradie
   return {"shifted_bias", config};
 }
 
+/// A number in the place of a captured tensor, read on one side of a test.
+fa::test::VariantChoice number() {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{"q >= kv - 1 ? score * number : score - 0.5", {{"number", DType::f32}}};
+  return {"number", config};
+}
+
 /// Scores that grow with the key, so steeply that no part of the slope may be left out.
 fa::test::VariantChoice steep(const char* name, const char* score) {
   fa::AttentionConfig config;
@@ -104,6 +111,7 @@ const std::vector<VariantKernels>& variant_kernels() {
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
+      {.choice = "number", .attention = attention(DType::bf16, 16, 16, false), .own = number()},
       {.choice = "shifted_bias",
        .attention = attention(DType::bf16, 16, 16, false),
        .own = shifted_bias("score * 0.5 + bias[h, q, kv + 3]", DType::f32, true)},

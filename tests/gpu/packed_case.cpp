@@ -64,7 +64,7 @@ DeviceVariant::DeviceVariant(const VariantCase& c) : sink(c.sink.bytes), dsink(c
     gradients.emplace_back(tensor.requires_grad ? static_cast<std::size_t>(tensor.elements()) * sizeof(float) : 0);
     TensorView view = tensor.view();
     view.data = captures.back().data();
-    given.add({tensor.name, view});
+    given.add(tensor.by_value ? Captured(tensor.name, tensor.number()) : Captured(tensor.name, view));
     if (!tensor.requires_grad) continue;
     view.dtype = DType::f32;
     view.data = gradients.back().data();

@@ -186,6 +186,65 @@ TEST_P(Combinations, MatchTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Random, Combinations, testing::Range<std::size_t>(0, kRandomKernels));
 
+/// Loads behind tests of random functions, which name a number that has no memory: every second of a packed batch.
+class RandomFunctions : public GpuTest, public testing::WithParamInterface<std::tuple<Family, std::size_t>> {};
+
+/// Two functions whose loads a compiler has executed in front of their tests, then random ones.
+ScoreFunction guarded_function(std::size_t index) {
+  if (index == 0) {
+    return {
+        "((floor_mod(kv - q, 5) > q) && (kv >= 0)) ? clamp(log(abs((score - 0.5 * number)) + 1.0), -8.0, 8.0) : "
+        "-infinity",
+        {{"number", DType::f32}}};
+  }
+  if (index == 1) {
+    return {
+        "(q >= ((kv - q) % 3)) ? clamp(((kv != floor_div(q - kv, 16)) ? (3.0 * tanh(log(abs(row[b, q]) + 1.0) / 3.0)) "
+        ": sin((3.0 * tanh(number / 3.0)))), -8.0, 8.0) : -infinity",
+        {{"number", DType::f32}, {"row", DType::f32}}};
+  }
+  return random_function(index);
+}
+
+TEST_P(RandomFunctions, MatchTheReference) {
+  const auto [family, index] = GetParam();
+  if (family == Family::sm90 && driver::device_info(0).arch != plan::parse_arch("sm_90a")) {
+    GTEST_SKIP() << "GPU 0 is no Hopper";
+  }
+  PackedCase c;
+  c.attention = {.b = 2, .h_q = 4, .h_kv = 2, .s_q = 111, .s_kv = 130, .d_qk = 64, .d_v = 64, .dtype = DType::bf16};
+  if (index == 1) c.attention.d_qk = 112, c.attention.d_v = 192;
+  if (index % 3 == 1) c.attention.dtype = DType::f16;
+  c.attention.causal = index % 4 == 0;
+  c.attention.causal_align = CausalAlign::top_left;
+  c.attention.seed = index + 1;
+  if (index == 3 || index == 6) c.dropout = 0.25f;
+  c.kernel.family = family;
+  AttentionConfig config;
+  config.score = guarded_function(index);
+  config.sink = index % 5 == 2;
+  if (family == Family::sm80) config.kernel_backward = KernelOverride{.family = family};
+  const bool packed = index % 2 == 0;
+  if (packed) {
+    c.attention.layout = Layout::bshd;
+    c.attention.s_q = c.attention.s_kv = 150;
+    c.cu_q = c.cu_kv = {0, 111, 150};
+  }
+  c.variant = std::make_shared<const VariantCase>(c.attention, VariantChoice{"random_function", config});
+  if (packed) c.attention.b = 1;
+  SCOPED_TRACE(testing::PrintToString(c));
+  DevicePackedCase device(c);
+  const Attention attention = Attention::create(c.config());
+  attention.forward(device.inputs(), device.outputs());
+  device.expect_forward();
+  attention.backward(device.backward_inputs(), device.backward_outputs());
+  device.expect_backward();
+}
+
+INSTANTIATE_TEST_SUITE_P(Guarded, RandomFunctions,
+                         testing::Combine(testing::Values(Family::sm80, Family::sm90),
+                                          testing::Range<std::size_t>(0, 10)));
+
 /// A row that a mask function hides: exact zeros and -inf, or the sink's logit.
 class HiddenRows : public GpuTest, public testing::WithParamInterface<bool> {};
 

@@ -85,7 +85,60 @@ void make_packed(std::mt19937_64& engine, bool brief, RandomProblem* problem) {
   }
 }
 
+/// Text of a random function.
+class Writer {
+ public:
+  explicit Writer(std::mt19937_64& engine) : engine_(engine) {}
+
+  std::string real(int depth) {
+    if (depth == 0) {
+      return pick(engine_, std::array<std::string, 7>{"score", "score", "number", "(0.5 * number)", "row[b, q]",
+                                                      "column[h, kv]", "float(kv % 3)"});
+    }
+    const std::string a = real(depth - 1);
+    switch (engine_() % 6) {
+      case 0:
+        return "tanh(" + a + ")";
+      case 1:
+        return "log(" + a + " * " + a + " + 1.0)";
+      case 2:
+        return "sin(" + a + ")";
+      case 3:
+        return "(" + condition(1) + " ? " + a + " : " + real(depth - 1) + ")";
+      case 4:
+        return "(0.5 * " + a + " - number)";
+      default:
+        return "(0.5 * (" + a + " + " + real(depth - 1) + "))";
+    }
+  }
+
+  std::string condition(int depth) {
+    if (depth == 0) {
+      return pick(engine_, std::array<std::string, 6>{"q >= (kv - q) % 3", "floor_mod(kv - q, 5) > q % 4",
+                                                      "kv != floor_div(q - kv, 16)", "kv >= 0", "q < s_q / 2 + h",
+                                                      "kv % 7 != b"});
+    }
+    const std::string sign = sometimes(engine_, 2) ? " && " : " || ";
+    return "((" + condition(depth - 1) + ")" + sign + "(" + condition(depth - 1) + "))";
+  }
+
+ private:
+  std::mt19937_64& engine_;
+};
+
 }  // namespace
+
+ScoreFunction random_function(std::size_t index) {
+  std::mt19937_64 engine(7000 + index);
+  Writer writer(engine);
+  const std::string value = "clamp(score * 0.5 + " + writer.real(3) + " + number, -8.0, 8.0)";
+  ScoreFunction function{"(" + writer.condition(1) + " || kv < 2) ? " + value + " : -infinity", {}};
+  for (const auto& [name, dtype] :
+       {std::pair("number", DType::f32), std::pair("row", DType::f32), std::pair("column", DType::bf16)}) {
+    if (function.expression.find(name) != std::string::npos) function.captures.push_back({name, dtype});
+  }
+  return function;
+}
 
 RandomKernel random_kernel(std::size_t index) {
   std::mt19937_64 engine(90000 + index);

@@ -42,6 +42,11 @@ struct RandomProblem {
   VariantCase variant(const RandomKernel& kernel) const;
 };
 
+/// A score function of random operations behind tests of random indices, the same for the same index. It names a number
+/// that is given by value, and tensors by row and by key. Smooth in the score, which it changes by little more than the
+/// score itself changes; every row keeps its first keys.
+ScoreFunction random_function(std::size_t index);
+
 RandomProblem random_problem(const RandomKernel& kernel, std::size_t index, std::size_t launch);
 
 }  // namespace fa::test

@@ -101,6 +101,12 @@ TensorView NamedTensor::view() const {
   return TensorView(const_cast<std::byte*>(bytes.data()), dtype, shape, strides);
 }
 
+double NamedTensor::number() const {
+  double value = 0;
+  reference::load(view(), 0, 1, 1, &value);
+  return value;
+}
+
 std::int64_t NamedTensor::elements() const {
   std::int64_t count = 1;
   for (const std::int64_t length : shape) count *= length;
@@ -155,6 +161,7 @@ VariantCase::VariantCase(const AttentionCase& c, const VariantChoice& choice) : 
   for (const expression::Capture& capture : functions.program.captures) {
     captures.push_back({capture.name, capture.dtype, shape_of(capture.name, text, c), capture.requires_grad});
     fill(captures.back(), c, engine);
+    captures.back().by_value = capture.name == "number";
   }
   sink = {"sink", c.dtype == DType::f64 ? DType::f64 : DType::f32, {config.sink ? c.h_q : 0}};
   fill(sink, c, engine);

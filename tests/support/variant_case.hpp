@@ -22,7 +22,9 @@ struct NamedTensor {
   std::vector<std::int64_t> shape;
   bool requires_grad = false;
   std::vector<std::byte> bytes = {};
+  bool by_value = false;  ///< a call is given the number, no tensor
 
+  double number() const;  ///< its first element
   TensorView view() const;
   std::int64_t elements() const;
 };
@@ -37,7 +39,8 @@ struct VariantChoice {
 std::vector<VariantChoice> variant_choices(bool with_gradients = true);
 
 /// A case with functions, windows, chunks or sinks, and the tensors that these name, filled by the case's seed.
-/// Captures are named slope [h_q], table [h_q, 11], doc [max(s_q, s_kv)], prefix [b], or indexed by bare b, h, q, kv.
+/// Captures are named slope [h_q], table [h_q, 11], doc [max(s_q, s_kv)], prefix [b], or indexed by bare b, h, q, kv;
+/// one that is named number is given by value.
 struct VariantCase {
   VariantCase(const AttentionCase& c, const VariantChoice& choice);
 

@@ -77,6 +77,79 @@ TEST(TemplateText, PtxHoldsTheInstructions) {
   EXPECT_GT(instructions, 10) << "the rule above looks for a word that is not used";
 }
 
+/// An asm statement: its instructions, and whether the compiler has to leave it where it stands.
+struct Asm {
+  bool is_volatile = false;
+  std::string text;
+};
+
+/// All of a template, without comments.
+std::vector<Asm> asm_statements(const std::string& source) {
+  std::string code;
+  for (const std::string& line : lines_of(source)) code += without_comment(line) + "\n";
+  std::vector<Asm> result;
+  const std::regex start(R"(\basm\b\s*(volatile)?\s*\()");
+  for (std::sregex_iterator it(code.begin(), code.end(), start), end; it != end; ++it) {
+    Asm found{(*it)[1].matched, {}};
+    bool quoted = false;
+    for (auto i = static_cast<std::size_t>(it->position() + it->length()); i < code.size(); ++i) {
+      if (code[i] == '"') {
+        quoted = !quoted;
+      } else if (quoted) {
+        found.text += code[i];
+      } else if (code[i] == ':' || code[i] == ')') {
+        break;
+      }
+    }
+    result.push_back(std::move(found));
+  }
+  return result;
+}
+
+/// Whether the compiler may execute the asm wherever it likes: it computes, or a predicate of its own guards what it
+/// reads.
+bool may_move(const Asm& statement) {
+  static const std::regex separator(R"((?:;|\\n|\{|\})\s*)");
+  static const std::regex arithmetic(
+      R"((?:ex2|lg2|rcp|tanh|sqrt|rsqrt|sin|cos|cvt|prmt|mul|setp|selp|mov)\.[\w.]+ [^\[\]]*)");
+  static const std::regex guarded(R"(@!?\w+ ld\.\S+ .*)");
+  const std::string& text = statement.text;
+  for (std::sregex_token_iterator it(text.begin(), text.end(), separator, -1), end; it != end; ++it) {
+    const std::string instruction = *it;
+    if (instruction.empty() || instruction.starts_with("%") || instruction.starts_with(".reg")) continue;
+    if (!std::regex_match(instruction, arithmetic) && !std::regex_match(instruction, guarded)) return false;
+  }
+  return !text.empty();
+}
+
+TEST(TemplateText, AsmThatTouchesMemoryStaysBehindItsTests) {
+  std::size_t moving = 0, staying = 0;
+  for (const EmbeddedTemplate& entry : embedded_templates()) {
+    for (const Asm& statement : asm_statements(entry.text)) {
+      EXPECT_TRUE(statement.is_volatile || may_move(statement)) << entry.name << ": " << statement.text;
+      (statement.is_volatile ? staying : moving) += 1;
+    }
+  }
+  EXPECT_GT(moving, 10U);
+  EXPECT_GT(staying, 60U);
+}
+
+TEST(TemplateText, TheRuleForAsmFindsWhatItIsFor) {
+  const auto moves = [](const std::string& source) {
+    const std::vector<Asm> found = asm_statements(source);
+    EXPECT_EQ(found.size(), 1U) << source;
+    return !found.empty() && !found[0].is_volatile && may_move(found[0]);
+  };
+  EXPECT_FALSE(moves(R"(asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(address));)"));
+  EXPECT_FALSE(moves(R"(asm("mov.b32 %0, 0;\nld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));)"));
+  EXPECT_FALSE(moves(R"(asm("bar.sync 0;");)"));
+  EXPECT_FALSE(moves(R"(asm("@p st.global.f32 [%0], %1;" :: "l"(address), "f"(value));)"));
+  EXPECT_FALSE(moves(R"(asm volatile("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));)"));
+  EXPECT_TRUE(moves(R"(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));)"));
+  EXPECT_TRUE(
+      moves(R"(asm("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\n@p ld.global.nc.f32 %0, [%1];\n}\n" : "+f"(y));)"));
+}
+
 TEST(TemplateText, HeadersAreGuardedByTheirPath) {
   for (const EmbeddedTemplate& entry : embedded_templates()) {
     std::string guard = std::string("FA_TEMPLATES_") + entry.name + "_";

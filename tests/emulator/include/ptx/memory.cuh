@@ -38,6 +38,15 @@ FA_DEVICE Chunk ld_global_nc_chunk(const void* address, const emulator::Site& si
   return value;
 }
 
+template <class T>
+FA_DEVICE T ld_global_or_param(const T* address, const uint32_t& parameter,
+                               const emulator::Site& site = emulator::Site::current()) {
+  if (address != nullptr) return ld_global(address, site);
+  T value;
+  __builtin_memcpy(&value, &parameter, sizeof value);
+  return value;
+}
+
 FA_DEVICE void st_global_chunk(void* address, Chunk value, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_global_store(address, sizeof(Chunk), "st.global.v4.b32", site);
   __builtin_memcpy(address, &value, sizeof(Chunk));
