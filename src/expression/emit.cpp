@@ -80,15 +80,17 @@ struct Steps {
   std::int64_t key = 0;
 };
 
-/// One function: statements for what is used more than once, and expressions. `given`: loads that its caller has the
-/// values of.
+/// One function: statements for what is used more than once, and expressions. `given` and `fixed`: loads that its
+/// caller has the values of.
 class Function {
  public:
-  Function(const Program& program, bool approximate, std::span<const NodeId> roots, std::span<const NodeId> given = {})
+  Function(const Program& program, bool approximate, std::span<const NodeId> roots, std::span<const NodeId> given = {},
+           std::span<const NodeId> fixed = {})
       : program_(program),
         graph_(program.graph),
         approximate_(approximate),
         given_(given),
+        fixed_(fixed),
         on_query_(program.dependent(Input::q)),
         on_key_(program.dependent(Input::kv)),
         on_score_(program.dependent(Input::score)),
@@ -127,6 +129,22 @@ class Function {
       text += ", " + print(index, Mode::start);
     }
     return fmt::format("{}), {}, {}}}", text, query.empty() ? "0" : query, key.empty() ? "0" : key);
+  }
+
+  /// Whether a load reads the same element for all rows and keys of a head: its indices are held to their axes before
+  /// a launch, so that the element exists where the head does.
+  bool of_head(const Node& load) const {
+    return load.operands > 0 && std::ranges::none_of(load.inputs(), [this](NodeId index) {
+             return moves(index) || on_score_[static_cast<std::size_t>(index)];
+           });
+  }
+
+  /// A captured element.
+  std::string load(NodeId id, bool of_head) {
+    const Node& node = graph_[id];
+    return fmt::format("fa::kernel::captured{}<{}>(params.captures[{}]{}{})", of_head ? "_of_head" : "",
+                       element_name(program_.captures[static_cast<std::size_t>(node.index)].dtype), node.index,
+                       of_head ? ", at.b, params.b" : "", indices(id));
   }
 
   const std::string& statements() const { return statements_; }
@@ -206,7 +224,8 @@ class Function {
   /// Constants, inputs, and what the caller has the values of.
   bool is_leaf(NodeId id) const {
     const Op op = graph_[id].op;
-    return op == Op::constant || op == Op::input || std::ranges::find(given_, id) != given_.end();
+    return op == Op::constant || op == Op::input || std::ranges::find(given_, id) != given_.end() ||
+           std::ranges::find(fixed_, id) != fixed_.end();
   }
 
   /// The text of an operand; the first that has none is noted.
@@ -216,6 +235,9 @@ class Function {
     if (node.op == Op::input) return input(static_cast<Input>(node.index), asked.second);
     if (const auto at = std::ranges::find(given_, asked.first); at != given_.end()) {
       return fmt::format("loaded[{}]", at - given_.begin());
+    }
+    if (const auto at = std::ranges::find(fixed_, asked.first); at != fixed_.end()) {
+      return fmt::format("fixed[{}]", at - fixed_.begin());
     }
     const auto found = texts_.find(asked);
     if (found == texts_.end()) {
@@ -341,9 +363,7 @@ class Function {
     const auto operand = [&](int i) { return print(node.operand[static_cast<std::size_t>(i)], mode); };
     switch (node.op) {
       case Op::load:
-        return fmt::format("fa::kernel::captured<{}>(params.captures[{}]{})",
-                           element_name(program_.captures[static_cast<std::size_t>(node.index)].dtype), node.index,
-                           indices(id));
+        return load(id, of_head(node));
       case Op::select:
         return fmt::format("({} ? {} : {})", operand(0), operand(1), operand(2));
       case Op::to_real:
@@ -458,6 +478,7 @@ class Function {
   const Graph& graph_;
   const bool approximate_;
   const std::span<const NodeId> given_;
+  const std::span<const NodeId> fixed_;
   const std::vector<bool> on_query_;
   const std::vector<bool> on_key_;
   const std::vector<bool> on_score_;
@@ -498,6 +519,19 @@ std::vector<NodeId> loads_along_keys(const Program& program, std::span<const Nod
   return loads;
 }
 
+/// The loads that `roots` need of reals that are the same for all rows and keys of a head: the first few.
+std::vector<NodeId> loads_of_head(const Program& program, std::span<const NodeId> roots) {
+  constexpr std::size_t kMost = 4;  // that a kernel may keep
+  const Function function(program, false, roots);
+  std::vector<NodeId> loads;
+  for (const NodeId id : program.needed(roots)) {
+    const Node& node = program.graph[id];
+    if (node.op != Op::load || node.type != Type::real || !function.of_head(node)) continue;
+    if (loads.size() < kMost) loads.push_back(id);
+  }
+  return loads;
+}
+
 DType dtype_of(const Program& program, NodeId load) {
   return program.captures[static_cast<std::size_t>(program.graph[load].index)].dtype;
 }
@@ -530,6 +564,7 @@ class Emitter {
       for (const CapturedGradient& gradient : program.gradients) roots.push_back(gradient.derivative);
     }
     loads_ = loads_along_keys(program, roots);
+    if (part == Part::values) fixed_ = loads_of_head(program, roots);
   }
 
   std::string run() {
@@ -551,6 +586,8 @@ class Emitter {
       line("  [[maybe_unused]] static constexpr bool kLoadsAhead = {};\n", fit_ahead(program_, loads_));
       line("  using Loaded = {};  // the first\n", element_name(dtype_of(program_, loads_[0])));
     }
+    if (!fixed_.empty())
+      line("  [[maybe_unused]] static constexpr int kFixed = {};  // `fix`, likewise\n", fixed_.size());
     if (gradients > 0) gradient_constants();
     if (!program_.score && !program_.mask) return std::move(text_);
     line("\n  using Params = fa::kernel::VariantParams;\n  using Place = fa::kernel::Place;\n");
@@ -631,11 +668,24 @@ class Emitter {
   std::string loaded() const { return loads_.empty() ? "" : fmt::format(", const float (&loaded)[{}]", loads_.size()); }
 
   void score() {
+    score(loaded(), {});
+    if (fixed_.empty()) return;
+    const std::string fixed = fmt::format(", float (&fixed)[{}]", fixed_.size());
+    Function function(program_, approximate_, fixed_);
+    std::string values;
+    for (std::size_t i = 0; i < fixed_.size(); ++i) {
+      fmt::format_to(std::back_inserter(values), "    fixed[{}] = {};\n", i, function.load(fixed_[i], false));
+    }
+    line("\n  static FA_DEVICE void fix({}{}) {{\n{}{}  }}\n", kArguments, fixed, function.statements(), values);
+    score(fmt::format("{}, const float (&fixed)[{}]", loaded(), fixed_.size()), fixed_);
+  }
+
+  void score(const std::string& given, std::span<const NodeId> fixed) {
     const std::array root{without_factor(program_).first};
-    Function function(program_, approximate_, root, loads_);
+    Function function(program_, approximate_, root, loads_, fixed);
     const std::string value = function.value(root[0]);
     line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw{}) {{\n{}    return {};\n  }}\n", kArguments,
-         loaded(), function.statements(), value);
+         given, function.statements(), value);
   }
 
   void affine() {
@@ -717,6 +767,7 @@ class Emitter {
   const Part part_;
   const bool approximate_;
   std::vector<NodeId> loads_;
+  std::vector<NodeId> fixed_;
   std::string text_;
 };
 

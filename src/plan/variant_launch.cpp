@@ -54,6 +54,7 @@ kernel::VariantParams variant_params(const Problem& problem, const VariantTensor
   params.chunk = static_cast<int>(std::max<std::int64_t>(within_lengths(problem, problem.chunk), 1));
   params.scale = static_cast<float>(scale);
   params.inverse_scale = 1.0f / params.scale;
+  params.b = static_cast<int>(problem.b);
   return params;
 }
 

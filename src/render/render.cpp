@@ -125,6 +125,7 @@ std::string variant_layout(const char* type, std::size_t size) {
   asserts.field("chunk", offsetof(VariantParams, chunk));
   asserts.field("tile_lists", offsetof(VariantParams, tile_lists));
   asserts.field("norms", offsetof(VariantParams, norms));
+  asserts.field("b", offsetof(VariantParams, b));
   return whole.text() + capture.text() + asserts.text();
 }
 

@@ -50,6 +50,12 @@ inline constexpr bool kLoadsAhead = false;
 template <class Variant>
 requires(Variant::kLoads > 0) inline constexpr bool kLoadsAhead<Variant> = Variant::kLoadsAhead;
 
+/// How many captured values that are the same for all rows and keys of a head score may be given (fix).
+template <class Variant>
+inline constexpr int kFixed = 0;
+template <class Variant>
+requires(Variant::kFixed > 0) inline constexpr int kFixed<Variant> = Variant::kFixed;
+
 /// Whether an affine score function is one of a magnitude.
 template <class Variant>
 inline constexpr bool kAffineAbs = false;
@@ -228,6 +234,14 @@ FA_DEVICE auto captured(const CaptureParams& capture, Index... index) {
   return captured_value(ptx::ld_global_nc(data + element_offset(capture.strides, index...)));
 }
 
+/// One whose index is the same for all rows and keys of a head, and in the tensor where the batch entry exists, of
+/// which there are `b`: read once for many.
+template <class T, class... Index>
+FA_DEVICE auto captured_of_head(const CaptureParams& capture, int batch, int b, Index... index) {
+  const T* data = static_cast<const T*>(capture.data);
+  return captured_value(ptx::ld_global_nc_of(b - 1 - batch, data + element_offset(capture.strides, index...), data));
+}
+
 /// A scalar: given by value, or the element of a tensor of one.
 template <class T>
 FA_DEVICE auto captured(const CaptureParams& capture) {
@@ -244,9 +258,31 @@ FA_DEVICE auto captured(const CaptureParams& capture) {
 //
 // `score(n, e)` is what a thread holds of a row in n8 tile n: of key at.kv + 8 * n + e.
 
+/// What score is given for a head. Kernels that keep it do so over all KV tiles: the compiler would rather read it
+/// again than keep it, and has no registers for the address.
+template <class Variant, int kCount = kFixed<Variant>>
+struct Fixed {
+  float values[kCount];
+
+  FA_DEVICE void read(const VariantParams& variant, const Place& at) { Variant::fix(variant, at, values); }
+  template <class... Loaded>
+  FA_DEVICE float score(const VariantParams& variant, const Place& at, float raw, const Loaded&... loaded) const {
+    return Variant::score(variant, at, raw, loaded..., values);
+  }
+};
+template <class Variant>
+struct Fixed<Variant, 0> {
+  FA_DEVICE void read(const VariantParams&, const Place&) {}
+  template <class... Loaded>
+  FA_DEVICE float score(const VariantParams& variant, const Place& at, float raw, const Loaded&... loaded) const {
+    return Variant::score(variant, at, raw, loaded...);
+  }
+};
+
 /// Raw scores become those of the score function, over Variant::kFactor.
-template <class Variant, int kNTiles, class Scores>
-FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score) {
+template <class Variant, int kNTiles, int kFixedCount, class Scores>
+FA_DEVICE void apply_score(const VariantParams& variant, Place at, const Fixed<Variant, kFixedCount>& fixed,
+                           Scores score) {
   FA_UNROLL
   for (int n = 0; n < kNTiles; ++n) {
     FA_UNROLL
@@ -257,12 +293,18 @@ FA_DEVICE void apply_score(const VariantParams& variant, Place at, Scores score)
         Place base = at;
         base.kv_step = 0;
         load_values<Variant, true>(loaded, variant, base, 0, at.kv_step);
-        score(n, e) = Variant::score(variant, at, score(n, e), loaded);
+        score(n, e) = fixed.score(variant, at, score(n, e), loaded);
       } else {
-        score(n, e) = Variant::score(variant, at, score(n, e));
+        score(n, e) = fixed.score(variant, at, score(n, e));
       }
     }
   }
+}
+
+/// The same with nothing kept.
+template <class Variant, int kNTiles, class Scores>
+FA_DEVICE void apply_score(const VariantParams& variant, const Place& at, Scores score) {
+  apply_score<Variant, kNTiles>(variant, at, Fixed<Variant, 0>(), score);
 }
 
 /// The same with what is loaded, [n][e] as the scores.

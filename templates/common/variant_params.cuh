@@ -38,6 +38,8 @@ struct VariantParams {
   // Of kernels that leave out what is out of an affine score function's reach: bits of the greatest squared norms among
   // rows of q and of k. [b, h_q], then [b, h_kv]. row_norms writes them, over zeros.
   uint32_t* norms;
+  int32_t b;  // batch entries, below which a Place's is
+  int32_t unused;
 };
 
 /// Launch parameters of the kernel that writes tile lists.

@@ -25,8 +25,9 @@ FA_DEVICE void st_global(T* address, T value) {
   *address = value;
 }
 
-// An asm that touches memory is volatile. One without is arithmetic to the compiler, which may execute it in front of
-// the test for a valid address. The assembler merges equal loads all the same.
+// An asm that touches memory is volatile, or picks an address itself that can be read wherever it stands. One without
+// is arithmetic to the compiler, which may execute it in front of the test for a valid address. The assembler merges
+// equal loads all the same.
 
 /// ld.global.nc: of memory that nothing writes while the kernel runs.
 FA_DEVICE float ld_global_nc(const float* address) {
@@ -58,6 +59,35 @@ FA_DEVICE Chunk ld_global_nc_chunk(const void* address) {
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
                : "l"(__cvta_generic_to_global(address)));
+  return value;
+}
+
+/// slct.b64.s32 and ld.global.nc of one element: at `address` where `which` is no less than 0, else at `other`, which
+/// can be read anywhere: so that the compiler may execute it anywhere, and once for many.
+FA_DEVICE float ld_global_nc_of(int which, const float* address, const float* other) {
+  float value;
+  [[maybe_unused]] size_t from;  // picked
+  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%1];"
+      : "=f"(value), "=&l"(from)
+      : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
+  return value;
+}
+FA_DEVICE int32_t ld_global_nc_of(int which, const int32_t* address, const int32_t* other) {
+  int32_t value;
+  [[maybe_unused]] size_t from;  // picked
+  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.s32 %0, [%1];"
+      : "=r"(value), "=&l"(from)
+      : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
+  return value;
+}
+template <class T>
+FA_DEVICE T ld_global_nc_of(int which, const T* address, const T* other) {
+  static_assert(sizeof(T) == 2, "a 16-bit storage type");
+  T value;
+  [[maybe_unused]] size_t from;  // picked
+  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.b16 %0, [%1];"
+      : "=h"(value.bits), "=&l"(from)
+      : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
   return value;
 }
 

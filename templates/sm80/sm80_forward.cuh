@@ -110,6 +110,11 @@ struct Forward {
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
+  // Of the rows' heads, which are one unless they are packed.
+  static constexpr int kFixedTiles = Config::kPackGqa ? kMTiles : 1;
+  static constexpr int kFixedHalves = Config::kPackGqa ? 2 : 1;
+  Fixed<Variant> fixed[kFixedTiles][kFixedHalves];
+
   FA_DEVICE explicit Forward(const Params& p)
       : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen>(p, tile.batch)), rows{p.group, tile.head} {}
 
@@ -180,7 +185,10 @@ struct Forward {
     const KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
-    if (range.begin < range.end) attend(range, o, softmax);
+    if (range.begin < range.end) {
+      read_fixed();
+      attend(range, o, softmax);
+    }
     softmax.finish();
     if constexpr (kPairs) pair().add_sums(softmax.sum);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
@@ -419,12 +427,21 @@ struct Forward {
     return {tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv, params.variant.scale};
   }
 
+  FA_DEVICE void read_fixed() {
+    FA_UNROLL
+    for (int m = 0; m < kFixedTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < kFixedHalves; ++r) fixed[m][r].read(params.variant, place(m, r, 0));
+    }
+  }
+
   FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         kernel::apply_score<Variant, kNTiles>(params.variant, place(m, r, n_block),
+                                              fixed[m % kFixedTiles][r % kFixedHalves],
                                               [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
       }
     }

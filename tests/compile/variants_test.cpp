@@ -101,6 +101,23 @@ TEST_P(VariantsCompile, ForwardAndBackward) {
   }
 }
 
+/// Kernels without a register to spare: what a head's slope is read through may not cost any.
+TEST(SlopesCompile, SpillNoFirstChoice) {
+  AttentionConfig config;
+  config.head_dim = 128;
+  config.dtype = DType::bf16;
+  config.causal = true;
+  config.score = functions::alibi();
+  const api::Functions functions = api::read_functions(config, false);
+  const AttentionShape shape{.b = 4, .h_q = 16, .h_kv = 16, .s_q = 4096, .s_kv = 4096};
+  const plan::Problem sm80 = api::make_problem(config, shape, plan::parse_arch("sm_80"), &functions.variants);
+  const plan::Problem sm90 = api::make_problem(config, shape, plan::parse_arch("sm_90a"), &functions.variants);
+  for (const plan::KernelSpec& spec : {plan::plan_forward(sm80, {}).kernel, plan::plan_forward(sm90, {}).kernel,
+                                       plan::plan_backward(sm90, {}, false).main.front()}) {
+    EXPECT_EQ(compile::compile(render::render(spec), spec.arch).facts.local_bytes, 0) << canonical(spec);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Variants, VariantsCompile, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -42,10 +42,11 @@ TEST(Emit, TellsWhetherAScoreFunctionReadsNothingButTheScore) {
 
 TEST(Emit, ADistanceIsOneFusedMultiplication) {
   const std::string text = emitted("score + slope[h] * float(kv - q)", "", {{"slope", DType::f32, 0, true}});
-  EXPECT_TRUE(has(text,
-                  "fa::ptx::fma(fa::kernel::captured<fa::kernel::f32>(params.captures[0], at.h), "
-                  "static_cast<float>(-at.q_step + at.kv_step), ") ||
-              has(text, "static_cast<float>(-at.q_step + at.kv_step)"))
+  EXPECT_TRUE(
+      has(text,
+          "fa::ptx::fma(fa::kernel::captured_of_head<fa::kernel::f32>(params.captures[0], at.b, params.b, at.h), "
+          "static_cast<float>(-at.q_step + at.kv_step), ") ||
+      has(text, "static_cast<float>(-at.q_step + at.kv_step)"))
       << text;
   EXPECT_TRUE(has(text, "static_cast<float>((at.kv - at.q))")) << text;
   EXPECT_TRUE(has(text, "kGradientOnQuery[] = {false}")) << text;
@@ -54,7 +55,9 @@ TEST(Emit, ADistanceIsOneFusedMultiplication) {
 
 TEST(Emit, AnAffineBiasIsLeftToTheSoftmax) {
   const std::vector<Capture> slope{{"slope", DType::f32, 0, false}};
-  const std::string load = "(fa::kernel::captured<fa::kernel::f32>(params.captures[0], at.h)) * params.inverse_scale, ";
+  const std::string load =
+      "(fa::kernel::captured_of_head<fa::kernel::f32>(params.captures[0], at.b, params.b, at.h)) * "
+      "params.inverse_scale, ";
   const std::string distance = emitted("score + slope[h] * float(kv - q)", "", slope, Part::values);
   EXPECT_TRUE(has(distance, "kAffine = true;")) << distance;
   EXPECT_TRUE(has(distance, "kAffineAbs = false;")) << distance;
@@ -83,6 +86,19 @@ TEST(Emit, OnlyAnAffineBiasIs) {
   EXPECT_FALSE(is_affine(Program::parse("", "kv < 3", {})));
   EXPECT_TRUE(has(emitted("score + slope[h] * float(kv)", "", slope, Part::slopes), "kAffine = false;"));
   EXPECT_TRUE(has(emitted("", "kv < 3", {}, Part::values), "kAffine = false;"));
+}
+
+TEST(Emit, WhatIsTheSameForAHeadMayBeGiven) {
+  const std::vector<Capture> captures{{"slope", DType::f32, 0, false}, {"row", DType::f32, 0, false}};
+  const std::string score = "h < 3 ? score + slope[b, h] * abs(float(kv - q)) : score + row[q]";
+  const std::string text = emitted(score, "", captures, Part::values);
+  EXPECT_TRUE(has(text, "kFixed = 1;")) << text;
+  EXPECT_TRUE(has(text, "fixed[0] = fa::kernel::captured<fa::kernel::f32>(params.captures[0], at.b, at.h);")) << text;
+  EXPECT_TRUE(has(text, "float raw, const float (&fixed)[1])")) << text;
+  EXPECT_TRUE(has(text, "captured_of_head<fa::kernel::f32>(params.captures[0], at.b, params.b, at.b, at.h)")) << text;
+  EXPECT_FALSE(has(text, "captured_of_head<fa::kernel::f32>(params.captures[1]")) << text;
+  EXPECT_FALSE(has(emitted(score, "", captures, Part::slopes), "kFixed")) << text;
+  EXPECT_FALSE(has(emitted("score * row[q]", "", captures, Part::values), "kFixed")) << text;
 }
 
 TEST(Emit, IndicesStayInside) {

@@ -106,14 +106,16 @@ std::vector<Asm> asm_statements(const std::string& source) {
   return result;
 }
 
-/// Whether the compiler may execute the asm wherever it likes: it computes, or a predicate of its own guards what it
-/// reads.
+/// Whether the compiler may execute the asm wherever it likes: it computes, or it reads from an address that it has
+/// picked itself, or behind a predicate of its own.
 bool may_move(const Asm& statement) {
   static const std::regex separator(R"((?:;|\\n|\{|\})\s*)");
   static const std::regex arithmetic(
       R"((?:ex2|lg2|rcp|tanh|sqrt|rsqrt|sin|cos|cvt|prmt|mul|setp|selp|mov)\.[\w.]+ [^\[\]]*)");
   static const std::regex guarded(R"(@!?\w+ ld\.\S+ .*)");
+  static const std::regex picked(R"(slct\.b64\.s32 %1, %2, %3, %4;\\nld\.global\.nc\.\w+ %0, \[%1\];)");
   const std::string& text = statement.text;
+  if (std::regex_match(text, picked)) return true;
   for (std::sregex_token_iterator it(text.begin(), text.end(), separator, -1), end; it != end; ++it) {
     const std::string instruction = *it;
     if (instruction.empty() || instruction.starts_with("%") || instruction.starts_with(".reg")) continue;
@@ -145,6 +147,10 @@ TEST(TemplateText, TheRuleForAsmFindsWhatItIsFor) {
   EXPECT_FALSE(moves(R"(asm("bar.sync 0;");)"));
   EXPECT_FALSE(moves(R"(asm("@p st.global.f32 [%0], %1;" :: "l"(address), "f"(value));)"));
   EXPECT_FALSE(moves(R"(asm volatile("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));)"));
+  EXPECT_FALSE(
+      moves(R"(asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%2];" : "=f"(y), "=&l"(p) : "l"(a));)"));
+  EXPECT_TRUE(
+      moves(R"(asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%1];" : "=f"(y), "=&l"(p) : "l"(a));)"));
   EXPECT_TRUE(moves(R"(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));)"));
   EXPECT_TRUE(
       moves(R"(asm("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\n@p ld.global.nc.f32 %0, [%1];\n}\n" : "+f"(y));)"));

@@ -39,6 +39,12 @@ FA_DEVICE Chunk ld_global_nc_chunk(const void* address, const emulator::Site& si
 }
 
 template <class T>
+FA_DEVICE T ld_global_nc_of(int which, const T* address, const T* other,
+                            const emulator::Site& site = emulator::Site::current()) {
+  return ld_global_nc(which >= 0 ? address : other, site);
+}
+
+template <class T>
 FA_DEVICE T ld_global_or_param(const T* address, const uint32_t& parameter,
                                const emulator::Site& site = emulator::Site::current()) {
   if (address != nullptr) return ld_global(address, site);

@@ -20,16 +20,17 @@ static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 1088);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_k) == 128);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_dout) == 384);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, base) == 512);
-static_assert(sizeof(fa::kernel::BackwardVariantParams) == 1312);
+static_assert(sizeof(fa::kernel::BackwardVariantParams) == 1320);
 static_assert(sizeof(fa::kernel::CaptureParams) == 88);
 static_assert(FA_OFFSETOF(fa::kernel::CaptureParams, strides) == 16);
 static_assert(FA_OFFSETOF(fa::kernel::CaptureParams, bits) == 80);
-static_assert(sizeof(fa::kernel::VariantParams) == 760);
+static_assert(sizeof(fa::kernel::VariantParams) == 768);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, sink) == 704);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, diagonal) == 720);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, chunk) == 728);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, tile_lists) == 744);
 static_assert(FA_OFFSETOF(fa::kernel::VariantParams, norms) == 752);
+static_assert(FA_OFFSETOF(fa::kernel::VariantParams, b) == 760);
 static_assert(sizeof(fa::kernel::Sm90BackwardVariantParams) == 1856);
 
 struct KernelVariant {
