@@ -460,10 +460,10 @@ FA_DEVICE const int32_t* tile_list_of(const VariantParams& variant, int batch, i
 
 // ---- sinks ----
 
-/// ln(e^a + e^b); -inf for two of them, NaN for a NaN.
+/// ln(e^a + e^b); -inf for two of them, NaN for a NaN or +inf.
 FA_DEVICE float log_add(float a, float b) {
   const float largest = ptx::max(a, b);
-  if (largest == -kInfinity) return a == a ? largest : a;
+  if (largest == -kInfinity) return a + b;  // NaN for a NaN, which the maximum drops
   return largest + kLn2 * ptx::lg2(ptx::ex2((a - largest) * kLog2e) + ptx::ex2((b - largest) * kLog2e));
 }
 
@@ -472,9 +472,9 @@ FA_DEVICE float sink_of(const VariantParams& variant, int head) {
   return ptx::ld_global_nc(variant.sink + head * variant.stride_sink);
 }
 
-/// What a part of a sum counts in the whole, from the logarithms of both.
+/// What a part of a sum counts in the whole, from the logarithms of both; NaN of a NaN.
 FA_DEVICE float weight_of(float part, float whole) {
-  return part == -kInfinity ? 0.f : ptx::ex2((part - whole) * kLog2e);
+  return whole == -kInfinity ? 0.f : ptx::ex2((part - whole) * kLog2e);
 }
 
 }  // namespace fa::kernel

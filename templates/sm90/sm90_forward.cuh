@@ -1820,7 +1820,7 @@ struct Forward {
         if constexpr (Config::kSplit) {
           ptx::st_global_chunk(params.partial_o + partial_row(job.tile, rows, row) * kHeadDimV + column, {});
         } else {
-          ptx::st_global_chunk(o_row(job, rows, row) + column, {});
+          ptx::st_global_chunk(o_row(job, rows, row) + column, o_without_keys(rows.query_head(row)));
         }
         if (column != 0) continue;
         if constexpr (Config::kSplit) {
@@ -1841,12 +1841,24 @@ struct Forward {
     }
   }
 
+  /// Eight elements of O of such a row: 0, but of a sink without a sum.
+  FA_DEVICE kernel::Chunk o_without_keys(int query_head) const {
+    if constexpr (Variant::kSink) {
+      const float weight = kernel::weight_of(-kInfinity, lse_without_keys(query_head));
+      const uint32_t pair = ptx::convert_pair<T>(weight, weight);
+      return {{pair, pair, pair, pair}};
+    } else {
+      return {};
+    }
+  }
+
   /// O = 0, log-sum-exp = -inf or the sink's logit.
   FA_DEVICE void store_empty_rows(const Query& job, int warp_row, int lane) const {
     Softmax no_keys;
     float inverse_sum[2];
     finish_rows(no_keys, inverse_sum, job, warp_row, lane);
     O zeros = {};
+    if constexpr (Variant::kSink) multiply(zeros, inverse_sum);  // NaN of a sink
     store_direct(zeros, job, first_row_of(job.tile) + warp_row, lane);
   }
 };

@@ -161,6 +161,40 @@ TEST_P(Variants, BackwardMatchesTheReference) {
   EXPECT_LE(fa::test::worst_ratio(extra.dsink, expected.dsink, expected.bounds.dsink), 1) << "dsink";
 }
 
+/// A sink that is NaN, or has no finite sum, makes NaN of every row, be it without keys.
+void expect_nan_of_sinks(const ForwardCase& c, VariantCase variant) {
+  ForwardCase spoilt = c;
+  spoilt.variant = &variant;
+  for (const float sink : {NAN, INFINITY}) {
+    std::memcpy(variant.sink.bytes.data(), &sink, sizeof sink);  // of the first head
+    const fa::test::AttentionInputs inputs = make_inputs(spoilt);
+    const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+    const AttentionOutputs actual = run_forward(spoilt, inputs, kernels_of(spoilt), 1);
+    for_each_row(1, c.attention.h_q, c.attention.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      EXPECT_EQ(std::isnan(expected.lse.at(b, h, s)), h == 0);
+      EXPECT_EQ(std::isnan(actual.lse.at(b, h, s)), h == 0) << h << ' ' << s;
+      for (std::int64_t d = 0; d < c.attention.d_v; ++d) {
+        ASSERT_EQ(std::isnan(actual.o.at(b, h, s, d)), h == 0) << h << ' ' << s << ' ' << d;
+      }
+    });
+  }
+}
+
+TEST(Sinks, ASinkWithoutASumReachesEveryRow) {
+  for (const std::vector<VariantKernels>* kernels : {&variant_kernels(), &hopper_variant_kernels()}) {
+    for (const VariantKernels& entry : *kernels) {
+      Launch launch = kAllLaunches[2];  // rows before the first key, in tiles with keys and without
+      launch.s_q = 165;
+      const VariantCase variant = make_case(entry, launch);
+      if (variant.sink.bytes.empty()) continue;
+      SCOPED_TRACE(entry.choice);
+      expect_nan_of_sinks(
+          kernels == &variant_kernels() ? forward_case(entry, launch, variant) : hopper_case(entry, launch, variant),
+          variant);
+    }
+  }
+}
+
 /// Documents that start at multiples of the tiles: what lies in another document is never read, be it NaN.
 TEST(TileLists, EmptyTilesAreNeverLoaded) {
   const auto found = std::ranges::find(variant_kernels(), "documents", &VariantKernels::choice);
