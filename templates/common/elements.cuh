@@ -6,6 +6,7 @@
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
 
 namespace fa::kernel {
 
@@ -28,6 +29,65 @@ template <class T>
 FA_DEVICE void unpack(float (&values)[2], uint32_t pair) {
   values[0] = to_float(T{static_cast<uint16_t>(pair & 0xffffu)});
   values[1] = to_float(T{static_cast<uint16_t>(pair >> 16)});
+}
+
+FA_DEVICE constexpr uint32_t exponent_of(f16) {
+  return 0x7c00u;
+}
+FA_DEVICE constexpr uint32_t exponent_of(bf16) {
+  return 0x7f80u;
+}
+FA_DEVICE constexpr uint32_t exponent_of(float) {
+  return 0x7f800000u;
+}
+
+/// What 0 may be multiplied with: a register of elements with 0 in the place of infinities and NaNs.
+template <class T>
+struct Finite {
+  FA_DEVICE uint32_t operator()(uint32_t word) const {
+    if constexpr (sizeof(T) == 4) {
+      return is_finite<kExponent>(word) ? word : 0u;
+    } else {
+      return (is_finite<kExponent>(word) ? word & 0xffffu : 0u) |
+             (is_finite<(kExponent << 16)>(word) ? word & 0xffff0000u : 0u);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kExponent = exponent_of(T{});
+  template <uint32_t kMask>
+  static FA_DEVICE bool is_finite(uint32_t word) {
+    return (word & kMask) != kMask;
+  }
+};
+
+/// The same register.
+struct AsIs {
+  FA_DEVICE uint32_t operator()(uint32_t word) const { return word; }
+};
+
+/// 0, or NaN where one of the numbers is infinite or NaN.
+template <int kCount>
+FA_DEVICE float zero_of(const float (&x)[kCount], float zero = 0.f) {
+  FA_UNROLL
+  for (int i = 0; i < kCount; ++i) zero = ptx::fma(x[i], 0.f, zero);
+  return zero;
+}
+/// Likewise of fragments.
+template <int kMTiles, int kNTiles>
+FA_DEVICE float zero_of(const float (&x)[kMTiles][kNTiles][4]) {
+  float zero = 0.f;
+  FA_UNROLL
+  for (int m = 0; m < kMTiles; ++m) {
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) zero = zero_of(x[m][n], zero);
+  }
+  return zero;
+}
+/// Whether one of a warp's numbers is.
+template <class Numbers>
+FA_DEVICE bool any_infinite(const Numbers& x) {
+  return ptx::vote_any(zero_of(x) != 0.f);
 }
 
 /// 16 bytes of a row as floats; one access when kAligned.

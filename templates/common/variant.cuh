@@ -437,6 +437,43 @@ FA_DEVICE int rows_end(const Params& params, const Lengths& lengths, int key) {
   return end;
 }
 
+/// Rows before the one that first keeps the first key keep none, nor do those that do not keep the last key any more:
+/// from keeping_end on, which may lie behind the last row.
+template <bool kCausal, class Variant, class Params, class Lengths>
+FA_DEVICE int keeping_begin(const Params& params, const Lengths& lengths) {
+  return rows_begin<kCausal, Variant>(params, lengths, 0);
+}
+template <class Variant, class Params, class Lengths>
+FA_DEVICE int keeping_end(const Params& params, const Lengths& lengths) {
+  int end = 0x7fffffff;
+  if constexpr (Variant::kLeftWindow) {
+    end = minimum(end, lengths.s_kv + params.variant.window_left - diagonal_of(params, lengths));
+  }
+  if constexpr (Variant::kChunked) {
+    end = minimum(
+        end, ((lengths.s_kv - 1) / params.variant.chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
+  }
+  return end;
+}
+
+/// Whether masks in closed form hide any of the kKeys keys from `first_key` on, if they are there, from any of the
+/// kRows rows from `first_row` on. Registers are dear where this is asked: a window takes one comparison.
+template <bool kCausal, class Variant, int kRows, int kKeys, class Params, class Lengths>
+FA_DEVICE bool hides_any(const Params& params, const Lengths& lengths, int first_row, int first_key) {
+  if constexpr (Variant::kChunked) {
+    return first_key + kKeys > keys_end<kCausal, Variant>(params, lengths, first_row) ||
+           first_key < keys_begin<Variant>(params, lengths, first_row + kRows - 1);
+  } else if constexpr (Variant::kLeftWindow) {
+    const int step = first_row - first_key;
+    const int most = params.variant.window_left - diagonal_of(params, lengths) - kRows + 1;  // without a hidden key
+    if constexpr (!kCausal) return step > most;
+    const int least = kKeys - 1 - lengths.causal_shift;
+    return static_cast<uint32_t>(step - least) >= static_cast<uint32_t>(maximum(most - least + 1, 0));
+  } else {
+    return kCausal && first_key + kKeys - 1 > first_row + lengths.causal_shift;
+  }
+}
+
 // ---- tile lists of mask functions ----
 
 constexpr int kTileListHeader = 3;

@@ -5,6 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/elements.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
@@ -83,6 +84,7 @@ struct Backward {
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
+  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;     // keys of the sequence from rows
   using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
@@ -270,7 +272,7 @@ struct Backward {
         next.m_block = steps.first;
         ++next.head;
       }
-      begin_step(next, left > 1, stage);
+      begin_step(place, next, left > 1, stage);
       if constexpr (kDelayedDq) {
         if (has_previous && warp < Config::kWarps / 2) add_dq(before(place, steps), stage ^ 1);
       }
@@ -300,12 +302,64 @@ struct Backward {
   }
 
   /// Waits for a query tile, and starts the copies of the next.
-  FA_DEVICE void begin_step(const Place& next, bool has_next, int stage) const {
+  FA_DEVICE void begin_step(const Place& place, const Place& next, bool has_next, int stage) const {
     ptx::cp_async_wait<0>();
     ptx::sync_threads();  // this tile has landed for all, and all have left the buffers that are filled next
     if constexpr (kStages == 2) {
       if (has_next) load_queries(next, stage ^ 1);
       ptx::cp_async_commit();
+    }
+    if constexpr (kHides) {
+      if (has_empty_rows(place, stage)) clear_empty_rows(place, stage);
+    }
+  }
+
+  // Rows that keep no key. Their P and dS are 0, but what is multiplied by 0 must be finite: they become zeros.
+
+  /// Whether masks in closed form leave a row of the batch entry without keys.
+  FA_DEVICE bool is_empty(int row) const {
+    if (row < keeping_begin<Config::kCausal, Variant>(params, lengths)) return true;
+    if constexpr (kTwoSided) return row >= keeping_end<Variant>(params, lengths);
+    return false;
+  }
+  /// Whether a mask function has left a row of the tile without keys: its log-sum-exp tells.
+  FA_DEVICE bool has_no_weight(int row, int stage) const {
+    if constexpr (!Variant::kMask) return false;
+    return ptx::from_bits(ptx::ld_shared_b32(lse_shared(stage) + 4 * row)) == kInfinity;
+  }
+
+  FA_DEVICE bool has_empty_rows(const Place& place, int stage) const {
+    const int first = query_tile(place) * kTileM;
+    const int end = minimum(first + kTileM, lengths.s_q);
+    if (is_empty(first) || (kTwoSided && is_empty(end - 1))) return true;
+    if constexpr (!Variant::kMask) return false;
+    bool any = false;
+    for (int row = lane; row < end - first; row += kWarpSize) any = any || has_no_weight(row, stage);
+    return ptx::vote_any(any);
+  }
+
+  /// Row by row, by loops that keep next to nothing.
+  FA_DEVICE void clear_empty_rows(const Place& place, int stage) const {
+    const int first = query_tile(place) * kTileM;
+    FA_UNROLL_BY(1)
+    for (int row = 0; row < kTileM; ++row) {
+      const bool empty = is_empty(first + row);
+      if (!empty && !has_no_weight(row, stage)) continue;
+      const int clearer = ptx::thread_index();  // anew, as above
+      clear_row<QTile>(q_shared(stage), row, clearer);
+      clear_row<DoTile>(do_shared(stage), row, clearer);
+      if (empty && clearer == 0) {  // a sink has given it a log-sum-exp
+        ptx::st_shared_b32(lse_shared(stage) + 4 * row, ptx::bits(kInfinity));
+        ptx::st_shared_b32(delta_shared(stage) + 4 * row, 0);
+      }
+    }
+    ptx::sync_threads();  // the tile is clean for all
+  }
+  template <class Tile>
+  static FA_DEVICE void clear_row(uint32_t tile, int row, int clearer) {
+    FA_UNROLL_BY(1)
+    for (int i = clearer; i < Tile::kChunks; i += kThreads) {
+      ptx::st_shared_chunk(tile + Tile::offset(row, 0) + i * kChunkBytes, {});
     }
   }
 
@@ -403,10 +457,7 @@ struct Backward {
       Gemm::pack(ds_operand, ds);
       return;
     }
-    if (first_key + kTileN > lengths.s_kv ||
-        (Config::kCausal && first_key + kTileN - 1 > place.m_block * kTileM + lengths.causal_shift)) {
-      mask(p, place.m_block * kTileM + query);
-    }
+    if (first_key + kTileN > lengths.s_kv || hides_keys(place)) mask(p, place.m_block * kTileM + query);
     if constexpr (kDropout) {
       differentiate_dropped(place, query, delta_shared(stage) + statistics, p, ds);
     } else {
@@ -457,6 +508,13 @@ struct Backward {
     }
   }
 
+  /// Whether masks hide keys of this tile from queries of a tile; the mask function where it is not known to keep all.
+  FA_DEVICE bool hides_keys(const Place& place) const {
+    if constexpr (kLists) return place.m_block >= ptx::ld_global_nc(tile_list() - 1);
+    if constexpr (Variant::kMask) return true;
+    return hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, lengths, place.m_block * kTileM, first_key);
+  }
+
   /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, int first_row) const {
     const int masker = ptx::thread_index();                // anew, as above
@@ -468,7 +526,10 @@ struct Backward {
       for (int r = 0; r < 2; ++r) {
         const int key = thread_key + 16 * m + 8 * r;
         int visible_from = Config::kCausal ? key - lengths.causal_shift - first_query : 0;
-        if (key >= lengths.s_kv) visible_from = kTileM;
+        // A key that only rows behind the last would see is one that none does.
+        if (key >= lengths.s_kv || (Config::kCausal && visible_from >= lengths.s_q - first_query)) {
+          visible_from = kTileM;
+        }
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
           FA_UNROLL
@@ -507,6 +568,12 @@ struct Backward {
         dq, k_shared + KTile::offset(0, 8 * slice.first_tile()), adder_lane, [&](uint32_t(&a)[4], int m, int k) {
           Gemm::template load_a_transposed<PTile>(a, ds_shared(stage), row + 16 * m, k, adder_lane);
         });
+    if constexpr (kHides) {
+      if (hides_keys(place) && any_infinite(dq)) {
+        add_finite_dq(place, stage);
+        return;
+      }
+    }
     FA_UNROLL
     for (int m = 0; m < kDqMTiles; ++m) {
       const int row_group = (query_tile(place) * kTileM + row) / kRowGroup + m;
@@ -525,6 +592,38 @@ struct Backward {
         }
       }
     }
+  }
+
+  /// Adds dS K without what 0 may not be multiplied with: NaN of a key reaches the rows that keep it through dS. An
+  /// element at a time, since the registers belong to others.
+  FA_DEVICE void add_finite_dq(const Place& place, int stage) const {
+    const int adder = ptx::thread_index();  // anew, as above
+    const DqSlice slice{adder / kWarpSize / kDqWarpsM};
+    FA_UNROLL_BY(1)
+    for (int i = 0; i < kDqMTiles * DqSlice::kTiles * 4; ++i) {
+      const int e = i % 4;
+      const int n = i / 4 % DqSlice::kTiles;
+      const int row = (adder / kWarpSize % kDqWarpsM * kDqMTiles + i / 4 / DqSlice::kTiles) * 16;
+      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup;
+      if (!slice.owns(n) || row_group * kRowGroup >= lengths.padded_rows) continue;
+      uint32_t ds = ds_shared(stage) + PTile::offset(0, row + 8 * (e / 2) + adder % kWarpSize / 4);
+      uint32_t k = k_shared + KTile::offset(0, 8 * (slice.first_tile() + n) + 2 * (adder % 4) + e % 2);
+      float sum = 0.f;
+      FA_UNROLL_BY(1)
+      for (int key = 0; key < kTileN; ++key) {
+        const float factor = load_element(k);
+        if (factor * 0.f == 0.f) sum = ptx::fma(load_element(ds), factor, sum);
+        ds += PTile::kPitch;
+        k += KTile::kPitch;
+      }
+      float* fragment = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
+                                                                   row_group, slice.first_tile() + n, kHeadDimQk / 8);
+      ptx::red_add_f32(fragment + fragment_index<Config::kVectorReduce>(adder % kWarpSize, e), sum);
+    }
+  }
+  static FA_DEVICE float load_element(uint32_t address) {
+    if constexpr (sizeof(T) == 2) return to_float(T{ptx::ld_shared_b16(address)});
+    return ptx::from_bits(ptx::ld_shared_b32(address));
   }
 
   /// scale * dK and dV through shared memory, where K and V were, so that rows leave in 16-byte pieces.

@@ -5,6 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/elements.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
@@ -45,8 +46,9 @@ struct BackwardDq {
   static constexpr int kDqTiles = kHeadDimQk / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
-  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;    // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                      // of tiles that are not empty
+  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * Config::kWarps && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -177,8 +179,11 @@ struct BackwardDq {
         ptx::cp_async_commit();
       }
       Fragment<kMTiles, kNTiles> ds;
-      differentiate(n_block, stage, lse, delta, ds);
-      Gemm::template accumulate<KTile, kHeadDimQk, kMTiles, kNTiles>(dq, ds, k_shared(stage), lane);
+      if (differentiate(n_block, stage, lse, delta, ds)) {
+        Gemm::template accumulate<KTile, kHeadDimQk, kMTiles, kNTiles>(dq, ds, k_shared(stage), lane, Finite<T>{});
+      } else {
+        Gemm::template accumulate<KTile, kHeadDimQk, kMTiles, kNTiles>(dq, ds, k_shared(stage), lane);
+      }
       if constexpr (kStages == 1) {
         ptx::sync_threads();  // all have left K and V
         if (n_block + 1 < n_blocks) load_keys(n_block + 1, 0);
@@ -204,7 +209,9 @@ struct BackwardDq {
     }
   }
 
-  FA_DEVICE void differentiate(int n_block, int stage, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
+  /// dS of a key tile; whether keys that masks hide from some rows may be such that 0 must not be multiplied with them:
+  /// NaN of a key reaches the rows that keep it through dS.
+  FA_DEVICE bool differentiate(int n_block, int stage, const float (&lse)[kMTiles][2], const float (&delta)[kMTiles][2],
                                Fragment<kMTiles, kNTiles>& ds) const {
     Fragment<kMTiles, kNTiles> p = {};
     Gemm::template scores<KTile, kHeadDimQk>(p, k_shared(stage), lane, [&](uint32_t(&a)[4], int m, int k) {
@@ -223,7 +230,10 @@ struct BackwardDq {
       bool full = false;
       if constexpr (kLists) full = n_block < ptx::ld_global_nc(tile_list() - 1);
       differentiate_variant(first_key, full, lse, delta, p, dp, ds);
-      return;
+      const bool hides =
+          Variant::kMask ? !full
+                         : hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, lengths, first_row, first_key);
+      return kHides && hides && any_infinite(p);
     }
     const bool masked = first_key + kTileN > key_limit(first_row);
     FA_UNROLL
@@ -245,6 +255,7 @@ struct BackwardDq {
         }
       }
     }
+    return kHides && masked && any_infinite(p);
   }
 
   /// With dropout, dP lacks its factor 1 / keep, which `scale` holds: dS comes out keep times too small, as it should.

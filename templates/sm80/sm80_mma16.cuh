@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM80_SM80_MMA16_CUH_
 #define FA_TEMPLATES_SM80_SM80_MMA16_CUH_
 
+#include <common/elements.cuh>
 #include <common/online_softmax.cuh>
 #include <common/shared_tile.cuh>
 #include <ptx/ldmatrix.cuh>
@@ -106,10 +107,10 @@ struct WarpGemm {
   }
 
   /// O += P V. P stays in registers: the accumulators of two neighbouring n tiles are the A operand of one depth step.
-  /// V is [tile_n, kHeadDimV] in shared memory, read transposed.
-  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
+  /// V is [tile_n, kHeadDimV] in shared memory, read transposed, and a register at a time through `filter`.
+  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles, class Filter = AsIs>
   static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
-                                   uint32_t v_tile, int lane) {
+                                   uint32_t v_tile, int lane, Filter filter = {}) {
     const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 8);
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
@@ -119,6 +120,7 @@ struct WarpGemm {
       for (int n = 0; n + 1 < kHeadDimV / 8; n += 2) {
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(k * kStep, 8 * n));
+        apply(filter, b);
         FA_UNROLL
         for (int m = 0; m < kMTiles; ++m) {
           ptx::mma_m16n8k16<T>(o[m][n], a[m], b[0], b[1]);
@@ -129,6 +131,7 @@ struct WarpGemm {
         constexpr int n = kHeadDimV / 8 - 1;
         uint32_t b[2];
         ptx::ldmatrix_x2_trans(b, v_tile + VTile::offset(lane % 16, 0) + VTile::offset(k * kStep, 8 * n));
+        apply(filter, b);
         FA_UNROLL
         for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(o[m][n], a[m], b[0], b[1]);
       }
@@ -217,6 +220,13 @@ struct WarpGemm {
       FA_UNROLL
       for (int i = 0; i < 4; ++i) a[i] = packed.words[m][k][i];
     });
+  }
+
+ private:
+  template <class Filter, int kCount>
+  static FA_DEVICE void apply(Filter filter, uint32_t (&b)[kCount]) {
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) b[i] = filter(b[i]);
   }
 };
 

@@ -114,9 +114,9 @@ struct WarpGemm<float> {
 
   /// O += P V. The A operand wants columns t and t + 4 of a depth step where the accumulator holds 2t and 2t + 1: the
   /// sum over keys may run in any order, so the keys of V are permuted instead.
-  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
+  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles, class Filter = AsIs>
   static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
-                                   uint32_t v_tile, int lane) {
+                                   uint32_t v_tile, int lane, Filter filter = {}) {
     const uint32_t v_lane = v_tile + VTile::offset(2 * (lane % 4), lane / 4);
     constexpr int kChain = kNTiles % 4 == 0 ? 4 : 2;
     FA_UNROLL
@@ -136,8 +136,8 @@ struct WarpGemm<float> {
         FA_UNROLL
         for (int c = 0; c < kChain; ++c) {
           const uint32_t address = v_lane + VTile::offset((k + c) * kStep, 8 * n);
-          const Tf32Pair b0 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address)));
-          const Tf32Pair b1 = split_tf32(ptx::from_bits(ptx::ld_shared_b32(address + VTile::kPitch)));
+          const Tf32Pair b0 = split_tf32(ptx::from_bits(filter(ptx::ld_shared_b32(address))));
+          const Tf32Pair b1 = split_tf32(ptx::from_bits(filter(ptx::ld_shared_b32(address + VTile::kPitch))));
           FA_UNROLL
           for (int m = 0; m < kMTiles; ++m) mma(step[m], a[c][m], b0, b1);
         }

@@ -19,6 +19,7 @@
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
+#include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
@@ -88,6 +89,8 @@ struct Backward {
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
   static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
+
+  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
@@ -758,8 +761,8 @@ struct Backward {
     }
   }
 
-  // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count: they
-  // become zeros, since what is multiplied by 0 need not be finite.
+  // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count, nor do
+  // rows that keep no key: they become zeros, since what is multiplied by 0 need not be finite.
 
   FA_DEVICE void await_keys(const Job& work, uint32_t parity) const {
     ptx::mbarrier_wait(k_full(), parity);
@@ -769,50 +772,134 @@ struct Backward {
     ptx::mbarrier_wait(v_full(), parity);
     if constexpr (kVarlen) clear_rows<VTile, kTileN>(v_shared(), work.lengths.s_kv - work.first_key());
   }
-  FA_DEVICE void await_q(const Job& work, const Place& place, int count) const {
+  FA_DEVICE void await_q(int count) const {
     const int stage = stage_of(count);
     ptx::mbarrier_wait(q_full(stage), parity_of(count));
-    if constexpr (kVarlen) {
-      const int rows = work.lengths.s_q - place.m_block * kTileM;
-      if (rows < kTileM) {
+  }
+  FA_DEVICE void await_dout(int count) const {
+    [[maybe_unused]] const int stage = stage_of(count);
+    ptx::mbarrier_wait(do_full(stage), parity_of(count));
+  }
+
+  /// Rows of a query tile that may keep keys.
+  struct Rows {
+    int begin;
+    int end;
+  };
+
+  /// Those that masks in closed form and, of a packed batch, the sequence's end leave. Behind the last row of a dense
+  /// batch are zeros.
+  FA_DEVICE Rows rows_with_keys(const Job& work, const Place& place) const {
+    const int first = place.m_block * kTileM;
+    Rows rows{0, kTileM};
+    if constexpr (Config::kCausal || Variant::kChunked) {
+      rows.begin =
+          kernel::minimum(kernel::keeping_begin<Config::kCausal, Variant>(params, work.lengths) - first, kTileM);
+    }
+    if constexpr (kTwoSided) rows.end = kernel::maximum(kernel::keeping_end<Variant>(params, work.lengths) - first, 0);
+    if constexpr (kVarlen) rows.end = kernel::minimum(rows.end, work.lengths.s_q - first);
+    return rows;
+  }
+
+  /// Zeros in the other rows of Q and dO, and statistics of no weight. No product may be reading the tiles: with
+  /// kLanded, Q has landed and dO may be on its way; else both have been read once by all.
+  template <bool kLanded>
+  FA_DEVICE void clear_rows_without_keys(const Job& work, const Place& place, int count) const {
+    if constexpr (Config::kCausal || kTwoSided || kVarlen) {
+      const Rows rows = rows_with_keys(work, place);
+      if (rows.begin > 0 || rows.end < kTileM) {
+        const int stage = stage_of(count);
+        begin_to_clear<kLanded>(count);
         fill_stats(lse_shared(stage), rows, kernel::kInfinity);
-        clear_rows<QTile, kTileM>(q_shared(stage), rows);
+        fill_stats(delta_shared(stage), rows, 0.f);
+        clear_rows<QTile>(q_shared(stage), rows);
+        clear_rows<DoTile>(do_shared(stage), rows);
+        end_to_clear();
+      }
+    }
+    if constexpr (Variant::kMask) {
+      const int stage = stage_of(count);
+      if (has_weightless_rows(work, place, stage)) {
+        begin_to_clear<kLanded>(count);
+        clear_weightless_rows<QTile>(q_shared(stage), stage);
+        clear_weightless_rows<DoTile>(do_shared(stage), stage);
+        end_to_clear();
       }
     }
   }
-  FA_DEVICE void await_dout(const Job& work, const Place& place, int count) const {
-    const int stage = stage_of(count);
-    ptx::mbarrier_wait(do_full(stage), parity_of(count));
-    if constexpr (kVarlen) {
-      const int rows = work.lengths.s_q - place.m_block * kTileM;
-      if (rows < kTileM) {
-        fill_stats(delta_shared(stage), rows, 0.f);
-        clear_rows<DoTile, kTileM>(do_shared(stage), rows);
-      }
+  template <bool kLanded>
+  FA_DEVICE void begin_to_clear(int count) const {
+    if constexpr (kLanded) {
+      await_dout(count);
+    } else {
+      ptx::barrier_sync(2, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles
     }
+  }
+  FA_DEVICE void end_to_clear() const {
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tiles are clean for all
   }
 
   FA_DEVICE static int consumer_thread() { return ptx::thread_index() - kWarpgroup; }
+
+  static constexpr int kRowChunks = 8;  // of a slab
 
   /// Zeros in the rows of a tile from `valid` on, by all consumers.
   template <class Tile, int kRows>
   FA_DEVICE void clear_rows(uint32_t tile, int valid) const {
     if (valid >= kRows) return;
-    constexpr int kRowChunks = 8;  // of a slab
+    clear_chunks<Tile>(tile, valid, kRows);
+    end_to_clear();
+  }
+  /// Likewise in those before and behind `rows`.
+  template <class Tile>
+  FA_DEVICE void clear_rows(uint32_t tile, const Rows& rows) const {
+    clear_chunks<Tile>(tile, 0, rows.begin);
+    clear_chunks<Tile>(tile, rows.end, kTileM);
+  }
+  template <class Tile>
+  FA_DEVICE void clear_chunks(uint32_t tile, int begin, int end) const {
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      for (int i = valid * kRowChunks + consumer_thread(); i < kRows * kRowChunks; i += kConsumers * kWarpgroup) {
+      FA_UNROLL_BY(1)
+      for (int i = begin * kRowChunks + consumer_thread(); i < end * kRowChunks; i += kConsumers * kWarpgroup) {
         ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
       }
     }
-    ptx::fence_proxy_async();
-    ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tile is clean for all
   }
 
-  /// Statistics of the same rows, before the tile is clean.
-  FA_DEVICE void fill_stats(uint32_t stats, int valid, float value) const {
-    for (int i = valid + consumer_thread(); i < kTileM; i += kConsumers * kWarpgroup) {
-      ptx::st_shared_b32(stats + 4 * i, ptx::bits(value));
+  /// Statistics of the same rows.
+  FA_DEVICE void fill_stats(uint32_t stats, const Rows& rows, float value) const {
+    FA_UNROLL_BY(1)
+    for (int i = consumer_thread(); i < kTileM; i += kConsumers * kWarpgroup) {
+      if (i < rows.begin || i >= rows.end) ptx::st_shared_b32(stats + 4 * i, ptx::bits(value));
+    }
+  }
+
+  // Rows of a query tile that a mask function leaves no key, as their log-sum-exp tells.
+
+  FA_DEVICE bool is_weightless(int row, int stage) const {
+    return ptx::from_bits(ptx::ld_shared_b32(lse_shared(stage) + 4 * row)) == kernel::kInfinity;
+  }
+  /// The answer is the same in all warps.
+  FA_DEVICE bool has_weightless_rows(const Job& work, const Place& place, int stage) const {
+    const int rows = work.lengths.s_q - place.m_block * kTileM;  // behind them are others, of no weight
+    bool any = false;
+    FA_UNROLL
+    for (int row = lane_index(); row < kTileM; row += kWarpSize) {
+      any = any || (row < rows && is_weightless(row, stage));
+    }
+    return ptx::vote_any(any);
+  }
+  template <class Tile>
+  FA_DEVICE void clear_weightless_rows(uint32_t tile, int stage) const {
+    FA_UNROLL_BY(1)
+    for (int i = consumer_thread(); i < kTileM * kRowChunks; i += kConsumers * kWarpgroup) {
+      if (!is_weightless(i / kRowChunks, stage)) continue;
+      FA_UNROLL
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+        ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
+      }
     }
   }
 
@@ -831,14 +918,15 @@ struct Backward {
     Place next = place(work);
 
     await_keys(work, parity);
-    await_q(work, next, count);
+    await_q(count);
+    clear_rows_without_keys<true>(work, next, count);
     issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
     exponentiate(s, stage_of(count), work, next, first_key);
     if constexpr (kDropout) draw(drops, work, next, first_key);
     pack_weights(p_operand, s, drops);
-    await_dout(work, next, count);
+    await_dout(count);
     issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
     await_values(work, parity);
     issue_dp(dp, stage_of(count), consumer_index());
@@ -867,16 +955,19 @@ struct Backward {
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dk);
         release(v_empty());
-        release(k_empty());
+        const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
+        if (!hides) release(k_empty());
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          hand_over_dq(dq, rows, consumer_index(), count);
+          hand_over_dq(dq, rows, consumer_index(), count, hides);
         }
+        if (hides) release(k_empty());
         return true;
       }
       advance(next, work);
-      await_q(work, next, count);
+      await_q(count);
+      clear_rows_without_keys<true>(again(work, round), next, count);
       issue_scores(s, stage_of(count), consumer_index());
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
@@ -893,9 +984,11 @@ struct Backward {
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
       release(step_empty(stage));
       pack_weights(p_operand, s, drops);
-      await_dout(work, next, count);
+      await_dout(count);
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) hand_over_dq(dq, rows, consumer_index(), count);
+      if constexpr (Config::kWriteDq) {
+        hand_over_dq(dq, rows, consumer_index(), count, kHides && hid_keys(again(work, round), next));
+      }
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
         ptx::wgmma_tie(dv);
@@ -918,10 +1011,10 @@ struct Backward {
     Place next = place(work);
 
     await_keys(work, parity);
-    await_q(work, next, count);
+    await_q(count);
     issue_scores(s, stage_of(count), consumer_index());
     await_values(work, parity);
-    await_dout(work, next, count);
+    await_dout(count);
     issue_dp(dp, stage_of(count), consumer_index());
 
     while (true) {
@@ -934,6 +1027,7 @@ struct Backward {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
+      clear_rows_without_keys<false>(work, next, count - 1);
       typename Functions::CaptureGradients by_capture;
       apply_functions(s, dp, by_capture, work, next, stage, loaded);
       pack(p_operand, s);
@@ -954,12 +1048,14 @@ struct Backward {
         ptx::wgmma_tie(dv);
         ptx::wgmma_tie(dk);
         release(v_empty());
-        release(k_empty());
+        const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
+        if (!hides) release(k_empty());
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          hand_over_dq(dq, rows, consumer_index(), count);
+          hand_over_dq(dq, rows, consumer_index(), count, hides);
         }
+        if (hides) release(k_empty());
         return true;
       }
       if constexpr (Config::kWriteDq) {
@@ -971,14 +1067,14 @@ struct Backward {
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
       release(step_empty(stage));
       advance(next, work);
-      await_dout(work, next, count);
+      await_dout(count);
       issue_dp(dp, stage_of(count), consumer_index());
       if constexpr (Config::kWriteDq) {
         ptx::wgmma_wait<1>();  // dQ, whose registers S takes
         ptx::wgmma_tie(dq);
-        hand_over_dq(dq, rows, consumer_index(), count);
+        hand_over_dq(dq, rows, consumer_index(), count, kHides && hid_keys(again(work, round), next));
       }
-      await_q(work, next, count);
+      await_q(count);
       issue_scores(s, stage_of(count), consumer_index());
     }
   }
@@ -1010,6 +1106,29 @@ struct Backward {
   FA_DEVICE bool is_kept(const Job& work, const Place& place) const {
     if constexpr (kLists) return place.index < ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2));
     return false;
+  }
+
+  /// Whether masks hide keys of the tile from its rows; the mask function where it is not known to keep all.
+  FA_DEVICE bool hides_keys(const Job& work, const Place& place) const {
+    if constexpr (Variant::kMask) {
+      return !is_kept<true>(work, place);
+    } else {
+      return kernel::hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, work.lengths, place.m_block * kTileM,
+                                                                         work.first_key());
+    }
+  }
+
+  /// The same of the tile before `next`; true too where that is of another head.
+  FA_DEVICE bool hid_keys(const Job& work, const Place& next) const {
+    Place last = next;
+    if constexpr (kLists) {
+      if (last.index-- == 0) return true;
+    } else if constexpr (kOrdered) {
+      if (++last.m_block == stop(work)) return true;
+    } else {
+      if (last.m_block-- == work.steps.first) return true;
+    }
+    return hides_keys(work, last);
   }
 
   /// Rows of the query tile that are the sequence's; dense batches have padding for all of them.
@@ -1096,10 +1215,12 @@ struct Backward {
       mask_two_sided(s, work, place.m_block, first_key);
       return;
     }
-    if (first_key + 16 > work.lengths.s_kv) {
+    // Behind it only rows would see a key that are not there.
+    const int key_end = kernel::keys_end<Config::kCausal, Variant>(params, work.lengths, work.lengths.s_q - 1);
+    if (first_key + 16 > key_end) {
       FA_UNROLL
       for (int i = 0; i < kTileM / 2; ++i) {
-        if (first_key + lane / 4 + i / 2 % 2 * 8 >= work.lengths.s_kv) s[i] = 0.f;
+        if (first_key + lane / 4 + i / 2 % 2 * 8 >= key_end) s[i] = 0.f;
       }
     }
     const int first_limit = place.m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
@@ -1203,8 +1324,9 @@ struct Backward {
   }
 
   /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them. `rows`:
-  /// how many of the tile count, `count`: steps taken with this one.
-  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int count) const {
+  /// how many of the tile count, `count`: steps taken with this one, `hides`: whether dS is 0 for keys that may be NaN.
+  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
+                              [[maybe_unused]] bool hides) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();
@@ -1217,6 +1339,13 @@ struct Backward {
         if (column_group + j >= kColumnGroups) break;
         ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
                                               ptx::bits(dq[4 * j + 3])}});
+      }
+    }
+    if constexpr (kHides) {
+      if (hides && kernel::any_infinite(dq)) {
+        const int fragments = kernel::minimum(kDqColumns / 8, kColumnGroups - column_group);
+        multiply_by_finite_keys<T, DsTile, kTileN>(own, fragments, ds_shared((count - 1) % 2), 16 * row_group,
+                                                   k_shared() + column_group / 8 * KTile::kSlabBytes, lane);
       }
     }
     ptx::fence_proxy_async();

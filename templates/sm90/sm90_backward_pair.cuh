@@ -17,6 +17,7 @@
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
+#include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
@@ -414,6 +415,8 @@ struct BackwardPair {
         for (int i = 0; i < kTileN / 2; ++i) scores[i] -= row[i / 2 % 2];
         ptx::mbarrier_wait_cluster(p_full(), parity_of_one(count));
         multiply_by_p(scores);
+        const int rows = rows_without_keys(m_block);
+        if (Config::kCausal && rows > 0) clear_first_rows(scores, rows);
         ptx::sync_warp();  // all lanes have read P
         if (lane_index() == 0) ptx::mbarrier_arrive_remote(ptx::map_shared(p_empty(), 0));
       }
@@ -459,8 +462,10 @@ struct BackwardPair {
     for (int i = 0; i < kTileN / 2; ++i) s[i] = ptx::ex2(ptx::fma(s[i], params.scale_log2, -lse[i / 2 % 2]));
     const int first_key = work.first_key();
     const int lane = lane_index();
-    if (first_key + kTileN > params.s_kv) {
-      const int keys = params.s_kv - first_key - 2 * (lane % 4);  // from this thread's first on
+    // Behind it only rows would see a key that are not there.
+    const int key_end = kernel::keys_end<Config::kCausal, kernel::NoVariant>(params, params, params.s_q - 1);
+    if (first_key + kTileN > key_end) {
+      const int keys = key_end - first_key - 2 * (lane % 4);  // from this thread's first on
       FA_UNROLL
       for (int i = 0; i < kTileN / 2; ++i) {
         if (i / 4 * 8 + i % 2 >= keys) s[i] = 0.f;
@@ -473,6 +478,19 @@ struct BackwardPair {
       for (int i = 0; i < kTileN / 2; ++i) {
         if (i / 4 * 8 + i % 2 > limit + i / 2 % 2 * 8) s[i] = 0.f;
       }
+    }
+  }
+
+  /// Of a query tile those at its start that keep no key: what they hold may be infinite or NaN, and is not multiplied,
+  /// be it by 0.
+  FA_DEVICE int rows_without_keys(int m_block) const {
+    return kernel::keeping_begin<Config::kCausal, kernel::NoVariant>(params, params) - m_block * kTileM;
+  }
+  FA_DEVICE static void clear_first_rows(Scores& scores, int rows) {
+    const int row = 16 * warp_index() + lane_index() / 4;
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 2; ++i) {
+      if (row + i / 2 % 2 * 8 < rows) scores[i] = 0.f;
     }
   }
 
@@ -532,18 +550,41 @@ struct BackwardPair {
   template <int kRank>
   FA_DEVICE void sum(const Job& work, int part) const {
     using L = Layout<kRank>;
-    using DkGemm = ptx::Wgmma<T, L::kQkColumns>;
-    using DvGemm = ptx::Wgmma<T, L::kVColumns>;
     float dk[L::kQkColumns / 2] = {};  // [64 keys, columns of this block]
     float dv[L::kVColumns / 2] = {};   // likewise
+
+    ptx::griddepcontrol_wait();  // before anything is stored
+    if (work.count() > 0) sum_steps<kRank>(dk, dv, work, part);
+    ptx::wgmma_tie(dk);
+    ptx::wgmma_tie(dv);
+    store<kRank>(dk, dv, work, part);
+  }
+
+  template <int kRank, class Dk, class Dv>
+  FA_DEVICE void sum_steps(Dk& dk, Dv& dv, const Job& work, int part) const {
+    using L = Layout<kRank>;
+    using DkGemm = ptx::Wgmma<T, L::kQkColumns>;
+    using DvGemm = ptx::Wgmma<T, L::kVColumns>;
     const int steps = work.count();
     const uint32_t slab = part * RowSlab::kBytes;  // of this warpgroup's keys
     Ring<L::kDoStages> ring_do;
     Ring<L::kQStages> ring_q;
-    ptx::griddepcontrol_wait();  // before anything is stored
+    [[maybe_unused]] Query query(work, params);
     // Each product is waited for at once: P is free for the next step before this step's dS is there.
     for (int count = 0; count < steps; ++count) {
       ptx::mbarrier_wait(do_full(ring_do.stage), ring_do.parity);
+      if constexpr (Config::kCausal) {
+        const int rows = rows_without_keys(query.m_block);
+        if (rows > 0) {
+          await_shared(ds_full(), count);  // the scores have read both
+          ptx::mbarrier_wait(q_full(ring_q.stage), ring_q.parity);
+          clear_first_rows<L::kDoSlabs>(do_shared<kRank>(ring_do.stage), rows);
+          clear_first_rows<L::kQSlabs>(q_shared<kRank>(ring_q.stage), rows);
+          ptx::fence_proxy_async();
+          ptx::barrier_sync(1, 2 * kWarpgroup);  // the tiles are clean for both warpgroups
+        }
+        query.advance(work, params);
+      }
       await_shared(p_full(), count);
       issue_sum<DvGemm, SwizzledTile<kTileM, L::kVColumns>>(dv, p_shared() + slab, do_shared<kRank>(ring_do.stage));
       ptx::wgmma_wait<0>();  // dV
@@ -558,9 +599,19 @@ struct BackwardPair {
       release(q_empty(ring_q.stage));
       ring_q.advance();
     }
-    ptx::wgmma_tie(dk);
-    ptx::wgmma_tie(dv);
-    store<kRank>(dk, dv, work, part);
+  }
+
+  /// By warpgroups 1 and 2.
+  template <int kSlabs>
+  FA_DEVICE static void clear_first_rows(uint32_t slabs, int rows) {
+    FA_UNROLL
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      FA_UNROLL_BY(1)
+      for (int i = ptx::thread_index() - kWarpgroup; i < rows * (RowSlab::kRowBytes / kernel::kChunkBytes);
+           i += 2 * kWarpgroup) {
+        ptx::st_shared_chunk(slabs + slab * RowSlab::kBytes + i * kernel::kChunkBytes, {});
+      }
+    }
   }
 
   /// P or dS: stored here, or copied to here by the other block.
@@ -668,7 +719,8 @@ struct BackwardPair {
       }
       ptx::sync_warp();  // one lane started the copies
       ring_do.advance();
-      float dq[L::kQkColumns / 2];  // [64, columns of this block]
+      float dq[L::kQkColumns / 2];          // [64, columns of this block]
+      [[maybe_unused]] bool again = false;  // NaN of hidden keys has reached it
       if constexpr (Config::kWriteDq) {
         if constexpr (kOrdered) {
           if (adds) add_until_ds<kRank>(addition, work, count);
@@ -682,7 +734,8 @@ struct BackwardPair {
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(dq);
-        release_ds<kRank>();
+        if constexpr (Config::kCausal) again = hides_keys(work, query.m_block) && kernel::any_infinite(dq);
+        if (!again) release_ds<kRank>();
       }
       if (loads && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
@@ -694,7 +747,7 @@ struct BackwardPair {
       if constexpr (Config::kWriteDq) {
         if (adds) make_room<kRank>(addition);
         ptx::sync_warp();  // one lane added
-        hand_over_dq<kRank>(dq, count);
+        hand_over_dq<kRank>(dq, count, again);
         if (adds) take_over<kRank>(addition, work, query, count);
         ptx::sync_warp();  // one lane added
       }
@@ -703,6 +756,12 @@ struct BackwardPair {
     if constexpr (Config::kWriteDq) {
       if (adds) finish<kRank>(addition, work);
     }
+  }
+
+  /// Whether the mask hides keys of the tile from rows of a query tile.
+  FA_DEVICE bool hides_keys(const Job& work, int m_block) const {
+    return kernel::hides_any<Config::kCausal, kernel::NoVariant, kTileM, kTileN>(params, params, m_block * kTileM,
+                                                                                 work.first_key());
   }
 
   /// Starts dQ = dS K, [64, columns of this block].
@@ -723,14 +782,22 @@ struct BackwardPair {
 
   /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them.
   template <int kRank, class Dq>
-  FA_DEVICE void hand_over_dq(const Dq& dq, int count) const {
+  FA_DEVICE void hand_over_dq(const Dq& dq, int count, [[maybe_unused]] bool again) const {
+    using L = Layout<kRank>;
     const int lane = lane_index();
     const uint32_t own = shared + kDqOffset + warp_index() * kDqWarpBytes + lane * 16;
     ptx::mbarrier_wait(dq_empty(), parity_of_one(count));  // the last step's has left
     FA_UNROLL
-    for (int j = 0; j < Layout<kRank>::kQkColumns / 8; ++j) {
+    for (int j = 0; j < L::kQkColumns / 8; ++j) {
       ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
                                             ptx::bits(dq[4 * j + 3])}});
+    }
+    if constexpr (Config::kCausal) {
+      if (again) {
+        multiply_by_finite_keys<T, ScoreTile, kTileN>(own, L::kQkColumns / 8, ds_shared(), 16 * warp_index(),
+                                                      shared + L::kDqKeysOffset, lane);
+        release_ds<kRank>();
+      }
     }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <vector>
 
 #include "emulator/backward_run.hpp"
@@ -193,6 +195,81 @@ TEST_P(PlannedBackward, MatchesTheReferenceUnderEverySchedule) {
 INSTANTIATE_TEST_SUITE_P(Planner, PlannedBackward,
                          testing::Combine(testing::Range<std::size_t>(0, planned_backward_problems().size()),
                                           testing::Bool()));
+
+// What masks hide may be NaN or infinite.
+
+std::vector<BackwardSpecs> causal_specs() {
+  std::vector<BackwardSpecs> specs;
+  for (const auto* all : {&covering_backward_specs(), &sm90_backward_specs()}) {
+    std::ranges::copy_if(*all, std::back_inserter(specs), [](const BackwardSpecs& s) { return s.main.causal; });
+  }
+  return specs;
+}
+
+class HiddenFromBackward : public testing::TestWithParam<std::size_t> {
+ protected:
+  static BackwardCase case_of(std::int64_t s_q, std::int64_t s_kv, CausalAlign align) {
+    BackwardCase c = make_case(causal_specs()[GetParam()], {0, 0, 1, 0, 0, 0, 1, 0, 0});
+    c.attention.s_q = s_q;
+    c.attention.s_kv = s_kv;
+    c.attention.causal_align = align;
+    c.blocks = 2;
+    return c;
+  }
+
+  static constexpr std::array kSpoilt{std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL};
+};
+
+TEST_P(HiddenFromBackward, RowsWithoutKeysReachNoGradient) {
+  for (const double value : kSpoilt) {
+    const BackwardCase c = case_of(70, 64, CausalAlign::bottom_right);  // six rows before the first key
+    BackwardData data = make_backward_data(c);
+    for (const std::int64_t row : {0, 5}) {
+      for (HostTensor* tensor : {&data.inputs.q, &data.dout, &data.dlse, &data.outputs.o})
+        fill(*tensor, {row, 1}, value);
+    }
+    ASSERT_NO_THROW(check(c, data)) << testing::PrintToString(c);
+  }
+}
+
+TEST_P(HiddenFromBackward, KeysThatNoRowKeepsReachNoGradient) {
+  for (const double value : kSpoilt) {
+    const BackwardCase c = case_of(70, 150, CausalAlign::top_left);
+    BackwardData data = make_backward_data(c);
+    for (const std::int64_t key : {70, 79, 149}) fill(data.inputs.k, {key, 1}, value);
+    ASSERT_NO_THROW(check(c, data)) << testing::PrintToString(c);
+    const AttentionGradients gradients = run_backward(c, data, kernels_of(c), kSeeds[0]);
+    for (const std::int64_t key : {70, 79, 149}) {
+      EXPECT_EQ(gradients.dk.at(0, 0, key, 3), 0);
+      EXPECT_EQ(gradients.dv.at(0, 0, key, 3), 0);
+    }
+  }
+}
+
+TEST_P(HiddenFromBackward, AKeyReachesDqOfTheRowsThatKeepIt) {
+  for (const double value : kSpoilt) {
+    constexpr std::int64_t kLast = 69;  // which alone keeps the last key
+    const BackwardCase c = case_of(kLast + 1, 90, CausalAlign::bottom_right);
+    BackwardData data = make_backward_data(c);
+    const AttentionGradients clean = run_backward(c, data, kernels_of(c), kSeeds[0]);
+    fa::test::AttentionInputs inputs = data.inputs;
+    fill(inputs.k, {89, 1}, value);
+    data = make_backward_data(c, inputs);
+    const AttentionGradients spoilt = run_backward(c, data, kernels_of(c), kSeeds[0]);
+    const double allowed = tolerance(c.attention.dtype) * largest(clean.dq);  // sums have another order
+    for_each_row(c.attention.b, c.attention.h_q, kLast, [&](std::int64_t b, std::int64_t h, std::int64_t row) {
+      for (std::int64_t d = 0; d < c.attention.d_qk; ++d) {
+        ASSERT_NEAR(spoilt.dq.at(b, h, row, d), clean.dq.at(b, h, row, d), allowed) << testing::PrintToString(c) << row;
+      }
+    });
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(spoilt.dq.at(0, 0, kLast, 0)));
+      EXPECT_TRUE(std::isnan(spoilt.dk.at(0, 0, 89, 0)));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Causal, HiddenFromBackward, testing::Range<std::size_t>(0, causal_specs().size()));
 
 TEST(CoveringBackward, EveryLaunchRowIsRun) {
   EXPECT_GE(covering_backward_specs().size() * kRowsPerSpec, launch_rows().size());

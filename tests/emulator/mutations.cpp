@@ -1067,7 +1067,16 @@ std::vector<Mutation> make_mutations() {
        1,
        causal_hopper,
        {}},
-      {"hopper_lost_p_left", kHopper, "round < kRounds &&", "round < 0 * kRounds &&", 1, hopper, {}, {}, {}, kSteepScale},
+      {"hopper_lost_p_left",
+       kHopper,
+       "round < kRounds &&",
+       "round < 0 * kRounds &&",
+       1,
+       hopper,
+       {},
+       {},
+       {},
+       kSteepScale},
       {"hopper_scores_made_again_of_other_rows",
        kHopper,
        "q_shared(q_buffer) + warp_row * QTile::kRowBytes;",
@@ -1167,6 +1176,15 @@ std::vector<Mutation> make_mutations() {
   };
 }
 
+Mutation of_spoilt_row(Mutation mutation) {
+  mutation.spoilt = Spoilt::row;
+  return mutation;
+}
+Mutation of_spoilt_key(Mutation mutation) {
+  mutation.spoilt = Spoilt::key;
+  return mutation;
+}
+
 std::vector<Mutation> make_backward_mutations() {
   const KernelSpec by_keys = changed(backward_base(), [](KernelSpec& spec) {
     spec.warps = 2;  // a warp has all queries of its keys: only dS leaves its registers
@@ -1180,6 +1198,8 @@ std::vector<Mutation> make_backward_mutations() {
   });
   const KernelSpec split = changed(backward_base(), [](KernelSpec& spec) { spec.split = true; });
   const KernelSpec dq = changed(base(2), [](KernelSpec& spec) { spec.op = Op::backward_dq; });
+  const KernelSpec causal = changed(backward_base(), [](KernelSpec& spec) { spec.causal = true; });
+  const KernelSpec causal_dq = changed(dq, [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec preprocess = backward_helper_spec(backward_base(), Op::backward_preprocess);
   const KernelSpec reduce = backward_helper_spec(backward_base(), Op::backward_reduce);
   using enum FaultKind;
@@ -1235,8 +1255,8 @@ std::vector<Mutation> make_backward_mutations() {
        {shared_race, shared_in_flight}},
       {"backward_loads_one_step_too_many",
        kBackward,
-       "begin_step(next, left > 1, stage);",
-       "begin_step(next, true, stage);",
+       "begin_step(place, next, left > 1, stage);",
+       "begin_step(place, next, true, stage);",
        1,
        backward_base(),
        {copies_at_exit, global_out_of_bounds, shared_in_flight}},
@@ -1310,6 +1330,41 @@ std::vector<Mutation> make_backward_mutations() {
        1,
        preprocess,
        {global_uninitialised}},
+      of_spoilt_row({"backward_rows_without_keys_not_cleared",
+                     kBackward,
+                     "if (has_empty_rows(place, stage)) clear_empty_rows(place, stage);",
+                     "if (has_empty_rows(place, stage) && lane < 0) clear_empty_rows(place, stage);",
+                     1,
+                     causal,
+                     {}}),
+      of_spoilt_row({"backward_rows_read_before_they_are_clear",
+                     kBackward,
+                     "ptx::sync_threads();  // the tile is clean for all",
+                     "// the tile is clean for all",
+                     1,
+                     causal,
+                     {shared_race}}),
+      of_spoilt_key({"backward_nan_of_hidden_keys_multiplied",
+                     kBackward,
+                     "if (hides_keys(place) && any_infinite(dq))",
+                     "if (hides_keys(place) && any_infinite(dq) && lane < 0)",
+                     1,
+                     causal,
+                     {}}),
+      of_spoilt_key({"backward_keys_behind_the_last_row_not_hidden",
+                     kBackward,
+                     "(Config::kCausal && visible_from >= lengths.s_q - first_query)",
+                     "false",
+                     1,
+                     causal,
+                     {}}),
+      of_spoilt_key({"backward_dq_nan_of_hidden_keys_multiplied",
+                     kBackwardDq,
+                     "return kHides && masked && any_infinite(p);",
+                     "return kHides && masked && any_infinite(p) && lane < 0;",
+                     1,
+                     causal_dq,
+                     {}}),
       {"backward_dq_no_wait_for_keys",
        kBackwardDq,
        "ptx::cp_async_wait<0>();",
@@ -1474,11 +1529,11 @@ std::vector<Mutation> make_hopper_backward_mutations() {
        {shared_in_flight, shared_uninitialised, shared_race, deadlock}},
       {"hopper_backward_k_released_too_early",
        kHopperBackward,
-       "ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());\n        release(k_empty());",
+       "ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());",
        "release(k_empty());\n        ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());",
        1,
        hopper,
-       {source_overwritten, shared_race}},
+       {source_overwritten, shared_race, barrier_misuse}},
       {"hopper_backward_q_released_twice",
        kHopperBackward,
        "      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\n      if constexpr",
@@ -1650,6 +1705,34 @@ std::vector<Mutation> make_hopper_backward_mutations() {
        1,
        hopper,
        {deadlock}},
+      of_spoilt_row({"hopper_backward_rows_without_keys_of_dout_not_cleared",
+                     kHopperBackward,
+                     "clear_rows<DoTile>(do_shared(stage), rows);",
+                     "",
+                     1,
+                     causal,
+                     {}}),
+      of_spoilt_row({"hopper_backward_rows_cleared_before_dout_is_there",
+                     kHopperBackward,
+                     "      await_dout(count);\n    } else {",
+                     "      static_cast<void>(count);\n    } else {",
+                     1,
+                     causal,
+                     {shared_in_flight, shared_race, shared_uninitialised}}),
+      of_spoilt_row({"hopper_backward_cleared_rows_unfenced",
+                     kHopperBackward,
+                     "ptx::fence_proxy_async();\n    ptx::barrier_sync(2,",
+                     "ptx::barrier_sync(2,",
+                     1,
+                     causal,
+                     {unfenced}}),
+      of_spoilt_key({"hopper_backward_nan_of_hidden_keys_multiplied",
+                     kHopperBackward,
+                     "if (hides && kernel::any_infinite(dq)) {",
+                     "if (hides && kernel::any_infinite(dq) && lane < 0) {",
+                     1,
+                     causal,
+                     {}}),
       {"hopper_backward_k_of_another_map",
        kHopperBackward,
        "p.map_k, k_full()",
@@ -1685,12 +1768,14 @@ std::vector<Mutation> make_hopper_backward_variant_mutations() {
   return {
       mutation("keys_of_others_not_cleared",
                "if constexpr (kVarlen) clear_rows<KTile, kTileN>(k_shared(), work.lengths.s_kv - work.first_key());",
-               "static_cast<void>(work);", packed, {}),
+               "static_cast<void>(work);", persistent, {}),  // with a mask dQ would be computed once more
       mutation("values_of_others_not_cleared",
                "if constexpr (kVarlen) clear_rows<VTile, kTileN>(v_shared(), work.lengths.s_kv - work.first_key());",
                "static_cast<void>(work);", packed, {}),
-      mutation("rows_of_others_not_cleared", "clear_rows<QTile, kTileM>(q_shared(stage), rows);", "", packed,
-               {shared_race}),
+      mutation("rows_of_others_not_cleared", "clear_rows<QTile>(q_shared(stage), rows);", "", packed, {}),
+      mutation("tiles_read_before_they_are_clean",
+               "ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tiles are clean", "// the tiles are clean",
+               packed, {shared_race}),
       mutation("rows_of_others_have_statistics", "fill_stats(lse_shared(stage), rows, kernel::kInfinity);", "", packed,
                {shared_uninitialised}),
       mutation("last_rows_of_dq_left_out", "16 * row_group < rows)", "16 * row_group < rows - 16)", packed,
@@ -1752,6 +1837,7 @@ BackwardSpecs backward_specs_of(const Mutation& mutation) {
       break;
     case Op::backward_dq:
       specs.main.write_dq = false;
+      specs.main.causal = mutation.spec.causal;
       specs.dq = mutation.spec;
       break;
     case Op::backward_reduce:

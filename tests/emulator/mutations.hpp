@@ -12,6 +12,9 @@
 
 namespace emulator {
 
+/// What else a causal backward mutant is given: NaN in a row that keeps no key, or in a key that no row keeps.
+enum class Spoilt { nothing, row, key };
+
 /// A deliberate mistake in the kernel text, and the faults that may name it. The generator writes the changed header
 /// and fails when `before` does not occur exactly `count` times, so a mutation cannot silently stop applying.
 struct Mutation {
@@ -27,6 +30,7 @@ struct Mutation {
   std::optional<Sm90BackwardVariant> hopper_backward = {};
   float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
   int entries = 1;    ///< of the batch, and KV heads
+  Spoilt spoilt = Spoilt::nothing;
 };
 
 const std::vector<Mutation>& mutations();

@@ -48,6 +48,8 @@ ForwardKernels kernels_with(const Mutation& mutation, const ForwardCase& c) {
   return kernels;
 }
 
+constexpr std::int64_t kSpoiltRows = 6;
+
 BackwardCase backward_case_of(const Mutation& mutation) {
   const ForwardCase forward = case_of(mutation);
   BackwardCase c;
@@ -63,7 +65,21 @@ BackwardCase backward_case_of(const Mutation& mutation) {
     c.blocks = 4 * static_cast<int>(c.attention.b * c.attention.h_kv);
   }
   c.splits = c.specs.main.split ? 2 : 1;
+  c.attention.causal = c.specs.main.causal;
+  if (mutation.spoilt == Spoilt::row) c.attention.s_kv = c.attention.s_q - kSpoiltRows;
+  if (mutation.spoilt == Spoilt::key) c.attention.causal_align = fa::CausalAlign::top_left;
   return c;
+}
+
+/// The first row of every head, before the first key; or the first key behind the last row.
+BackwardData data_of(const Mutation& mutation, const BackwardCase& c) {
+  BackwardData data = make_backward_data(c);
+  if (mutation.spoilt == Spoilt::row) {
+    fill(data.inputs.q, {0, 1}, std::nan(""));
+    fill(data.dout, {0, 1}, std::nan(""));
+  }
+  if (mutation.spoilt == Spoilt::key) fill(data.inputs.k, {c.attention.s_q, 1}, std::nan(""));
+  return data;
 }
 
 BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c) {
@@ -107,6 +123,15 @@ void expect_wrong(const Mutation& mutation, const BackwardCase& c, const Backwar
   const double worst = std::max({relative_error(actual.dq, expected.dq), relative_error(actual.dk, expected.dk),
                                  relative_error(actual.dv, expected.dv)});
   EXPECT_GT(worst, 0.05) << "harmless";
+}
+
+void expect_right(const BackwardCase& c, const BackwardData& data, const fa::test::AttentionGradients& actual) {
+  const fa::test::AttentionGradients expected =
+      fa::test::reference_gradients_f64(c.attention, data.inputs, data.dout.view(), {});
+  for (const auto& member :
+       {&fa::test::AttentionGradients::dq, &fa::test::AttentionGradients::dk, &fa::test::AttentionGradients::dv}) {
+    EXPECT_LT(relative_error(actual.*member, expected.*member), 0.02);
+  }
 }
 
 /// How far gradients are off; rows that kernels leave alone are NaN, and 0 in what is expected.
@@ -175,10 +200,14 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     run_hopper_backward(mutation, changed, seed);
   } else if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
-    const BackwardData data = make_backward_data(c);
+    const BackwardData data = data_of(mutation, c);
     const fa::test::AttentionGradients actual =
         run_backward(c, data, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
-    if (changed) expect_wrong(mutation, c, data, actual);
+    if (changed) {
+      expect_wrong(mutation, c, data, actual);
+    } else if (mutation.spoilt != Spoilt::nothing) {
+      expect_right(c, data, actual);
+    }
   } else if (mutation.spec.varlen) {
     run_packed_forward(mutation, changed, seed);
   } else {
@@ -212,7 +241,8 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   std::set<std::string> done;
   for (const Mutation& mutation : mutations()) {
-    if (!done.insert(canonical(mutation.spec)).second) continue;
+    const std::string name = canonical(mutation.spec) + std::to_string(static_cast<int>(mutation.spoilt));
+    if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
   }
 }

@@ -26,6 +26,15 @@ KernelSpec pair_base() {
 
 }  // namespace
 
+namespace {
+
+Mutation spoilt(Mutation mutation, Spoilt what) {
+  mutation.spoilt = what;
+  return mutation;
+}
+
+}  // namespace
+
 std::vector<Mutation> pair_mutations() {
   const KernelSpec pair = pair_base();
   KernelSpec causal = pair;
@@ -184,6 +193,46 @@ std::vector<Mutation> pair_mutations() {
        1,
        pair,
        {shared_race, shared_in_flight, shared_uninitialised, unfenced}},
+      spoilt({"pair_rows_without_keys_not_cleared",
+              kPair,
+              "clear_first_rows<L::kDoSlabs>(do_shared<kRank>(ring_do.stage), rows);",
+              "",
+              1,
+              causal,
+              {}},
+             Spoilt::row),
+      spoilt({"pair_rows_cleared_while_the_scores_read_them",
+              kPair,
+              "await_shared(ds_full(), count);  // the scores have read both",
+              "// the scores have read both",
+              1,
+              causal,
+              {source_overwritten, shared_race}},
+             Spoilt::row),
+      spoilt({"pair_ds_of_rows_without_keys_not_cleared",
+              kPair,
+              "if (Config::kCausal && rows > 0) clear_first_rows(scores, rows);",
+              "if (rows < -kTileM * 1000) clear_first_rows(scores, rows);",
+              1,
+              causal,
+              {}},
+             Spoilt::row),
+      spoilt({"pair_nan_of_hidden_keys_multiplied",
+              kPair,
+              "hides_keys(work, query.m_block) && kernel::any_infinite(dq);",
+              "false;",
+              1,
+              causal,
+              {}},
+             Spoilt::key),
+      spoilt({"pair_ds_given_back_before_it_is_read_again",
+              kPair,
+              "if (!again) release_ds<kRank>();",
+              "release_ds<kRank>();",
+              1,
+              causal,
+              {barrier_misuse, shared_race, source_overwritten, deadlock}},
+             Spoilt::key),
       {"pair_dq_staged_over_the_last_addition",
        kPair,
        "ptx::mbarrier_wait(dq_empty(), parity_of_one(count));",

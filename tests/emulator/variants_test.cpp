@@ -161,6 +161,64 @@ TEST_P(Variants, BackwardMatchesTheReference) {
   EXPECT_LE(fa::test::worst_ratio(extra.dsink, expected.dsink, expected.bounds.dsink), 1) << "dsink";
 }
 
+/// NaN in q and dout of rows that keep no key, as NaN in all keys shows, reaches no gradient. Of rows that a mask
+/// function leaves nothing but a sink no kernel knows.
+TEST_P(Variants, RowsWithoutKeysReachNoGradient) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const BackwardCase c = backward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  BackwardData data = make_backward_data(c);
+  fa::test::AttentionInputs all_nan = data.inputs;
+  all_nan.k.fill_with_nan();
+  const AttentionOutputs reached = fa::test::reference_f64(variant, all_nan);
+  std::size_t spoilt = 0;
+  for_each_row(c.attention.b, c.attention.h_q, c.attention.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const double lse = reached.lse.at(b, h, s);
+    if (std::isnan(lse) || (std::isfinite(lse) && !variant.config.mask.expression.empty())) return;
+    ++spoilt;
+    for (std::int64_t d = 0; d < c.attention.d_qk; ++d) data.inputs.q.set(b, h, s, d, NAN);
+    for (std::int64_t d = 0; d < c.attention.d_v; ++d) data.dout.set(b, h, s, d, NAN);
+  });
+  if (spoilt == 0) return;
+  const VariantGradients expected = fa::test::reference_gradients_f64(variant, data.inputs, data.dout.view(),
+                                                                      c.dlse ? data.dlse.view() : fa::TensorView{});
+  fa::test::AttentionGradients actual;
+  ASSERT_NO_THROW(actual = run_backward(c, data, kernels_of(c), 1));
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  expect_near("dq", actual.dq, expected.usual.dq, dp * scale, c.attention.dtype);
+  expect_near("dk", actual.dk, expected.usual.dk, dp * scale, c.attention.dtype);
+  expect_near("dv", actual.dv, expected.usual.dv, 1, c.attention.dtype);
+}
+
+/// NaN in a key leaves dq of the rows alone that do not keep it.
+TEST_P(Variants, AHiddenKeyDoesNotReachDq) {
+  const VariantCase variant = make_case(kernels(), launch());
+  const BackwardCase c = backward_case(kernels(), launch(), variant);
+  SCOPED_TRACE(testing::PrintToString(c));
+  const BackwardData data = make_backward_data(c);
+  const VariantGradients expected = fa::test::reference_gradients_f64(variant, data.inputs, data.dout.view(),
+                                                                      c.dlse ? data.dlse.view() : fa::TensorView{});
+  BackwardData spoilt = data;
+  fill(spoilt.inputs.k, {c.attention.s_kv - 1, 1}, NAN);
+  if (c.attention.s_kv > 40) fill(spoilt.inputs.k, {20, 1}, NAN);
+  const AttentionOutputs reached = fa::test::reference_f64(variant, spoilt.inputs);
+  const auto for_each_reached = [&](const auto& visit) {
+    for_each_row(c.attention.b, c.attention.h_q, c.attention.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      if (std::isnan(reached.lse.at(b, h, s))) visit(b, h, s);
+    });
+  };
+  for_each_reached([&](std::int64_t b, std::int64_t h, std::int64_t s) { spoilt.outputs.lse.set(b, h, s, 0, NAN); });
+  fa::test::AttentionGradients actual;
+  ASSERT_NO_THROW(actual = run_backward(c, spoilt, kernels_of(c), 1));
+  for_each_reached([&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < c.attention.d_qk; ++d) actual.dq.set(b, h, s, d, expected.usual.dq.at(b, h, s, d));
+  });
+  const double dp = std::sqrt(static_cast<double>(c.attention.d_v));
+  const double scale = std::abs(static_cast<double>(c.attention.softmax_scale()));
+  expect_near("dq", actual.dq, expected.usual.dq, dp * scale, c.attention.dtype);
+}
+
 /// A sink that is NaN, or has no finite sum, makes NaN of every row, be it without keys.
 void expect_nan_of_sinks(const ForwardCase& c, VariantCase variant) {
   ForwardCase spoilt = c;

@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <random>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "driver/driver.hpp"
@@ -196,6 +199,101 @@ TEST_F(Backward, PairsOfBlocks) {
     if (HasFailure()) break;
   }
 }
+
+// What masks hide may be NaN or infinite.
+
+using HiddenParameter = std::tuple<Family, DType, std::int64_t, double>;
+class HiddenFromBackward : public GpuTest, public ::testing::WithParamInterface<HiddenParameter> {
+ protected:
+  AttentionCase case_of(std::int64_t s_q, std::int64_t s_kv, CausalAlign align) const {
+    const auto [family, dtype, d, value] = GetParam();
+    return {.b = 2,
+            .h_q = 4,
+            .h_kv = 2,
+            .s_q = s_q,
+            .s_kv = s_kv,
+            .d_qk = d,
+            .d_v = d,
+            .dtype = dtype,
+            .causal = true,
+            .causal_align = align};
+  }
+  AttentionConfig config(const AttentionCase& c, bool deterministic) const {
+    AttentionConfig config = config_of(c);
+    config.deterministic = deterministic;
+    config.kernel_backward = KernelOverride{.family = std::get<Family>(GetParam())};
+    return config;
+  }
+  /// In a row of every head, on both sides.
+  void spoil(HostTensor& host, DeviceTensor& device, std::int64_t row) const {
+    fill(host, {row, 1}, std::get<double>(GetParam()));
+    device.buffer.write(host.bytes());
+  }
+};
+
+TEST_P(HiddenFromBackward, RowsWithoutKeysReachNoGradient) {
+  for (const bool deterministic : {false, true}) {
+    const AttentionCase c = case_of(70, 64, CausalAlign::bottom_right);
+    DeviceBackwardCase device(c);
+    for (const std::int64_t row : {0, 5}) {
+      spoil(device.forward.host_inputs.q, device.forward.q, row);
+      spoil(device.host_dout, device.dout, row);
+    }
+    Attention::create(config(c, deterministic)).backward(device.inputs(), device.outputs());
+    expect_correct(device);
+  }
+}
+
+TEST_P(HiddenFromBackward, KeysThatNoRowKeepsReachNoGradient) {
+  for (const bool deterministic : {false, true}) {
+    const AttentionCase c = case_of(70, 300, CausalAlign::top_left);
+    DeviceBackwardCase device(c);
+    for (const std::int64_t key : {70, 127, 128, 299}) spoil(device.forward.host_inputs.k, device.forward.k, key);
+    Attention::create(config(c, deterministic)).backward(device.inputs(), device.outputs());
+    expect_correct(device);
+  }
+}
+
+TEST_P(HiddenFromBackward, AKeyReachesTheRowsThatKeepIt) {
+  for (const bool deterministic : {false, true}) {
+    constexpr std::int64_t kLast = 199;  // which alone keeps the last key
+    const AttentionCase c = case_of(kLast + 1, 300, CausalAlign::bottom_right);
+    DeviceBackwardCase device(c);
+    const Attention attention = Attention::create(config(c, deterministic));
+    attention.backward(device.inputs(), device.outputs());
+    expect_correct(device);
+    const HostTensor clean = device.host_gradients.dq;
+    HostTensor zero = clean;
+    fill(zero, {0, c.s_q}, 0);
+    const double allowed = std::ldexp(compare(clean.view(), std::as_const(zero).view()).max_abs,
+                                      c.dtype == DType::bf16 ? -7 : -10);  // what two roundings differ by at most
+    spoil(device.forward.host_inputs.k, device.forward.k, 299);
+    AttentionConfig forward = config_of(c);
+    forward.kernel = KernelOverride{.family = std::get<Family>(GetParam())};
+    Attention::create(forward).forward(device.forward.inputs(), device.forward.outputs());
+    device.forget();
+    attention.backward(device.inputs(), device.outputs());
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    device.forward.o.read(device.forward.host_outputs.o);
+    device.forward.lse.read(device.forward.host_outputs.lse);
+    device.dq.read(device.host_gradients.dq);
+    for (std::int64_t row = 0; row < kLast; ++row) {
+      EXPECT_TRUE(std::isfinite(device.forward.host_outputs.o.at(0, 0, row, 0))) << row;
+      EXPECT_TRUE(std::isfinite(device.forward.host_outputs.lse.at(0, 0, row))) << row;
+      for (std::int64_t d = 0; d < c.d_qk; ++d) {
+        ASSERT_NEAR(device.host_gradients.dq.at(1, 3, row, d), clean.at(1, 3, row, d), allowed) << row;
+      }
+    }
+    if (std::isnan(std::get<double>(GetParam()))) {
+      EXPECT_TRUE(std::isnan(device.host_gradients.dq.at(0, 0, kLast, 0)));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, HiddenFromBackward,
+                         ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
+                                            ::testing::Values(DType::f16, DType::bf16), ::testing::Values(64, 128, 256),
+                                            ::testing::Values(std::nan(""), HUGE_VAL, -HUGE_VAL)));
 
 /// The last of many batches, past element 2^31 of every tensor and of the accumulator: every batch is a copy.
 TEST_F(Backward, FarEndOfManyBatches) {

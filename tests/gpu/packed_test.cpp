@@ -308,6 +308,59 @@ INSTANTIATE_TEST_SUITE_P(Values, Neighbours,
                          ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
                                             ::testing::Values(std::nan(""), HUGE_VAL, -HUGE_VAL)));
 
+/// NaN in q and dout of rows that keep no key: of causal sequences with fewer keys than rows, some of both unused, and
+/// of windows that end before the last rows.
+class RowsWithoutKeys : public GpuTest, public ::testing::WithParamInterface<std::tuple<Family, DType, std::int64_t>> {
+ protected:
+  static void expect_clean(const PackedCase& c, const std::vector<std::int64_t>& rows) {
+    DevicePackedCase device(c);
+    const Attention attention = Attention::create(c.config());
+    attention.forward(device.inputs(), device.outputs());
+    for (const std::int64_t row : rows) {
+      for (HostTensor* tensor : {&device.host.q, &device.host_dout}) fill(*tensor, {row, 1}, std::nan(""));
+    }
+    device.q.buffer.write(device.host.q.bytes());
+    device.dout.buffer.write(device.host_dout.bytes());
+    attention.backward(device.backward_inputs(), device.backward_outputs());
+    device.expect_backward();
+  }
+  static PackedCase base() {
+    const auto [family, dtype, d] = GetParam();
+    PackedCase c;
+    c.attention = {.h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d, .dtype = dtype, .causal = true, .layout = Layout::bshd};
+    c.kernel.family = family;
+    return c;
+  }
+};
+
+TEST_P(RowsWithoutKeys, OfSequences) {
+  PackedCase c = base();
+  c.cu_q = cumulative({70, 33, 300});
+  c.cu_kv = cumulative({64, 40, 170});
+  c.used_q = {70, 20, 290};
+  c.used_kv = {60, 40, 150};
+  c.attention.s_q = c.cu_q.back();
+  c.attention.s_kv = c.cu_kv.back();
+  expect_clean(c, {0, 9, 103, 103 + 139});  // ten and 140 rows before the first key
+}
+
+TEST_P(RowsWithoutKeys, OfWindows) {
+  PackedCase c = base();
+  c.attention.causal = false;
+  c.attention.causal_align = CausalAlign::top_left;
+  c.attention.s_q = 200;
+  c.attention.s_kv = 64;
+  AttentionConfig window;
+  window.window_left = 20;
+  window.window_right = 3;
+  c.variant = std::make_shared<VariantCase>(c.attention, VariantChoice{"window", window});
+  expect_clean(c, {84, 127, 128, 199});
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, RowsWithoutKeys,
+                         ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
+                                            ::testing::Values(DType::f16, DType::bf16), ::testing::Values(64, 128)));
+
 /// Lengths of every wrong kind: nothing is written outside of the tensors, and the context lives on.
 TEST_F(Packed, WrongLengthsDoNoHarm) {
   PackedCase c;
