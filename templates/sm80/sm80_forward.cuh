@@ -428,10 +428,12 @@ struct Forward {
   }
 
   FA_DEVICE void read_fixed() {
-    FA_UNROLL
-    for (int m = 0; m < kFixedTiles; ++m) {
+    if constexpr (kFixed<Variant> > 0) {
       FA_UNROLL
-      for (int r = 0; r < kFixedHalves; ++r) fixed[m][r].read(params.variant, place(m, r, 0));
+      for (int m = 0; m < kFixedTiles; ++m) {
+        FA_UNROLL
+        for (int r = 0; r < kFixedHalves; ++r) fixed[m][r].read(params.variant, place(m, r, 0));
+      }
     }
   }
 
