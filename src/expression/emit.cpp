@@ -393,20 +393,13 @@ class Function {
     return node.type == Type::integer ? integer_function(node, mode) : real_function(node, mode);
   }
 
-  /// A constant times the score is one factor of the raw score; what stays the same over the steps times an affine
-  /// number is one fused multiplication.
+  /// A constant times the score is one factor of the raw score.
   std::string product(const Node& node) {
     for (const auto& [a, b] :
          {std::pair(node.operand[0], node.operand[1]), std::pair(node.operand[1], node.operand[0])}) {
-      const Node& other = graph_[b];
-      if (graph_.is_constant(a) && other.op == Op::input) {
+      if (graph_.is_constant(a) && graph_[b].op == Op::input) {
         return fmt::format("(raw * (at.scale * {}))", print(a, Mode::value));
       }
-      if (moves(a) || on_score_[static_cast<std::size_t>(a)]) continue;
-      const auto parts = split(b);
-      if (!parts) continue;
-      const std::string factor = print(a, Mode::value);
-      return fmt::format("fa::ptx::fma({0}, {1}, {0} * {2})", factor, parts->step, parts->base);
     }
     return {};
   }
@@ -699,8 +692,8 @@ class Emitter {
     line("  [[maybe_unused]] static constexpr bool kAffineAbs = {};\n", found->magnitude);
     line("  [[maybe_unused]] static constexpr int kAffineStep = {};\n", found->step);
     line(
-        "\n  static FA_DEVICE fa::kernel::AffineRow affine({}) {{\n{}    return {{{}({}) * params.inverse_scale, "
-        "{}}};\n  }}\n",
+        "\n  static FA_DEVICE fa::kernel::AffineRow affine({}) {{\n{}    return {{fa::kernel::affine_factor({}({}), "
+        "params.inverse_scale), {}}};\n  }}\n",
         kArguments, function.statements(), subtracted ? "-" : "", found->factor, found->base);
   }
 

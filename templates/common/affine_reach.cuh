@@ -43,8 +43,8 @@ struct AffineReach {
     const float k =
         ptx::from_bits(ptx::ld_global(norms + params.b * params.h_q + batch * params.h_kv + head / params.group));
     const float bits = kLostBits + ptx::lg2(static_cast<float>(params.s_kv));
-    const float keys = (2.f * ptx::sqrt(q) * ptx::sqrt(k) + bits * ptx::rcp(params.scale_log2)) *
-                       ptx::rcp(ptx::abs(growth)) * kRounded;
+    const float keys =
+        (2.f * root(q) * root(k) + bits * inverse(params.scale_log2)) * inverse(ptx::abs(growth)) * kRounded;
     if (!(keys < kFarthest)) return all;
     const float limits[2] = {limit(params, first), limit(params, last)};
     float lowest, highest;
@@ -63,6 +63,14 @@ struct AffineReach {
 
  private:
   static constexpr float kRounded = 1.00001f;  // for what rounding takes from a bound
+
+  /// Bounds from above: instructions that take subnormal numbers for 0 are given none, nor return one. The least that
+  /// is added to a squared norm is more than what it has lost by squares that are no floats.
+  static FA_DEVICE float root(float squared_norm) {
+    constexpr float kLost = 2.3509887e-38f;  // 2^-125
+    return ptx::sqrt(squared_norm + kLost);
+  }
+  static FA_DEVICE float inverse(float x) { return ptx::rcp(0.25f * x) * 0.25f; }
 
   template <class Params>
   static FA_DEVICE float limit(const Params& params, int row) {

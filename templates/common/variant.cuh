@@ -321,25 +321,38 @@ FA_DEVICE void apply_score_to(const VariantParams& variant, Place at, Scores sco
   }
 }
 
+/// How far scores may grow over a KV tile where what a row has in common is left to the softmax, in log2 units: what is
+/// added to a score rounds it by less than 2^-13 then.
+constexpr float kMostGrowth = 2048.f;
+
+/// The factor of an AffineRow from that of the score, finite where that is: 0 times it is 0.
+FA_DEVICE float affine_factor(float factor, float inverse_scale) {
+  constexpr float kGreatest = 3.402823466e+38f;
+  const float result = factor * inverse_scale;
+  if (ptx::abs(result) < kInfinity || !(ptx::abs(factor) < kInfinity)) return result;
+  return result < 0.f ? -kGreatest : kGreatest;
+}
+
 /// The same for an affine function of the keys, of both row halves r: `score(n, 2 * r + e)`. Where x has one sign in
-/// all of the warp's scores the step from key to key is one multiplication and addition, and what is the same for a row
-/// is left to the softmax: `shift`, before the scale.
+/// all of the warp's scores, and these grow little, the step from key to key is one multiplication and addition, and
+/// what is the same for a row is left to the softmax: `shift`, before the scale.
 template <class Variant, int kNTiles, class Scores>
-FA_DEVICE void apply_affine(const AffineRow (&rows)[2], float (&shift)[2], Scores score) {
+FA_DEVICE void apply_affine(const AffineRow (&rows)[2], float (&shift)[2], float scale_log2, Scores score) {
   constexpr float kSpan = static_cast<float>(Variant::kAffineStep * (8 * kNTiles - 7));  // to the thread's last key
-  bool one_sided = true;
+  bool by_steps = true;
   float factor[2];
   FA_UNROLL
   for (int r = 0; r < 2; ++r) {
     const float last = rows[r].base + kSpan;
     factor[r] = rows[r].factor;
+    by_steps = by_steps && ptx::abs(factor[r]) * (ptx::abs(kSpan) * scale_log2) <= kMostGrowth;
     if constexpr (Variant::kAffineAbs) {
-      one_sided = one_sided && rows[r].base * last >= 0.f;
+      by_steps = by_steps && rows[r].base * last >= 0.f;
       if (rows[r].base + last < 0.f) factor[r] = -factor[r];
     }
     shift[r] = factor[r] * rows[r].base;
   }
-  if (!Variant::kAffineAbs || !ptx::vote_any(!one_sided)) {
+  if (!ptx::vote_any(!by_steps)) {
     FA_UNROLL
     for (int i = 0; i < 4 * kNTiles; ++i) {
       const float step = static_cast<float>(Variant::kAffineStep * (8 * (i / 4) + i % 2));
@@ -350,9 +363,9 @@ FA_DEVICE void apply_affine(const AffineRow (&rows)[2], float (&shift)[2], Score
   shift[0] = shift[1] = 0.f;
   FA_UNROLL
   for (int i = 0; i < 4 * kNTiles; ++i) {
-    const float step = static_cast<float>(Variant::kAffineStep * (8 * (i / 4) + i % 2));
     const AffineRow& row = rows[i / 2 % 2];
-    score(i / 4, i % 4) = ptx::fma(row.factor, ptx::abs(row.base + step), score(i / 4, i % 4));
+    const float x = row.base + static_cast<float>(Variant::kAffineStep * (8 * (i / 4) + i % 2));
+    score(i / 4, i % 4) = ptx::fma(row.factor, Variant::kAffineAbs ? ptx::abs(x) : x, score(i / 4, i % 4));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/types.cuh>
+#include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -10,13 +11,13 @@
 namespace fa::sm90 {
 
 /// What the columns of B are multiples of. f16 has too few exponents for one unit: with these, factors up to the limit
-/// are exact to 2^-30 or to float's bits.
+/// are exact to 2^-30 or to float's bits. Parts of those up to the limit are finite.
 template <class T>
 struct AffineUnits;
 template <>
 struct AffineUnits<kernel::bf16> {
   static constexpr float kUnit[2] = {1.f, 1.f};
-  static constexpr float kLimit = kernel::kInfinity;
+  static constexpr float kLimit = 1e38f;
 };
 template <>
 struct AffineUnits<kernel::f16> {
@@ -37,10 +38,12 @@ struct AffineProduct {
   static constexpr int kBytes = 2 * kHalfBytes;
   static constexpr float kHigh = Units::kUnit[0];
   static constexpr float kLow = Units::kUnit[1];
-  static constexpr bool kBounded = Units::kLimit != kernel::kInfinity;
   static_assert(kKeys <= 256, "the keys' numbers are exact in bf16");
 
-  static FA_DEVICE bool fits(float factor) { return !kBounded || ptx::abs(factor) <= Units::kLimit; }
+  /// Whether scores grow so little over a tile that nothing is lost of them, and the factor has its parts.
+  static FA_DEVICE bool fits(float factor, float scale_log2) {
+    return ptx::abs(factor) * (kKeys * scale_log2) <= kernel::kMostGrowth && ptx::abs(factor) <= Units::kLimit;
+  }
 
   /// A row's words of A: at depths 0 and 1, and 8 and 9.
   static FA_DEVICE void split(uint32_t& first, uint32_t& second, float factor) {

@@ -75,12 +75,11 @@ struct Forward {
   static constexpr bool kWaves = kVarlen || kLists;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
-  // The tensor cores add what an affine score function grows by from key to key,
+  // The tensor cores add what an affine score function grows by from key to key, but for tiles of two signs of the
+  // distance, and steep functions.
   static constexpr bool kAffineProduct = kernel::kAffineProduct<Config>;
   static_assert(!kAffineProduct || kAffine, "only affine functions are a step of the product");
   using KeyNumbers = AffineProduct<T, kTileN>;
-  // but for tiles of two signs of the distance, and factors out of the operand's range.
-  static constexpr bool kAffineAside = kAffineProduct && (kernel::kAffineAbs<Variant> || KeyNumbers::kBounded);
   // KV tiles out of such a function's reach are left out.
   static constexpr bool kAffineReach = kernel::kAffineReach<Config>;
   static_assert(!kAffineReach ||
@@ -1028,11 +1027,11 @@ struct Forward {
       at.kv = 0;
       const kernel::AffineRow row = Variant::affine(params.variant, at);
       slopes.start[r] = row.base;
-      fit = fit && KeyNumbers::fits(row.factor * Variant::kAffineStep);
+      fit = fit && KeyNumbers::fits(row.factor * Variant::kAffineStep, softmax_scale_log2());
       if constexpr (kTurnsSlopes) join_turn(slopes, row, cursor, warp_row + lane / 4 + 8 * r);
     }
     if constexpr (kTurnsSlopes) share_turn(slopes);
-    if (KeyNumbers::kBounded && ptx::vote_any(!fit)) {
+    if (ptx::vote_any(!fit)) {
       slopes.low = -kNoTile;
       slopes.high = kNoTile;
     }
@@ -1350,11 +1349,12 @@ struct Forward {
   FA_DEVICE void add_affine(S& s, float (&shift)[2], const AffineRows& rows, [[maybe_unused]] const Cursor& cursor,
                             [[maybe_unused]] int warp_row, [[maybe_unused]] int lane) const {
     const auto add = [&](const kernel::AffineRow(&half)[2]) {
-      kernel::apply_affine<Variant, kTileN / 8>(half, shift, [&](int n, int i) -> float& { return s[4 * n + i]; });
+      kernel::apply_affine<Variant, kTileN / 8>(half, shift, softmax_scale_log2(),
+                                                [&](int n, int i) -> float& { return s[4 * n + i]; });
     };
     if constexpr (!kAffineProduct) {
       add(rows.half);
-    } else if (!kAffineAside || ptx::vote_any(rows.side != 0)) {
+    } else if (ptx::vote_any(rows.side != 0)) {
       constexpr float kStep = static_cast<float>(Variant::kAffineStep * kTileN);  // from tile to tile
       const float n = static_cast<float>(kv_tile(cursor));
       FA_UNROLL

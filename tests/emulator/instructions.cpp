@@ -644,13 +644,9 @@ void mma_m16n8k8_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::u
   converge(kMmaTf32, &own, site);
 }
 
-namespace {
-
 float flush(float x) {
   return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
 }
-
-}  // namespace
 
 float ex2(float x) {
   return flush(std::exp2(flush(x)));

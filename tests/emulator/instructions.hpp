@@ -128,6 +128,9 @@ inline void check_register(float x, const char* name, const Site& site) {
   if ((__builtin_bit_cast(std::uint32_t, x) & 0x7fffffff) == kPoison[0]) raise_register_in_flight(name, site);
 }
 
+/// As .ftz does to operands and results.
+float flush(float x);
+
 float ex2(float x);
 float rcp(float x);
 float lg2(float x);

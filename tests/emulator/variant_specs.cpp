@@ -82,6 +82,14 @@ fa::test::VariantChoice steep(const char* name, const char* score) {
   return {name, config};
 }
 
+/// So steep that nothing but the key on the diagonal counts, or that no float holds the bias of others: of every two
+/// heads one.
+fa::test::VariantChoice cliff(const char* score) {
+  fa::AttentionConfig config;
+  config.score = fa::ScoreFunction{score};
+  return {"cliff", config};
+}
+
 constexpr fa::plan::Arch kArch{8, 0, '\0'};
 
 fa::AttentionShape any_shape() {
@@ -112,6 +120,12 @@ const std::vector<VariantKernels>& variant_kernels() {
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
       {.choice = "number", .attention = attention(DType::bf16, 16, 16, false), .own = number()},
+      {.choice = "cliff",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .own = cliff("score - (h % 2 == 0 ? 3e4 : 1e38) * abs(float(q + s_kv - s_q - kv))")},
+      {.choice = "cliff",
+       .attention = attention(DType::f32, 8, 8, true),
+       .own = cliff("score + (h % 2 == 0 ? 1e20 : 1.1e38) * float(kv - q - s_kv + s_q)")},
       {.choice = "shifted_bias",
        .attention = attention(DType::bf16, 16, 16, false),
        .own = shifted_bias("score * 0.5 + bias[h, q, kv + 3]", DType::f32, true)},
@@ -221,13 +235,13 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
       {.choice = "deep_bias", .attention = attention(DType::f16, 16, 16, true), .own = deep_bias()},
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),
-       .own = steep("steep_distance", "score + (30.0 + slope[h]) * float(kv - q)"),
+       .own = steep("steep_distance", "score + (15.0 + slope[h]) * float(kv - q)"),
        .tile_n = 80,
        .affine_product = true},
       {.choice = "steep_steps",
        .attention = attention(DType::f16, 16, 16, true),
        .loop_bodies = 2,
-       .own = steep("steep_steps", "score - (9.0 + slope[h]) * float(q - 3 * kv)"),
+       .own = steep("steep_steps", "score - (1.5 + slope[h]) * float(q - 3 * kv)"),
        .tile_n = 176,
        .affine_product = true},
       {.choice = "magnitude",
@@ -245,6 +259,26 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .attention = attention(DType::f16, 16, 16, false, 1e-8f),
        .own = steep("steepest", "score + slope[h] * float(kv - q)"),
        .affine_product = true},
+      {.choice = "cliff",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .own = cliff("score - (h % 2 == 0 ? 3e4 : 1e38) * abs(float(q + s_kv - s_q - kv))"),
+       .affine_product = true},
+      {.choice = "cliff",
+       .attention = attention(DType::f16, 16, 16, true),
+       .own = cliff("score - (h % 2 == 0 ? 1e20 : 1e30) * float(q + s_kv - s_q - kv)"),
+       .affine_product = true},
+      {.choice = "cliff",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = cliff("score + (h % 2 == 0 ? 1.1e5 : 1.1e38) * float(kv - q - s_kv + s_q)"),
+       .affine_product = false},
+      {.choice = "cliff",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .loop_bodies = 2,
+       .own = cliff("score - (h % 2 == 0 ? 1e20 : 1e38) * abs(float(q + s_kv - s_q - kv))"),
+       .tile_n = 16,
+       .affine_product = true,
+       .affine_reach = true},
       {.choice = "reach",
        .attention = attention(DType::bf16, 24, 16, true),
        .loop_bodies = 2,

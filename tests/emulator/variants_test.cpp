@@ -120,7 +120,14 @@ void expect_forward_matches(const ForwardCase& c) {
   EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule";
 }
 
+/// Whether rows of the launch see no key on the diagonal of the last key.
+bool ends_before_the_diagonal(const VariantKernels& kernels, const Launch& launch) {
+  return kernels.choice == "cliff" && launch.align == CausalAlign::top_left;
+}
+constexpr const char* kNoFloat = "no float holds the scores of such a row";
+
 TEST_P(Variants, ForwardMatchesTheReference) {
+  if (ends_before_the_diagonal(kernels(), launch())) GTEST_SKIP() << kNoFloat;
   const VariantCase variant = make_case(kernels(), launch());
   expect_forward_matches(forward_case(kernels(), launch(), variant));
 }
@@ -130,6 +137,7 @@ class HopperVariants : public testing::TestWithParam<std::tuple<std::size_t, std
 TEST_P(HopperVariants, ForwardMatchesTheReference) {
   const VariantKernels& kernels = hopper_variant_kernels()[std::get<0>(GetParam())];
   const Launch& launch = kAllLaunches[std::get<1>(GetParam())];
+  if (ends_before_the_diagonal(kernels, launch)) GTEST_SKIP() << kNoFloat;
   const VariantCase variant = make_case(kernels, launch);
   expect_forward_matches(hopper_case(kernels, launch, variant));
 }
@@ -139,6 +147,7 @@ INSTANTIATE_TEST_SUITE_P(All, HopperVariants,
                                           testing::Range<std::size_t>(0, kLaunches)));
 
 TEST_P(Variants, BackwardMatchesTheReference) {
+  if (ends_before_the_diagonal(kernels(), launch())) GTEST_SKIP() << kNoFloat;
   const VariantCase variant = make_case(kernels(), launch());
   const BackwardCase c = backward_case(kernels(), launch(), variant);
   SCOPED_TRACE(testing::PrintToString(c));
@@ -336,6 +345,30 @@ TEST(AffineReach, ALongKeyIsInReachOfAll) {
       expect_near(choice, actual.o, expected.o, 1, c.attention.dtype);
       EXPECT_NEAR(actual.o.at(0, 0, 40, 1), inputs.v.at(0, 0, far, 1), 1e-2) << choice << ", key " << far;
     }
+  }
+}
+
+/// Rows whose squares are subnormal numbers, or none at all, beside a scale that makes up for that.
+TEST(AffineReach, TinyRowsAreNotTakenForZeros) {
+  for (const auto& [value, scale] : {std::pair(1e-20, 1e4f), std::pair(1e-25, 1e9f)}) {
+    VariantKernels kernels = with_reach("reach");
+    kernels.attention.scale = scale;
+    Launch launch = kAllLaunches[2];
+    launch.s_q = 70;
+    launch.s_kv = 300;
+    const VariantCase variant = make_case(kernels, launch);
+    const ForwardCase c = hopper_case(kernels, launch, variant);
+    fa::test::AttentionInputs inputs = make_inputs(c);
+    for (std::int64_t d = 0; d < c.attention.d_qk; ++d) {
+      inputs.k.set(0, 0, 3, d, 1e18);
+      for (std::int64_t s = 0; s < launch.s_q; ++s) {
+        for (std::int64_t h = 0; h < launch.h_q; ++h) inputs.q.set(0, h, s, d, value);
+      }
+    }
+    const AttentionOutputs expected = fa::test::reference_f64(variant, inputs);
+    const AttentionOutputs actual = run_forward(c, inputs, kernels_of(c), 1);
+    expect_near("o", actual.o, expected.o, 1, c.attention.dtype);
+    EXPECT_NEAR(actual.o.at(0, 0, 40, 1), inputs.v.at(0, 0, 3, 1), 1e-2) << value;
   }
 }
 

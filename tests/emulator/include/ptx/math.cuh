@@ -28,16 +28,16 @@ FA_DEVICE float tanh(float x) {
   return emulator::tanh(x);
 }
 FA_DEVICE float sqrt(float x) {
-  return __builtin_sqrtf(x);
+  return __builtin_sqrtf(emulator::flush(x));
 }
 FA_DEVICE float rsqrt(float x) {
-  return 1.f / __builtin_sqrtf(x);
+  return 1.f / __builtin_sqrtf(emulator::flush(x));
 }
 FA_DEVICE float sin(float x) {
-  return __builtin_sinf(x);
+  return __builtin_sinf(emulator::flush(x));
 }
 FA_DEVICE float cos(float x) {
-  return __builtin_cosf(x);
+  return __builtin_cosf(emulator::flush(x));
 }
 
 FA_DEVICE float abs(float x) {
