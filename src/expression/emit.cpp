@@ -81,16 +81,17 @@ struct Steps {
 };
 
 /// One function: statements for what is used more than once, and expressions. `given` and `fixed`: loads that its
-/// caller has the values of.
+/// caller has the values of. `name`: what names begin with.
 class Function {
  public:
   Function(const Program& program, bool approximate, std::span<const NodeId> roots, std::span<const NodeId> given = {},
-           std::span<const NodeId> fixed = {})
+           std::span<const NodeId> fixed = {}, char name = 't')
       : program_(program),
         graph_(program.graph),
         approximate_(approximate),
         given_(given),
         fixed_(fixed),
+        name_(name),
         on_query_(program.dependent(Input::q)),
         on_key_(program.dependent(Input::kv)),
         on_score_(program.dependent(Input::score)),
@@ -255,7 +256,7 @@ class Function {
       texts_[asked] = {std::move(text), depth};
       return;
     }
-    std::string name = fmt::format("t{}", names_++);
+    std::string name = fmt::format("{}{}", name_, names_++);
     const Type of = graph_[asked.first].type;
     const char* type = of == Type::real ? "float" : of == Type::integer ? "int" : "bool";
     fmt::format_to(std::back_inserter(statements_), "    const {} {} = {};\n", type, name, text);
@@ -381,6 +382,11 @@ class Function {
         return fmt::format("(!{})", operand(0));
       case Op::bit_not:
         return fmt::format("(~{})", operand(0));
+      case Op::subtract:
+        if (const auto x = argument_of_slope(node); x && !approximate_) {
+          return fmt::format("fa::kernel::tanh_slope({})", print(*x, mode));
+        }
+        break;
       case Op::multiply:
         if (node.type == Type::real && mode == Mode::value) {
           if (std::string text = product(node); !text.empty()) return text;
@@ -391,6 +397,15 @@ class Function {
     }
     if (const char* sign = infix(node.op)) return fmt::format("({} {} {})", operand(0), sign, operand(1));
     return node.type == Type::integer ? integer_function(node, mode) : real_function(node, mode);
+  }
+
+  /// x of 1 - tanh(x)^2, which nothing is left of where the tanh that it is made from is 1.
+  std::optional<NodeId> argument_of_slope(const Node& node) const {
+    if (node.type != Type::real || !graph_.is_real(node.operand[0], 1)) return std::nullopt;
+    const Node& square = graph_[node.operand[1]];
+    if (square.op != Op::multiply || square.operand[0] != square.operand[1]) return std::nullopt;
+    const Node& root = graph_[square.operand[0]];
+    return root.op == Op::tanh ? std::optional(root.operand[0]) : std::nullopt;
   }
 
   /// A constant times the score is one factor of the raw score.
@@ -472,6 +487,7 @@ class Function {
   const bool approximate_;
   const std::span<const NodeId> given_;
   const std::span<const NodeId> fixed_;
+  const char name_;
   const std::vector<bool> on_query_;
   const std::vector<bool> on_key_;
   const std::vector<bool> on_score_;
@@ -710,14 +726,28 @@ class Emitter {
         kArguments, loaded(), function.statements(), by_score, value);
   }
 
+  /// The gradients of captures are sums over many keys: a fast tanh would bias them where it is flat.
+  bool captures_are_exact(std::span<const NodeId> derivatives) const {
+    return approximate_ && std::ranges::any_of(program_.needed(derivatives),
+                                               [this](NodeId id) { return program_.graph[id].op == Op::tanh; });
+  }
+
   void slopes() {
     std::vector<NodeId> roots{without_factor(program_).first, program_.score_derivative};
-    for (const CapturedGradient& gradient : program_.gradients) roots.push_back(gradient.derivative);
+    std::vector<NodeId> derivatives;
+    for (const CapturedGradient& gradient : program_.gradients) derivatives.push_back(gradient.derivative);
+    const bool exact = captures_are_exact(derivatives);
+    if (!exact) roots.insert(roots.end(), derivatives.begin(), derivatives.end());
     Function function(program_, approximate_, roots, loads_);
+    Function exactly(program_, false, derivatives, loads_, {}, 'd');
+    Function& of_captures = exact ? exactly : function;
     std::string last = fmt::format("    by_score = {};\n", function.value(roots[1]));
-    for (std::size_t i = 2; i < roots.size(); ++i) {
-      last += fmt::format("    by_capture[{}] = {};\n", i - 2, function.value(roots[i]));
+    std::string by_capture;
+    for (std::size_t i = 0; i < derivatives.size(); ++i) {
+      by_capture += fmt::format("    by_capture[{}] = {};\n", i, of_captures.value(derivatives[i]));
     }
+    if (exact) last += exactly.statements();
+    last += by_capture;
     last += fmt::format("    return {};\n", function.value(roots[0]));
     line(
         "\n  static FA_DEVICE float slopes({}, [[maybe_unused]] float raw,\n"

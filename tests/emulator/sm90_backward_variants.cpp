@@ -30,6 +30,7 @@ std::vector<Sm90BackwardVariant> chosen() {
       {.choice = "chunked", .causal = true, .deterministic = true},
       {.choice = "window_sink", .dtype = DType::f16, .d_qk = 24, .d_v = 16, .causal = true, .splits = 2},
       {.choice = "everything", .d_qk = 16, .d_v = 16, .causal = true, .tile_n = 128},
+      {.choice = "saturated", .dtype = DType::f16, .d_qk = 16, .d_v = 16},
       {.choice = "plain", .causal = true, .tile_m = 128, .tile_n = 128, .dropout = true},
       {.choice = "plain", .dtype = DType::f16, .tile_n = 128, .dropout = true, .splits = 3},
       {.choice = "plain", .d_qk = 80, .d_v = 64, .causal = true, .tile_n = 128, .varlen = true},

@@ -117,6 +117,7 @@ const std::vector<VariantKernels>& variant_kernels() {
       {"two_sided", attention(DType::bf16, 16, 16, false), false, 1, 2},
       {"window_sink", attention(DType::f32, 16, 8, true), true, 2, 1, true},
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
+      {"saturated", attention(DType::bf16, 16, 16, false)},
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "deep_scores", .attention = attention(DType::f16, 16, 16, true), .own = deep_scores()},
       {.choice = "number", .attention = attention(DType::bf16, 16, 16, false), .own = number()},

@@ -18,6 +18,8 @@ using reference::Geometry;
 using reference::Point;
 
 constexpr double kF32 = 0x1p-24;
+constexpr double kTanh = 0x1p-21;           // of tanh in gradients of captures, at a factor of 1
+constexpr double kTanhSlope = 0x1p-16;      // of its derivative there, relatively
 constexpr double kNone = 1e300;             // no bound
 const double kSigmas = 5 / std::sqrt(3.0);  // five, of what is uniform between -1 and 1
 
@@ -233,9 +235,7 @@ class Bounds {
         row.f32 += pair.relative * pair.magnitude * std::abs(slope);
         row.add(pair.ds * slope);
         if (tanh_error_ == 0) continue;
-        // What lies within tanh has the error of tanh's derivative, relative to it.
-        const double derivative = std::abs(functions[program.score_derivative].real);
-        const double error = std::abs(slope) * (moved + tanh_error_ / std::max(derivative, tanh_error_));
+        const double error = std::abs(slope) * (moved + kTanhSlope) + kTanh;
         row.tanh += error * error * pair.ds * pair.ds;
       }
     }
@@ -268,7 +268,7 @@ class Bounds {
   }
 
   DType dtype_;
-  double tanh_error_;                      // of its derivative, and twice that of its value, relatively
+  double tanh_error_;                      // twice that of its value in scores, relatively
   std::vector<std::vector<Sums>> sums_;    // of each element of each capture
   std::vector<std::vector<RowSums>> row_;  // zeros between rows
   std::vector<Sums> dsink_;

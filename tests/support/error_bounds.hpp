@@ -23,8 +23,8 @@ namespace fa::test {
 /// since e is common to a row. Its bound is the lesser of the worst case, where all roundings conspire, and five
 /// standard deviations. To this comes f32: each term's relative error (of the exponent of P, which grows with the
 /// score and the LSE, and of the dot products), taken as common to a row and independent between rows, and the sum of
-/// n terms in any order: sqrt(n) roundings of a partial sum. A fast tanh (2^-11, its derivative 2^-10) moves scores, P
-/// and slopes.
+/// n terms in any order: sqrt(n) roundings of a partial sum. A fast tanh (2^-11) moves scores
+/// and P; slopes are made of a precise one (2^-21, its derivative 2^-16 of itself).
 struct ErrorBounds {
   std::vector<std::vector<double>> captures;  ///< as VariantGradients; empty where no gradient is required
   std::vector<double> dsink;

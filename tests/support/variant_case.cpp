@@ -144,6 +144,9 @@ std::vector<VariantChoice> variant_choices(bool with_gradients) {
   all.score = f::compose(f::alibi(grad), f::softcap(4));
   all.mask = f::documents();
   choices.push_back({"everything", all});
+  // Where tanh is flat next to nothing is left of its derivative, which the distance multiplies.
+  const ScoreFunction far{"score - slope[h] * float(kv + 300)", {{"slope", DType::f32, grad}}};
+  choices.push_back({"saturated", with_score(f::compose(far, f::softcap(2)))});
   return choices;
 }
 

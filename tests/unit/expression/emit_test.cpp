@@ -98,6 +98,19 @@ TEST(Emit, WhatIsTheSameForAHeadMayBeGiven) {
   EXPECT_FALSE(has(emitted("score * row[q]", "", captures, Part::values), "kFixed")) << text;
 }
 
+TEST(Emit, GradientsOfCapturesUseNoFastTanh) {
+  const std::vector<Capture> captures{{"slope", DType::f32, 0, true}};
+  const Program program = Program::parse("tanh(score - slope[h] * float(kv))", "", captures);
+  const std::string fast = emit(program, Part::gradients, true);
+  EXPECT_TRUE(has(fast, "fa::ptx::tanh(")) << fast;
+  EXPECT_TRUE(has(fast, "by_score = (1.0f - (t")) << fast;
+  EXPECT_TRUE(has(fast, "by_capture[0] = (-(fa::kernel::tanh_slope(")) << fast;
+  EXPECT_FALSE(has(emit(program, Part::slopes, true), "tanh_slope")) << fast;
+  const std::string precise = emit(program, Part::gradients, false);
+  EXPECT_TRUE(has(precise, "fa::kernel::tanh(")) << precise;
+  EXPECT_FALSE(has(precise, "1.0f - ")) << precise;
+}
+
 TEST(Emit, IndicesStayInside) {
   const std::string text = emitted("", "doc[q] == doc[kv] && q >= kv", {{"doc", DType::i32, 0, false}});
   EXPECT_TRUE(has(text, "captured<fa::int32_t>(params.captures[0], fa::kernel::inside(at.q + at.q_step, at.s_q))"))
