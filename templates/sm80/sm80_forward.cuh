@@ -428,7 +428,7 @@ struct Forward {
   }
 
   FA_DEVICE void read_fixed() {
-    if constexpr (kFixed<Variant> > 0) {
+    if constexpr (kFixed < Variant >> 0) {
       FA_UNROLL
       for (int m = 0; m < kFixedTiles; ++m) {
         FA_UNROLL
@@ -485,22 +485,26 @@ struct Forward {
     return softmax.inverse_sum(m, r);
   }
 
-  /// Scores keep their order only under a positive scale; otherwise they are scaled before the row maximum is taken.
+  /// Scores keep their order only under a positive scale; otherwise its sign comes before the row maximum.
   FA_DEVICE void scale_scores(Fragment<kMTiles, kNTiles>& s) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int n = 0; n < kNTiles; ++n) {
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) s[m][n][e] *= params.scale_log2;
+        for (int e = 0; e < 4; ++e) s[m][n][e] *= scale_sign();
       }
     }
   }
 
   FA_DEVICE float softmax_scale_log2() const {
     if constexpr (Variant::kScore) return Variant::kFactor * kLog2e;
-    return Config::kPositiveScale ? params.scale_log2 : 1.f;
+    if constexpr (Config::kPositiveScale) return params.scale_log2;
+    return params.scale_log2 < 0.f ? -params.scale_log2 : 1.f;
   }
+
+  /// Of a scale that is not positive, which scores take in front of the softmax: exactly, whatever their magnitude.
+  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : 0.f; }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {

@@ -167,7 +167,7 @@ struct Forward {
 
   // Else sums show where a score has passed the offset of its row.
   static constexpr bool kSummed = !kExactMax;
-  using Softmax = typename kernel::Either<SummedSoftmax, ExactSoftmax, kSummed>::type;
+  using Softmax = typename kernel::Either<SummedSoftmax<kAffine>, ExactSoftmax, kSummed>::type;
   // Where no key is hidden a function of the score alone is computed beside the exponentials: its approximations and
   // they fill each other's gaps.
   static constexpr bool kScoreBeside = Variant::kScoreAlone && kSummed && !Variant::kMask && !kTwoSided;
@@ -1250,7 +1250,7 @@ struct Forward {
         }
       } else if constexpr (!Config::kPositiveScale) {
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) d[e] *= params.scale_log2;
+        for (int e = 0; e < 4; ++e) d[e] *= scale_sign();
       }
       FA_UNROLL
       for (int e = 0; e < 4; ++e) {
@@ -1328,7 +1328,7 @@ struct Forward {
       apply_score(s, cursor, warp_row, lane);
     } else if constexpr (!Config::kPositiveScale) {
       FA_UNROLL
-      for (int i = 0; i < kTileN / 2; ++i) s[i] *= params.scale_log2;
+      for (int i = 0; i < kTileN / 2; ++i) s[i] *= scale_sign();
     }
     if constexpr (Variant::kMask && !kLists) apply_mask(s, cursor, warp_row, lane);
     if constexpr (kLists || kTwoSided) {
@@ -1545,8 +1545,12 @@ struct Forward {
 
   FA_DEVICE float softmax_scale_log2() const {
     if constexpr (Variant::kScore && !kAffine) return Variant::kFactor * kernel::kLog2e;
-    return Config::kPositiveScale ? params.scale_log2 : 1.f;
+    if constexpr (Config::kPositiveScale) return params.scale_log2;
+    return params.scale_log2 < 0.f ? -params.scale_log2 : 1.f;
   }
+
+  /// Of a scale that is not positive, which scores take in front of the softmax: exactly, whatever their magnitude.
+  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : 0.f; }
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {

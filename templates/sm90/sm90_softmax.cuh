@@ -37,10 +37,6 @@ struct RowStatistics {
   static constexpr int kBitsBelowAll = -0x7fffffff - 1;
   static constexpr int kChains = 4;  // of dependent maxima
 
-  /// Whether a reference in log2 units is a float that P may be relative to: no further than one step from the product
-  /// that it stands for.
-  FA_DEVICE static bool fits(float reference) { return ptx::abs(reference) <= kLargestOffset; }
-
   /// P of n8 tile j to the sums of even and odd columns,
   template <int kCount>
   FA_DEVICE static void add_tile(const float (&p)[kCount], int j, float (&total)[2][2]) {
@@ -92,6 +88,9 @@ struct RowStatistics {
 ///
 /// A row's first offset is its greatest score. Where no float is near enough to that (`is_far`), the row's scores are
 /// made again in every KV tile, and their greatest is subtracted before the scale, as in any softmax in float.
+///
+/// kShifts: there are shifts, whose difference to a large offset is no float. Rows are far earlier then.
+template <bool kShifts>
 struct SummedSoftmax : RowStatistics {
   static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
 
@@ -150,14 +149,14 @@ struct SummedSoftmax : RowStatistics {
   }
 
   /// Whether P of a row of the warp is lost: a sum is `least_lost` or more, or the row is far. With kExactSteps also
-  /// where an offset could not rise by whole steps. A NaN is not lost.
+  /// where an offset could not rise by whole steps, and under shifts. A NaN is not lost.
   template <bool kExactSteps>
   FA_DEVICE bool lost(float least_lost) const {
     bool any = false;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       any = any || own[r] >= least_lost || is_far(r);
-      if (kExactSteps) any = any || !(ptx::abs(offset[r]) <= kLargestOfSteps);
+      if (kExactSteps || kShifts) any = any || !(ptx::abs(offset[r]) <= kLargestOfSteps);
     }
     return ptx::vote_any(any);
   }
@@ -208,8 +207,9 @@ struct SummedSoftmax : RowStatistics {
       const int steps = moves ? bits / (1 << kMantissaBits) - kBias : 0;
       const float raised = offset[r] + static_cast<float>(steps);
       const float rounding = static_cast<float>(steps) - (raised - offset[r]);  // 0 but of large offsets
-      const float step = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits) * ptx::ex2(rounding);
-      offset[r] = raised;
+      const float power = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits);
+      const float step = moves ? power * ptx::ex2(rounding) : 1.f;  // of a mark that is infinite nothing can be taken
+      if (moves) offset[r] = raised;
       factor[r] *= step;
       sum[r] *= step;
       own[r] *= step;
@@ -248,6 +248,10 @@ struct SummedSoftmax : RowStatistics {
   static constexpr int kMantissaBits = 23;  // of float
   static constexpr int kBias = 127;
   static constexpr float kLargestOfSteps = 4096.f;  // a step is off by less than 2^-13 up to here
+
+  FA_DEVICE static bool fits(float reference) {
+    return ptx::abs(reference) <= (kShifts ? kLargestOfSteps : kLargestOffset);
+  }
 
   // Marks of far rows in `offset`: P of any key that is seen is infinite, that of others 0. Under the second, for
   // scores that the first would hide, that of others is NaN.
@@ -347,6 +351,11 @@ struct ExactSoftmax : RowStatistics {
 
  private:
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
+
+  /// Whether a reference in log2 units is a float that P may be relative to: no further than one step from the product
+  /// that it stands for.
+  FA_DEVICE static bool fits(float reference) { return ptx::abs(reference) <= kLargestOffset; }
+
   // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
   static constexpr float kLarge = kLargestOffset / 2;
 

@@ -28,6 +28,13 @@ void choose_masks(Random& random, Configuration& c) {
   if (random.percent(12)) config.chunk = random.pick<std::int64_t>({1, 5, 24, 64, 100, 128});
 }
 
+/// Whether scores reach the softmax as the product leaves them: what the exact maximum is offered for.
+bool has_plain_scores(const Configuration& c) {
+  const AttentionConfig& config = c.config;
+  return !config.varlen && config.dropout == 0 && c.score == nullptr && c.mask == nullptr && config.window_left < 0 &&
+         config.window_right < 0 && config.chunk == 0;
+}
+
 /// The planner's kernel, or one of a family, or one with a choice made for it.
 void choose_kernels(Random& random, Configuration& c, Where where) {
   if (where == Where::host) return;
@@ -202,6 +209,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   choose_kernels(random, c, where);
   const bool gradients = random.percent(60) && (where == Where::host || !config.deterministic);
   choose_functions(random, c, where, gradients);
+  if (config.kernel && !has_plain_scores(c)) config.kernel->exact_max.reset();
   c.settle();
   return c;
 }

@@ -550,6 +550,10 @@ Arithmetic arithmetic_of(const Configuration& c, Where where) {
 
 Runner::Runner(Configuration configuration, Where where, const std::string& cache_directory)
     : c_(std::move(configuration)), where_(where) {
+  if (where == Where::cuda) {
+    context_.emplace(driver::ContextRef::acquire(Device::cuda(0)));
+    driver::check(driver::api().cuCtxSetCurrent(context_->context()), "cuCtxSetCurrent");
+  }
   AttentionConfig config = c_.config;
   if (!cache_directory.empty()) config.cache.directory = cache_directory;
   config.on_compile = [counter = compilations_](const CompileEvent& event) {
