@@ -24,8 +24,11 @@ struct Units {
   double statistic;    ///< of LSE and of gradients of captures and sinks, as they are stored
   double exponential;  ///< of an exponential, relatively
   double left_out;     ///< what may be missing of a sum, relatively
-  double step;         ///< of a product's sum, for each term: tensor cores cut
-  double products;     ///< of a product
+  /// Exponentials that become 0: below the least normal float, of a reference that sums may have raised past the
+  /// greatest score by as much as a lane has terms.
+  double flushed;
+  double step;      ///< of a product's sum, for each term: tensor cores cut
+  double products;  ///< of a product
 
   Units(const Arithmetic& arithmetic, DType dtype) {
     f32 = arithmetic.f64 ? 0x1p-52 : 0x1p-24;  // in double, the reference is as wrong as what it judges
@@ -38,6 +41,7 @@ struct Units {
     tiny = arithmetic.device && half ? output_tiny : 0;
     exponential = arithmetic.f64 ? 0x1p-50 : 0x1p-21;
     left_out = arithmetic.device ? 0x1p-29 : 0;
+    flushed = arithmetic.device ? 0x1p-119 : 0;
     step = !arithmetic.device ? f32 : half ? 0x1p-26 : 0x1p-23;
     products = arithmetic.device && !half ? 0x1p-20 : 0;
   }
@@ -398,7 +402,7 @@ class Evaluation {
                      : 0;
     const double denominator = std::max(least, 1e-300);
     for (const Pair& pair : pairs_) {
-      const double moved = pair.p * std::expm1(pair.error);
+      const double moved = pair.p * std::expm1(pair.error) + units_.flushed;
       own += moved;
       const double rounding = rounding_of_p(pair, tiny) * pair.kept;
       const double* sizes = v_.size_at(pair.key);
@@ -494,7 +498,7 @@ class Evaluation {
     const auto count = static_cast<double>(pairs_.size());
     const double relative =
         pair.error + lse_error_ + 4 * u * (std::abs(pair.score) + std::abs(lse_)) + units_.exponential;
-    const double moved = p * std::expm1(relative);
+    const double moved = p * std::expm1(relative) + units_.flushed;
     const double dp_error = units_.product(static_cast<double>(d_v_)) * dout_.norm[static_cast<std::size_t>(i)] *
                             v_.norm[static_cast<std::size_t>(pair.key)];
     const double ds = p * (z * dp - d.value);

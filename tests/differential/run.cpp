@@ -546,14 +546,17 @@ Arithmetic arithmetic_of(const Configuration& c, Where where) {
   return {c.config.dtype == DType::f64 || (where == Where::host && c.config.host_f64), where == Where::cuda};
 }
 
+/// The device's, for as long as the process lives: what a runner leaves behind must stay usable.
+void make_context_current() {
+  static const driver::ContextRef context = driver::ContextRef::acquire(Device::cuda(0));
+  driver::check(driver::api().cuCtxSetCurrent(context.context()), "cuCtxSetCurrent");
+}
+
 }  // namespace
 
 Runner::Runner(Configuration configuration, Where where, const std::string& cache_directory)
     : c_(std::move(configuration)), where_(where) {
-  if (where == Where::cuda) {
-    context_.emplace(driver::ContextRef::acquire(Device::cuda(0)));
-    driver::check(driver::api().cuCtxSetCurrent(context_->context()), "cuCtxSetCurrent");
-  }
+  if (where == Where::cuda) make_context_current();
   AttentionConfig config = c_.config;
   if (!cache_directory.empty()) config.cache.directory = cache_directory;
   config.on_compile = [counter = compilations_](const CompileEvent& event) {

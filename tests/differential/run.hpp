@@ -2,12 +2,10 @@
 #define FA_TESTS_DIFFERENTIAL_RUN_HPP_
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "differential/configuration.hpp"
 #include "differential/dense.hpp"
-#include "driver/driver.hpp"
 
 namespace fa::differential {
 
@@ -37,7 +35,6 @@ class Runner {
  private:
   Configuration c_;
   Where where_;
-  std::optional<driver::ContextRef> context_;  // current while the runner lives
   std::shared_ptr<std::uint64_t> compilations_ = std::make_shared<std::uint64_t>(0);
   std::unique_ptr<Attention> attention_;
 };
