@@ -370,11 +370,12 @@ AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs)
   return outputs;
 }
 
-AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa::test::VariantGradients* extra) {
-  AttentionCase f64 = c.attention;
-  f64.dtype = DType::f64;
-  const AttentionOutputs forward = expected_of(c, data.inputs);
-  AttentionGradients gradients = fa::test::make_gradients(f64);
+namespace {
+
+/// In float64, of the O and LSE of forward.
+fa::reference::BackwardArgs backward_args(const PackedCase& c, const BackwardData& data,
+                                          const AttentionOutputs& forward, AttentionGradients& gradients,
+                                          std::vector<fa::expression::CapturedView>& views) {
   fa::reference::BackwardArgs args;
   args.q = data.inputs.q.view();
   args.k = data.inputs.k.view();
@@ -386,8 +387,23 @@ AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa
   args.dq = gradients.dq.view();
   args.dk = gradients.dk.view();
   args.dv = gradients.dv.view();
-  std::vector<fa::expression::CapturedView> views;
   set_common(c, views, args);
+  return args;
+}
+
+AttentionGradients gradients_f64(const PackedCase& c) {
+  AttentionCase f64 = c.attention;
+  f64.dtype = DType::f64;
+  return fa::test::make_gradients(f64);
+}
+
+}  // namespace
+
+AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa::test::VariantGradients* extra) {
+  const AttentionOutputs forward = expected_of(c, data.inputs);
+  AttentionGradients gradients = gradients_f64(c);
+  std::vector<fa::expression::CapturedView> views;
+  fa::reference::BackwardArgs args = backward_args(c, data, forward, gradients, views);
   if (extra != nullptr) {
     fa::test::add_gradients(*c.variant, views, extra->captures);
     extra->dsink.resize(static_cast<std::size_t>(c.variant->sink.elements()));
@@ -405,6 +421,15 @@ AttentionGradients expected_of(const PackedCase& c, const BackwardData& data, fa
     extra->bounds = fa::test::error_bounds(args, c.attention.dtype, c.sequences ? &sequences : nullptr);
   }
   return gradients;
+}
+
+fa::test::GradientBounds bounds_of(const PackedCase& c, const BackwardData& data) {
+  const AttentionOutputs forward = expected_of(c, data.inputs);
+  AttentionGradients gradients = gradients_f64(c);
+  std::vector<fa::expression::CapturedView> views;
+  const fa::reference::BackwardArgs args = backward_args(c, data, forward, gradients, views);
+  const fa::PackedSequences sequences = c.sequences ? c.sequences->view() : fa::PackedSequences{};
+  return fa::test::gradient_bounds(args, c.attention.dtype, c.sequences ? &sequences : nullptr);
 }
 
 BackwardData make_data(const PackedCase& c) {

@@ -12,6 +12,7 @@
 #include "plan/kernel_spec.hpp"
 #include "reference/dropout.hpp"
 #include "support/attention_case.hpp"
+#include "support/gradient_bounds.hpp"
 #include "support/variant_case.hpp"
 
 /// Packed batches and dropout on the emulator: the kernels of packed_specs(), launched as the library launches them.
@@ -60,6 +61,9 @@ fa::test::AttentionOutputs expected_of(const PackedCase& c, const fa::test::Atte
 /// `extra`: gradients of captures and sinks.
 fa::test::AttentionGradients expected_of(const PackedCase& c, const BackwardData& data,
                                          fa::test::VariantGradients* extra = nullptr);
+
+/// How far the gradients of a call without functions may be from those.
+fa::test::GradientBounds bounds_of(const PackedCase& c, const BackwardData& data);
 
 /// Inputs, the rounded O and LSE of float64, and gradients of these.
 BackwardData make_data(const PackedCase& c);

@@ -153,6 +153,10 @@ TEST_P(PackedBackward, MatchesTheReference) {
     expect_near("dq", actual.dq, expected.dq, dp * scale, cleared, bound);
     expect_near("dk", actual.dk, expected.dk, dp * scale, cleared, bound);
     expect_near("dv", actual.dv, expected.dv, 1, cleared, bound);
+    const fa::test::GradientBounds bounds = bounds_of(c, data);
+    EXPECT_LE(fa::test::worst_ratio(actual.dq, expected.dq, bounds.dq, !cleared), 1) << "dq";
+    EXPECT_LE(fa::test::worst_ratio(actual.dk, expected.dk, bounds.dk, !cleared), 1) << "dk";
+    EXPECT_LE(fa::test::worst_ratio(actual.dv, expected.dv, bounds.dv, !cleared), 1) << "dv";
   }
 }
 
