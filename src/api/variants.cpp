@@ -176,6 +176,27 @@ TensorView checked_gradient(const expression::Capture& capture, const CapturedVi
   return view;
 }
 
+// What compiles in seconds: each distinct element that functions read, or differentiate by, is code for every score.
+constexpr std::size_t kMaxLoads = 32;
+constexpr std::size_t kMaxGradientPlaces = 16;
+
+/// Functions that a kernel would take minutes to compile for are refused.
+void check_size_of_functions(const expression::Program& program) {
+  std::vector<expression::NodeId> roots;
+  if (program.score) roots.push_back(*program.score);
+  if (program.mask) roots.push_back(*program.mask);
+  const auto is_load = [&](expression::NodeId id) { return program.graph[id].op == expression::Op::load; };
+  const auto loads = static_cast<std::size_t>(std::ranges::count_if(program.needed(roots), is_load));
+  if (loads > kMaxLoads) {
+    throw_invalid("captures", fmt::format("read at {} different places", loads),
+                  fmt::format("at most {} places of score and mask on a GPU", kMaxLoads));
+  }
+  if (program.gradients.size() > kMaxGradientPlaces) {
+    throw_invalid("captures", fmt::format("differentiated at {} different places", program.gradients.size()),
+                  fmt::format("at most {} places with requires_grad on a GPU", kMaxGradientPlaces));
+  }
+}
+
 }  // namespace
 
 bool is_plain(const AttentionConfig& config) noexcept {
@@ -199,6 +220,7 @@ Functions read_functions(const AttentionConfig& config, bool host) {
                   {{"argument", argument_of(capture.name)}, {"value", "requires_grad"}, {"accepted", "false"}});
     }
   }
+  if (!host) check_size_of_functions(functions.program);
   plan::Variants& variants = functions.variants;
   variants.left_window = window_of(config.window_left) >= 0;
   variants.chunked = config.chunk > 0;

@@ -163,6 +163,32 @@ AttentionConfig with_score(const ScoreFunction& score) {
   return config;
 }
 
+/// Places of a table, read one by one.
+AttentionConfig sum_of_places(int count, bool requires_grad) {
+  AttentionConfig config;
+  config.score.expression = "score";
+  for (int i = 0; i < count; ++i) config.score.expression += " + t[" + std::to_string(i) + "]";
+  config.score.captures = {{"t", DType::f32, requires_grad}};
+  return config;
+}
+
+TEST(Variants, FunctionsThatCompileForMinutesAreRefusedOnAGpu) {
+  EXPECT_NO_THROW(api::read_functions(sum_of_places(32, false), false));
+  EXPECT_NO_THROW(api::read_functions(sum_of_places(16, true), false));
+  EXPECT_NO_THROW(api::read_functions(sum_of_places(200, true), true)) << "the host compiles nothing";
+  const auto message_of = [](const AttentionConfig& config) -> std::string {
+    try {
+      api::read_functions(config, false);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_NE(message_of(sum_of_places(33, false)).find("read at 33 different places"), std::string::npos);
+  EXPECT_NE(message_of(sum_of_places(17, true)).find("at most 16 places with requires_grad"), std::string::npos);
+}
+
 TEST(Variants, Softcap) {
   Problem p(with_score(functions::softcap(0.7)));
   expect_defined_by(p, [](auto, auto, auto, auto, double s) { return 0.7 * std::tanh(s / 0.7); });
@@ -187,9 +213,10 @@ TEST(Variants, BiasOfAnyBroadcast) {
     Problem p(with_score(functions::bias("bhqk", DType::f64, true)));
     std::vector<double> bias = random_values(b * h * q * k, 9);
     p.captures = {{"bias", view(bias, {b, h, q, k})}};
-    expect_defined_by(p, [&, b = b, h = h, q = q, k = k](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
-      return s + bias[((ib % b * h + ih % h) * q + i % q) * k + j % k];
-    });
+    expect_defined_by(
+        p, [&, b = b, h = h, q = q, k = k](std::int64_t ib, std::int64_t ih, std::int64_t i, std::int64_t j, double s) {
+          return s + bias[((ib % b * h + ih % h) * q + i % q) * k + j % k];
+        });
     expect_gradients(p, &bias, "bias", {b, h, q, k});
   }
 }
