@@ -245,8 +245,8 @@ static void test_struct_sizes(void) {
   fa_destroy(attention);
 
   /* The last three cut a pointer in two, or a struct in the middle of a field. */
-  const uint32_t absurd[] = {0, 4, 1u << 20, 0xffffffffu, offsetof(fa_config, kernel) + 4, sizeof(fa_config) - 4,
-                             sizeof(fa_config) + 1};
+  const uint32_t absurd[] = {
+      0, 4, 1u << 20, 0xffffffffu, offsetof(fa_config, kernel) + 4, sizeof(fa_config) - 4, sizeof(fa_config) + 1};
   for (size_t i = 0; i < sizeof absurd / sizeof absurd[0]; ++i) {
     fa_config config = default_config();
     config.struct_size = absurd[i];
