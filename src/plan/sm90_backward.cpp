@@ -209,6 +209,7 @@ Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice
       for (const int stages : {2, 3}) {
         const KernelSpec spec = with_tile(problem, {tile_m, tile_n, stages}, {}, choice, deterministic);
         if (!sm90_backward_refusal(spec).empty()) continue;
+        if (stages == 3 && problem.causal && problem.d_qk > 112) continue;  // spills, and was never the faster
         const double area = double(tile_m) * tile_n;
         const double step = area * (3 * spec.d_qk + 2 * spec.d_v) / kMultiplyAdds + kStepCycles;
         const double steps = std::ceil(double(problem.s_q) / tile_m);

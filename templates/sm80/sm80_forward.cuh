@@ -500,11 +500,13 @@ struct Forward {
   FA_DEVICE float softmax_scale_log2() const {
     if constexpr (Variant::kScore) return Variant::kFactor * kLog2e;
     if constexpr (Config::kPositiveScale) return params.scale_log2;
-    return params.scale_log2 < 0.f ? -params.scale_log2 : 1.f;
+    return params.scale_log2 == 0.f ? 1.f : ptx::abs(params.scale_log2);
   }
 
-  /// Of a scale that is not positive, which scores take in front of the softmax: exactly, whatever their magnitude.
-  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : 0.f; }
+  /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
+  FA_DEVICE float scale_sign() const {
+    return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f;
+  }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {

@@ -1546,11 +1546,13 @@ struct Forward {
   FA_DEVICE float softmax_scale_log2() const {
     if constexpr (Variant::kScore && !kAffine) return Variant::kFactor * kernel::kLog2e;
     if constexpr (Config::kPositiveScale) return params.scale_log2;
-    return params.scale_log2 < 0.f ? -params.scale_log2 : 1.f;
+    return params.scale_log2 == 0.f ? 1.f : ptx::abs(params.scale_log2);
   }
 
-  /// Of a scale that is not positive, which scores take in front of the softmax: exactly, whatever their magnitude.
-  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : 0.f; }
+  /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
+  FA_DEVICE float scale_sign() const {
+    return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f;
+  }
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {

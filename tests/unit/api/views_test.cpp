@@ -214,7 +214,7 @@ TEST(Sizes, OfScratchDoNotWrap) {
     const plan::Problem problem = api::make_problem(config, shape, arch, &functions.variants);
     const double rows = double(shape.b) * double(shape.h_q) * double(shape.s_q);
     const double keys = double(shape.b) * double(shape.h_kv) * double(shape.s_kv);
-    EXPECT_DOUBLE_EQ(double(plan::forward_workspace_bytes(problem, 64)), 64 * rows * (256 + 1) * 4);
+    EXPECT_DOUBLE_EQ(double(plan::forward_workspace_bytes(problem, 64)), 64 * rows * (256 + 2) * 4);
     const auto choice = plan::choose_backward(problem, *config.kernel_backward);
     const double floats = rows * (256 + 2) + 64 * keys * 2 * 256;
     EXPECT_GE(double(plan::backward_workspace(problem, choice, false).bytes), floats * 4 * 0.999999);
