@@ -24,6 +24,7 @@ constexpr const char* kUsage =
     "                       [--limit SECONDS] [--shrink N] [--shrink-seconds S] [--cache DIRECTORY] [--verbose]\n"
     "                       [--in-process] [--first K] [--step N] [--no-guards]   for memory checkers\n"
     "                       [--formula-only]   runs nothing: what the formula takes\n"
+    "                       [--calls-only]   judges no results: what the library refuses\n"
     "                       [--list]        prints the calls instead of running them\n"
     "                       [--self-test]   sees that wrong results are found\n";
 constexpr int kSkipped = 77;
@@ -91,6 +92,8 @@ Command parse(int argc, char** argv) {
       o.size = Size::small;
     else if (option == "--formula-only")
       o.formula_only = true;
+    else if (option == "--calls-only")
+      o.calls_only = true;
     else if (option == "--verbose")
       o.verbose = true;
     else if (option == "--in-process")

@@ -96,6 +96,16 @@ void count(const Options& options, Shared* shared, const CaseId& id, const Verdi
   }
 }
 
+Configuration configuration_of(const Options& options, std::uint64_t config) {
+  Configuration result = random_configuration(options.seed, config, options.where, options.size);
+  if (options.calls_only) result.config.check_sequences = false;  // a driver without memory has no lengths to read
+  return result;
+}
+
+Verdict judged(const Options& options, Runner& runner, const Call& call) {
+  return options.calls_only ? runner.call_only(call) : runner.run(call);
+}
+
 /// The calls of one configuration from `shape` on. False when the device is lost.
 bool run_configuration(const Options& options, Shared* shared, Slot* slot, std::uint64_t config, std::uint64_t shape) {
   const auto at = [&](std::uint64_t n) {
@@ -104,7 +114,7 @@ bool run_configuration(const Options& options, Shared* shared, Slot* slot, std::
     slot->busy = true;
   };
   at(shape);
-  const Configuration configuration = random_configuration(options.seed, config, options.where, options.size);
+  const Configuration configuration = configuration_of(options, config);
   std::optional<Runner> runner;
   try {
     if (!options.formula_only) runner.emplace(configuration, options.where, options.cache);
@@ -121,7 +131,7 @@ bool run_configuration(const Options& options, Shared* shared, Slot* slot, std::
   for (; shape < options.shapes; ++shape) {
     at(shape);
     const Call call = random_call(configuration, options.seed, config, shape, options.where, options.size);
-    const Verdict verdict = runner ? runner->run(call) : evaluate_only(configuration, call, options.where);
+    const Verdict verdict = runner ? judged(options, *runner, call) : evaluate_only(configuration, call, options.where);
     count(options, shared, {config, shape}, verdict);
     slot->busy = false;
     if (verdict.context_lost) return false;
@@ -351,7 +361,7 @@ void report(const Options& options, Shared* shared, double seconds) {
 
 Case make_case(const Options& options, const CaseId& id) {
   Case result;
-  result.configuration = random_configuration(options.seed, id.config, options.where, options.size);
+  result.configuration = configuration_of(options, id.config);
   result.call = random_call(result.configuration, options.seed, id.config, id.shape, options.where, options.size);
   for (const std::string& name : id.edits) {
     if (!edit(name, result.configuration, result.call))
@@ -364,6 +374,7 @@ std::string replay_line(const Options& options, const CaseId& id) {
   std::ostringstream out;
   out << "fa_differential --device " << (options.where == Where::host ? "host" : "cuda");
   if (options.size == Size::small) out << " --small";
+  if (options.calls_only) out << " --calls-only";
   out << " --seed " << options.seed << " --case " << id.config << " --shape " << id.shape;
   for (std::size_t i = 0; i < id.edits.size(); ++i) out << (i == 0 ? " --edits " : ",") << id.edits[i];
   return out.str();
@@ -372,7 +383,8 @@ std::string replay_line(const Options& options, const CaseId& id) {
 Verdict run_case(const Options& options, const CaseId& id) {
   const Case one = make_case(options, id);
   try {
-    return Runner(one.configuration, options.where, options.cache).run(one.call);
+    Runner runner(one.configuration, options.where, options.cache);
+    return judged(options, runner, one.call);
   } catch (const Error& error) {
     return {error.code() == ErrorCode::unsupported ? Verdict::Kind::skipped : Verdict::Kind::failed,
             std::string(to_string(error.code())) + ": " + error.what()};

@@ -21,6 +21,7 @@ struct Options {
   bool in_process = false;     ///< no children: what a memory checker wants
   bool verbose = false;
   bool formula_only = false;  ///< nothing is run
+  bool calls_only = false;    ///< no result is judged
   std::string cache;          ///< directory; empty: one that is removed at the end
 };
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <sstream>
 #include <utility>
@@ -325,6 +327,16 @@ class Judge {
   Random random_;
 };
 
+/// As include/fa/attention.hpp says it.
+bool has_aligned_rows(const TensorView& view) {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (view.shape[axis] > 1 && view.strides[axis] * element % 16 != 0) return false;
+  }
+  return true;
+}
+
 /// Everything of one call: tensors on the device, and results.
 class Calls {
  public:
@@ -362,11 +374,12 @@ class Calls {
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
+    const AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_});
     const Tensor tiles =
-        scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape()) : 0);
+        scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape) : 0);
     in.tiles = {tiles.defined() ? tiles.view().data : nullptr,
                 tiles.defined() ? static_cast<std::size_t>(tiles.elements()) * 4 : 0, false};
-    const Tensor workspace = scratch(call_.workspace ? attention_.workspace_size(shape()) : 0);
+    const Tensor workspace = scratch(call_.workspace ? attention_.workspace_size(shape) : 0);
     attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
     if (tiles.defined()) {  // again, with what is known now
       in.tiles.filled = true;
@@ -407,7 +420,8 @@ class Calls {
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
-    const Tensor workspace = scratch(call_.workspace ? attention_.backward_workspace_size(shape()) : 0);
+    const AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_, &in_.dout, &dq_, &dk_, &dv_});
+    const Tensor workspace = scratch(call_.workspace ? attention_.backward_workspace_size(shape) : 0);
     attention_.backward(in, out, nullptr, given(workspace));
     synchronize();
     check(workspace);
@@ -467,9 +481,10 @@ class Calls {
     return t.defined() ? Workspace{t.view().data, static_cast<std::size_t>(t.elements()) * 4} : Workspace{};
   }
 
-  AttentionShape shape() const {
+  /// Of a call with these tensors: a strange layout may well be aligned, and of a mixed one every tensor.
+  AttentionShape shape_of(std::initializer_list<const Tensor*> tensors) const {
     AttentionShape shape{.b = call_.b, .h_q = call_.h_q, .h_kv = call_.h_kv, .s_q = call_.s_q, .s_kv = call_.s_kv};
-    shape.aligned = c_.layouts == LayoutClass::aligned;
+    shape.aligned = std::ranges::all_of(tensors, [](const Tensor* t) { return has_aligned_rows(t->view()); });
     if (!c_.config.varlen) return shape;
     shape.b = call_.sequences(true);
     shape.s_q = call_.max_s_q, shape.s_kv = call_.max_s_kv;
@@ -542,6 +557,20 @@ class Calls {
   bool scratch_touched_ = false;
 };
 
+/// What `judge(verdict)` finds, or why the library refused.
+template <class Function>
+Verdict verdict_of(const Function& judge) {
+  Verdict verdict;
+  try {
+    judge(verdict);
+  } catch (const Error& error) {
+    verdict.kind = error.code() == ErrorCode::unsupported ? Verdict::Kind::skipped : Verdict::Kind::failed;
+    verdict.message = std::string(fa::to_string(error.code())) + ": " + error.what();
+    verdict.context_lost = error.code() == ErrorCode::cuda;
+  }
+  return verdict;
+}
+
 Arithmetic arithmetic_of(const Configuration& c, Where where) {
   return {c.config.dtype == DType::f64 || (where == Where::host && c.config.host_f64), where == Where::cuda};
 }
@@ -582,8 +611,7 @@ Verdict evaluate_only(const Configuration& c, const Call& call, Where where) {
 }
 
 Verdict Runner::run(const Call& call, Mistake mistake, double perturb) {
-  Verdict verdict;
-  try {
+  return verdict_of([&](Verdict& verdict) {
     Calls calls(c_, call, where_, *attention_);
     const Results expected = evaluate(c_, call, calls.inputs(), arithmetic_of(c_, where_), mistake);
     Judge judge(&verdict, perturb, call.values);
@@ -599,12 +627,17 @@ Verdict Runner::run(const Call& call, Mistake mistake, double perturb) {
       verdict.kind = Verdict::Kind::failed;
       verdict.message += " workspace or tiles: written outside";
     }
-  } catch (const Error& error) {
-    verdict.kind = error.code() == ErrorCode::unsupported ? Verdict::Kind::skipped : Verdict::Kind::failed;
-    verdict.message = std::string(fa::to_string(error.code())) + ": " + error.what();
-    verdict.context_lost = error.code() == ErrorCode::cuda;
-  }
-  return verdict;
+  });
+}
+
+Verdict Runner::call_only(const Call& call) {
+  return verdict_of([&](Verdict&) {
+    Calls calls(c_, call, where_, *attention_);
+    calls.forward();
+    Results none;
+    none.empty_rows.assign(static_cast<std::size_t>(call.b * call.h_q * call.s_q), false);
+    if (call.backward) calls.backward(none);
+  });
 }
 
 }  // namespace fa::differential

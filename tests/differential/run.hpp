@@ -30,6 +30,8 @@ class Runner {
 
   /// `mistake` is one of the formula; `perturb` moves one element of each result by so many bounds.
   Verdict run(const Call& call, Mistake mistake = Mistake::none, double perturb = 0);
+  /// Judges no results: a driver that computes none will do.
+  Verdict call_only(const Call& call);
   std::uint64_t compilations() const { return *compilations_; }
 
  private:

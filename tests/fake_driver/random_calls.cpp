@@ -54,16 +54,25 @@ AttentionConfig RandomCalls::config() {
   } else if (one_in(4)) {
     config.mask = {"(q + h) % 3 != kv % 5"};
   }
-  if (one_in(6)) {
+  if (one_in(6)) config.window_right = 30;
+  if (one_in(10)) config.chunk = 64;
+  if (one_in(8)) config.scale = one_of({-0.1f, 0.0f, 0.3f});
+  config.varlen = one_in(3);
+  config.zero_padding = config.varlen && one_in(3);
+  if (one_in(4)) {
     KernelOverride fixed;
-    fixed.family = one_of({Family::automatic, Family::sm80});
+    fixed.family = one_of({Family::automatic, Family::sm80, Family::sm90});
     fixed.splits = one_of({0, 1, 3});
-    config.kernel = config.kernel_backward = fixed;
+    config.kernel_backward = fixed;
+    if (one_in(2)) fixed.pack_gqa = one_in(2);
+    if (one_in(4)) fixed.affine_reach = one_in(2);
+    if (one_in(4)) fixed.exact_max = one_in(2);
+    config.kernel = fixed;
   }
   return config;
 }
 
-AttentionShape RandomCalls::shape(const AttentionConfig&) {
+AttentionShape RandomCalls::shape(const AttentionConfig& config) {
   const auto length = [&] {
     return one_of<std::int64_t>(
         {one_in(8) ? 0 : 1, up_to(70), up_to(300), 1023, up_to(5000), one_in(4) ? 65536 : 2048});
@@ -74,6 +83,12 @@ AttentionShape RandomCalls::shape(const AttentionConfig&) {
   shape.h_q = shape.h_kv * one_of<std::int64_t>({1, 1, 2, 3, 8});
   shape.s_q = length();
   shape.s_kv = length();
+  if (!config.varlen) return shape;
+  const auto total = [&](std::int64_t longest) { return longest + (shape.b < 2 ? up_to(5) - 1 : up_to(longest + 1)); };
+  shape.total_q = shape.b == 0 ? 0 : total(shape.s_q);
+  shape.total_kv = shape.b == 0 ? 0 : total(shape.s_kv);
+  if (one_in(4)) shape.s_q = 0;  // not known
+  if (one_in(4)) shape.s_kv = 0;
   return shape;
 }
 
@@ -104,15 +119,31 @@ TensorView RandomCalls::statistic(std::int64_t b, std::int64_t h, std::int64_t s
   return {reinterpret_cast<void*>(memory()), DType::f32, {b, h, s}};
 }
 
+PackedSequences RandomCalls::sequences(const AttentionShape& shape) {
+  const auto array = [&] { return reinterpret_cast<const std::int32_t*>(memory()); };
+  PackedSequences sequences;
+  sequences.b = shape.b;
+  sequences.cu_seqlens_q = array();
+  sequences.cu_seqlens_kv = array();
+  if (one_in(3)) sequences.seqused_q = array();
+  if (one_in(3)) sequences.seqused_kv = array();
+  sequences.max_s_q = shape.s_q;
+  sequences.max_s_kv = shape.s_kv;
+  return sequences;
+}
+
 Captures RandomCalls::captures(const AttentionConfig& config, const AttentionShape& shape) {
+  // Of sequences whose lengths are not known, one may be all there is.
+  const std::int64_t s_q = config.varlen && shape.s_q == 0 ? shape.total_q : shape.s_q;
+  const std::int64_t s_kv = config.varlen && shape.s_kv == 0 ? shape.total_kv : shape.s_kv;
   std::vector<Captured> all;
   void* const data = reinterpret_cast<void*>(memory());
   for (const Capture& capture : config.score.captures) {
     if (capture.name == "slope") all.emplace_back("slope", TensorView(data, capture.dtype, {shape.h_q}));
-    if (capture.name == "bias") all.emplace_back("bias", TensorView(data, capture.dtype, {shape.s_q, shape.s_kv}));
+    if (capture.name == "bias") all.emplace_back("bias", TensorView(data, capture.dtype, {s_q, s_kv}));
   }
   for (const Capture& capture : config.mask.captures) {
-    const std::int64_t longest = std::max(shape.s_q, shape.s_kv);
+    const std::int64_t longest = std::max(s_q, s_kv);
     all.emplace_back("doc", TensorView(reinterpret_cast<void*>(memory()), capture.dtype, {shape.b, longest}));
   }
   Captures result;
@@ -122,17 +153,21 @@ Captures RandomCalls::captures(const AttentionConfig& config, const AttentionSha
 
 RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& shape) {
   const int d_v = d_v_of(config);
-  const auto rows = [&](int d, bool written) { return tensor(config, shape.b, shape.h_q, shape.s_q, d, written); };
-  const auto keys = [&](int d, bool written) { return tensor(config, shape.b, shape.h_kv, shape.s_kv, d, written); };
+  const std::int64_t b = config.varlen ? 1 : shape.b;
+  const std::int64_t s_q = config.varlen ? shape.total_q : shape.s_q;
+  const std::int64_t s_kv = config.varlen ? shape.total_kv : shape.s_kv;
+  const auto rows = [&](int d, bool written) { return tensor(config, b, shape.h_q, s_q, d, written); };
+  const auto keys = [&](int d, bool written) { return tensor(config, b, shape.h_kv, s_kv, d, written); };
   Call call;
   call.inputs.q = rows(config.head_dim, false);
   call.inputs.k = keys(config.head_dim, false);
   call.inputs.v = keys(d_v, false);
   call.inputs.captures = captures(config, shape);
   if (config.sink) call.inputs.sink = TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q});
-  call.inputs.dropout.seed = 7;
+  if (config.dropout > 0) call.inputs.dropout.seed = 7;
+  if (config.varlen) call.inputs.sequences = sequences(shape);
   call.outputs.o = rows(d_v, true);
-  call.outputs.lse = statistic(shape.b, shape.h_q, shape.s_q);
+  call.outputs.lse = statistic(b, shape.h_q, s_q);
 
   BackwardInputs& inputs = call.backward_inputs;
   inputs.q = call.inputs.q;
@@ -141,6 +176,7 @@ RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const Attenti
   inputs.captures = call.inputs.captures;
   inputs.sink = call.inputs.sink;
   inputs.dropout = call.inputs.dropout;
+  inputs.sequences = call.inputs.sequences;
   inputs.o = call.outputs.o;
   inputs.lse = call.outputs.lse;
   inputs.dout = rows(d_v, false);
@@ -160,7 +196,8 @@ std::string text_of(const AttentionConfig& config, const AttentionShape& shape) 
        << " deterministic " << config.deterministic << " dropout " << config.dropout << " window " << config.window_left
        << " score '" << config.score.expression << "' mask '" << config.mask.expression << "' kernel "
        << config.kernel.has_value() << "; b " << shape.b << " h " << shape.h_q << "/" << shape.h_kv << " s "
-       << shape.s_q << "/" << shape.s_kv << " aligned " << shape.aligned;
+       << shape.s_q << "/" << shape.s_kv << " packed " << config.varlen << " " << shape.total_q << "/" << shape.total_kv
+       << " aligned " << shape.aligned;
   return text.str();
 }
 

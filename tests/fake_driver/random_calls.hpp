@@ -44,6 +44,7 @@ class RandomCalls {
   std::uintptr_t memory();
   TensorView tensor(const AttentionConfig& config, std::int64_t b, std::int64_t h, std::int64_t s, int d, bool written);
   TensorView statistic(std::int64_t b, std::int64_t h, std::int64_t s);
+  PackedSequences sequences(const AttentionShape& shape);
   Captures captures(const AttentionConfig& config, const AttentionShape& shape);
 
   std::mt19937 random_;

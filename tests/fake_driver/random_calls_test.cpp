@@ -66,6 +66,7 @@ class RandomCallsTest : public LaunchesTest {
 TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
   int forward = 0;
   int backward = 0;
+  int packed = 0;
   for (unsigned seed = 0; seed < 400; ++seed) {
     RandomCalls random(seed);
     const AttentionConfig config = random_config(random);
@@ -84,18 +85,21 @@ TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
         expect_within(bytes);
       });
       launches_().clear();
-      backward += serves([&] {
+      const bool served = serves([&] {
         BackwardInputs inputs = call.backward_inputs;
         if (shares_tiles) inputs.tiles = {kTileMemory, attention->backward_mask_tiles_size(call.backward_shape)};
         const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
         attention->backward(inputs, call.backward_outputs, nullptr, {kMemory, bytes});
         expect_within(bytes);
       });
+      backward += served;
+      packed += served && config.varlen;
     }
     if (HasFailure()) return;
   }
   EXPECT_GT(forward, 1200);
   EXPECT_GT(backward, 1200);
+  EXPECT_GT(packed, 300);
 }
 
 // The kernel of a shape is a matter of the shape: what was called before has no say.
