@@ -60,10 +60,13 @@ struct OnlineSoftmax {
         far = far || is_far(offset(new_max[m][r], scale_log2));
       }
     }
-    if (!kConditional || ptx::vote_any(grew)) rescale<kOTiles>(o, new_max, scale_log2);
-    if (ptx::vote_any(far)) {
-      exponentiate_far<kNTiles>(s, scale_log2);
-      return;
+    // One branch in the usual case.
+    if (!kConditional || ptx::vote_any(grew || far)) {
+      rescale<kOTiles>(o, new_max, scale_log2);
+      if (ptx::vote_any(far)) {
+        exponentiate_far<kNTiles>(s, scale_log2);
+        return;
+      }
     }
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
