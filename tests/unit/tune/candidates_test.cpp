@@ -152,8 +152,8 @@ TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
         tiles.emplace(candidate.spec.tile_m, candidate.spec.tile_n);
         stages.insert(candidate.spec.stages);
       }
-      EXPECT_GE(tiles.size(), d == 64 ? 3U : d == 96 ? 2U : 1U);  // large heads leave registers for one tile
-      EXPECT_EQ(stages, (std::set{2, 3}));
+      EXPECT_GE(tiles.size(), d == 64 ? 3U : d == 96 ? 2U : 1U);     // large heads leave registers for one tile
+      EXPECT_EQ(stages, d == 128 ? std::set{2} : (std::set{2, 3}));  // three spill in causal kernels of d 128
     }
   }
 }
