@@ -504,9 +504,7 @@ struct Forward {
   }
 
   /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
-  FA_DEVICE float scale_sign() const {
-    return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f;
-  }
+  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f; }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {

@@ -800,7 +800,7 @@ struct Forward {
       const bool far = exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded,
                                           in_chunks, dropped, true);
       if constexpr (kSummed) {
-        if (far) catch_up(s, softmax, dropped, ptx::shfl(q_slot.index, 0), ahead, warp_row);
+        if (far) rescue(s, softmax, dropped, ptx::shfl(q_slot.index, 0), ahead, warp_row);
         softmax.add_own();
       }
       if constexpr (kDropout) {
@@ -867,7 +867,7 @@ struct Forward {
         const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
                                                  in_chunks, dropped, crosses);
         if constexpr (kDropout) {  // here what is kept is known too, beside the product
-          if (rescale) catch_up(s, softmax, dropped, q_buffer, ahead, warp_row);
+          if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
         }
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -883,7 +883,7 @@ struct Forward {
         first = false;
         if (rare) {
           if constexpr (kSummed && !kDropout) {
-            if (rescale) catch_up(s, softmax, dropped, q_buffer, ahead, warp_row);
+            if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
           }
           if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
           if constexpr (!kFinishAside) staged = false;
@@ -1131,7 +1131,7 @@ struct Forward {
   }
 
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
-  /// and none for rows behind the last. True when O must be rescaled, with kSummed after `catch_up`. kBegins: there is
+  /// and none for rows behind the last. True when O must be rescaled, with kSummed after `rescue`. kBegins: there is
   /// no O yet.
   template <bool kBegins>
   FA_DEVICE bool exponentiate(S& s, int& visible, Softmax& softmax, const AffineRows& rows, const Cursor& cursor,
@@ -1189,8 +1189,8 @@ struct Forward {
   }
 
   /// After `exponentiate` returned true: offsets rise, and P with them.
-  FA_DEVICE void catch_up(S& s, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
-                          int warp_row) const {
+  FA_DEVICE void rescue(S& s, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
+                        int warp_row) const {
     softmax.factor[0] = softmax.factor[1] = 1.f;
     // Once is enough. With dropout ptxas spills in a branch that it does not know for a loop.
     constexpr int kRounds = kDropout ? 2 : 1;
@@ -1550,9 +1550,7 @@ struct Forward {
   }
 
   /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
-  FA_DEVICE float scale_sign() const {
-    return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f;
-  }
+  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f; }
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
