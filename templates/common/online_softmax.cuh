@@ -20,6 +20,7 @@ template <int kMTiles>
 struct OnlineSoftmax {
   float max[kMTiles][2];
   float sum[kMTiles][2];
+  bool far = false;  // one of the thread's rows has a maximum that no float is near enough to, once it is scaled
 
   FA_DEVICE OnlineSoftmax() {
     FA_UNROLL
@@ -51,29 +52,31 @@ struct OnlineSoftmax {
   FA_DEVICE void update_to(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o,
                            const float (&new_max)[kMTiles][2], float scale_log2) {
     bool grew = false;
-    bool far = false;
+    float subtracted[kMTiles][2];
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         grew = grew || new_max[m][r] > max[m][r];
-        far = far || is_far(offset(new_max[m][r], scale_log2));
+        subtracted[m][r] = offset(new_max[m][r], scale_log2);
       }
     }
-    // One branch in the usual case.
+    // One branch in the usual case. Whether a row is far changes only where its maximum grows.
     if (!kConditional || ptx::vote_any(grew || far)) {
-      rescale<kOTiles>(o, new_max, scale_log2);
-      if (ptx::vote_any(far)) {
-        exponentiate_far<kNTiles>(s, scale_log2);
-        return;
+      float shrink[kMTiles][2];
+      shrinks(shrink, subtracted, scale_log2);
+      const bool was_far = far;
+      far = has_far(subtracted);
+      if (ptx::vote_any(was_far || far)) {
+        far_shrinks(shrink, new_max, scale_log2);
+        subtract_far<kNTiles>(s, new_max, subtracted);
       }
+      rescale<kOTiles>(o, new_max, shrink);
     }
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, offset(max[m][r], scale_log2));
-      }
+      for (int r = 0; r < 2; ++r) sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, subtracted[m][r]);
     }
   }
 
@@ -109,49 +112,77 @@ struct OnlineSoftmax {
   /// Whether no float is near enough to a row's scaled maximum.
   static FA_DEVICE bool is_far(float subtracted) { return !(ptx::abs(subtracted) <= kLargestOffset); }
 
-  /// In far rows the maximum is subtracted before the scale.
+  static FA_DEVICE bool has_far(const float (&subtracted)[kMTiles][2]) {
+    bool any = false;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) any = any || is_far(subtracted[m][r]);
+    }
+    return any;
+  }
+
+  /// In far rows the maximum is subtracted before the scale, and nothing behind it.
   template <int kNTiles>
-  FA_DEVICE void exponentiate_far(Fragment<kMTiles, kNTiles>& s, float scale_log2) {
+  static FA_DEVICE void subtract_far(Fragment<kMTiles, kNTiles>& s, const float (&new_max)[kMTiles][2],
+                                     float (&subtracted)[kMTiles][2]) {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float subtracted = offset(max[m][r], scale_log2);
-        const bool far = is_far(subtracted);
+        const float before_scale = is_far(subtracted[m][r]) ? new_max[m][r] : 0.f;
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
           FA_UNROLL
-          for (int e = 2 * r; e < 2 * r + 2; ++e) s[m][n][e] -= far ? max[m][r] : 0.f;
+          for (int e = 2 * r; e < 2 * r + 2; ++e) s[m][n][e] -= before_scale;
         }
-        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, far ? 0.f : subtracted);
+        if (is_far(subtracted[m][r])) subtracted[m][r] = 0.f;
       }
     }
   }
 
-  /// What P shrinks by from one maximum to a greater one: in far rows, as P, from the maximum itself.
-  static FA_DEVICE float factor(float before, float now, float scale_log2) {
-    const float subtracted = offset(before, scale_log2);
-    const float next = offset(now, scale_log2);
-    const float score = is_far(subtracted) ? before : 0.f;
-    const float next_score = is_far(next) ? now : 0.f;
-    return ptx::ex2(ptx::fma(score - next_score, scale_log2,
-                             (is_far(subtracted) ? 0.f : subtracted) - (is_far(next) ? 0.f : next)));
-  }
-
-  template <int kOTiles>
-  FA_DEVICE void rescale(Fragment<kMTiles, kOTiles>& o, const float (&new_max)[kMTiles][2], float scale_log2) {
+  /// What P shrinks by from the maximum so far to a greater one: from the very offsets that P was and will be computed
+  /// with, so exactly 1 for a row whose maximum stayed.
+  FA_DEVICE void shrinks(float (&shrink)[kMTiles][2], const float (&subtracted)[kMTiles][2], float scale_log2) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        // From the very offsets that P was and will be computed with: exactly 1 for a row whose maximum stayed.
-        const float shrink = max[m][r] == -kInfinity ? 0.f : factor(max[m][r], new_max[m][r], scale_log2);
+        shrink[m][r] = max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - subtracted[m][r]);
+      }
+    }
+  }
+
+  /// The same in far rows: as P, from the maximum itself.
+  FA_DEVICE void far_shrinks(float (&shrink)[kMTiles][2], const float (&new_max)[kMTiles][2], float scale_log2) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float before = offset(max[m][r], scale_log2);
+        const float next = offset(new_max[m][r], scale_log2);
+        if (max[m][r] == -kInfinity || !(is_far(before) || is_far(next))) continue;
+        const float score = is_far(before) ? max[m][r] : 0.f;
+        const float next_score = is_far(next) ? new_max[m][r] : 0.f;
+        shrink[m][r] = ptx::ex2(
+            ptx::fma(score - next_score, scale_log2, (is_far(before) ? 0.f : before) - (is_far(next) ? 0.f : next)));
+      }
+    }
+  }
+
+  template <int kOTiles>
+  FA_DEVICE void rescale(Fragment<kMTiles, kOTiles>& o, const float (&new_max)[kMTiles][2],
+                         const float (&shrink)[kMTiles][2]) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
         max[m][r] = new_max[m][r];
-        sum[m][r] *= shrink;
+        sum[m][r] *= shrink[m][r];
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          o[m][n][2 * r] *= shrink;
-          o[m][n][2 * r + 1] *= shrink;
+          o[m][n][2 * r] *= shrink[m][r];
+          o[m][n][2 * r + 1] *= shrink[m][r];
         }
       }
     }

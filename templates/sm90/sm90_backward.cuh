@@ -91,6 +91,9 @@ struct Backward {
   static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
 
   static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
+  // Whether a step hides keys is asked before the next begins: later, ptxas takes the loop's indices out of uniform
+  // registers. In the others the answer would spill.
+  static constexpr bool kAsksEarly = !kOrdered && !Variant::kChunked;
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
@@ -801,13 +804,22 @@ struct Backward {
     return rows;
   }
 
+  /// Asked in front of the wait for Q, lest the first product waits for the answer.
+  FA_DEVICE bool has_rows_without_keys(const Job& work, const Place& place) const {
+    if constexpr (kTwoSided || Variant::kChunked || kVarlen) {
+      const Rows rows = rows_with_keys(work, place);
+      return rows.begin > 0 || rows.end < kTileM;
+    }
+    return Config::kCausal && place.m_block * kTileM < -work.lengths.causal_shift;
+  }
+
   /// Zeros in the other rows of Q and dO, and statistics of no weight. No product may be reading the tiles: with
   /// kLanded, Q has landed and dO may be on its way; else both have been read once by all.
   template <bool kLanded>
-  FA_DEVICE void clear_rows_without_keys(const Job& work, const Place& place, int count) const {
+  FA_DEVICE void clear_rows_without_keys(bool has_some, const Job& work, const Place& place, int count) const {
     if constexpr (Config::kCausal || kTwoSided || kVarlen) {
-      const Rows rows = rows_with_keys(work, place);
-      if (rows.begin > 0 || rows.end < kTileM) {
+      if (has_some) {
+        const Rows rows = rows_with_keys(work, place);
         const int stage = stage_of(count);
         begin_to_clear<kLanded>(count);
         fill_stats(lse_shared(stage), rows, kernel::kInfinity);
@@ -848,23 +860,27 @@ struct Backward {
   template <class Tile, int kRows>
   FA_DEVICE void clear_rows(uint32_t tile, int valid) const {
     if (valid >= kRows) return;
-    clear_chunks<Tile>(tile, valid, kRows);
+    FA_UNROLL_BY(1)
+    for (int i = valid * kRowChunks + consumer_thread(); i < kRows * kRowChunks; i += kConsumers * kWarpgroup) {
+      clear_chunk<Tile>(tile, i);
+    }
     end_to_clear();
   }
-  /// Likewise in those before and behind `rows`.
+  /// Likewise in those before and behind `rows`; one small loop, because it lies in the way of the main one.
   template <class Tile>
   FA_DEVICE void clear_rows(uint32_t tile, const Rows& rows) const {
-    clear_chunks<Tile>(tile, 0, rows.begin);
-    clear_chunks<Tile>(tile, rows.end, kTileM);
+    FA_UNROLL_BY(1)
+    for (int i = consumer_thread(); i < kTileM * kRowChunks; i += kConsumers * kWarpgroup) {
+      const int row = i / kRowChunks;
+      if (row < rows.begin || row >= rows.end) clear_chunk<Tile>(tile, i);
+    }
   }
+  /// Zeros in a row's chunk of each slab.
   template <class Tile>
-  FA_DEVICE void clear_chunks(uint32_t tile, int begin, int end) const {
+  FA_DEVICE static void clear_chunk(uint32_t tile, int i) {
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      FA_UNROLL_BY(1)
-      for (int i = begin * kRowChunks + consumer_thread(); i < end * kRowChunks; i += kConsumers * kWarpgroup) {
-        ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
-      }
+      ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
     }
   }
 
@@ -895,11 +911,7 @@ struct Backward {
   FA_DEVICE void clear_weightless_rows(uint32_t tile, int stage) const {
     FA_UNROLL_BY(1)
     for (int i = consumer_thread(); i < kTileM * kRowChunks; i += kConsumers * kWarpgroup) {
-      if (!is_weightless(i / kRowChunks, stage)) continue;
-      FA_UNROLL
-      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-        ptx::st_shared_chunk(tile + slab * Tile::kSlabBytes + i * kernel::kChunkBytes, {});
-      }
+      if (is_weightless(i / kRowChunks, stage)) clear_chunk<Tile>(tile, i);
     }
   }
 
@@ -919,7 +931,7 @@ struct Backward {
 
     await_keys(work, parity);
     await_q(count);
-    clear_rows_without_keys<true>(work, next, count);
+    clear_rows_without_keys<true>(has_rows_without_keys(work, next), work, next, count);
     issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
@@ -965,10 +977,14 @@ struct Backward {
         if (hides) release(k_empty());
         return true;
       }
+      [[maybe_unused]] bool hides = false;
+      if constexpr (kHides && kAsksEarly) hides = hides_keys(again(work, round), next);
       advance(next, work);
+      const int consumer = consumer_index();
+      const bool clears = has_rows_without_keys(again(work, round), next);
       await_q(count);
-      clear_rows_without_keys<true>(again(work, round), next, count);
-      issue_scores(s, stage_of(count), consumer_index());
+      clear_rows_without_keys<true>(clears, again(work, round), next, count);
+      issue_scores(s, stage_of(count), consumer);
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
         ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
@@ -987,7 +1003,8 @@ struct Backward {
       await_dout(count);
       issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
       if constexpr (Config::kWriteDq) {
-        hand_over_dq(dq, rows, consumer_index(), count, kHides && hid_keys(again(work, round), next));
+        if constexpr (kHides && !kAsksEarly) hides = hid_keys(again(work, round), next);
+        hand_over_dq(dq, rows, consumer_index(), count, hides);
       }
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
@@ -1027,7 +1044,7 @@ struct Backward {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
-      clear_rows_without_keys<false>(work, next, count - 1);
+      clear_rows_without_keys<false>(has_rows_without_keys(work, next), work, next, count - 1);
       typename Functions::CaptureGradients by_capture;
       apply_functions(s, dp, by_capture, work, next, stage, loaded);
       pack(p_operand, s);
