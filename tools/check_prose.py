@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Names sentences of more than 30 words in pages (*.md) and in the comments of headers.
+"""Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp).
 
     tools/check_prose.py README.md docs include
 
-Prose alone counts: code blocks, tables, headings and formulas are passed over, and `code` is one word.
+Prose alone counts: code blocks, tables and headings are passed over, and `code` or a link's text stands for itself.
 """
 
 import pathlib
@@ -11,72 +11,75 @@ import re
 import sys
 
 MOST_WORDS = 30
-ITEM = re.compile(r"\s*([-*]|\d+\.)\s")
-END = re.compile(r"(?<=[.!?])[)*]*\s+(?=[^a-z\s])")  # of a sentence: what follows begins with no small letter
+ITEM = re.compile(r"^\s*([-*]|\d+\.)\s+")
+END = re.compile(r"([.!?][)*\"]*)\s+(?=[^a-z\s])")  # of a sentence: what follows begins with no small letter
+WHOLE = re.compile(r"\s*(?:///<|///?|/\*+|\*)(.*)")  # a line that is all comment
+TRAILING = re.compile(r".*?[;,({\w]\s*(?:///?<?|/\*)\s(.*)")  # a comment behind code
 
 
-def paragraphs_of_page(lines):
-    """Yields (line, text): a paragraph or list item, without code, tables and headings."""
-    start, text, fenced, in_list = 0, [], False, False
-    for number, line in enumerate([*lines, ""], 1):
+def page_lines(lines):
+    """Yields (begins, text) for each line: whether a paragraph begins there; None for what is no prose."""
+    fenced, in_list, in_text = False, False, False
+    for line in lines:
         fence = line.lstrip().startswith("```")
-        indented = line.startswith("    ") and not text and not in_list
-        other = fence or fenced or indented or line.startswith(("|", "#", "!["))
+        item = bool(ITEM.match(line)) and (in_list or not in_text or line.lstrip()[0] in "-*")
+        indented = line.startswith("    ") and not in_text and not in_list
+        prose = line.strip() and not (fence or fenced or indented or line.startswith(("|", "#", "![")))
         fenced ^= fence
-        if other or not line.strip() or ITEM.match(line):
-            if text:
-                yield start, " ".join(text)
-            text = []
-        if not line.strip() or other:
-            in_list = in_list and not other
-            continue
-        in_list = in_list and line.startswith(" ") or bool(ITEM.match(line))
-        start = start if text else number
-        text.append(ITEM.sub("", line, 1).strip())
+        in_list = item or (in_list and (not line or line.startswith(" ") or in_text))
+        in_text = bool(prose)
+        yield item, (ITEM.sub("", line) if item else line) if prose else None
 
 
-def paragraphs_of_header(lines):
-    """Yields the same for comments; a line that is indented in its comment is code, one with '- ' an item."""
-    start, text, block = 0, [], False
-    for number, line in enumerate([*lines, ""], 1):
-        trailing = re.match(r".*[;,({\w]\s*(?:///?<?|/\*)\s(.*)", line)
-        whole = re.match(r"\s*(?:///?|/\*|\*)(.*)", line) if block or re.match(r"\s*(//|/\*)", line) else None
-        body = (whole or trailing).group(1) if whole or trailing else ""
+def header_lines(lines):
+    """Likewise for comments. What is indented in its comment is code, "- " begins an item."""
+    block = behind = False
+    for line in lines:
+        whole = WHOLE.match(line) if block or re.match(r"\s*(//|/\*)", line) else None
+        found = whole or TRAILING.match(line)
+        text = found.group(1).split("*/")[0] if found else ""
+        begins = bool(ITEM.match(text)) or (not whole and bool(found)) or (behind and "///<" not in line and not block)
+        behind = (bool(found) and not whole) or (behind and "///<" in line)
         block = ("/*" in line or block) and "*/" not in line
-        body = body.split("*/")[0].rstrip()
-        code = whole and body.startswith("   ") and not trailing
-        if not body.strip() or code or ITEM.match(body) or (trailing and not whole):
-            if text:
-                yield start, " ".join(text)
-            text = []
-        if body.strip() and not code:
-            start = start if text else number
-            text.append(ITEM.sub("", body, 1).strip())
+        code = whole and text.startswith("   ") and "///<" not in line
+        yield begins, ITEM.sub("", text) if text.strip() and not code else None
+
+
+def paragraphs(kind, lines):
+    """Yields (line number, text)."""
+    start, parts = 0, []
+    for number, (begins, text) in enumerate([*kind(lines), (False, None)], 1):
+        if parts and (begins or text is None):
+            yield start, " ".join(parts)
+            parts = []
+        if text is not None:
+            start = start if parts else number
+            parts.append(text.strip())
 
 
 def sentences(text):
     text = re.sub(r"`[^`]*`", "Code", text)
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
-    return END.split(text)
+    return END.sub(r"\1\n", text).split("\n")
 
 
-def words(sentence):
-    return [word for word in sentence.split() if re.search(r"\w", word)]
+def long_sentences(path):
+    kind = page_lines if path.suffix == ".md" else header_lines
+    for line, text in paragraphs(kind, path.read_text(encoding="utf-8").splitlines()):
+        for sentence in sentences(text):
+            count = sum(1 for word in sentence.split() if re.search(r"\w", word))
+            if count > MOST_WORDS:
+                yield f"{path}:{line}: {count} words: {sentence}"
 
 
 def main(arguments):
-    kinds = {".md": paragraphs_of_page, ".h": paragraphs_of_header, ".hpp": paragraphs_of_header}
     found = 0
     for place in map(pathlib.Path, arguments):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if path.suffix not in kinds:
-                continue
-            for line, text in kinds[path.suffix](path.read_text(encoding="utf-8").splitlines()):
-                for sentence in sentences(text):
-                    count = len(words(sentence))
-                    if count > MOST_WORDS:
-                        found += 1
-                        print(f"{path}:{line}: {count} words: {sentence}")
+            if path.suffix in (".md", ".h", ".hpp"):
+                for message in long_sentences(path):
+                    found += 1
+                    print(message)
     return 1 if found else 0
 
 
