@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp).
+"""Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp), and links of pages
+that lead nowhere.
 
-    tools/check_prose.py README.md docs include
+    tools/check_prose.py README.md CONTRIBUTING.md docs include
 
-Prose alone counts: code blocks, tables and headings are passed over, and `code` or a link's text stands for itself.
+Prose alone counts: code blocks, tables and headings are left out, and `code` is one word.
 """
 
 import pathlib
@@ -72,12 +73,27 @@ def long_sentences(path):
                 yield f"{path}:{line}: {count} words: {sentence}"
 
 
+def anchors(page):
+    """Those that a page's headings make."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    titles = (line.lstrip("#").strip().lower() for line in lines if line.startswith("#"))
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def dead_links(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        place, _, anchor = link.partition("#")
+        target = page.parent / place if place else page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            yield f"{page}: link to {link}, which is not there"
+
+
 def main(arguments):
     found = 0
     for place in map(pathlib.Path, arguments):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.suffix in (".md", ".h", ".hpp"):
-                for message in long_sentences(path):
+                for message in [*long_sentences(path), *(dead_links(path) if path.suffix == ".md" else ())]:
                     found += 1
                     print(message)
     return 1 if found else 0
