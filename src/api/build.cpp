@@ -179,8 +179,9 @@ Supply Supply::serialized() const {
 }
 
 cache::Key cache_key(const plan::KernelSpec& spec) {
+  const std::string unit = render::unit_of(spec);
   cache::Key key;
-  key.templates = render::templates_digest();
+  key.templates = render::templates_digest(unit);
   key.spec = canonical(spec);
   key.options = compile::code_options(spec.arch);
   // NVRTC adds these by itself.
@@ -188,7 +189,7 @@ cache::Key cache_key(const plan::KernelSpec& spec) {
     key.options.push_back("NVRTC_APPEND_FLAGS=" + appended);
   }
   key.target = to_string(spec.arch);
-  key.unit = cache::digest(render::unit_of(spec));  // written by code of the library, not by a template
+  key.unit = cache::digest(unit);  // written by code of the library, not by a template
   return key;
 }
 

@@ -527,11 +527,15 @@ std::string_view included_name(std::string_view line) {
 }  // namespace
 
 Source render(const plan::KernelSpec& spec) {
+  return render(spec, templates());
+}
+
+Source render(const plan::KernelSpec& spec, const TemplateSet& from) {
   Source source;
   source.kernel_name = kernel_name(spec);
   source.target = to_string(spec.arch);
   source.unit = render_unit(spec);
-  source.headers = templates();
+  for (const Header* header : from.included_by(source.unit).headers) source.headers.push_back(*header);
   return source;
 }
 

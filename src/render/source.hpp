@@ -2,6 +2,7 @@
 #define FA_SRC_RENDER_SOURCE_HPP_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/kernel_spec.hpp"
@@ -14,7 +15,7 @@ struct Header {
   std::string text;
 };
 
-/// One translation unit and every template header it can include.
+/// One translation unit and the template headers that it includes, directly or through others.
 struct Source {
   std::string kernel_name;  ///< extern "C" entry point
   std::string unit;         ///< the rendered text
@@ -22,8 +23,11 @@ struct Source {
   std::string target = {};  ///< "sm_90a"
 };
 
-/// Renders `spec`: equal specs give equal bytes.
+class TemplateSet;
+
+/// Renders `spec`: equal specs give equal bytes. Without `from`, with the templates in use.
 Source render(const plan::KernelSpec& spec);
+Source render(const plan::KernelSpec& spec, const TemplateSet& from);
 
 /// `render(spec).unit`, for who only wants to know which source it is.
 std::string unit_of(const plan::KernelSpec& spec);
@@ -32,9 +36,11 @@ std::string unit_of(const plan::KernelSpec& spec);
 /// prints.
 std::string flatten(const Source& source);
 
-/// Digest (XXH3-128, 32 hex digits) of all templates that the library would use now: the embedded ones, or those under
-/// FA_TEMPLATE_DIR.
+/// Digest (XXH3-128, 32 hex digits) of all templates in use: the embedded ones, or those under FA_TEMPLATE_DIR.
 const std::string& templates_digest();
+
+/// Of those alone that `unit` includes, directly or through others: what a kernel depends on.
+const std::string& templates_digest(std::string_view unit);
 
 }  // namespace fa::render
 

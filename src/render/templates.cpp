@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <fa/error.hpp>
 
@@ -25,45 +27,41 @@ std::vector<Header> read_embedded() {
   return headers;
 }
 
-[[noreturn]] void throw_unreadable(const std::filesystem::path& path, std::string_view problem) {
-  throw Error(ErrorCode::io, fmt::format("FA_TEMPLATE_DIR: {} {}", path.string(), problem),
-              {{"argument", "FA_TEMPLATE_DIR"}, {"value", path.string()}});
+[[noreturn]] void throw_io(std::string_view argument, const std::filesystem::path& value, const std::string& message) {
+  throw Error(ErrorCode::io, fmt::format("{}{}", argument, message),
+              {{"argument", std::string(argument)}, {"value", value.string()}});
 }
 
-std::string read_file(const std::filesystem::path& path) {
+std::string read_file(const std::filesystem::path& path, std::string_view argument) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   if (file) text << file.rdbuf();
-  if (!file || file.bad()) throw_unreadable(path, "cannot be read");
+  if (!file || file.bad()) throw_io(argument, path, fmt::format(": {} cannot be read", path.string()));
   return text.str();
 }
 
-std::vector<Header> read_directory(const std::filesystem::path& root) {
+std::vector<Header> read_directory(const std::filesystem::path& root, std::string_view argument) {
   std::vector<Header> headers;
   std::error_code error;
   for (std::filesystem::recursive_directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
     if (it->path().extension() != ".cuh" || it->is_directory(ignored)) continue;
     // To open a FIFO would wait for who writes to it.
-    if (!it->is_regular_file(ignored)) throw_unreadable(it->path(), "is not a regular file");
-    headers.push_back({it->path().lexically_relative(root).generic_string(), read_file(it->path())});
+    if (!it->is_regular_file(ignored)) {
+      throw_io(argument, it->path(), fmt::format(": {} is not a regular file", it->path().string()));
+    }
+    headers.push_back({it->path().lexically_relative(root).generic_string(), read_file(it->path(), argument)});
   }
   if (error || headers.empty()) {
-    throw Error(ErrorCode::io,
-                fmt::format("FA_TEMPLATE_DIR = {}: {}; accepted is a readable directory of templates", root.string(),
-                            error ? error.message() : "no .cuh file in it"),
-                {{"argument", "FA_TEMPLATE_DIR"}, {"value", root.string()}});
+    throw_io(argument, root,
+             fmt::format(" = {}: {}; accepted is a readable directory of templates", root.string(),
+                         error ? error.message() : "no .cuh file in it"));
   }
-  std::sort(headers.begin(), headers.end(), [](const Header& a, const Header& b) { return a.name < b.name; });
   return headers;
 }
 
-std::vector<Header> read_templates() {
-  const char* directory = std::getenv("FA_TEMPLATE_DIR");
-  return directory != nullptr && *directory != '\0' ? read_directory(directory) : read_embedded();
-}
-
-std::string digest(const std::vector<Header>& headers) {
+template <class Headers>
+std::string digest_of(const Headers& headers) {
   XXH3_state_t* state = XXH3_createState();
   XXH3_128bits_reset(state);
   const auto add = [&](const std::string& text) {
@@ -80,16 +78,83 @@ std::string digest(const std::vector<Header>& headers) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+/// What an #include line asks for, however it is spelled; empty for any other line.
+std::string_view asked_for(std::string_view line) {
+  const auto skip = [&](std::string_view what) {
+    line.remove_prefix(std::min(line.find_first_not_of(" \t\v\f\r"), line.size()));
+    const bool found = line.starts_with(what);
+    if (found) line.remove_prefix(what.size());
+    return found;
+  };
+  if (line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // a byte order mark
+  if (!skip("#") || !skip("include") || !(skip("<") || skip("\""))) return {};
+  return line.substr(0, line.find_first_of(">\""));
+}
+
+template <class Visit>
+void for_each_include(std::string_view text, const Visit& visit) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    if (const std::string_view name = asked_for(text.substr(0, end)); !name.empty()) visit(name);
+    text = end == std::string_view::npos ? std::string_view{} : text.substr(end + 1);
+  }
+}
+
+TemplateSet read_used_templates() {
+  constexpr const char* kVariable = "FA_TEMPLATE_DIR";
+  const char* directory = std::getenv(kVariable);
+  return directory != nullptr && *directory != '\0' ? read_templates(directory, kVariable)
+                                                    : TemplateSet(read_embedded());
+}
+
 }  // namespace
 
-const std::vector<Header>& templates() {
-  static const std::vector<Header> headers = read_templates();
-  return headers;
+TemplateSet::TemplateSet(std::vector<Header> headers) : headers_(std::move(headers)) {
+  std::ranges::sort(headers_, {}, &Header::name);
+  digest_ = digest_of(headers_);
+}
+
+const Header* TemplateSet::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::lower_bound(headers_, name, {}, &Header::name);
+  return found != headers_.end() && found->name == name ? &*found : nullptr;
+}
+
+void TemplateSet::add_included(std::string_view text, std::map<std::string_view, const Header*>* found) const {
+  for_each_include(text, [&](std::string_view name) {
+    const Header* header = find(name);
+    if (header != nullptr && found->emplace(header->name, header).second) add_included(header->text, found);
+  });
+}
+
+const TemplateSet::Included& TemplateSet::included_by(std::string_view unit) const {
+  std::string roots;
+  for_each_include(unit, [&](std::string_view name) { roots.append(name).push_back('\n'); });
+  const std::scoped_lock lock(mutex_);
+  if (const auto known = known_.find(roots); known != known_.end()) return known->second;
+  std::map<std::string_view, const Header*> found;
+  add_included(unit, &found);
+  Included included;
+  for (const auto& [name, header] : found) included.headers.push_back(header);
+  included.digest =
+      digest_of(included.headers | std::views::transform([](const Header* h) -> const Header& { return *h; }));
+  return known_.emplace(std::move(roots), std::move(included)).first->second;
+}
+
+TemplateSet read_templates(const std::filesystem::path& directory, std::string_view argument) {
+  return TemplateSet(read_directory(directory, argument));
+}
+
+const TemplateSet& templates() {
+  static const TemplateSet set = read_used_templates();
+  return set;
 }
 
 const std::string& templates_digest() {
-  static const std::string value = digest(templates());
-  return value;
+  return templates().digest();
+}
+
+const std::string& templates_digest(std::string_view unit) {
+  return templates().included_by(unit).digest;
 }
 
 }  // namespace fa::render

@@ -16,6 +16,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/specs.hpp"
 #include "render/source.hpp"
+#include "render/templates.hpp"
 
 namespace {
 
@@ -98,10 +99,10 @@ std::string redirected(const std::string& text, const fs::path& folder) {
 }
 
 /// Writes the templates with one of them changed. Returns the lines that let them be included once more.
-std::string write_mutated_templates(const Mutation& mutation, const Source& source, const fs::path& folder) {
+std::string write_mutated_templates(const Mutation& mutation, const fs::path& folder) {
   std::string undefines = "#undef FA_KERNEL\n#undef FA_DEVICE\n#undef FA_UNROLL\n#undef FA_UNROLL_BY\n";
   bool found = false;
-  for (const fa::render::Header& header : source.headers) {
+  for (const fa::render::Header& header : fa::render::templates().headers()) {
     const std::string name = guard(header.text);
     undefines += fmt::format("#undef {}\n", name);
     if (header.name.starts_with("ptx/")) {
@@ -122,7 +123,7 @@ std::string mutant(const Mutation& mutation, const fs::path& folder) {
   const bool combine = mutation.header == "common/forward_combine.cuh";
   const Source source = fa::render::render(combine ? emulator::combine_spec(mutation.spec) : mutation.spec);
   const fs::path own = folder / mutation.name;
-  return write_mutated_templates(mutation, source, own) +
+  return write_mutated_templates(mutation, own) +
          fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +
          redirected(wrapped(source, "mutant_" + mutation.name, "mutant " + mutation.name), own) + "#undef fa\n\n";
 }

@@ -341,16 +341,6 @@ TEST(Render, UnitNamesTheSpecAndTheEntryPoint) {
   }
 }
 
-TEST(Render, BringsEveryTemplate) {
-  const std::vector<Header>& all = templates();
-  const Source source = render(forward_spec());
-  ASSERT_EQ(source.headers.size(), all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(source.headers[i].name, all[i].name);
-    EXPECT_EQ(source.headers[i].text, all[i].text);
-  }
-}
-
 /// The macro that guards a template header, which flattening must define once.
 std::string guard_of(const std::string& name) {
   std::string guard = "FA_TEMPLATES_" + name + "_";
@@ -358,6 +348,66 @@ std::string guard_of(const std::string& name) {
     c = c == '/' || c == '.' ? '_' : c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   }
   return guard;
+}
+
+/// Whether the compiler comes to the header, which flattening pastes in.
+bool pastes(const std::string& flat, const Header& header) {
+  return count_of(flat, "#define " + guard_of(header.name) + "\n") != 0;
+}
+
+TEST(Render, BringsTheHeadersThatItsUnitIncludesAndNoOthers) {
+  for (const plan::KernelSpec& spec : all_specs()) {
+    Source everything = render(spec);
+    std::vector<std::string> names;
+    for (const Header& header : everything.headers) names.push_back(header.name);
+    EXPECT_TRUE(std::ranges::is_sorted(names));
+    everything.headers = templates().headers();
+    const std::string flat = flatten(everything);
+    EXPECT_EQ(flat, flatten(render(spec))) << "nothing is missing";
+    for (const Header& header : templates().headers()) {
+      const bool brought = std::ranges::find(names, header.name) != names.end();
+      EXPECT_EQ(brought, pastes(flat, header)) << header.name << " of " << canonical(spec);
+    }
+  }
+}
+
+TEST(Render, TheDigestOfAKernelCoversTheHeadersThatItIncludes) {
+  const std::vector<plan::KernelSpec> specs = all_specs();
+  std::set<std::string> digests;
+  for (std::size_t i = 0; i < templates().headers().size(); ++i) {
+    std::vector<Header> headers = templates().headers();
+    headers[i].text += "\n";
+    const TemplateSet changed(headers);
+    EXPECT_NE(changed.digest(), templates().digest());
+    for (const plan::KernelSpec& spec : specs) {
+      const std::string unit = unit_of(spec);
+      const std::string& digest = templates_digest(unit);
+      const bool counts = pastes(flatten(render(spec)), headers[i]);
+      EXPECT_EQ(changed.included_by(unit).digest != digest, counts) << headers[i].name << " of " << canonical(spec);
+      digests.insert(digest);
+    }
+  }
+  EXPECT_EQ(digests.size(), 11U) << "one for each of the kernels";
+}
+
+TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {
+  std::vector<Header> headers = templates().headers();
+  headers.push_back({"common/newcomer.cuh", "constexpr int kNewcomer = 1;\n"});
+  headers.push_back({"aaa.cuh", "#include <common/newcomer.cuh>\n"});
+  const TemplateSet grown(headers);
+  for (const plan::KernelSpec& spec : all_specs()) {
+    EXPECT_EQ(grown.included_by(unit_of(spec)).digest, templates_digest(unit_of(spec))) << canonical(spec);
+    EXPECT_EQ(flatten(render(spec, grown)), flatten(render(spec))) << canonical(spec);
+  }
+  for (Header& header : headers) {
+    if (header.name == "sm90/sm90_forward.cuh") header.text.insert(0, "#include <common/newcomer.cuh>\n");
+  }
+  const TemplateSet included(headers);
+  for (const plan::KernelSpec& spec : all_specs()) {
+    const bool its_own = spec.family == Family::sm90 && spec.op == plan::Op::forward;
+    EXPECT_EQ(included.included_by(unit_of(spec)).digest != templates_digest(unit_of(spec)), its_own)
+        << canonical(spec);
+  }
 }
 
 TEST(Flatten, PastesEachIncludedHeaderOnce) {

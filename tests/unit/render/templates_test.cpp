@@ -27,7 +27,12 @@ constexpr const char* kReportVariable = "FA_TEST_REPORT_TEMPLATES";
 TEST(TemplatesChild, Reports) {
   if (std::getenv(kReportVariable) == nullptr) GTEST_SKIP() << "runs as a child of the Templates tests";
   try {
-    std::printf("[report]digest %s %zu[end]", templates_digest().c_str(), templates().size());
+    std::printf("[report]digest %s %zu\n", templates_digest().c_str(), templates().headers().size());
+    for (const EmbeddedTemplate& entry : embedded_templates()) {
+      const std::string unit = std::string("#include <") + entry.name + ">\n";
+      std::printf("%s %s\n", entry.name, templates_digest(unit).c_str());
+    }
+    std::printf("[end]");
   } catch (const Error& error) {
     std::printf("[report]%s %s: %s[end]", to_string(error.code()), error.field("argument").data(), error.what());
   } catch (const std::exception& error) {
@@ -75,10 +80,10 @@ class Directory {
 };
 
 TEST(Templates, AreSortedAndUnique) {
-  const std::vector<Header>& all = templates();
+  const std::vector<Header>& all = templates().headers();
   ASSERT_FALSE(all.empty());
   for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1].name, all[i].name);
-  EXPECT_EQ(&templates(), &all) << "read once";
+  EXPECT_EQ(&templates().headers(), &all) << "read once";
 }
 
 TEST(Templates, DigestIs32HexDigits) {
@@ -119,6 +124,48 @@ TEST(Templates, DigestChangesWithNamesAndBoundaries) {
   EXPECT_EQ(first.substr(0, 7), "digest ");
   EXPECT_NE(first, moved_boundary);
   EXPECT_NE(moved_boundary, renamed);
+}
+
+/// The lines of a report behind the first: each template and the digest of what a unit that includes it depends on.
+std::string units_of(const std::string& report) {
+  return report.substr(report.find('\n'));
+}
+
+TEST(Templates, ANewFileChangesNoUnitsDigest) {
+  const Directory directory;
+  write_file(directory.path() / "common/aaa.cuh", "#include <ptx/wgmma.cuh>\n");
+  const std::string grown = report_with(directory.path());
+  const std::string original = report_with("");
+  EXPECT_NE(grown.substr(0, grown.find('\n')), original.substr(0, original.find('\n')));
+  EXPECT_EQ(units_of(grown), units_of(original));
+  EXPECT_GT(units_of(grown).size(), 32 * embedded_templates().size());
+}
+
+TEST(Templates, WhatIsIncludedCountsHoweverItIsSpelled) {
+  const auto includes = [](const std::string& unit) {
+    std::vector<std::string> names;
+    const TemplateSet set({{"b/b.cuh", "b"}, {"a.cuh", "#include <b/b.cuh>\n"}, {"c.cuh", "#include <a.cuh>"}});
+    for (const Header* header : set.included_by(unit).headers) names.push_back(header->name);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  const Names all{"a.cuh", "b/b.cuh"};
+  EXPECT_EQ(includes(""), Names{});
+  EXPECT_EQ(includes("#include <cstddef>\n"), Names{});
+  EXPECT_EQ(includes("#include <b/b.cuh>"), Names{"b/b.cuh"});
+  EXPECT_EQ(includes("#include <c.cuh>\n"), (Names{"a.cuh", "b/b.cuh", "c.cuh"}));
+  for (const char* unit :
+       {"#include <a.cuh>", "int x;\n#include <a.cuh>  // of a kind\n", "  # \tinclude\t<a.cuh>\r\n",
+        "#include \"a.cuh\"", "#include<a.cuh>", "#if 0\n#include <a.cuh>\n#endif\n",
+        "#ifdef FA_NEVER\n# include <a.cuh>\n#endif\n", "/*\n#include <a.cuh>\n*/", "\xef\xbb\xbf#include <a.cuh>\n"}) {
+    EXPECT_EQ(includes(unit), all) << unit;
+  }
+}
+
+TEST(Templates, IncludesMayGoInCircles) {
+  const TemplateSet set({{"a.cuh", "#include <b.cuh>\n"}, {"b.cuh", "#include <a.cuh>\n#include <b.cuh>\n"}});
+  EXPECT_EQ(set.included_by("#include <b.cuh>\n").headers.size(), 2U);
+  EXPECT_EQ(set.included_by("#include <b.cuh>\n").digest, set.digest());
 }
 
 TEST(Templates, OtherFilesDoNotCount) {
