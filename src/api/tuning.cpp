@@ -1,5 +1,6 @@
 #include "api/tuning.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -36,10 +37,15 @@ TunePolicy policy_of(const AttentionConfig& config) {
   support::throw_invalid("FA_TUNE", text, "off, cached or on");
 }
 
+/// The digest of what a kernel is compiled from.
+std::string templates_of(const plan::KernelSpec& spec) {
+  return render::templates_digest(render::unit_of(spec));
+}
+
 /// Decisions of this process, by directory and record: what serves where nothing can be written.
 struct Memory {
   std::mutex mutex;
-  std::map<std::pair<std::string, std::string>, std::string> kernels;
+  std::map<std::pair<std::string, std::string>, tune::Winner> winners;
 };
 
 Memory& memory() {
@@ -71,16 +77,16 @@ Tuning::Tuning(const AttentionConfig& config, const driver::ContextRef& context,
 }
 
 tune::RecordKey Tuning::key(const plan::Problem& problem, const plan::KernelSpec& planned) const {
-  return {render::templates_digest(), context_.info().name, context_.info().multiprocessors,
+  return {templates_of(planned), context_.info().name, context_.info().multiprocessors,
           tune::bucket_text(problem, planned)};
 }
 
-std::optional<std::string> Tuning::recorded(const tune::RecordKey& key) const {
+std::optional<tune::Winner> Tuning::recorded(const tune::RecordKey& key) const {
   const std::string name = key.digest() + ".json";
   {
     const std::scoped_lock lock(memory().mutex);
-    const auto found = memory().kernels.find({directory_, name});
-    if (found != memory().kernels.end()) return found->second;
+    const auto found = memory().winners.find({directory_, name});
+    if (found != memory().winners.end()) return found->second;
   }
   std::string problem;
   const std::optional<std::string> text = records_.read(name, &problem);
@@ -91,29 +97,46 @@ std::optional<std::string> Tuning::recorded(const tune::RecordKey& key) const {
   std::optional<tune::Record> record = tune::read_record(*text, &problem);
   if (record && record->key != key) problem = "it is about another problem";
   if (!problem.empty()) {
-    support::logf(LogLevel::debug, "the tuning record {} is removed: {}", name, problem);
-    records_.remove(name);
+    remove(key, problem);
     return std::nullopt;
   }
-  return std::move(record->kernel);
+  return std::move(record->winner);
+}
+
+void Tuning::remove(const tune::RecordKey& key, std::string_view reason) const {
+  const std::string name = key.digest() + ".json";
+  support::logf(LogLevel::debug, "the tuning record {} is removed: {}", name, reason);
+  const std::scoped_lock lock(memory().mutex);
+  memory().winners.erase({directory_, name});
+  records_.remove(name);
+}
+
+std::optional<tune::Winner> Tuning::tabulated(const tune::RecordKey& key) const {
+  for (const tune::Table& table : tune::shipped_tables()) {
+    if (const tune::Table::Row* row = table.find(key)) return row->winner;
+  }
+  return std::nullopt;
 }
 
 std::optional<Tuning::Known> Tuning::known(const tune::RecordKey& key,
                                            const std::function<std::vector<plan::KernelSpec>()>& candidates) const {
-  std::string kernel;
-  const char* by = kByRecord;
-  if (sources_.records) kernel = recorded(key).value_or("");
-  if (kernel.empty() && sources_.tables) {
-    by = kByTable;
-    for (const tune::Table& table : tune::shipped_tables(key.templates)) {
-      if (kernel.empty()) kernel = table.find(key);
-    }
+  std::optional<tune::Winner> recorded_winner;
+  if (sources_.records) recorded_winner = recorded(key);
+  const char* const by = recorded_winner ? kByRecord : kByTable;
+  const std::optional<tune::Winner> winner = recorded_winner || !sources_.tables ? recorded_winner : tabulated(key);
+  if (!winner) return std::nullopt;
+  const std::vector<plan::KernelSpec> all = candidates();
+  const auto spec = std::ranges::find(all, winner->kernel, [](const plan::KernelSpec& s) { return canonical(s); });
+  if (spec == all.end()) {
+    support::logf(LogLevel::debug, "a {} names a kernel that this version does not plan: {}", by, winner->kernel);
+    return std::nullopt;
   }
-  if (kernel.empty()) return std::nullopt;
-  for (const plan::KernelSpec& spec : candidates()) {
-    if (canonical(spec) == kernel) return Known{spec, by};
+  if (winner->templates == templates_of(*spec)) return Known{*spec, by};
+  if (by == kByRecord) {
+    remove(key, "its kernel was measured with other templates");
+  } else {
+    support::logf(LogLevel::debug, "a table's kernel was measured with other templates: {}", winner->kernel);
   }
-  support::logf(LogLevel::debug, "a {} names a kernel that this version does not plan: {}", by, kernel);
   return std::nullopt;
 }
 
@@ -156,32 +179,29 @@ void Tuning::end(std::uint64_t code) {
 
 std::string Tuning::publish(const tune::RecordKey& key, const std::vector<plan::KernelSpec>& specs,
                             const tune::Outcome& outcome, bool replace) const {
-  tune::Record record{key, canonical(specs[outcome.winner])};
+  const plan::KernelSpec& best = specs[outcome.winner];
+  tune::Record record{key, {canonical(best), templates_of(best)}};
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const tune::Result& result = outcome.results[i];
     if (result.rounds > 0 || !result.refusal.empty()) {
       record.times.push_back({canonical(specs[i]), result.ratio, result.milliseconds, result.refusal});
     }
   }
-  std::string kernel = record.kernel;
+  tune::Winner winner = record.winner;
   const std::string name = key.digest() + ".json";
-  if (replace) {
-    const std::scoped_lock lock(memory().mutex);
-    memory().kernels.erase({directory_, name});
-    records_.remove(name);
-  }
+  if (replace) remove(key, "it is replaced");
   if (!directory_.empty()) {
     std::string problem;
     const std::optional<std::string> standing = records_.publish(name, tune::write_record(record), &problem);
     const std::optional<tune::Record> first = standing ? tune::read_record(*standing, &problem) : std::nullopt;
     if (first && first->key == key) {
-      kernel = first->kernel;
+      winner = first->winner;
     } else {
       support::logf(LogLevel::debug, "the tuning record stays in memory: {}", problem);
     }
   }
   const std::scoped_lock lock(memory().mutex);
-  return memory().kernels.try_emplace({directory_, name}, kernel).first->second;
+  return memory().winners.try_emplace({directory_, name}, winner).first->second.kernel;
 }
 
 TuneReport Tuning::decide(const tune::RecordKey& key, const plan::Problem& problem, const Contest& contest,

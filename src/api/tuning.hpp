@@ -103,7 +103,10 @@ class Tuning {
                     const TuneOptions& options) const;
 
  private:
-  std::optional<std::string> recorded(const tune::RecordKey& key) const;
+  std::optional<tune::Winner> recorded(const tune::RecordKey& key) const;
+  std::optional<tune::Winner> tabulated(const tune::RecordKey& key) const;
+  /// Forgets the record of `key`, which `reason` makes useless.
+  void remove(const tune::RecordKey& key, std::string_view reason) const;
   std::string publish(const tune::RecordKey& key, const std::vector<plan::KernelSpec>& specs,
                       const tune::Outcome& outcome, bool replace) const;
 

@@ -39,6 +39,10 @@ Cubin compile(const render::Source& source, plan::Arch arch);
 /// Reads the facts of `kernel_name` from a cubin. Throws fa::Error(internal) when the bytes are no cubin that holds it.
 KernelFacts read_facts(const std::vector<std::byte>& cubin, const std::string& kernel_name);
 
+/// What sets the instructions of two cubins apart, the registers that they ask for included; empty when both take the
+/// same time. Constants in memory and names do not count. Throws fa::Error(internal) when the bytes are no cubin.
+std::string instruction_difference(const std::vector<std::byte>& a, const std::vector<std::byte>& b);
+
 /// Which NVRTC would serve, for `fa info`.
 struct CompilerInfo {
   bool available = false;

@@ -1,12 +1,16 @@
 #include <elf.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <fa/error.hpp>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "compile/compiler.hpp"
 
@@ -68,6 +72,27 @@ class CubinReader {
     read_attributes(symbol_index(kernel), facts);
     facts.static_shared = static_shared(kernel);
     return facts;
+  }
+
+  struct Instructions {
+    Elf64_Word info;  ///< registers and barriers
+    std::vector<std::byte> bytes;
+
+    friend bool operator==(const Instructions&, const Instructions&) = default;
+  };
+
+  /// Of each kernel and of functions that are not inlined, by the name of the section.
+  std::map<std::string, Instructions> instructions() const {
+    std::map<std::string, Instructions> sections;
+    for (unsigned index = 0; index < header_.e_shnum; ++index) {
+      const Elf64_Shdr header = section(index);
+      const std::string_view name = read_string(names_, header.sh_name);
+      if (!name.starts_with(".text.")) continue;
+      const Bytes bytes = contents(header);
+      // The low half of sh_info is the number of a symbol.
+      sections[std::string(name)] = {header.sh_info >> 16, {bytes.begin(), bytes.end()}};
+    }
+    return sections;
   }
 
  private:
@@ -136,6 +161,21 @@ class CubinReader {
 };
 
 }  // namespace
+
+std::string instruction_difference(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  const auto sections = CubinReader(a).instructions();
+  const auto others = CubinReader(b).instructions();
+  for (const auto& [name, section] : sections) {
+    const auto other = others.find(name);
+    if (other == others.end()) return name + " is missing";
+    if (section == other->second) continue;
+    return fmt::format("{} differs: {} and {} bytes", name, section.bytes.size(), other->second.bytes.size());
+  }
+  for (const auto& [name, section] : others) {
+    if (!sections.contains(name)) return name + " is new";
+  }
+  return {};
+}
 
 KernelFacts read_facts(const std::vector<std::byte>& cubin, const std::string& kernel_name) {
   return CubinReader(cubin).facts(kernel_name);

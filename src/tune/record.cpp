@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -71,10 +69,15 @@ std::string write_record(const Record& record) {
     }
     times.push_back(item);
   }
-  const Json json{{"schema", kRecordSchema},     {"templates", record.key.templates},
-                  {"gpu", record.key.gpu},       {"multiprocessors", record.key.multiprocessors},
-                  {"method", record.key.method}, {"problem", record.key.problem},
-                  {"kernel", record.kernel},     {"times", times}};
+  const Json json{{"schema", kRecordSchema},
+                  {"templates", record.key.templates},
+                  {"gpu", record.key.gpu},
+                  {"multiprocessors", record.key.multiprocessors},
+                  {"method", record.key.method},
+                  {"problem", record.key.problem},
+                  {"kernel", record.winner.kernel},
+                  {"kernel_templates", record.winner.templates},
+                  {"times", times}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -84,7 +87,7 @@ std::optional<Record> read_record(std::string_view text, std::string* problem) {
     record.key = {json.at("templates").get<std::string>(), json.at("gpu").get<std::string>(),
                   whole(json, "multiprocessors"), json.at("problem").get<std::string>(),
                   json.at("method").get<std::string>()};
-    record.kernel = json.at("kernel").get<std::string>();
+    record.winner = {json.at("kernel").get<std::string>(), json.at("kernel_templates").get<std::string>()};
     for (const Json& item : json.at("times")) {
       record.times.push_back({item.at("kernel").get<std::string>(), item.value("ratio", 0.0), item.value("ms", 0.0),
                               item.value("refusal", std::string())});
@@ -93,64 +96,62 @@ std::optional<Record> read_record(std::string_view text, std::string* problem) {
   });
 }
 
-std::string_view Table::find(const RecordKey& key) const {
-  if (key.templates != templates || key.gpu != gpu || key.multiprocessors != multiprocessors || key.method != method) {
-    return {};
-  }
+const Table::Row* Table::find(const RecordKey& key) const {
+  if (key.gpu != gpu || key.multiprocessors != multiprocessors || key.method != method) return nullptr;
   const auto row = std::ranges::lower_bound(rows, key.problem, {}, &Row::problem);
-  return row != rows.end() && row->problem == key.problem ? std::string_view(row->kernel) : std::string_view();
+  return row != rows.end() && row->problem == key.problem ? &*row : nullptr;
 }
 
 std::string write_table(Table table) {
   std::ranges::sort(table.rows, {}, &Table::Row::problem);
   Json rows = Json::array();
   for (const Table::Row& row : table.rows) {
-    rows.push_back({{"problem", row.problem}, {"kernel", row.kernel}, {"ratio", rounded(row.ratio)}});
+    rows.push_back({{"problem", row.problem},
+                    {"kernel", row.winner.kernel},
+                    {"templates", row.winner.templates},
+                    {"ratio", rounded(row.ratio)}});
   }
-  const Json json{{"schema", kRecordSchema}, {"templates", table.templates},
-                  {"gpu", table.gpu},        {"multiprocessors", table.multiprocessors},
-                  {"method", table.method},  {"rows", rows}};
+  const Json json{{"schema", kRecordSchema},
+                  {"gpu", table.gpu},
+                  {"multiprocessors", table.multiprocessors},
+                  {"method", table.method},
+                  {"rows", rows}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::optional<Table> read_table(std::string_view text, std::string* problem) {
   return parse<Table>(text, problem, [](const Json& json) {
     Table table;
-    table.templates = json.at("templates").get<std::string>();
     table.gpu = json.at("gpu").get<std::string>();
     table.multiprocessors = whole(json, "multiprocessors");
     table.method = json.at("method").get<std::string>();
     for (const Json& item : json.at("rows")) {
-      table.rows.push_back(
-          {item.at("problem").get<std::string>(), item.at("kernel").get<std::string>(), item.value("ratio", 1.0)});
+      table.rows.push_back({item.at("problem").get<std::string>(),
+                            {item.at("kernel").get<std::string>(), item.at("templates").get<std::string>()},
+                            item.value("ratio", 1.0)});
     }
     std::ranges::sort(table.rows, {}, &Table::Row::problem);
     return table;
   });
 }
 
-std::vector<Table> usable_tables(std::span<const EmbeddedTable> tables, const std::string& templates) {
-  std::vector<Table> usable;
+std::vector<Table> readable_tables(std::span<const EmbeddedTable> tables) {
+  std::vector<Table> readable;
   for (const EmbeddedTable& embedded : tables) {
     std::string problem;
     std::optional<Table> table = read_table(embedded.text, &problem);
-    if (table && table->templates != templates) problem = "it was measured with other templates";
-    if (problem.empty()) {
-      usable.push_back(std::move(*table));
+    if (table) {
+      readable.push_back(std::move(*table));
     } else {
       support::logf(LogLevel::debug, "the tuned table {} is not used: {}", embedded.name, problem);
     }
   }
-  return usable;
+  return readable;
 }
 
-const std::vector<Table>& shipped_tables(const std::string& templates) {
-  static std::mutex mutex;
-  static auto* const known = new std::map<std::string, std::vector<Table>>;  // in use while the process ends
-  const std::scoped_lock lock(mutex);
-  const auto found = known->find(templates);
-  return found != known->end() ? found->second
-                               : known->emplace(templates, usable_tables(embedded_tables(), templates)).first->second;
+const std::vector<Table>& shipped_tables() {
+  static auto* const tables = new std::vector(readable_tables(embedded_tables()));  // in use while the process ends
+  return *tables;
 }
 
 }  // namespace fa::tune

@@ -10,7 +10,7 @@
 namespace fa::tune {
 
 /// Raised when the meaning of a record changes.
-inline constexpr int kRecordSchema = 1;
+inline constexpr int kRecordSchema = 2;
 
 /// How kernels are timed: alone on the GPU, the L2 cache full of something else, by events around the launches of a
 /// call.
@@ -18,7 +18,7 @@ inline constexpr const char* kMethod = "cold-l2/1";
 
 /// Everything that makes a record valid.
 struct RecordKey {
-  std::string templates;  ///< digest of the template set
+  std::string templates;  ///< digest of the headers that the planner's own kernel includes
   std::string gpu;        ///< "NVIDIA H200"
   int multiprocessors = 0;
   std::string problem;  ///< bucket_text
@@ -37,9 +37,17 @@ struct RecordedTime {
   std::string refusal = {};  ///< why it was not timed
 };
 
+/// The kernel that won, and what it was compiled from: with other templates it is another kernel.
+struct Winner {
+  std::string kernel;     ///< canonical text of its spec
+  std::string templates;  ///< digest of the headers that it includes
+
+  friend bool operator==(const Winner&, const Winner&) = default;
+};
+
 struct Record {
   RecordKey key;
-  std::string kernel;  ///< the winner: canonical text of a spec
+  Winner winner;
   std::vector<RecordedTime> times = {};
 };
 
@@ -47,21 +55,20 @@ struct Record {
 std::string write_record(const Record& record);
 std::optional<Record> read_record(std::string_view text, std::string* problem);
 
-/// Records of one GPU model and template set, as the library ships them.
+/// Records of one GPU model, as the library ships them.
 struct Table {
-  std::string templates;
   std::string gpu;
   int multiprocessors = 0;
   std::string method = kMethod;
   struct Row {
     std::string problem;
-    std::string kernel;
+    Winner winner;
     double ratio = 1;  ///< to the default, when it was measured
   };
   std::vector<Row> rows;  ///< ascending by problem
 
-  /// The kernel for `key`, of which the template set, the GPU and the method agree; empty when there is none.
-  std::string_view find(const RecordKey& key) const;
+  /// The row for `key`, of which the GPU and the method agree; nullptr when there is none.
+  const Row* find(const RecordKey& key) const;
 };
 std::string write_table(Table table);
 std::optional<Table> read_table(std::string_view text, std::string* problem);
@@ -73,12 +80,11 @@ struct EmbeddedTable {
 };
 std::span<const EmbeddedTable> embedded_tables();
 
-/// Those of them that were measured with the templates of digest `templates`; others are passed over with a debug
-/// message. Read once a process.
-const std::vector<Table>& shipped_tables(const std::string& templates);
+/// Read once a process. What cannot be read is passed over with a debug message.
+const std::vector<Table>& shipped_tables();
 
-/// The usable ones among `tables`, which shipped_tables takes from the library.
-std::vector<Table> usable_tables(std::span<const EmbeddedTable> tables, const std::string& templates);
+/// The readable ones among `tables`, which shipped_tables takes from the library.
+std::vector<Table> readable_tables(std::span<const EmbeddedTable> tables);
 
 }  // namespace fa::tune
 

@@ -21,8 +21,10 @@
 #include "gpu.hpp"
 #include "options.hpp"
 #include "output.hpp"
+#include "render/source.hpp"
 #include "terminal.hpp"
 #include "tune/record.hpp"
+#include "tune_carry.hpp"
 #include "tune_report.hpp"
 
 namespace fa::cli {
@@ -40,6 +42,7 @@ struct TuneCommand {
   bool oracle = false;
   std::size_t most = 256;
   int repeat = 0;
+  CarryOptions carry;
   bool json = false;
 };
 
@@ -97,13 +100,14 @@ void write_table(const TuneCommand& options, const Gpu& gpu, const std::vector<a
     throw Error(ErrorCode::invalid_argument, "--output: nothing was tuned; --force tunes what is known already");
   }
   tune::Table table;
-  table.templates = reports.front().key.templates;
   table.gpu = gpu.info().name;
   table.multiprocessors = gpu.info().multiprocessors;
   std::map<std::string, tune::Table::Row> rows;  // problems of one bucket: the last one counts
   for (const api::TuneReport& report : reports) {
     const tune::Result& winner = report.outcome.results[report.outcome.winner];
-    rows[report.key.problem] = {report.key.problem, canonical(report.specs[report.outcome.winner]),
+    const plan::KernelSpec& best = report.specs[report.outcome.winner];
+    rows[report.key.problem] = {report.key.problem,
+                                {canonical(best), render::templates_digest(render::unit_of(best))},
                                 winner.rounds > 0 ? winner.ratio : 1};
   }
   for (const auto& [problem, row] : rows) {
@@ -207,6 +211,11 @@ int repeat(const TuneCommand& options, const Gpu& gpu, const std::vector<BenchPr
 }
 
 int tune_grid(TuneCommand options) {
+  if (!options.carry.from.empty()) {
+    options.carry.output = options.output;
+    options.carry.jobs = options.tune.budget.jobs;
+    return carry_table(options.carry);
+  }
   options.tune.replace = options.force;
   if (!options.output.empty()) {
     check_output(options.output, {}, false);
@@ -253,6 +262,14 @@ void add_tune(CLI::App& app, int* exit_code) {
   command->add_option("--most", options->most, "Candidates of the oracle")->capture_default_str();
   command->add_option("--repeat", options->repeat,
                       "Instead: tune so many times and count how often the choice differs");
+  CLI::Option* carry = command->add_option("--carry", options->carry.from,
+                                           "Instead, without a GPU: keep the rows of --table whose kernels have the "
+                                           "same instructions as with the templates in this "
+                                           "directory, which they were measured with");
+  CLI::Option* table =
+      command->add_option("--table", options->carry.table, "The table of --carry, replaced unless --output");
+  carry->needs(table);
+  table->needs(carry);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, exit_code] { *exit_code = tune_grid(*options); });
 }

@@ -54,5 +54,29 @@ TEST_F(CubinFacts, AnyBytesAreReadInBounds) {
   }
 }
 
+TEST_F(CubinFacts, OnlyInstructionsSetKernelsApart) {
+  const auto bytes = [](const char* text) {
+    return compile({"fa_kernel", text, {}}, plan::parse_arch("sm_90a")).bytes;
+  };
+  const auto plain = bytes("extern \"C\" __global__ void fa_kernel(float* p) { p[threadIdx.x] *= 2.0f; }");
+  const auto renamed = bytes(
+      "namespace other { __device__ int unused = 3; inline __device__ float twice(float x) { return 2.0f * x; } }\n"
+      "extern \"C\" __global__ void fa_kernel(float* data) { data[threadIdx.x] = other::twice(data[threadIdx.x]); }");
+  const auto changed = bytes("extern \"C\" __global__ void fa_kernel(float* p) { p[threadIdx.x] *= 3.0f; }");
+  const auto bounded =
+      bytes("extern \"C\" __global__ void __launch_bounds__(64) fa_kernel(float* p) { p[threadIdx.x] *= 2.0f; }");
+  const auto more = bytes(
+      "extern \"C\" __global__ void fa_kernel(float* p) { p[threadIdx.x] *= 2.0f; }"
+      "extern \"C\" __global__ void fa_other(float* p) { p[threadIdx.x] *= 2.0f; }");
+  EXPECT_NE(plain, renamed);
+  EXPECT_EQ(instruction_difference(plain, renamed), "");
+  EXPECT_EQ(instruction_difference(plain, plain), "");
+  EXPECT_EQ(instruction_difference(plain, bounded), "") << "the bound changes no instruction";
+  EXPECT_NE(instruction_difference(plain, changed).find(".text.fa_kernel differs"), std::string::npos);
+  EXPECT_EQ(instruction_difference(plain, more), ".text.fa_other is new");
+  EXPECT_EQ(instruction_difference(more, plain), ".text.fa_other is missing");
+  EXPECT_THROW(instruction_difference(plain, {}), Error);
+}
+
 }  // namespace
 }  // namespace fa::compile

@@ -1,12 +1,17 @@
 #include "tune/record.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fa/log.hpp>
 #include <mutex>
 #include <set>
 
+#include "plan/backward.hpp"
+#include "plan/planner.hpp"
 #include "render/source.hpp"
+#include "tune/bucket.hpp"
+#include "tune/tuned_row.hpp"
 
 namespace fa::tune {
 namespace {
@@ -16,12 +21,13 @@ RecordKey make_key(const std::string& problem = "s_q=512 planned: sm90_forward")
 }
 
 TEST(TuneRecord, SurvivesItsText) {
-  const Record record{make_key(), "kernel a", {{"kernel a", 0.91, 1.5}, {"kernel \"b\"", 1.0, 1.65, "it spills"}}};
+  const Record record{
+      make_key(), {"kernel a", "of a"}, {{"kernel a", 0.91, 1.5}, {"kernel \"b\"", 1.0, 1.65, "it spills"}}};
   std::string problem;
   const std::optional<Record> read = read_record(write_record(record), &problem);
   ASSERT_TRUE(read) << problem;
   EXPECT_EQ(read->key, record.key);
-  EXPECT_EQ(read->kernel, "kernel a");
+  EXPECT_EQ(read->winner, (Winner{"kernel a", "of a"}));
   ASSERT_EQ(read->times.size(), 2U);
   EXPECT_DOUBLE_EQ(read->times[0].ratio, 0.91);
   EXPECT_DOUBLE_EQ(read->times[0].milliseconds, 1.5);
@@ -30,7 +36,7 @@ TEST(TuneRecord, SurvivesItsText) {
 }
 
 TEST(TuneRecord, EveryTruncationIsRefusedWithAReason) {
-  const std::string text = write_record({make_key(), "kernel", {{"kernel", 1, 1}}});
+  const std::string text = write_record({make_key(), {"kernel", "templates"}, {{"kernel", 1, 1}}});
   for (std::size_t size = 0; size + 2 < text.size(); ++size) {
     std::string problem;
     EXPECT_FALSE(read_record(text.substr(0, size), &problem)) << size;
@@ -43,7 +49,7 @@ TEST(TuneRecord, EveryTruncationIsRefusedWithAReason) {
 }
 
 TEST(TuneRecord, NumbersAreTakenAsTheyStand) {
-  const std::string text = write_record({make_key(), "kernel", {{"kernel", 1, 1}}});
+  const std::string text = write_record({make_key(), {"kernel", "templates"}, {{"kernel", 1, 1}}});
   const auto with = [&](const std::string& field, const std::string& number) {
     const std::size_t at = text.find("\"" + field + "\": ") + field.size() + 4;
     return text.substr(0, at) + number + text.substr(text.find(',', at));
@@ -61,7 +67,8 @@ TEST(TuneRecord, NumbersAreTakenAsTheyStand) {
 
 TEST(TuneRecord, HugeRatiosSurviveTheirText) {
   std::string problem;
-  const auto read = read_record(write_record({make_key(), "kernel", {{"kernel", 1e305, 1e308}}}), &problem);
+  const auto read =
+      read_record(write_record({make_key(), {"kernel", "templates"}, {{"kernel", 1e305, 1e308}}}), &problem);
   ASSERT_TRUE(read) << problem;
   EXPECT_EQ(read->times[0].ratio, 1e305);
   EXPECT_EQ(read->times[0].milliseconds, 1e308);
@@ -83,8 +90,8 @@ TEST(TuneRecord, EveryFieldOfTheKeyCounts) {
 }
 
 Table make_table() {
-  Table table{make_key().templates, make_key().gpu, make_key().multiprocessors, kMethod, {}};
-  table.rows = {{"problem b", "kernel 2", 0.9}, {"problem a", "kernel 1", 1.0}};
+  Table table{make_key().gpu, make_key().multiprocessors, kMethod, {}};
+  table.rows = {{"problem b", {"kernel 2", "of 2"}, 0.9}, {"problem a", {"kernel 1", "of 1"}, 1.0}};
   return table;
 }
 
@@ -92,50 +99,127 @@ TEST(TuneTable, FindsWhatWasMeasuredHere) {
   std::string problem;
   const std::optional<Table> table = read_table(write_table(make_table()), &problem);
   ASSERT_TRUE(table) << problem;
-  EXPECT_EQ(table->find(make_key("problem a")), "kernel 1");
-  EXPECT_EQ(table->find(make_key("problem b")), "kernel 2");
-  EXPECT_EQ(table->find(make_key("problem c")), "");
+  const auto winner_of = [&](const RecordKey& key) {
+    const Table::Row* row = table->find(key);
+    return row != nullptr ? row->winner : Winner{};
+  };
+  EXPECT_EQ(winner_of(make_key("problem a")), (Winner{"kernel 1", "of 1"}));
+  EXPECT_EQ(winner_of(make_key("problem b")), (Winner{"kernel 2", "of 2"}));
+  EXPECT_EQ(winner_of(make_key("problem c")), Winner{});
   for (const auto change :
        {+[](RecordKey& key) { key.gpu = "NVIDIA H100"; }, +[](RecordKey& key) { key.multiprocessors = 78; },
-        +[](RecordKey& key) { key.templates = "other"; }, +[](RecordKey& key) { key.method = "other"; }}) {
+        +[](RecordKey& key) { key.method = "other"; }}) {
     RecordKey key = make_key("problem a");
     change(key);
-    EXPECT_EQ(table->find(key), "");
+    EXPECT_EQ(winner_of(key), Winner{});
   }
 }
 
-TEST(TuneTable, OneOfOtherTemplatesIsPassedOverWithADebugMessage) {
+TEST(TuneTable, WhatCannotBeReadIsPassedOverWithADebugMessage) {
   const std::string good = write_table(make_table());
-  Table old = make_table();
-  old.templates = "fedcba9876543210fedcba9876543210";
-  const std::string stale = write_table(old);
-  const EmbeddedTable embedded[] = {{"stale.json", stale}, {"good.json", good}, {"broken.json", "{"}};
+  std::string old = good;
+  old.replace(old.find(fmt::format("\"schema\": {}", kRecordSchema)), 11, "\"schema\": 1");
+  const EmbeddedTable embedded[] = {{"old.json", old}, {"good.json", good}, {"broken.json", "{"}};
   std::vector<std::string> messages;
   set_log_level(LogLevel::debug);
   set_log_callback([&](LogLevel level, std::string_view message) {
     EXPECT_EQ(level, LogLevel::debug);
     messages.emplace_back(message);
   });
-  const std::vector<Table> tables = usable_tables(embedded, make_key().templates);
+  const std::vector<Table> tables = readable_tables(embedded);
   set_log_callback({});
   set_log_level(LogLevel::warning);
   ASSERT_EQ(tables.size(), 1U);
-  EXPECT_EQ(tables[0].find(make_key("problem a")), "kernel 1");
+  EXPECT_NE(tables[0].find(make_key("problem a")), nullptr);
   ASSERT_EQ(messages.size(), 2U);
-  EXPECT_NE(messages[0].find("stale.json is not used: it was measured with other templates"), std::string::npos);
+  EXPECT_NE(messages[0].find("old.json is not used: it has another schema"), std::string::npos) << messages[0];
   EXPECT_NE(messages[1].find("broken.json"), std::string::npos);
 }
 
-TEST(TuneTable, ThoseThatTheLibraryCarriesAreReadable) {
+/// Calls would pass over a row that says anything else, and nobody would see more than a debug message.
+TEST(TuneTable, EveryRowThatTheLibraryCarriesIsUsed) {
+  EXPECT_EQ(shipped_tables().size(), embedded_tables().size());
   for (const EmbeddedTable& embedded : embedded_tables()) {
     std::string problem;
     const std::optional<Table> table = read_table(embedded.text, &problem);
     ASSERT_TRUE(table) << embedded.name << ": " << problem;
     EXPECT_FALSE(table->rows.empty()) << embedded.name;
     EXPECT_EQ(table->method, kMethod) << embedded.name;
+    for (const Table::Row& row : table->rows) {
+      const std::optional<TunedRow> meant = tuned_row(row, &problem);
+      ASSERT_TRUE(meant) << embedded.name << ": " << row.problem << ": " << problem;
+      EXPECT_EQ(render::templates_digest(render::unit_of(meant->kernel)), row.winner.templates)
+          << embedded.name << ": " << row.winner.kernel
+          << " was measured with other templates: `fa tune --carry` keeps "
+          << "it where its instructions are the same, `fa tune --force --output` measures anew";
+    }
   }
-  EXPECT_EQ(shipped_tables(render::templates_digest()).size(),
-            usable_tables(embedded_tables(), render::templates_digest()).size());
+}
+
+/// The row that `fa tune` would write for a call of the planner's kernel.
+Table::Row row_of(const plan::Problem& problem, bool backward) {
+  const plan::KernelSpec planned =
+      backward ? plan::plan_backward(problem, {}, false).main.front() : plan::plan_forward(problem, {}).kernel;
+  return {bucket_text(problem, planned), {canonical(planned), "templates"}};
+}
+
+TEST(TunedRow, IsAProblemOfItsBucketAndTheKernelItself) {
+  int rows = 0;
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_120a"}) {
+    for (const bool backward : {false, true}) {
+      for (const bool causal : {false, true}) {
+        for (const int d : {64, 128, 256}) {
+          plan::Problem problem;
+          problem.arch = plan::parse_target(arch);
+          problem.d_qk = problem.d_v = d;
+          problem.causal = causal;
+          problem.b = 4;
+          problem.h_q = 16;
+          problem.h_kv = 4;
+          problem.s_q = problem.s_kv = 2048;
+          const Table::Row row = row_of(problem, backward);
+          std::string reason;
+          const std::optional<TunedRow> meant = tuned_row(row, &reason);
+          ASSERT_TRUE(meant) << row.problem << ": " << reason;
+          EXPECT_EQ(canonical(meant->kernel), row.winner.kernel);
+          EXPECT_EQ(meant->problem.b * meant->problem.h_q, 64);
+          EXPECT_EQ(row_of(meant->problem, backward).problem, row.problem);
+          ++rows;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(rows, 48);
+}
+
+TEST(TunedRow, SaysWhyNoCallTakesIt) {
+  plan::Problem problem;
+  problem.arch = plan::parse_target("sm_90a");
+  problem.d_qk = problem.d_v = 128;
+  problem.b = 4;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = problem.s_kv = 2048;
+  const Table::Row row = row_of(problem, false);
+  const auto reason_for = [&](const std::string& before, const std::string& after, bool of_kernel) {
+    Table::Row changed = row;
+    std::string& text = of_kernel ? changed.winner.kernel : changed.problem;
+    const std::size_t at = text.find(before);
+    EXPECT_NE(at, std::string::npos) << before;
+    text.replace(at, before.size(), after);
+    std::string reason;
+    EXPECT_FALSE(tuned_row(changed, &reason)) << changed.problem;
+    return reason;
+  };
+  EXPECT_EQ(reason_for("stages=", "stages=7", true), "its kernel is no candidate any more");
+  EXPECT_EQ(reason_for("stages=", "stages=7", false), "the planner chooses otherwise");
+  EXPECT_EQ(reason_for("dtype=bf16", "dtype=f99", false), "its text is no bucket's");
+  EXPECT_EQ(reason_for("heads=64", "heads=0", false), "its text is no bucket's");
+  EXPECT_EQ(reason_for("heads=64", "heads=-64", false), "its text is no bucket's");
+  EXPECT_EQ(reason_for("planned: ", "", false), "the planner chooses otherwise");
+  EXPECT_NE(reason_for("arch=sm_90a", "arch=moon", false), "");
+  std::string reason;
+  EXPECT_FALSE(tuned_row({"", {"", ""}}, &reason));
+  EXPECT_EQ(reason, "its text is no bucket's");
 }
 
 }  // namespace
