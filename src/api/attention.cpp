@@ -27,6 +27,7 @@
 #include "cache/store.hpp"
 #include "driver/driver.hpp"
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/early_start.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
@@ -265,7 +266,7 @@ class Attention::Impl {
       ready.mask = load_beside(mask_spec);
       ready.mask_threads = static_cast<unsigned>(mask_spec.threads());
     }
-    if (chosen.spec.affine_reach) {
+    if (chosen.spec.affine_reach()) {
       ready.norms_spec = plan::row_norms_spec(chosen.spec);
       ready.norms = load_beside(ready.norms_spec);
     }
@@ -274,8 +275,7 @@ class Attention::Impl {
       ready.combine_threads = static_cast<unsigned>(combine_spec.threads());
     }
     support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
-    const char* obstacle = plan::sm90_forward_obstacle(wanted);
-    if (obstacle != nullptr && plan::sm90_forward_misfit(wanted) == nullptr && fixed().family != Family::sm80) {
+    if (const char* const obstacle = plan::forward_detour(wanted, fixed())) {
       support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
     }
     return ready;
@@ -332,7 +332,7 @@ class Attention::Impl {
     const std::uint64_t tag =
         tiles.data == nullptr ? 0 : plan::mix_tag(plan::mask_tiles_tag(wanted, ready.spec), tiles.numbers);
     api::expect_held(tiles, tag);
-    if (ready.spec.dynamic || ready.spec.affine_reach) {
+    if (ready.spec.dynamic() || ready.spec.affine_reach()) {
       return launch_counted(tensors, layout.cleared, wanted, ready, planned, stream, workspace);
     }
     const std::size_t own_lists = tiles.data == nullptr ? lists : 0;
@@ -369,7 +369,7 @@ class Attention::Impl {
       driver::launch(ready.kernel->function(), static_cast<unsigned>(planned.grid),
                      static_cast<unsigned>(ready.spec.threads()), ready.shared_bytes, stream, params, start);
     };
-    if (ready.spec.family != Family::sm90) return queue(&planned.params);
+    if (!ready.spec.kernel().tensor_maps) return queue(&planned.params);
     const plan::Sm90ForwardMaps maps = plan::sm90_forward_maps(tensors, ready.spec);
     kernel::Sm90ForwardVariantParams params;  // a plain kernel takes the first part of it
     driver::encode_tensor_map(maps.q, params.map_q);
@@ -385,7 +385,7 @@ class Attention::Impl {
                              const Ready& ready, plan::ForwardLaunch& planned, Stream stream,
                              const Workspace& workspace) {
     api::Scratch scratch(workspace, bytes, stream);
-    const bool reaches = ready.spec.affine_reach;
+    const bool reaches = ready.spec.affine_reach();
     const std::size_t cleared = reaches ? bytes : sizeof(*planned.params.next_tile);
     driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(scratch.data()), 0, cleared, stream),
                   "cuMemsetD8Async");

@@ -13,6 +13,7 @@
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
@@ -161,8 +162,7 @@ DeviceBackward::Ready DeviceBackward::make(const plan::Problem& wanted, const pl
   ready.info.compile_ms += around.compile_ms;
   ready.info.load_ms += around.load_ms;
   support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
-  const char* obstacle = plan::sm90_backward_obstacle(wanted);
-  if (obstacle != nullptr && plan::sm90_backward_misfit(wanted) == nullptr && fixed().family != Family::sm80) {
+  if (const char* const obstacle = plan::backward_detour(wanted, fixed())) {
     support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
   }
   return ready;
@@ -320,7 +320,7 @@ void DeviceBackward::launch(const plan::Problem& wanted, const plan::BackwardCho
   };
   queue(ready.preprocess, grids.preprocess, planned.params);
   list_tiles(ready.mask, ready.specs.main, 0, planned.params);
-  if (ready.specs.main.family == Family::sm90) {
+  if (ready.specs.main.kernel().tensor_maps) {
     kernel::Sm90BackwardVariantParams params = sm90_params(planned.params, tensors, ready.specs.main);
     queue(ready.main, grids.main, params);
   } else {

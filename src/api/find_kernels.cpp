@@ -23,14 +23,14 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   std::vector<KernelInfo> found;
   bool reaches = true;
   for (const plan::Alternatives& specs : kernels) {
-    if (specs.front().op == plan::Op::row_norms && !reaches) continue;  // not with what is taken
+    if (specs.front().op() == plan::Op::row_norms && !reaches) continue;  // not with what is taken
     const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, config.deterministic);
-    if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op)) {
+    if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op())) {
       const plan::KernelSpec lists = plan::mask_tiles_spec(chosen.spec);
       found.push_back(api::kernel_info({lists, api::get_kernel(lists, *store, supply)}));
     }
     found.push_back(api::kernel_info(chosen));
-    if (chosen.spec.op == plan::Op::forward) reaches = chosen.spec.affine_reach;
+    if (chosen.spec.op() == plan::Op::forward) reaches = chosen.spec.affine_reach();
   }
   for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
     found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));

@@ -7,11 +7,10 @@
 
 #include <fa/error.hpp>
 
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_backward.hpp"
-#include "plan/sm90_backward.hpp"
-#include "plan/sm90_backward_pair.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -26,16 +25,9 @@ constexpr int kPreprocessWarps = 4;
 constexpr int kConvertWarps = 4;
 constexpr int kReduceWarps = 4;
 constexpr int kSinkWarps = 8;
-// Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
-// that the choice need not know the GPU.
-constexpr std::int64_t kEnoughBlocks = 192;
-// Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
-// twice as long as others.
-constexpr std::int64_t kEnoughPersistentBlocks = 132;
-constexpr int kLongTile = 64;  // steps, measured on an H200
+constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
+constexpr int kLongTile = 64;                   // steps, measured on an H200
 constexpr std::int64_t kKeysPerBlock = 128;
-// Of any sm90 kernel: its tiles read whole from the row statistics.
-constexpr std::int64_t kGreatestTileM = 128;
 constexpr std::int64_t kRowsPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
 
@@ -44,9 +36,10 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 }
 
 /// A small kernel around the main one.
-KernelSpec helper(const Problem& problem, Op op, int warps) {
+template <class Which>
+KernelSpec helper(const Problem& problem, int warps) {
   KernelSpec spec;
-  spec.op = op;
+  spec.own = Which{};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -96,21 +89,32 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
   s = view.strides[2];
 }
 
+/// Whether a family is left to a problem, and by its override.
+bool serves(const BackwardFamily& family, const Problem& problem, const KernelOverride& fixed) noexcept {
+  if (family.misfit == nullptr) return true;
+  const bool left = fixed.family == Family::automatic ? family.follows(fixed) : fixed.family == family.family;
+  return left && family.misfit(problem) == nullptr && family.obstacle(problem) == nullptr;
+}
+
+/// Throws where a family that is asked for does not have the problem.
+void check_family(const BackwardFamily& wanted, const Problem& problem) {
+  const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);
+  if (misfit == nullptr) return;
+  throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = {}: accepted is {}", wanted.name, misfit),
+              {{"argument", "kernel_backward.family"}, {"value", wanted.name}, {"accepted", misfit}});
+}
+
 }  // namespace
 
 BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept {
   BackwardChoice choice;
   choice.aligned = problem.aligned;
-  // Fields, and tiles, of its kernels.
-  const bool of_sm80 = fixed.warps != 0 || fixed.tile_m % 64 != 0 || fixed.tile_n % 64 != 0;
-  const bool automatic = fixed.family == Family::automatic && !of_sm80;
-  if ((automatic || fixed.family == Family::sm90) && sm90_backward_misfit(problem) == nullptr &&
-      sm90_backward_obstacle(problem) == nullptr) {
-    choice.family = Family::sm90;
+  for (const BackwardFamily* const family : backward_families()) {
+    choice.family = family->family;
+    if (serves(*family, problem, fixed)) break;
   }
   if (problem.varlen) return choice;  // how much work a sequence is, the host does not know
-  std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
-  if (choice.family == Family::sm90 && is_pair(problem)) enough /= 2;
+  const std::int64_t enough = backward_family(choice.family).enough_blocks(problem);
   const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
   const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
   if (fixed.splits != 0) {
@@ -123,37 +127,31 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
 }
 
 KernelOverride followed_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
-  if (choose_backward(problem, fixed).family == Family::sm90) return fixed;
-  if (choose_backward(usual_call(problem), fixed).family != Family::sm90) return fixed;
-  return sm80_backward_fits(problem, fixed, deterministic) ? fixed : without_tile(fixed);
+  const BackwardFamily& family = backward_family(choose_backward(problem, fixed).family);
+  if (family.family == choose_backward(usual_call(problem), fixed).family) return fixed;
+  return family.fits == nullptr || family.fits(problem, fixed, deterministic) ? fixed
+                                                                              : without_tile(fixed, family.family);
 }
 
 BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
-  if (fixed.family == Family::sm90) {
-    if (const char* misfit = sm90_backward_misfit(problem)) {
-      throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = sm90: accepted is {}", misfit),
-                  {{"argument", "kernel_backward.family"}, {"value", "sm90"}, {"accepted", misfit}});
-    }
-  }
+  if (fixed.family != Family::automatic) check_family(backward_family(fixed.family), problem);
   const BackwardChoice choice = choose_backward(problem, fixed);
+  const BackwardFamily& family = backward_family(choice.family);
   BackwardPlan plan;
-  plan.preprocess = helper(problem, Op::backward_preprocess, kPreprocessWarps);
-  plan.main =
-      choice.family == Family::sm90
-          ? sm90_backward_specs(problem, fixed, choice, deterministic)
-          : sm80_backward_specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
+  plan.preprocess = helper<BackwardPreprocess>(problem, kPreprocessWarps);
+  plan.main = family.specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
   const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
-  if (choice.family == Family::sm90 && !sm90_backward_is_plain(problem) && free) {
+  if (family.may_spill != nullptr && family.may_spill(problem) && free) {
     // One plan says which kernel writes dQ, so that alternatives agree on it.
     const bool write_dq = plan.main.front().write_dq;
-    const Alternatives if_all_spill = sm80_backward_specs(problem, fixed, choice, deterministic);
+    const Alternatives if_all_spill = backward_families().back()->specs(problem, fixed, choice, deterministic);
     std::ranges::copy_if(if_all_spill, std::back_inserter(plan.main),
                          [&](const KernelSpec& spec) { return spec.write_dq == write_dq; });
   }
   if (!plan.main.front().write_dq) plan.dq = sm80_backward_dq_specs(problem);
-  plan.convert = helper(problem, Op::backward_convert, kConvertWarps);
-  plan.reduce = helper(problem, Op::backward_reduce, kReduceWarps);
-  plan.sink = helper(problem, Op::backward_sink, kSinkWarps);
+  plan.convert = helper<BackwardConvert>(problem, kConvertWarps);
+  plan.reduce = helper<BackwardReduce>(problem, kReduceWarps);
+  plan.sink = helper<BackwardSink>(problem, kSinkWarps);
   return plan;
 }
 
@@ -166,7 +164,7 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
 }
 
 bool orders_dq(const Problem& problem, Family family) noexcept {
-  return family == Family::sm90 && !needs_tile_lists(problem);
+  return backward_family(family).orders_dq && !needs_tile_lists(problem);
 }
 
 BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoice& choice,
@@ -174,8 +172,7 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
   const int splits = choice.splits;
   BackwardWorkspace layout;
   // Rows of a dense batch are padded for whole tiles; a packed one has the sequences' groups side by side.
-  const std::int64_t rows_together =
-      choice.family == Family::sm90 && !problem.varlen ? kGreatestTileM : kernel::kRowGroup;
+  const std::int64_t rows_together = problem.varlen ? kernel::kRowGroup : backward_family(choice.family).rows_together;
   const std::int64_t row_tiles =
       problem.varlen ? slots(problem.total_q, rows_together, problem.b) : ceil_div(problem.s_q, rows_together);
   layout.padded_rows = row_tiles * rows_together;
@@ -245,7 +242,7 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   };
   params.lse_log2 = section(layout.lse_log2);
   params.delta = section(layout.delta);
-  const bool ordered = kernels.main.ordered_dq;
+  const bool ordered = kernels.main.ordered_dq();
   params.dq_accum = deterministic && !ordered ? nullptr : section(layout.dq_accum);
   params.dq_turns = ordered ? reinterpret_cast<std::int32_t*>(section(layout.dq_turns)) : nullptr;
   params.partial = splits > 1 ? section(layout.partial) : nullptr;
@@ -291,9 +288,10 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   // length are balanced better by the hardware.
   const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
-  if (kernels.main.cluster > 1) {
-    launch.grids.main *= kernels.main.cluster;
-  } else if (kernels.main.family == Family::sm90 && !long_tiles && !unequal && !ordered) {
+  const int cluster = kernels.main.cluster();
+  if (cluster > 1) {
+    launch.grids.main *= cluster;
+  } else if (kernels.main.kernel().persistent && !long_tiles && !unequal && !ordered) {
     params.heads_in_flight =
         balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
     launch.grids.main = std::min<std::int64_t>(launch.grids.main, multiprocessors);
@@ -303,14 +301,14 @@ BackwardLaunch backward_launch(const Problem& problem, const BackwardTensors& te
   if (ordered && !unequal) {
     const std::int64_t heads = problem.b * problem.h_kv;
     const std::int64_t whole = blocks_of_whole_heads(heads, multiprocessors);
-    if (kernels.main.cluster == 1 && splits == 1 && whole != 0 && whole * head_bytes <= 2 * kL2Budget) {
+    if (cluster == 1 && splits == 1 && whole != 0 && whole * head_bytes <= 2 * kL2Budget) {
       params.heads_in_flight = static_cast<int>(whole);
       launch.grids.main = whole;
     } else if (!has_equal_tiles(problem)) {  // of pairs the order follows from it: never a function of the GPU
-      params.heads_in_flight = heads_side_by_side(std::int64_t{params.n_blocks} * splits,
-                                                  std::min<std::int64_t>(2 * kL2Budget / head_bytes, heads),
-                                                  kEnoughPersistentBlocks / kernels.main.cluster);
-    } else if (kernels.main.cluster > 1) {  // two at least: a queue of all pairs is as slow as the slowest
+      params.heads_in_flight =
+          heads_side_by_side(std::int64_t{params.n_blocks} * splits,
+                             std::min<std::int64_t>(2 * kL2Budget / head_bytes, heads), kMultiprocessors / cluster);
+    } else if (cluster > 1) {  // two at least: a queue of all pairs is as slow as the slowest
       params.heads_in_flight = static_cast<int>(
           std::clamp<std::int64_t>(ceil_div(kL2Budget, head_bytes), 2, std::max<std::int64_t>(heads, 2)));
     }

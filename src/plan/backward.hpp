@@ -22,8 +22,8 @@ struct BackwardChoice {
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
 
   /// Dense, below kSlots.
-  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (family == Family::sm90 ? 4 : 0); }
-  static constexpr int kSlots = 8;
+  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | index_of(family) * 4; }
+  static constexpr int kSlots = kFamilies * 4;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "plan/sm90_forward.hpp"
+#include "plan/catalogue.hpp"
 
 namespace fa::plan {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 constexpr std::ptrdiff_t kVariantsOfATile = 2;
 
 bool same_tile(const KernelSpec& a, const KernelSpec& b) noexcept {
-  return a.family == b.family && a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.warps == b.warps &&
+  return &a.kernel() == &b.kernel() && a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.warps == b.warps &&
          a.warps_n == b.warps_n;
 }
 
@@ -57,20 +57,21 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelO
                                            std::size_t most) {
   const Choice choice = choose(problem, fixed);
   Candidates all;
-  if (choice.family == Family::sm90) append(&all, sm90_forward_candidates(problem, choice));
-  // With few query rows both families wait for memory; with many, wgmma is far ahead and compiling others a waste.
-  const bool either = fixed.family == Family::automatic && choice.short_query;
-  if (choice.family == Family::sm80 || either) append(&all, sm80_forward_candidates(problem, choice));
+  const ForwardFamily& family = forward_family(choice.family);
+  append(&all, family.candidates(problem, choice));
+  // With few query rows all families wait for memory; with many, the preferred one is far ahead and compiling others a
+  // waste.
+  const ForwardFamily& other = *forward_families().back();
+  const bool either = fixed.family == Family::automatic && choice.short_query && &other != &family;
+  if (either) append(&all, other.candidates(problem, choice));
   return ranked(std::move(all), first, most);
 }
 
 std::vector<KernelSpec> backward_candidates(const Problem& problem, const KernelOverride& fixed,
                                             const KernelSpec& first, std::size_t most) {
   const BackwardChoice choice = choose_backward(problem, fixed);
-  const bool deterministic = !first.write_dq || first.ordered_dq;
-  return ranked(choice.family == Family::sm90 ? sm90_backward_candidates(problem, choice, deterministic)
-                                              : sm80_backward_candidates(problem, choice, deterministic),
-                first, most);
+  const bool deterministic = !first.write_dq || first.ordered_dq();
+  return ranked(backward_family(choice.family).candidates(problem, choice, deterministic), first, most);
 }
 
 }  // namespace fa::plan

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/sm90_forward.hpp"
 
@@ -138,9 +139,9 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
 
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
-  const bool persistent = spec.family == Family::sm90;
+  const bool persistent = spec.kernel().persistent;
   const std::int64_t heads = problem.b * params.heads;
-  if (spec.dynamic) {
+  if (spec.dynamic()) {
     const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
     const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
     const int most = heads_in_l2(problem, params, spec.pack_gqa, budget);

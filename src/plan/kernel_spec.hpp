@@ -1,15 +1,28 @@
 #ifndef FA_SRC_PLAN_KERNEL_SPEC_HPP_
 #define FA_SRC_PLAN_KERNEL_SPEC_HPP_
 
+#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <fa/attention.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/kernels/helpers.hpp"
+#include "plan/kernels/sm80_backward.hpp"
+#include "plan/kernels/sm80_forward.hpp"
+#include "plan/kernels/sm90_backward.hpp"
+#include "plan/kernels/sm90_forward.hpp"
 #include "plan/variants.hpp"
 
 namespace fa::plan {
+
+/// Of the families that kernels may be of, from 0.
+constexpr int index_of(Family family) noexcept {
+  return static_cast<int>(family) - static_cast<int>(Family::sm80);
+}
+inline constexpr int kFamilies = index_of(Family::sm90) + 1;
 
 enum class Op : std::uint8_t {
   forward,
@@ -26,11 +39,8 @@ enum class Op : std::uint8_t {
   mask_keys,            ///< lists of row tiles, for tiles of keys
 };
 
-/// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
-/// number of multiprocessors.
-struct KernelSpec {
-  Family family = Family::sm80;
-  Op op = Op::forward;
+/// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
+struct SpecHead {
   Arch arch;
   DType dtype = DType::bf16;
   int d_qk = 0;
@@ -41,38 +51,56 @@ struct KernelSpec {
   int tile_m = 0;              ///< query rows of a thread block
   int tile_n = 0;              ///< keys of a main-loop step
   int warps = 0;
-  int stages = 0;  ///< K and V tiles in flight
-  bool q_in_registers = false;
-  int loop_bodies = 1;
+  int stages = 0;   ///< K and V tiles in flight
+  int warps_n = 0;  ///< warps side by side along keys
   bool pack_gqa = false;
-  bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
-  bool split = false;               ///< writes partial O and LSE for the combine kernel
-  int warps_n = 0;                  ///< backward: groups of keys in the grid of warps; sm80 forward: 2: warps in pairs
-                                    ///< that share their rows
-  int dq_warps_m = 0;               ///< backward: groups of queries in the grid of warps, for dQ
-  int substeps = 1;                 ///< backward: parts in which a warp takes its queries of a step
-  int operands_in_registers = 0;    ///< backward: 1: V, 2: V and K stay in registers
-  bool write_dq = true;             ///< backward: adds to dQ's accumulator
-  bool ordered_dq = false;          ///< sm90 backward: key tiles add to dQ's accumulator in one order
-  bool delayed_dq = false;          ///< backward: adds a step's dQ during the next step
-  int q_buffers = 0;                ///< sm90: query tiles in flight
-  int softmax_chunks = 1;           ///< sm90: pieces of a KV tile that the softmax works on one after the other
-  bool take_turns = false;          ///< sm90: the warpgroups feed the tensor cores one after the other
-  bool own_ends = false;            ///< sm90 forward: each warpgroup's KV tiles end at its own last row
-  bool dynamic = false;             ///< sm90 forward: blocks take query tiles from a counter in the workspace
-  bool skips_hidden = false;        ///< sm90 forward: warps pass over pieces of a tile that causality hides from them
-  bool affine_product = false;      ///< sm90 forward: the product S adds what an affine score function grows by
-  bool affine_reach = false;        ///< sm90 forward: KV tiles out of an affine score function's reach are left out
-  bool exact_max = false;           ///< sm90 forward: P is relative to the exact maximum of a row's scores
-  bool varlen = false;              ///< of packed batches: lengths come from the device
-  bool dropout = false;             ///< drops elements of P
-  Variants variants;                ///< what is computed besides plain attention
-  int cluster = 1;                  ///< thread blocks that share a tile
-  int min_blocks = 1;               ///< resident thread blocks a multiprocessor that the register allocation must allow
+  bool split = false;    ///< writes partial results for another kernel
+  bool write_dq = true;  ///< backward: adds to dQ's accumulator
+  bool varlen = false;   ///< of packed batches: lengths come from the device
+  bool dropout = false;  ///< drops elements of P
+  Variants variants;     ///< what is computed besides plain attention
+  int min_blocks = 1;    ///< resident thread blocks a multiprocessor that the register allocation must allow
 
-  friend bool operator==(const KernelSpec&, const KernelSpec&) = default;
+  friend bool operator==(const SpecHead&, const SpecHead&) = default;
+};
+
+struct Kernel;
+
+/// A complete, hashable description of one kernel: two equal specs render the same source. Never a function of the
+/// number of multiprocessors.
+struct KernelSpec : SpecHead {
+  /// Which kernel it is, and what only that one has.
+  using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
+                           Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
+                           ClearPadding, RowNorms, MaskRows, MaskKeys>;
+  Own own;
+
+  template <class Which>
+  bool is() const noexcept {
+    return std::holds_alternative<Which>(own);
+  }
+  template <class Which>
+  Which& as() {
+    return std::get<Which>(own);
+  }
+  template <class Which>
+  const Which& as() const {
+    return std::get<Which>(own);
+  }
+
+  const Kernel& kernel() const noexcept;  ///< its entry in the catalogue
+  Op op() const noexcept;
+  Family family() const noexcept;
+  int cluster() const noexcept;  ///< thread blocks that share a tile
+
+  // Of the kernels that have such a field; false for others.
+  bool dynamic() const noexcept;
+  bool affine_reach() const noexcept;
+  bool ordered_dq() const noexcept;
 
   int threads() const noexcept { return warps * 32; }
+
+  friend bool operator==(const KernelSpec&, const KernelSpec&) = default;
 };
 
 /// Kernels in order of preference: the first that ptxas does not spill is to be taken.

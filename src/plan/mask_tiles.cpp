@@ -37,7 +37,7 @@ Lists lists_of(const Problem& problem, const KernelSpec& attention) noexcept {
   const std::int64_t rows = attention.pack_gqa ? problem.s_q * group : problem.s_q;
   const std::int64_t m_blocks = ceil_div(rows, attention.tile_m);
   const std::int64_t n_blocks = ceil_div(problem.s_kv, attention.tile_n);
-  const bool by_key = attention.op == Op::backward;
+  const bool by_key = attention.op() == Op::backward;
   const std::int64_t heads = by_key || attention.pack_gqa ? problem.h_kv : problem.h_q;
   return {problem.variants->mask_on_batch ? problem.b : 1, problem.variants->mask_on_head ? heads : 1,
           by_key ? n_blocks : m_blocks, by_key ? m_blocks : n_blocks};
@@ -51,7 +51,11 @@ bool needs_tile_lists(const Problem& problem) noexcept {
 
 KernelSpec mask_tiles_spec(const KernelSpec& attention) {
   KernelSpec spec;
-  spec.op = attention.op == Op::backward ? Op::mask_keys : Op::mask_rows;
+  if (attention.op() == Op::backward) {
+    spec.own = MaskKeys{};
+  } else {
+    spec.own = MaskRows{};
+  }
   spec.arch = attention.arch;
   spec.dtype = attention.dtype;
   spec.causal = attention.causal;
@@ -73,7 +77,7 @@ std::vector<Alternatives> with_mask_tiles(const Problem& problem, const std::vec
   if (!needs_tile_lists(problem)) return kernels;
   std::vector<Alternatives> result;
   for (const Alternatives& specs : kernels) {
-    if (reads_tile_lists(specs.front().op)) {
+    if (reads_tile_lists(specs.front().op())) {
       for (const KernelSpec& spec : specs) {
         Alternatives lists{mask_tiles_spec(spec)};
         if (std::ranges::find(result, lists) == result.end()) result.push_back(std::move(lists));
@@ -108,7 +112,7 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
   const Lists lists = lists_of(problem, attention);
   std::uint64_t tag = std::hash<std::string_view>{}(variants.mask);
   for (const std::int64_t value :
-       {std::int64_t{attention.op == Op::backward}, std::int64_t{attention.pack_gqa}, std::int64_t{attention.tile_m},
+       {std::int64_t{attention.op() == Op::backward}, std::int64_t{attention.pack_gqa}, std::int64_t{attention.tile_m},
         std::int64_t{attention.tile_n}, lists.batches, lists.heads, problem.s_q, problem.s_kv,
         problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv, std::int64_t{problem.causal},
         std::int64_t{causal_shift(problem)}, variants.left_window ? problem.window_left : -1,

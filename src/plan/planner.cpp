@@ -4,11 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
-#include "plan/sm80_backward.hpp"
-#include "plan/sm80_forward.hpp"
-#include "plan/sm90_backward.hpp"
-#include "plan/sm90_forward.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -16,15 +13,8 @@ namespace {
 
 constexpr std::int64_t kShortQueryRows = 64;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
-// Splitting starts below this many thread blocks and aims at it: more than the multiprocessors of any GPU so far, so
-// that the choice need not know the GPU.
-constexpr std::int64_t kEnoughBlocks = 192;
-// Blocks of the sm90 family stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run
-// twice as long as others.
-constexpr std::int64_t kEnoughPersistentBlocks = 132;
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
-constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 // Where K and V of the heads that static rounds need to be balanced do not fit the L2 cache, and a counter costs
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
@@ -33,6 +23,7 @@ constexpr std::int64_t kDynamicRows = 1024;
 // shortest tiles, and clearing the counter takes longer than what is gained.
 constexpr std::int64_t kUnevenRows = 512;
 constexpr std::int64_t kUnevenRounds = 6;
+constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
 // A pass over q and k to look for norms is a smaller part of a call the longer rows are.
 constexpr std::int64_t kReachRows = 1024;
 constexpr std::int64_t kReachKeys = 2048;
@@ -48,7 +39,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 }
 
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
-  const std::int64_t enough = choice.family == Family::sm90 ? kEnoughPersistentBlocks : kEnoughBlocks;
+  const std::int64_t enough = forward_family(choice.family).enough_blocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
   if (problem.varlen) return 1;  // how much work a sequence is, the host does not know
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
@@ -68,8 +59,8 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
 }
 
 bool is_uneven(std::int64_t tiles) {
-  const std::int64_t places = ceil_div(tiles, kEnoughPersistentBlocks) * kEnoughPersistentBlocks;
-  return tiles > kUnevenRounds * kEnoughPersistentBlocks && 20 * places > 21 * tiles;
+  const std::int64_t places = ceil_div(tiles, kMultiprocessors) * kMultiprocessors;
+  return tiles > kUnevenRounds * kMultiprocessors && 20 * places > 21 * tiles;
 }
 
 /// Whether a call has no output element.
@@ -82,14 +73,36 @@ Alternatives readers_of_lists(const Problem& problem, const KernelOverride& fixe
   return needs_tile_lists(problem) ? kernels_of(plan_forward(problem, fixed)).front() : Alternatives{};
 }
 
+/// Whether a family is left to a problem, and by its override.
+bool serves(const ForwardFamily& family, const Problem& problem, const KernelOverride& fixed) noexcept {
+  if (family.misfit == nullptr) return true;
+  if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
+  return fixed.family == Family::automatic ? family.follows(fixed) : fixed.family == family.family;
+}
+
+/// Of those that serve a problem the preferred one.
 Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {
-  if (fixed.family == Family::sm80 || sm90_forward_misfit(problem) != nullptr ||
-      sm90_forward_obstacle(problem) != nullptr) {
-    return Family::sm80;
+  for (const ForwardFamily* const family : forward_families()) {
+    if (serves(*family, problem, fixed)) return family->family;
   }
-  const bool of_sm80 = fixed.warps != 0 || fixed.loop_bodies != 0 || fixed.warps_n != 0 ||
-                       fixed.q_in_registers;  // fields of its kernels
-  return fixed.family == Family::automatic && of_sm80 ? Family::sm80 : Family::sm90;
+  return forward_families().back()->family;
+}
+
+/// Takes the family, and what of its kernels the shapes want; the rows of a query tile.
+int take_family(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept {
+  int tile_m = 0;
+  for (const ForwardFamily* const family : forward_families()) {
+    if (!serves(*family, problem, fixed)) continue;
+    choice.family = family->family;
+    if (choice.pack_gqa && family->packs != nullptr && !family->packs(problem, fixed, choice)) {
+      if (fixed.family == Family::automatic) continue;
+      choice.pack_gqa = false;
+      choice.short_query = problem.s_q <= kShortQueryRows;
+    }
+    tile_m = family->decide(problem, fixed, choice);
+    break;
+  }
+  return tile_m;
 }
 
 }  // namespace
@@ -105,28 +118,7 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   const bool packable = group > 1 && most_rows <= kMaxPackedRows / group;
   choice.pack_gqa = packable && fixed.pack_gqa.value_or(s_q <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
-  std::int64_t tile_m = choice.short_query ? 64 : 128;
-  choice.family = choose_family(problem, fixed);
-  if (choice.family == Family::sm90) {
-    tile_m = sm90_forward_tile_m(problem, fixed, choice);
-    if (choice.pack_gqa && tile_m % group != 0) {  // the copy engine brings whole groups
-      if (fixed.family == Family::automatic) {
-        choice.family = Family::sm80;
-        tile_m = choice.short_query ? 64 : 128;
-      } else {
-        choice.pack_gqa = false;
-        choice.short_query = problem.s_q <= kShortQueryRows;
-        tile_m = sm90_forward_tile_m(problem, fixed, choice);
-      }
-    }
-  }
-  if (choice.family == Family::sm90) {
-    choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem));
-    choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
-    choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
-    choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);
-    tile_m = sm90_forward_tile_m(problem, fixed, choice);
-  }
+  const std::int64_t tile_m = take_family(problem, fixed, choice);
   choice.splits = fixed.splits != 0 && !problem.varlen
                       ? fixed.splits
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
@@ -142,9 +134,9 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   return choice;
 }
 
-KernelOverride without_tile(const KernelOverride& fixed) noexcept {
+KernelOverride without_tile(const KernelOverride& fixed, Family family) noexcept {
   KernelOverride rest;
-  rest.family = Family::sm80;
+  rest.family = family;
   rest.pack_gqa = fixed.pack_gqa;
   rest.splits = fixed.splits;
   return rest;
@@ -159,8 +151,9 @@ Problem usual_call(const Problem& problem) noexcept {
 
 KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed) {
   const Choice choice = choose(problem, fixed);
-  if (choice.family == Family::sm90 || choose_family(usual_call(problem), fixed) != Family::sm90) return fixed;
-  return sm80_forward_fits(problem, fixed, choice) ? fixed : without_tile(fixed);
+  if (choice.family == choose_family(usual_call(problem), fixed)) return fixed;
+  const ForwardFamily& family = forward_family(choice.family);
+  return family.fits == nullptr || family.fits(problem, fixed, choice) ? fixed : without_tile(fixed, family.family);
 }
 
 void check_forward_override(const Problem& problem, const KernelOverride& fixed) {
@@ -175,17 +168,18 @@ void check_forward_override(const Problem& problem, const KernelOverride& fixed)
 }
 
 ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
-  if (fixed.family == Family::sm90) {
-    if (const char* misfit = sm90_forward_misfit(problem)) support::throw_invalid("kernel.family", "sm90", misfit);
+  if (fixed.family != Family::automatic) {
+    const ForwardFamily& wanted = forward_family(fixed.family);
+    const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);
+    if (misfit != nullptr) support::throw_invalid("kernel.family", wanted.name, misfit);
   }
   const Choice choice = choose(problem, fixed);
   ForwardPlan plan;
-  std::vector<KernelSpec> specs = choice.family == Family::sm90
-                                      ? sm90_forward_specs(problem, fixed, choice)
-                                      : sm80_forward_specs(problem, followed_forward(problem, fixed), choice);
+  std::vector<KernelSpec> specs =
+      forward_family(choice.family).specs(problem, followed_forward(problem, fixed), choice);
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
-  plan.combine.op = Op::combine;
+  plan.combine.own = ForwardCombine{};
   plan.combine.arch = problem.arch;
   plan.combine.dtype = problem.dtype;
   plan.combine.d_v = problem.d_v;
@@ -207,7 +201,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
 
 KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept {
   KernelSpec spec;
-  spec.op = Op::clear_padding;
+  spec.own = ClearPadding{};
   spec.arch = arch;
   spec.dtype = dtype;
   spec.warps = kClearWarps;
@@ -215,48 +209,27 @@ KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept {
 }
 
 int shared_bytes(const KernelSpec& spec) {
-  switch (spec.op) {
-    case Op::forward:
-      return spec.family == Family::sm90 ? sm90_forward_shared_bytes(spec) : sm80_forward_shared_bytes(spec);
-    case Op::backward:
-      return spec.family == Family::sm90 ? sm90_backward_shared_bytes(spec) : sm80_backward_shared_bytes(spec);
-    case Op::backward_dq:
-      return sm80_backward_dq_shared_bytes(spec);
-    case Op::combine:
-    case Op::backward_preprocess:
-    case Op::backward_convert:
-    case Op::backward_reduce:
-    case Op::clear_padding:
-    case Op::row_norms:
-    case Op::mask_rows:
-    case Op::mask_keys:
-      break;
-    case Op::backward_sink:
-      return spec.warps * static_cast<int>(sizeof(float));
-  }
-  return 0;
+  const Kernel& kernel = spec.kernel();
+  return kernel.shared_bytes == nullptr ? 0 : kernel.shared_bytes(spec);
 }
 
 KernelSpec retargeted(KernelSpec spec, Arch target) {
   spec.arch = target;
-  const bool sm80 = spec.family == Family::sm80;
-  if (sm80 && spec.op == Op::forward) spec.min_blocks = sm80_forward_resident_blocks(spec);
-  if (sm80 && (spec.op == Op::backward || spec.op == Op::backward_dq)) {
-    spec.min_blocks = sm80_backward_resident_blocks(spec);
-  }
+  const Kernel& kernel = spec.kernel();
+  if (kernel.resident_blocks != nullptr) spec.min_blocks = kernel.resident_blocks(spec);
   return spec;
 }
 
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   const Variants* const variants = problem.variants;
   const bool bounded = variants != nullptr && variants->hides_keys();
-  return choice.family == Family::sm90 && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
+  return forward_family(choice.family).has_counter && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
          !problem.varlen && !problem.dropout && !bounded;
 }
 
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {
-  return choice.family == Family::sm90 && choice.splits <= 1 && !choice.pack_gqa &&
-         sm90_forward_may_have_reach(problem);
+  const ForwardFamily& family = forward_family(choice.family);
+  return family.may_have_reach != nullptr && choice.splits <= 1 && !choice.pack_gqa && family.may_have_reach(problem);
 }
 
 std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept {
@@ -290,7 +263,7 @@ std::size_t forward_lists_size(const Problem& problem, const KernelOverride& fix
 
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {
   KernelSpec spec;
-  spec.op = Op::row_norms;
+  spec.own = RowNorms{};
   spec.arch = attention.arch;
   spec.dtype = attention.dtype;
   spec.d_qk = attention.d_qk;

@@ -29,10 +29,10 @@ struct Choice {
   /// Dense, below kSlots.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
-           (family == Family::sm90 ? 16 : 0) | (many_diagonals ? 32 : 0) | (dynamic ? 64 : 0) | (many_rows ? 128 : 0) |
-           (long_rows ? 256 : 0) | (exact_max ? 512 : 0) | (affine_reach ? 1024 : 0);
+           (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
+           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | index_of(family) * 1024;
   }
-  static constexpr int kSlots = 2048;
+  static constexpr int kSlots = kFamilies * 1024;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
@@ -53,7 +53,7 @@ struct ForwardPlan {
 KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed);
 
 /// Of an override what holds for any tile, for the sm80 family.
-KernelOverride without_tile(const KernelOverride& fixed) noexcept;
+KernelOverride without_tile(const KernelOverride& fixed, Family family) noexcept;
 
 /// `problem` with what the configuration alone decides, as a call has it that every family can serve.
 Problem usual_call(const Problem& problem) noexcept;

@@ -86,7 +86,7 @@ struct Grid {
       : warps_m(spec.warps / spec.warps_n),
         query_groups(std::min(spec.tile_m / 16, warps_m)),
         m_tiles(spec.tile_n / spec.warps_n / 16),
-        n_tiles(spec.tile_m / query_groups / spec.substeps / 8) {}
+        n_tiles(spec.tile_m / query_groups / spec.as<Sm80Backward>().substeps / 8) {}
 
   int warps_m;
   int query_groups;
@@ -103,11 +103,11 @@ int overhead(const KernelSpec& spec) {
 }
 
 int fragment_registers(const KernelSpec& spec) {
-  return spec.op == Op::backward ? sm80_backward_registers(spec) : sm80_backward_dq_registers(spec);
+  return spec.is<Sm80Backward>() ? sm80_backward_registers(spec) : sm80_backward_dq_registers(spec);
 }
 
 int shared_bytes_of(const KernelSpec& spec) {
-  return spec.op == Op::backward ? sm80_backward_shared_bytes(spec) : sm80_backward_dq_shared_bytes(spec);
+  return spec.is<Sm80Backward>() ? sm80_backward_shared_bytes(spec) : sm80_backward_dq_shared_bytes(spec);
 }
 
 /// Registers a thread with which the kernel does not spill.
@@ -123,10 +123,10 @@ int resident_blocks(const KernelSpec& spec) {
   return std::clamp(std::min(by_registers, by_shared), 1, 4);
 }
 
-KernelSpec common_spec(const Problem& problem, Op op) {
+template <class Which>
+KernelSpec common_spec(const Problem& problem) {
   KernelSpec spec;
-  spec.family = Family::sm80;
-  spec.op = op;
+  spec.own = Which{};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -147,19 +147,19 @@ int divisor(int warps, int wanted) {
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, bool write_dq) {
-  KernelSpec spec = common_spec(problem, Op::backward);
+  KernelSpec spec = common_spec<Sm80Backward>(problem);
   spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : tile.tile_m;
   spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile.tile_n;
   spec.warps = fixed.warps != 0 ? fixed.warps : tile.warps;
   const int warps = std::clamp(spec.warps, 1, kMaxWarps);  // a wrong `warps` is refused later
   spec.warps_n = divisor(warps, std::min(tile.warps_n, spec.tile_n / 16));
-  spec.dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
+  spec.as<Sm80Backward>().dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
   spec.write_dq = write_dq;
-  spec.delayed_dq = tile.delayed_dq && write_dq && spec.stages == 2;
+  spec.as<Sm80Backward>().delayed_dq = tile.delayed_dq && write_dq && spec.stages == 2;
   // An override may leave no room for the tile's substeps.
   const bool shared_queries = spec.warps_n < warps && spec.tile_m >= 32;
-  if (!shared_queries && spec.tile_m % (16 * tile.substeps) == 0) spec.substeps = tile.substeps;
+  if (!shared_queries && spec.tile_m % (16 * tile.substeps) == 0) spec.as<Sm80Backward>().substeps = tile.substeps;
   return spec;
 }
 
@@ -181,15 +181,17 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
   const double tensor = area * (d + d + spec.d_qk) / (spec.dtype == DType::f32 ? kMultiplyAdds32Bit : kMultiplyAdds);
   const double keys = double(spec.tile_n) / spec.warps_n;
   const double queries = double(spec.tile_m) / grid.query_groups;
-  const double key_width = spec.operands_in_registers == 2 ? 0 : spec.operands_in_registers == 1 ? spec.d_qk : d;
-  const double scores = spec.warps * (keys * key_width * spec.substeps + queries * d);
+  const double key_width = spec.as<Sm80Backward>().operands_in_registers == 2   ? 0
+                           : spec.as<Sm80Backward>().operands_in_registers == 1 ? spec.d_qk
+                                                                                : d;
+  const double scores = spec.warps * (keys * key_width * spec.as<Sm80Backward>().substeps + queries * d);
   const double exchange = grid.query_groups > 1 ? spec.warps * 2 * keys * spec.tile_m + 2 * area : 0;
   const double sums = spec.warps * spec.tile_m * d / grid.warps_m;
-  const double dq = double(spec.warps) * spec.tile_m / spec.dq_warps_m * spec.tile_n +
-                    double(spec.tile_n) * spec.d_qk * spec.dq_warps_m;
+  const double dq = double(spec.warps) * spec.tile_m / spec.as<Sm80Backward>().dq_warps_m * spec.tile_n +
+                    double(spec.tile_n) * spec.d_qk * spec.as<Sm80Backward>().dq_warps_m;
   const double shared = (scores + exchange + sums + dq) * element / kSharedBytes;
   const double added = double(spec.tile_m) * spec.d_qk * 4 / kAddedBytes;
-  const double cover = spec.min_blocks * (spec.stages > 1 ? 1.3 : 1) * (spec.delayed_dq ? 1.2 : 1);
+  const double cover = spec.min_blocks * (spec.stages > 1 ? 1.3 : 1) * (spec.as<Sm80Backward>().delayed_dq ? 1.2 : 1);
   const double step =
       std::max({tensor, shared, added}) + 0.3 * std::min(tensor, shared) + (area / kExponentials + kStepCycles) / cover;
   const double rows = double(std::max<std::int64_t>(problem.s_q, 1));
@@ -269,7 +271,7 @@ int sm80_backward_shared_bytes(const KernelSpec& spec) {
   const int p = spec.tile_n * pitch(spec.tile_m, element);
   const bool exchange = Grid(spec).query_groups > 1;
   return spec.tile_n * pitches + spec.stages * stage + (exchange ? p : 0) +
-         (exchange || spec.write_dq ? p : 0) * (spec.delayed_dq ? 2 : 1);
+         (exchange || spec.write_dq ? p : 0) * (spec.as<Sm80Backward>().delayed_dq ? 2 : 1);
 }
 
 int sm80_backward_dq_shared_bytes(const KernelSpec& spec) {
@@ -282,11 +284,13 @@ int sm80_backward_registers(const KernelSpec& spec) {
   const Grid grid(spec);
   const int sums = 4 * grid.m_tiles * (ceil_div(spec.d_qk / 8, grid.warps_m) + ceil_div(spec.d_v / 8, grid.warps_m));
   const int scores = 2 * 4 * grid.m_tiles * grid.n_tiles;  // S and dP
-  const int dq_warps_d = spec.warps / spec.dq_warps_m;
-  const int dq = spec.write_dq ? 4 * (spec.tile_m / spec.dq_warps_m / 16) * ceil_div(spec.d_qk / 8, dq_warps_d) : 0;
+  const int dq_warps_d = spec.warps / spec.as<Sm80Backward>().dq_warps_m;
+  const int dq = spec.write_dq
+                     ? 4 * (spec.tile_m / spec.as<Sm80Backward>().dq_warps_m / 16) * ceil_div(spec.d_qk / 8, dq_warps_d)
+                     : 0;
   int operands = 0;
-  if (spec.operands_in_registers >= 1) operands += 4 * grid.m_tiles * ceil_div(spec.d_v, 16);
-  if (spec.operands_in_registers >= 2) operands += 4 * grid.m_tiles * ceil_div(spec.d_qk, 16);
+  if (spec.as<Sm80Backward>().operands_in_registers >= 1) operands += 4 * grid.m_tiles * ceil_div(spec.d_v, 16);
+  if (spec.as<Sm80Backward>().operands_in_registers >= 2) operands += 4 * grid.m_tiles * ceil_div(spec.d_qk, 16);
   return sums + std::max(scores, dq) + operands;
 }
 
@@ -306,28 +310,32 @@ std::string sm80_backward_refusal(const KernelSpec& spec) {
     return fmt::format("warps_n = {}: accepted are divisors of warps = {} and of tile_n / 16 = {}", spec.warps_n,
                        spec.warps, spec.tile_n / 16);
   }
-  if (spec.dq_warps_m < 1 || spec.warps % spec.dq_warps_m != 0 || spec.tile_m % (16 * spec.dq_warps_m) != 0) {
-    return fmt::format("dq_warps_m = {}: accepted are divisors of warps = {} and of tile_m / 16 = {}", spec.dq_warps_m,
-                       spec.warps, spec.tile_m / 16);
+  if (spec.as<Sm80Backward>().dq_warps_m < 1 || spec.warps % spec.as<Sm80Backward>().dq_warps_m != 0 ||
+      spec.tile_m % (16 * spec.as<Sm80Backward>().dq_warps_m) != 0) {
+    return fmt::format("dq_warps_m = {}: accepted are divisors of warps = {} and of tile_m / 16 = {}",
+                       spec.as<Sm80Backward>().dq_warps_m, spec.warps, spec.tile_m / 16);
   }
-  if (spec.substeps < 1) return fmt::format("substeps = {}: accepted are 1 and more", spec.substeps);
+  if (spec.as<Sm80Backward>().substeps < 1)
+    return fmt::format("substeps = {}: accepted are 1 and more", spec.as<Sm80Backward>().substeps);
   const Grid grid(spec);
   if (grid.warps_m % grid.query_groups != 0 || spec.tile_m % (16 * grid.query_groups) != 0) {
     return fmt::format("tile_m = {}: its groups of 16 rows do not come out even on {} warps", spec.tile_m,
                        grid.warps_m);
   }
-  if ((spec.substeps > 1 && grid.query_groups > 1) || spec.tile_m / grid.query_groups % (16 * spec.substeps) != 0) {
+  if ((spec.as<Sm80Backward>().substeps > 1 && grid.query_groups > 1) ||
+      spec.tile_m / grid.query_groups % (16 * spec.as<Sm80Backward>().substeps) != 0) {
     return fmt::format(
         "substeps = {}: accepted are parts of at least 16 of a warp's {} queries, or 1 where {} warps "
         "share them",
-        spec.substeps, spec.tile_m / grid.query_groups, grid.query_groups);
+        spec.as<Sm80Backward>().substeps, spec.tile_m / grid.query_groups, grid.query_groups);
   }
-  if (spec.delayed_dq && (spec.stages != 2 || !spec.write_dq)) {
+  if (spec.as<Sm80Backward>().delayed_dq && (spec.stages != 2 || !spec.write_dq)) {
     return "delayed_dq = true: accepted with stages = 2 and write_dq = true";
   }
-  if (spec.operands_in_registers < 0 || spec.operands_in_registers > 2 ||
-      (spec.operands_in_registers != 0 && spec.dtype == DType::f32)) {
-    return fmt::format("operands_in_registers = {}: accepted are 0 to 2, and 0 for fp32", spec.operands_in_registers);
+  if (spec.as<Sm80Backward>().operands_in_registers < 0 || spec.as<Sm80Backward>().operands_in_registers > 2 ||
+      (spec.as<Sm80Backward>().operands_in_registers != 0 && spec.dtype == DType::f32)) {
+    return fmt::format("operands_in_registers = {}: accepted are 0 to 2, and 0 for fp32",
+                       spec.as<Sm80Backward>().operands_in_registers);
   }
   return shortage(spec);
 }
@@ -367,17 +375,17 @@ Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice
   };
   const auto add_pipelines = [&](KernelSpec spec) {
     for (const int substeps : {1, 2, 4}) {
-      spec.substeps = substeps;
+      spec.as<Sm80Backward>().substeps = substeps;
       spec.stages = 1;
-      spec.delayed_dq = false;
+      spec.as<Sm80Backward>().delayed_dq = false;
       add(spec);
       spec.stages = 2;
       add(spec);
-      spec.delayed_dq = spec.write_dq;
-      if (spec.delayed_dq) add(spec);
+      spec.as<Sm80Backward>().delayed_dq = spec.write_dq;
+      if (spec.as<Sm80Backward>().delayed_dq) add(spec);
     }
   };
-  KernelSpec spec = common_spec(problem, Op::backward);
+  KernelSpec spec = common_spec<Sm80Backward>(problem);
   spec.split = choice.splits > 1;
   spec.write_dq = !deterministic;
   for (const int tile_m : {32, 64, 128}) {
@@ -391,7 +399,7 @@ Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice
             spec.tile_n = tile_n;
             spec.warps = warps;
             spec.warps_n = warps_n;
-            spec.dq_warps_m = dq_warps_m;
+            spec.as<Sm80Backward>().dq_warps_m = dq_warps_m;
             add_pipelines(spec);
           }
         }
@@ -404,7 +412,7 @@ Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice
 std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem) {
   FittingSpecs candidates;
   for (const DqTile& tile : preferred_dq_tiles(problem)) {
-    KernelSpec spec = common_spec(problem, Op::backward_dq);
+    KernelSpec spec = common_spec<Sm80BackwardDq>(problem);
     spec.tile_m = tile.tile_m;
     spec.tile_n = tile.tile_n;
     spec.warps = tile.warps;

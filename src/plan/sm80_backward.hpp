@@ -10,6 +10,8 @@
 
 namespace fa::plan {
 
+struct BackwardFamily;
+
 /// Dynamic shared memory of a thread block: the layouts of templates/sm80/sm80_backward.cuh and
 /// sm80_backward_dq.cuh.
 int sm80_backward_shared_bytes(const KernelSpec& spec);
@@ -38,6 +40,8 @@ bool sm80_backward_fits(const Problem& problem, const KernelOverride& fixed, boo
 
 /// Likewise for the pass that computes dQ alone.
 std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem);
+
+extern const BackwardFamily kSm80BackwardFamily;  ///< in the catalogue
 
 }  // namespace fa::plan
 

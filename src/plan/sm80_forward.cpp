@@ -108,7 +108,8 @@ std::string pair_refusal(const KernelSpec& spec) {
   if (spec.warps_n < 0 || spec.warps_n > 2) return fmt::format("warps_n = {}: accepted are 1 and 2", spec.warps_n);
   if (warps_n(spec) == 1) return {};
   if (spec.dtype == DType::f32) return "warps_n = 2: fp32 warps do not share rows";
-  if (spec.q_in_registers) return "q_in_registers = true: warps that share rows (warps_n = 2) keep Q in shared memory";
+  if (spec.as<Sm80Forward>().q_in_registers)
+    return "q_in_registers = true: warps that share rows (warps_n = 2) keep Q in shared memory";
   if (spec.d_v % 16 != 0) return fmt::format("warps_n = 2: d_v = {} is no multiple of 16", spec.d_v);
   if (spec.tile_n % 32 != 0) return fmt::format("warps_n = 2: tile_n = {} is no multiple of 32", spec.tile_n);
   if (spec.warps % 2 != 0 || spec.warps > kMaxPairedWarps || spec.tile_m != 16 * spec.warps) {
@@ -158,17 +159,18 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
   const double tensor = area * (spec.d_qk + spec.d_v) / (spec.dtype == DType::f32 ? kMultiplyAdds32Bit : kMultiplyAdds);
   const double sharing = warps_n(spec);
   const double keys_read = double(spec.warps) / sharing * spec.tile_n * (spec.d_qk + spec.d_v) * element;
-  const double query_read = spec.q_in_registers ? 0 : double(spec.tile_m) * sharing * spec.d_qk * element;
+  const double query_read =
+      spec.as<Sm80Forward>().q_in_registers ? 0 : double(spec.tile_m) * sharing * spec.d_qk * element;
   const double exchanged = sharing > 1 ? 2 * area * element : 0;  // P, written and read
   const double written = double(spec.tile_n) * (spec.d_qk + spec.d_v) * element;
   const double shared = (keys_read + query_read + exchanged + written) / kSharedBytes;
   const double softmax = area / kExponentials;
   // Another block, or tiles on their way, fill the gaps that a block's own waits leave.
   const double cover = spec.min_blocks * (spec.stages > 1 ? 1.5 : 1);
-  const double step =
-      std::max(tensor, shared) + 0.3 * std::min(tensor, shared) +
-      (softmax * (spec.loop_bodies == 1 && spec.causal ? 1.15 : 1) + kStepCycles + (sharing > 1 ? kPairCycles : 0)) /
-          cover;
+  const double step = std::max(tensor, shared) + 0.3 * std::min(tensor, shared) +
+                      (softmax * (spec.as<Sm80Forward>().loop_bodies == 1 && spec.causal ? 1.15 : 1) + kStepCycles +
+                       (sharing > 1 ? kPairCycles : 0)) /
+                          cover;
   const double wasted =
       spec.causal ? 1 + double(spec.tile_m + spec.tile_n) / double(std::max<std::int64_t>(problem.s_kv, 1)) : 1;
   const std::int64_t rows = spec.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
@@ -179,7 +181,7 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
 
 KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n, const KernelOverride& fixed) {
   KernelSpec spec;
-  spec.family = Family::sm80;
+  Sm80Forward& own = spec.own.emplace<Sm80Forward>();
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -198,10 +200,10 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   const int sharing = fixed.warps_n != 0 ? fixed.warps_n : tile.warps_n;
   spec.warps_n = sharing == 1 ? 0 : sharing;
   spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
-  spec.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
+  own.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
-  spec.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32;
-  spec.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
+  own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32;
+  own.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
   return spec;
 }
 
@@ -219,7 +221,8 @@ int sm80_forward_registers(const KernelSpec& spec) {
   const int m_tiles = m_tiles_of(spec);
   const int output = m_tiles * spec.d_v / 2 / warps_n(spec);
   const int scores = m_tiles * spec.tile_n / 2 / warps_n(spec);
-  const int query = spec.q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
+  const int query =
+      spec.as<Sm80Forward>().q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
   return output + scores + query;
 }
 
@@ -240,8 +243,8 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   }
   if (std::string reason = pair_refusal(spec); !reason.empty()) return reason;
   if (spec.stages < 1 || spec.stages > 4) return fmt::format("stages = {}: accepted are 1 to 4", spec.stages);
-  if (spec.loop_bodies < 1 || spec.loop_bodies > 2) {
-    return fmt::format("loop_bodies = {}: accepted are 1 and 2", spec.loop_bodies);
+  if (spec.as<Sm80Forward>().loop_bodies < 1 || spec.as<Sm80Forward>().loop_bodies > 2) {
+    return fmt::format("loop_bodies = {}: accepted are 1 and 2", spec.as<Sm80Forward>().loop_bodies);
   }
   const int shared = sm80_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
@@ -249,7 +252,7 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {}, stages = {} need {} bytes of shared memory; {} offers {}",
                        spec.tile_m, spec.tile_n, spec.stages, shared, to_string(spec.arch), shared_limit);
   }
-  if (spec.q_in_registers && spec.dtype == DType::f32) {
+  if (spec.as<Sm80Forward>().q_in_registers && spec.dtype == DType::f32) {
     return "q_in_registers = true: fp32 kernels keep Q in shared memory";
   }
   const int registers = sm80_forward_registers(spec);

@@ -10,6 +10,8 @@
 
 namespace fa::plan {
 
+struct ForwardFamily;
+
 /// Dynamic shared memory of a thread block: the layout of templates/sm80/sm80_forward.cuh.
 int sm80_forward_shared_bytes(const KernelSpec& spec);
 
@@ -29,6 +31,8 @@ std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelO
 
 /// Whether there are any.
 bool sm80_forward_fits(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+
+extern const ForwardFamily kSm80ForwardFamily;  ///< in the catalogue
 
 }  // namespace fa::plan
 

@@ -10,6 +10,8 @@
 
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/sm90_backward_pair.hpp"
 
 namespace fa::plan {
@@ -76,8 +78,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
                      const BackwardChoice& choice, bool deterministic) {
   const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
   KernelSpec spec;
-  spec.family = Family::sm90;
-  spec.op = Op::backward;
+  spec.own = Sm90Backward{};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -88,8 +89,9 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.tile_n = either(fixed.tile_n, tile.tile_n);
   spec.stages = either(fixed.stages, tile.stages);
   spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
-  spec.ordered_dq = deterministic && orders_dq(problem, Family::sm90);
-  spec.write_dq = !deterministic || spec.ordered_dq;
+  const bool ordered = deterministic && !needs_tile_lists(problem);
+  spec.as<Sm90Backward>().ordered_dq = ordered;
+  spec.write_dq = !deterministic || ordered;
   spec.split = choice.splits > 1;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
@@ -145,7 +147,6 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
 }
 
 int sm90_backward_shared_bytes(const KernelSpec& spec) {
-  if (spec.cluster > 1) return sm90_backward_pair_shared_bytes(spec);
   const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
   const int rows = row_bytes(spec.d_qk) + row_bytes(spec.d_v);
   const int statistics = 2 * static_cast<int>(sizeof(float));
@@ -156,7 +157,6 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
 }
 
 int sm90_backward_registers(const KernelSpec& spec) {
-  if (spec.cluster > 1) return sm90_backward_pair_registers(spec);
   const int sums = (spec.d_qk + spec.d_v) / 2;
   const int scores = spec.tile_m / 2;   // S or dP
   const int operand = spec.tile_m / 4;  // P or dS, rounded
@@ -167,7 +167,6 @@ int sm90_backward_registers(const KernelSpec& spec) {
 }
 
 std::string sm90_backward_refusal(const KernelSpec& spec) {
-  if (spec.cluster > 1) return sm90_backward_pair_refusal(spec);
   if (spec.tile_n < kWarpgroupKeys || spec.tile_n > kMaxConsumers * kWarpgroupKeys ||
       spec.tile_n % kWarpgroupKeys != 0) {
     return fmt::format("tile_n = {}: accepted are 64, 128 and 192", spec.tile_n);
@@ -182,7 +181,7 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
   if (spec.stages < 2 || spec.stages > most_stages) {
     return fmt::format("stages = {}: accepted are 2 to {}", spec.stages, most_stages);
   }
-  if (spec.ordered_dq && !spec.write_dq) return "ordered_dq = true: accepted with write_dq = true";
+  if (spec.as<Sm90Backward>().ordered_dq && !spec.write_dq) return "ordered_dq = true: accepted with write_dq = true";
   const int shared = sm90_backward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
@@ -228,7 +227,7 @@ std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const Kernel
     for (const Tile& tile : preferred_tiles(problem)) {
       KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
       if (is_pair(problem)) spec = as_pair(spec);
-      const std::string reason = sm90_backward_refusal(spec);
+      const std::string reason = plan::refusal(spec);
       if (!reason.empty()) {
         refusal = reason;
       } else if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) {

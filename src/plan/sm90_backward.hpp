@@ -10,6 +10,8 @@
 
 namespace fa::plan {
 
+struct BackwardFamily;
+
 /// What the family needs of the architecture, the dtype and the head dims that the problem has not; nullptr when it has
 /// all.
 const char* sm90_backward_misfit(const Problem& problem) noexcept;
@@ -35,6 +37,8 @@ std::string sm90_backward_refusal(const KernelSpec& spec);
 /// unsupported.
 std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,
                                             const BackwardChoice& choice, bool deterministic);
+
+extern const BackwardFamily kSm90BackwardFamily;  ///< in the catalogue
 
 }  // namespace fa::plan
 

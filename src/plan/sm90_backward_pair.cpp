@@ -55,7 +55,7 @@ const char* sm90_backward_pair_misfit(const Problem& problem) noexcept {
 }
 
 KernelSpec as_pair(KernelSpec spec) {
-  spec.cluster = 2;
+  spec.own = Sm90BackwardPair{.ordered_dq = spec.ordered_dq()};
   spec.warps = 16;
   return spec;
 }

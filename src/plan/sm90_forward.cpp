@@ -26,6 +26,7 @@ constexpr std::int64_t kFewestTallTiles = 132;  // the multiprocessors of a Hopp
 constexpr std::int64_t kManyRows = 768;
 constexpr std::int64_t kManyCausalRows = 448;
 constexpr std::int64_t kLongRows = 1536;
+constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr std::size_t kMaxSpecs = 4;
@@ -131,7 +132,7 @@ bool affine_product_pays(const Problem& problem) noexcept {
 
 /// The numbers of a tile's keys, 32 bytes each.
 int affine_bytes(const KernelSpec& spec) {
-  return spec.affine_product ? 32 * spec.tile_n : 0;
+  return spec.as<Sm90Forward>().affine_product ? 32 * spec.tile_n : 0;
 }
 
 /// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 32 rows, and of each four keys
@@ -151,7 +152,7 @@ bool has_override(const KernelOverride& fixed) {
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
   const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
   KernelSpec spec;
-  spec.family = Family::sm90;
+  Sm90Forward& own = spec.own.emplace<Sm90Forward>();
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -165,25 +166,25 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.tile_m = either(fixed.tile_m, tile.tile_m);
   spec.tile_n = either(fixed.tile_n, tile.tile_n);
   spec.stages = either(fixed.stages, tile.stages);
-  spec.q_buffers = either(fixed.q_buffers, tile.q_buffers);
+  own.q_buffers = either(fixed.q_buffers, tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
-  spec.exact_max = choice.exact_max;
-  spec.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
+  own.exact_max = choice.exact_max;
+  own.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
   // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
-  const bool drifts = consumers(spec) > 3 && spec.skips_hidden && spec.q_buffers == 2;
-  spec.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
-  spec.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
-  spec.softmax_chunks = sm90_forward_softmax_chunks(spec);
+  const bool drifts = consumers(spec) > 3 && own.skips_hidden && own.q_buffers == 2;
+  own.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
+  own.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
+  own.softmax_chunks = sm90_forward_softmax_chunks(spec);
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
-  spec.own_ends = sm90_forward_own_ends(spec);
-  spec.dynamic = choice.dynamic;
-  spec.affine_reach = choice.affine_reach;
+  own.own_ends = sm90_forward_own_ends(spec);
+  own.dynamic = choice.dynamic;
+  own.affine_reach = choice.affine_reach;
   return spec;
 }
 
 Tile tile_of(const KernelSpec& spec) {
-  return {spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers};
+  return {spec.tile_m, spec.tile_n, spec.stages, spec.as<Sm90Forward>().q_buffers};
 }
 
 /// nullptr where none does.
@@ -310,18 +311,27 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
          !variants->hides_keys();
 }
 
+int sm90_forward_decide(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept {
+  choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem));
+  choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
+  choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
+  choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);
+  return sm90_forward_tile_m(problem, fixed, choice);
+}
+
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
   return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
 }
 
 bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
-  return spec.causal && consumers(spec) >= 3 && !spec.exact_max && !spec.dropout && !spec.variants.hides_keys();
+  return spec.causal && consumers(spec) >= 3 && !spec.as<Sm90Forward>().exact_max && !spec.dropout &&
+         !spec.variants.hides_keys();
 }
 
 int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
-  if (spec.exact_max) return 1;
+  if (spec.as<Sm90Forward>().exact_max) return 1;
   // Pieces fill each other's gaps. Of four warpgroups others do, and of a short KV tile they are too short.
-  if (consumers(spec) > 3) return spec.skips_hidden ? 2 : 1;
+  if (consumers(spec) > 3) return spec.as<Sm90Forward>().skips_hidden ? 2 : 1;
   if (spec.dropout || !spec.variants.score.empty()) return 2;
   const bool large = spec.d_v > 128;
   if (consumers(spec) == 3) return (large && spec.tile_n <= 64) || (!spec.causal && spec.tile_n <= 80) ? 1 : 2;
@@ -331,9 +341,10 @@ int sm90_forward_softmax_chunks(const KernelSpec& spec) noexcept {
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
   // A score function that reads takes the registers of the second place that starts products.
   if (consumers(spec) >= 3 && !spec.variants.captures.empty()) return false;
-  const bool drifts = spec.causal && consumers(spec) > 3 && spec.q_buffers == 2;
+  const bool drifts = spec.causal && consumers(spec) > 3 && spec.as<Sm90Forward>().q_buffers == 2;
   const bool pays = spec.causal ? spec.tile_n < spec.tile_m : consumers(spec) >= 3;
-  return pays && (spec.take_turns || drifts) && !spec.split && !spec.dropout && !spec.variants.hides_keys();
+  return pays && (spec.as<Sm90Forward>().take_turns || drifts) && !spec.split && !spec.dropout &&
+         !spec.variants.hides_keys();
 }
 
 int sm90_forward_warps(const KernelSpec& spec) noexcept {
@@ -344,8 +355,10 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
   const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
   const int qk = row_bytes(spec.d_qk);
   const int v = row_bytes(spec.d_v);
-  const bool stages_o = spec.q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
-  return spec.q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) + spec.stages * spec.tile_n * (qk + v) +
+  const bool stages_o =
+      spec.as<Sm90Forward>().q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
+  return spec.as<Sm90Forward>().q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) +
+         spec.stages * spec.tile_n * (qk + v) +
          (spec.dropout ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
          draws_bytes(spec);
 }
@@ -364,26 +377,29 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   }
   // The kernel keeps 256 bytes for its barriers: 4 a stage, 2 a Q buffer.
   if (spec.stages < 2 || spec.stages > 7) return fmt::format("stages = {}: accepted are 2 to 7", spec.stages);
-  if (spec.q_buffers < 1 || spec.q_buffers > 2) {
-    return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.q_buffers);
+  if (spec.as<Sm90Forward>().q_buffers < 1 || spec.as<Sm90Forward>().q_buffers > 2) {
+    return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.as<Sm90Forward>().q_buffers);
   }
-  if (spec.skips_hidden && !sm90_forward_may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
-  if (spec.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
-  if (spec.affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
-  if (spec.exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
+  if (spec.as<Sm90Forward>().skips_hidden && !sm90_forward_may_skip_hidden(spec))
+    return "skips_hidden = true: not of this kernel";
+  if (spec.as<Sm90Forward>().affine_product && !may_add_affine(spec))
+    return "affine_product = true: not of this kernel";
+  if (spec.as<Sm90Forward>().affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
+  if (spec.as<Sm90Forward>().exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
   if (spec.dropout && consumers(spec) > 2) {
     return fmt::format("tile_m = {}: with dropout accepted are 64 and 128", spec.tile_m);
   }
-  if (spec.take_turns && consumers(spec) == 1)
+  if (spec.as<Sm90Forward>().take_turns && consumers(spec) == 1)
     return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
     return fmt::format(
         "tile_m = {}, tile_n = {}, stages = {}, q_buffers = {} need {} bytes of shared memory; {} offers {}",
-        spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers, shared, to_string(spec.arch), shared_limit);
+        spec.tile_m, spec.tile_n, spec.stages, spec.as<Sm90Forward>().q_buffers, shared, to_string(spec.arch),
+        shared_limit);
   }
   const int registers = sm90_forward_registers(spec);
   const bool shares = spec.dropout && consumers(spec) == 2;
@@ -392,7 +408,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);
   }
-  if (spec.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
+  if (spec.as<Sm90Forward>().own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};
 }
 

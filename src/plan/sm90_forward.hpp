@@ -11,6 +11,8 @@
 
 namespace fa::plan {
 
+struct ForwardFamily;
+
 /// What the family needs of the architecture and the dtype that the problem has not; nullptr when it has all.
 const char* sm90_forward_misfit(const Problem& problem) noexcept;
 
@@ -32,6 +34,9 @@ bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed,
 /// Whether the score function takes from scores by distance, and each row's best key is visible, so that keys out of
 /// its reach may be left out.
 bool sm90_forward_may_have_reach(const Problem& problem) noexcept;
+
+/// Adds to `choice` which of the family's kernels the shapes want; the rows of a query tile.
+int sm90_forward_decide(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept;
 
 /// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.
 int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept;
@@ -72,6 +77,8 @@ int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessor
 
 /// The same where blocks take tiles from a counter: as many heads as `most`, in sections of one size.
 int equal_sections(std::int64_t heads, std::int64_t most) noexcept;
+
+extern const ForwardFamily kSm90ForwardFamily;  ///< in the catalogue
 
 }  // namespace fa::plan
 

@@ -21,7 +21,7 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
   const double area = double(spec.tile_m) * spec.tile_n;
   const double tensor = area * (spec.d_qk + spec.d_v) / kMultiplyAdds;
   const double softmax = area / kExponentials;
-  const double exposed = (spec.take_turns ? kExposedInTurns : kExposed)[consumers] * softmax;
+  const double exposed = (spec.as<Sm90Forward>().take_turns ? kExposedInTurns : kExposed)[consumers] * softmax;
   const double starved = spec.stages < 3 ? 0.02 * tensor : 0;
   const double step = std::max(tensor, softmax) + exposed + kStepCycles + starved;
   // Whole tiles are computed where only a part is needed: at the end of rows and keys, and along the diagonal.
@@ -34,9 +34,10 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
     keys = std::min(keys, needed + (spec.tile_m + spec.tile_n) / 2.0);
   }
   const double steps = keys / spec.tile_n;
-  const double entry = double(spec.tile_m) * (spec.d_qk + spec.d_v) / 64 * (spec.q_buffers == 1 ? 1 : kExposedLoad);
+  const double entry =
+      double(spec.tile_m) * (spec.d_qk + spec.d_v) / 64 * (spec.as<Sm90Forward>().q_buffers == 1 ? 1 : kExposedLoad);
   // Warpgroups without rows let the others have their turns: half of a loss.
-  const double last = spec.own_ends ? 0.5 * (padded(rows, spec.tile_m) - padded(rows, 64)) : 0;
+  const double last = spec.as<Sm90Forward>().own_ends ? 0.5 * (padded(rows, spec.tile_m) - padded(rows, 64)) : 0;
   const double tiles = (padded(rows, spec.tile_m) - last) / spec.tile_m;
   return tiles * (steps * step + entry) / (double(std::max<std::int64_t>(rows, 1)) * needed);
 }
@@ -61,13 +62,13 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.tile_m = tile_m;
           spec.tile_n = tile_n;
           spec.stages = stages;
-          spec.q_buffers = q_buffers;
+          spec.as<Sm90Forward>().q_buffers = q_buffers;
           spec.warps = sm90_forward_warps(spec);
-          spec.skips_hidden = choice.many_diagonals && sm90_forward_may_skip_hidden(spec);
-          spec.softmax_chunks = sm90_forward_softmax_chunks(spec);
+          spec.as<Sm90Forward>().skips_hidden = choice.many_diagonals && sm90_forward_may_skip_hidden(spec);
+          spec.as<Sm90Forward>().softmax_chunks = sm90_forward_softmax_chunks(spec);
           for (const bool take_turns : {false, true}) {
-            spec.take_turns = take_turns;
-            spec.own_ends = sm90_forward_own_ends(spec);
+            spec.as<Sm90Forward>().take_turns = take_turns;
+            spec.as<Sm90Forward>().own_ends = sm90_forward_own_ends(spec);
             add(spec);
           }
         }

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <iterator>
 #include <set>
+#include <span>
+#include <string>
 #include <string_view>
 
 #include <common/backward_params.cuh>
@@ -15,7 +18,7 @@
 #include <sm90/sm90_forward_params.cuh>
 
 #include "expression/emit.hpp"
-#include "plan/early_start.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -132,9 +135,7 @@ std::string variant_layout(const char* type, std::size_t size) {
 /// The Variant of a Config, as templates/common/variant.cuh describes it.
 std::string variant(const plan::KernelSpec& spec) {
   const plan::Variants& variants = spec.variants;
-  const auto part = spec.op == plan::Op::backward      ? expression::Part::gradients
-                    : spec.op == plan::Op::backward_dq ? expression::Part::slopes
-                                                       : expression::Part::values;
+  const expression::Part part = spec.kernel().unit.part;
   return fmt::format(
       "struct KernelVariant {{\n"
       "  [[maybe_unused]] static constexpr bool kLeftWindow = {};\n"
@@ -160,350 +161,99 @@ std::string sm90_backward_variant_layout() {
          LayoutAsserts("Sm90BackwardVariantParams", sizeof(Sm90BackwardVariantParams)).text();
 }
 
-/// Whether additions to global memory come four at a time.
-std::string vector_reduce(const plan::KernelSpec& spec) {
-  return fmt::format("  static constexpr bool kVectorReduce = {};\n", boolean(spec.arch.major >= 9));
-}
-
-/// Switches of packed batches and dropout; other kernels have none of them.
-std::string switches(const plan::KernelSpec& spec) {
-  return std::string(spec.varlen ? "  static constexpr bool kVarlen = true;\n" : "") +
-         (spec.dropout ? "  static constexpr bool kDropout = true;\n" : "");
-}
-
-/// Of kernels beside the main one of a backward.
-std::string overlap(const plan::KernelSpec& spec) {
-  return plan::overlaps(spec.arch) ? "  static constexpr bool kOverlaps = true;  // with kernels before or behind it\n"
-                                   : "";
-}
-
-std::string forward_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kTileM = {};  // query rows of a thread block\n"
-      "  static constexpr int kTileN = {};  // keys of a main-loop step\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr int kStages = {};  // K and V tiles in flight\n"
-      "  static constexpr int kLoopBodies = {};\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kPositiveScale = {};\n"
-      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "  static constexpr bool kQInRegisters = {};\n"
-      "  static constexpr bool kConditionalRescale = {};\n"
-      "  static constexpr bool kPackGqa = {};\n"
-      "  static constexpr bool kSplit = {};\n"
-      "{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
-      spec.loop_bodies, boolean(spec.causal), boolean(spec.positive_scale), boolean(spec.aligned),
-      boolean(spec.q_in_registers), boolean(spec.conditional_rescale), boolean(spec.pack_gqa), boolean(spec.split),
-      spec.warps_n > 1 ? fmt::format("  static constexpr int kWarpsN = {};  // share rows\n", spec.warps_n) : "",
-      switches(spec));
-}
-
-std::string sm90_forward_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kTileM = {};  // query rows of a tile\n"
-      "  static constexpr int kTileN = {};  // keys of a main-loop step\n"
-      "  static constexpr int kStages = {};  // K and V tiles in flight\n"
-      "  static constexpr int kQBuffers = {};  // query tiles in flight\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kPositiveScale = {};\n"
-      "  static constexpr int kSoftmaxChunks = {};  // of a KV tile\n"
-      "  static constexpr bool kTakeTurns = {};  // at the tensor cores\n"
-      "  static constexpr bool kPackGqa = {};\n"
-      "  static constexpr bool kSplit = {};\n"
-      "{}{}{}{}{}{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, spec.q_buffers,
-      boolean(spec.causal), boolean(spec.positive_scale), spec.softmax_chunks, boolean(spec.take_turns),
-      boolean(spec.pack_gqa), boolean(spec.split),
-      spec.skips_hidden ? "  static constexpr bool kSkipsHidden = true;  // pieces of tiles behind the diagonal\n" : "",
-      spec.own_ends ? "  static constexpr bool kOwnEnds = true;  // of each warpgroup's KV tiles\n" : "",
-      spec.dynamic ? "  static constexpr bool kDynamic = true;  // query tiles come from a counter\n" : "",
-      spec.affine_product ? "  static constexpr bool kAffineProduct = true;  // of an affine score function\n" : "",
-      spec.affine_reach ? "  static constexpr bool kAffineReach = true;  // limits the KV tiles\n" : "",
-      spec.exact_max ? "  static constexpr bool kExactMax = true;  // of a row's scores\n" : "", switches(spec));
-}
-
-std::string combine_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kWarps = {};\n"
-      "}};\n",
-      element_name(spec.dtype), spec.d_v, spec.warps);
-}
-
-std::string backward_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kTileM = {};  // query rows of a main-loop step\n"
-      "  static constexpr int kTileN = {};  // keys of a thread block\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr int kWarpsN = {};  // groups of keys\n"
-      "  static constexpr int kDqWarpsM = {};  // groups of queries, for dQ\n"
-      "  static constexpr int kSubsteps = {};  // parts of a warp's queries\n"
-      "  static constexpr int kStages = {};  // Q and dO tiles in flight\n"
-      "  static constexpr int kOperandsInRegisters = {};  // 1: V, 2: V and K\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "  static constexpr bool kWriteDq = {};\n"
-      "  static constexpr bool kDelayedDq = {};\n"
-      "  static constexpr bool kSplit = {};\n"
-      "{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.warps_n,
-      spec.dq_warps_m, spec.substeps, spec.stages, spec.operands_in_registers, boolean(spec.causal),
-      boolean(spec.aligned), boolean(spec.write_dq), boolean(spec.delayed_dq), boolean(spec.split),
-      spec.write_dq ? vector_reduce(spec) : "", switches(spec));
-}
-
-std::string sm90_backward_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kTileM = {};  // query rows of a main-loop step\n"
-      "  static constexpr int kTileN = {};  // keys of a tile\n"
-      "  static constexpr int kStages = {};  // Q and dO tiles in flight\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kWriteDq = {};\n"
-      "  static constexpr bool kSplit = {};\n"
-      "{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.stages, boolean(spec.causal),
-      boolean(spec.write_dq), boolean(spec.split),
-      spec.ordered_dq ? "  static constexpr bool kOrderedDq = true;  // additions to it\n" : "", switches(spec));
-}
-
-std::string backward_dq_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kTileM = {};  // query rows of a thread block\n"
-      "  static constexpr int kTileN = {};  // keys of a main-loop step\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr int kStages = {};  // K and V tiles in flight\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.tile_m, spec.tile_n, spec.warps, spec.stages,
-      boolean(spec.causal), boolean(spec.aligned), switches(spec));
-}
-
-std::string preprocess_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, boolean(spec.aligned), overlap(spec), switches(spec));
-}
-
-std::string convert_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr bool kAligned = {};  // rows start at multiples of 16 bytes\n"
-      "{}{}{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.warps, boolean(spec.aligned), vector_reduce(spec), overlap(spec),
-      switches(spec));
-}
-
-std::string reduce_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDimQk = {};\n"
-      "  static constexpr int kHeadDimV = {};\n"
-      "  static constexpr int kWarps = {};\n"
-      "{}"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.d_v, spec.warps, overlap(spec));
-}
-
-std::string clear_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kWarps = {};\n"
-      "}};\n",
-      element_name(spec.dtype), spec.warps);
-}
-
-std::string row_norms_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  using Element = fa::kernel::{};\n"
-      "  static constexpr int kHeadDim = {};\n"
-      "  static constexpr int kWarps = {};\n"
-      "}};\n",
-      element_name(spec.dtype), spec.d_qk, spec.warps);
-}
-
-std::string mask_tiles_config(const plan::KernelSpec& spec) {
-  return fmt::format(
-      "struct Config {{\n"
-      "  static constexpr int kTileM = {};  // query rows of a tile\n"
-      "  static constexpr int kTileN = {};  // keys of a tile\n"
-      "  static constexpr int kWarps = {};\n"
-      "  static constexpr bool kCausal = {};\n"
-      "  static constexpr bool kByKey = {};\n"
-      "  static constexpr bool kPackGqa = {};\n"
-      "}};\n",
-      spec.tile_m, spec.tile_n, spec.warps, boolean(spec.causal), boolean(spec.op == plan::Op::mask_keys),
-      boolean(spec.pack_gqa));
-}
-
-/// What the unit of an operation is made of.
-struct Parts {
-  const char* header;
-  const char* params;
-  const char* function;     ///< template over Config that the kernel calls
-  const char* shared_type;  ///< template over Config with kSharedBytes, if the kernel has shared memory
-  std::string layout;
-  std::string config;
+/// What every kernel with a params type asserts of it, by its name.
+struct Layout {
+  std::string_view params;
+  std::string (*text)();
 };
 
-Parts parts_of(const plan::KernelSpec& spec) {
-  switch (spec.op) {
-    case plan::Op::forward:
-      break;
-    case plan::Op::combine:
-      return {"common/forward_combine.cuh", "ForwardParams", "kernel::forward_combine", nullptr, forward_layout(),
-              combine_config(spec)};
-    case plan::Op::backward:
-      if (spec.cluster > 1) {
-        const std::string threads =
-            fmt::format("static_assert(fa::sm90::BackwardPair<Config>::kThreads == {});\n", spec.threads());
-        return {"sm90/sm90_backward_pair.cuh", "Sm90BackwardParams",   "sm90::backward_pair",
-                "sm90::BackwardPair",          sm90_backward_layout(), sm90_backward_config(spec) + threads};
-      }
-      if (spec.family == Family::sm90) {
-        const std::string threads =
-            fmt::format("static_assert(fa::sm90::Backward<Config>::kThreads == {});\n", spec.threads());
-        return {"sm90/sm90_backward.cuh", "Sm90BackwardParams",   "sm90::backward",
-                "sm90::Backward",         sm90_backward_layout(), sm90_backward_config(spec) + threads};
-      }
-      return {"sm80/sm80_backward.cuh", "BackwardParams",  "sm80::backward",
-              "sm80::Backward",         backward_layout(), backward_config(spec)};
-    case plan::Op::backward_dq:
-      return {"sm80/sm80_backward_dq.cuh", "BackwardParams",  "sm80::backward_dq",
-              "sm80::BackwardDq",          backward_layout(), backward_dq_config(spec)};
-    case plan::Op::backward_preprocess:
-      return {
-          "common/backward_preprocess.cuh", "BackwardParams", "kernel::backward_preprocess", nullptr, backward_layout(),
-          preprocess_config(spec)};
-    case plan::Op::backward_convert:
-      return {"common/backward_convert.cuh", "BackwardParams", "kernel::backward_convert", nullptr, backward_layout(),
-              convert_config(spec)};
-    case plan::Op::backward_reduce:
-      return {"common/backward_reduce.cuh", "BackwardParams", "kernel::backward_reduce", nullptr, backward_layout(),
-              reduce_config(spec)};
-    case plan::Op::clear_padding:
-      return {"common/clear_padding.cuh", "PaddingParams",   "kernel::clear_padding", nullptr,
-              padding_layout(),           clear_config(spec)};
-    case plan::Op::row_norms:
-      return {"common/row_norms.cuh",
-              "ForwardVariantParams",
-              "kernel::row_norms",
-              nullptr,
-              forward_layout() + variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)),
-              row_norms_config(spec)};
-    case plan::Op::mask_rows:
-    case plan::Op::mask_keys:
-      return {"common/mask_tiles.cuh", "MaskTilesParams", "kernel::mask_tiles", nullptr, "", mask_tiles_config(spec)};
-    case plan::Op::backward_sink:
-      return {
-          "common/backward_sink.cuh",
-          "BackwardVariantParams",
-          "kernel::backward_sink",
-          nullptr,
-          backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)),
-          fmt::format("struct Config {{\n  static constexpr int kWarps = {};\n{}}};\n", spec.warps, switches(spec))};
-  }
-  if (spec.family == Family::sm90) {
-    const std::string threads =
-        fmt::format("static_assert(fa::sm90::Forward<Config>::kThreads == {});\n", spec.threads());
-    return {"sm90/sm90_forward.cuh", "Sm90ForwardParams",   "sm90::forward",
-            "sm90::Forward",         sm90_forward_layout(), sm90_forward_config(spec) + threads};
-  }
-  return {"sm80/sm80_forward.cuh", "ForwardParams",  "sm80::forward",
-          "sm80::Forward",         forward_layout(), forward_config(spec)};
+std::string row_norms_layout() {
+  return forward_layout() + variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams));
 }
 
-/// Puts the Variant of `spec` before its Config, and into it.
-Parts with_variant(Parts parts, const plan::KernelSpec& spec) {
-  switch (spec.op) {
-    case plan::Op::mask_rows:
-    case plan::Op::mask_keys:
-      parts.layout += variant_layout(parts.params, sizeof(MaskTilesParams));
-      break;
-    case plan::Op::forward:
-    case plan::Op::combine:
-      if (spec.op == plan::Op::forward && spec.family == Family::sm90) {
-        parts.params = "Sm90ForwardVariantParams";
-        parts.layout += variant_layout(parts.params, sizeof(Sm90ForwardVariantParams));
-        break;
-      }
-      parts.params = "ForwardVariantParams";
-      parts.layout += variant_layout(parts.params, sizeof(ForwardVariantParams));
-      break;
-    case plan::Op::backward:
-      if (spec.family == Family::sm90) {
-        parts.params = "Sm90BackwardVariantParams";
-        parts.layout += sm90_backward_variant_layout();
-        break;
-      }
-      [[fallthrough]];
-    default:
-      parts.params = "BackwardVariantParams";
-      parts.layout += variant_layout(parts.params, sizeof(BackwardVariantParams));
+std::string sink_layout() {
+  return backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams));
+}
+
+constexpr Layout kLayouts[] = {
+    {"ForwardParams", forward_layout},      {"Sm90ForwardParams", sm90_forward_layout},
+    {"BackwardParams", backward_layout},    {"Sm90BackwardParams", sm90_backward_layout},
+    {"PaddingParams", padding_layout},      {"ForwardVariantParams", row_norms_layout},
+    {"BackwardVariantParams", sink_layout}, {"MaskTilesParams", [] { return std::string(); }},
+};
+
+/// Besides, of what they are launched with where a spec has variants.
+constexpr Layout kVariantLayouts[] = {
+    {"ForwardVariantParams", [] { return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)); }},
+    {"Sm90ForwardVariantParams",
+     [] { return variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)); }},
+    {"BackwardVariantParams", [] { return variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)); }},
+    {"Sm90BackwardVariantParams", sm90_backward_variant_layout},
+    {"MaskTilesParams", [] { return variant_layout("MaskTilesParams", sizeof(MaskTilesParams)); }},
+};
+
+std::string layout_of(std::span<const Layout> layouts, std::string_view params) {
+  const auto found = std::ranges::find(layouts, params, &Layout::params);
+  if (found == layouts.end()) {
+    throw Error(ErrorCode::internal, fmt::format("the layout of {} is asserted nowhere", params));
   }
-  constexpr std::string_view kStart = "struct Config {\n";
-  parts.config.insert(kStart.size(), "  using Variant = KernelVariant;\n");
-  parts.config.insert(0, variant(spec));
-  return parts;
+  return found->text();
+}
+
+/// A constant of Config; empty where the spec has none.
+std::string config_line(const plan::Field& field, const plan::KernelSpec& spec) {
+  if (field.constant.empty()) return {};
+  const int value = field.get(spec);
+  if (field.shown == plan::Field::Shown::when_set && !field.is_set(spec)) return {};
+  if (field.shown == plan::Field::Shown::derived && value == plan::Field::kAbsent) return {};
+  const bool flag = field.kind == plan::Field::Kind::flag;
+  return fmt::format("  static constexpr {} {} = {};{}{}\n", flag ? "bool" : "int", field.constant,
+                     flag ? boolean(value != 0) : fmt::format("{}", value), field.comment.empty() ? "" : "  // ",
+                     field.comment);
+}
+
+std::string config(const plan::KernelSpec& spec) {
+  const plan::Kernel& kernel = spec.kernel();
+  std::string text = "struct Config {\n";
+  if (spec.variants.any()) text += "  using Variant = KernelVariant;\n";
+  if (kernel.unit.has_element) text += fmt::format("  using Element = fa::kernel::{};\n", element_name(spec.dtype));
+  for (const auto place : {plan::Field::Place::numbers, plan::Field::Place::flags, plan::Field::Place::last}) {
+    for (const plan::Field& field : kernel.fields) {
+      if (field.place == place) text += config_line(field, spec);
+    }
+  }
+  return text + "};\n";
+}
+
+/// What the host knows of the kernel's room, asserted by its compiler.
+std::string room_asserts(const plan::KernelSpec& spec) {
+  const plan::Kernel::Unit& unit = spec.kernel().unit;
+  std::string text;
+  if (unit.asserts_threads) {
+    text += fmt::format("static_assert(fa::{}<Config>::kThreads == {});\n", unit.room, spec.threads());
+  }
+  if (unit.room != nullptr) {
+    text += fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n", unit.room, plan::shared_bytes(spec));
+  }
+  return text;
 }
 
 std::string render_unit(const plan::KernelSpec& spec) {
-  const Parts parts = spec.variants.any() ? with_variant(parts_of(spec), spec) : parts_of(spec);
-  const std::string shared_assert = parts.shared_type == nullptr
-                                        ? ""
-                                        : fmt::format("static_assert(fa::{}<Config>::kSharedBytes == {});\n",
-                                                      parts.shared_type, plan::shared_bytes(spec));
-  const std::string cluster = spec.cluster > 1 ? fmt::format(", {}", spec.cluster) : "";
+  const plan::Kernel::Unit& unit = spec.kernel().unit;
+  const bool has_variant = spec.variants.any();
+  const char* const params = has_variant ? unit.variant_params : unit.params;
+  std::string layout = layout_of(kLayouts, unit.params);
+  if (has_variant) layout += layout_of(kVariantLayouts, params);
+  const int blocks = spec.cluster();
+  const std::string cluster = blocks > 1 ? fmt::format(", {}", blocks) : "";
   return fmt::format(
       "// {}\n"
       "#include <{}>\n\n"
-      "{}\n{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
+      "{}\n{}{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
       "{}({}, fa::kernel::{}, {}, {}{}) {{ fa::{}<Config>(params); }}\n",
-      canonical(spec), parts.header, parts.layout, parts.config, shared_assert,
-      spec.cluster > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), parts.params, spec.threads(),
-      spec.min_blocks, cluster, parts.function);
+      canonical(spec), unit.header, layout, has_variant ? variant(spec) : "", config(spec), room_asserts(spec),
+      blocks > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), params, spec.threads(), spec.min_blocks,
+      cluster, unit.function);
 }
 
 /// What a reader, and nvcc with its default of C++17, has to know about a flattened source. It is no part of the unit,

@@ -175,7 +175,7 @@ TEST_P(GuardedLoads, NeverReadFromTheNullPointerOfANumber) {
   if (config.varlen) shape.total_q = shape.total_kv = shape.b * shape.s_q;
   const plan::Problem problem = api::make_problem(config, shape, arch, &functions.variants);
   const plan::KernelSpec spec = plan::plan_forward(problem, {.family = family}).kernel;
-  ASSERT_EQ(spec.family, family);
+  ASSERT_EQ(spec.family(), family);
   const std::vector<std::string> instructions = instructions_of(compile::compile(render::render(spec), arch), tool);
   ASSERT_GT(instructions.size(), 1000U) << tool;
   std::size_t capture = 0;

@@ -75,7 +75,7 @@ int expect_compiles(const plan::KernelSpec& spec) {
 /// The first choice, or what is taken in its place, compiles without spilling.
 void expect_clean(const plan::Alternatives& specs) {
   for (const plan::KernelSpec& spec : specs) {
-    EXPECT_EQ(spec.family, Family::sm90);
+    EXPECT_EQ(spec.family(), Family::sm90);
     if (expect_compiles(spec) == 0) return;
   }
   ADD_FAILURE() << "every kernel spills: " << canonical(specs.front());
@@ -133,7 +133,7 @@ TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
         problem.total_q = problem.total_kv = 4 * 2048;
         bool clean = false;
         for (const plan::KernelSpec& spec : plan_backward(problem, {}, false).main) {
-          if (clean || spec.family != Family::sm90) break;
+          if (clean || spec.family() != Family::sm90) break;
           SCOPED_TRACE(canonical(spec));
           const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
           EXPECT_EQ(cubin.log.find("wgmma"), std::string::npos) << cubin.log;

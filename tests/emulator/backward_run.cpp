@@ -69,15 +69,15 @@ void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t gr
   options.threads = kernel.threads;
   options.shared_bytes = fa::plan::shared_bytes(spec);
   options.seed = seed;
-  options.cluster = spec.cluster;
+  options.cluster = spec.cluster();
   options.early = fa::plan::may_start_early(spec);
-  options.last_first = spec.ordered_dq;
+  options.last_first = spec.ordered_dq();
   launch(kernel.entry, params, memory, options);
 }
 
 void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
               const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
-  if (spec.family != fa::Family::sm90) {
+  if (spec.family() != fa::Family::sm90) {
     run_kernel(name, spec, launch.grids.main, &launch.params, memory, seed);
     return;
   }
@@ -107,7 +107,7 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
-  if (c.specs.main.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
+  if (c.specs.main.family() == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 BackwardData make_backward_data(const BackwardCase& c) {
@@ -168,7 +168,7 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
 
   const fa::plan::Problem problem = problem_of(c);
   const bool deterministic = c.deterministic();
-  const fa::plan::BackwardChoice choice{c.specs.main.family, aligned, c.splits};
+  const fa::plan::BackwardChoice choice{c.specs.main.family(), aligned, c.splits};
   std::byte* workspace =
       memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
   fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};

@@ -33,7 +33,7 @@ struct BackwardCase {
   int blocks = 1;                                  ///< of the persistent grid of an sm90 kernel, at most
   const fa::test::VariantCase* variant = nullptr;  ///< what the kernels compute besides, if anything
 
-  bool deterministic() const { return !specs.main.write_dq || specs.main.ordered_dq; }
+  bool deterministic() const { return !specs.main.write_dq || specs.main.ordered_dq(); }
 };
 void PrintTo(const BackwardCase& c, std::ostream* out);
 

@@ -53,7 +53,7 @@ enum Factor : std::size_t {
 
 BackwardSpecs to_specs(const Row& row) {
   KernelSpec spec;
-  spec.op = Op::backward;
+  spec.own = fa::plan::Sm80Backward{};
   spec.arch = kArchs[row[arch]];
   spec.dtype = kDTypes[row[dtype]];
   spec.d_qk = kHeadDims[row[d_qk]];
@@ -67,15 +67,15 @@ BackwardSpecs to_specs(const Row& row) {
   specs.main.tile_n = tile.tile_n;
   specs.main.warps = tile.warps;
   specs.main.warps_n = tile.warps_n;
-  specs.main.dq_warps_m = tile.dq_warps_m;
+  specs.main.as<fa::plan::Sm80Backward>().dq_warps_m = tile.dq_warps_m;
   specs.main.stages = static_cast<int>(row[stages]) + 1;
-  specs.main.substeps = static_cast<int>(row[substeps]) + 1;
-  specs.main.operands_in_registers = static_cast<int>(row[operands]);
-  specs.main.delayed_dq = row[delayed_dq] != 0;
+  specs.main.as<fa::plan::Sm80Backward>().substeps = static_cast<int>(row[substeps]) + 1;
+  specs.main.as<fa::plan::Sm80Backward>().operands_in_registers = static_cast<int>(row[operands]);
+  specs.main.as<fa::plan::Sm80Backward>().delayed_dq = row[delayed_dq] != 0;
   specs.main.write_dq = row[write_dq] != 0;
   specs.main.split = row[split] != 0;
 
-  specs.dq.op = Op::backward_dq;
+  specs.dq.own = fa::plan::Sm80BackwardDq{};
   specs.dq.tile_m = kDqTiles[row[dq_tile]].tile_m;
   specs.dq.tile_n = kDqTiles[row[dq_tile]].tile_n;
   specs.dq.warps = kDqTiles[row[dq_tile]].warps;
@@ -143,8 +143,7 @@ constexpr Sm90Shape kPairShapes[] = {
 
 BackwardSpecs to_specs(const Sm90Shape& shape) {
   KernelSpec spec;
-  spec.op = Op::backward;
-  spec.family = fa::Family::sm90;
+  spec.own = fa::plan::Sm90Backward{};
   spec.arch = {9, 0, 'a'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
@@ -156,10 +155,9 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.main.warps = 4 * (shape.tile_n / 64 + 1);
   both.main.stages = shape.stages;
   both.main.write_dq = shape.write_dq;
-  both.main.ordered_dq = shape.ordered;
+  both.main.as<fa::plan::Sm90Backward>().ordered_dq = shape.ordered;
   both.main.split = shape.split;
-  both.dq.op = Op::backward_dq;
-  both.dq.family = fa::Family::sm80;
+  both.dq.own = fa::plan::Sm80BackwardDq{};
   both.dq.tile_m = kDqTiles[0].tile_m;
   both.dq.tile_n = kDqTiles[0].tile_n;
   both.dq.warps = kDqTiles[0].warps;

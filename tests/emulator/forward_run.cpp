@@ -96,7 +96,7 @@ void PrintTo(const ForwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
-  if (c.spec.family == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
+  if (c.spec.family() == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -148,14 +148,14 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
 
   std::int32_t next_tile = 0;
   memory.add("next_tile", &next_tile, sizeof next_tile, Memory::kReadable | Memory::kWritable);
-  params.next_tile = c.spec.dynamic ? &next_tile : nullptr;
+  params.next_tile = c.spec.dynamic() ? &next_tile : nullptr;
 
   if (variant) run_mask_tiles(memory, problem_of(c), c.spec, params.variant, seed);
-  if (c.spec.affine_reach) run_row_norms(memory, problem_of(c), c.spec, params, seed);
+  if (c.spec.affine_reach()) run_row_norms(memory, problem_of(c), c.spec, params, seed);
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
-  const bool sm90 = c.spec.family == fa::Family::sm90;
+  const bool sm90 = c.spec.family() == fa::Family::sm90;
   const int tiles = params.m_blocks * params.heads * params.b * params.splits;
   options.grid = sm90 ? c.blocks : tiles;
   if (sm90 && fa::plan::needs_tile_lists(problem_of(c))) {

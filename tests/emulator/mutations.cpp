@@ -58,7 +58,7 @@ KernelSpec base(int stages) {
 /// Two consumer warpgroups that take turns, two stages; V has two slabs.
 KernelSpec hopper_base() {
   KernelSpec spec;
-  spec.family = Family::sm90;
+  spec.own = fa::plan::Sm90Forward{};
   spec.arch = {9, 0, 'a'};
   spec.d_qk = 64;
   spec.d_v = 80;
@@ -66,8 +66,8 @@ KernelSpec hopper_base() {
   spec.tile_n = 32;
   spec.warps = 12;
   spec.stages = 2;
-  spec.q_buffers = 1;
-  spec.take_turns = true;
+  spec.as<fa::plan::Sm90Forward>().q_buffers = 1;
+  spec.as<fa::plan::Sm90Forward>().take_turns = true;
   return spec;
 }
 
@@ -78,7 +78,7 @@ constexpr float kFarScale = 1e12f;
 
 KernelSpec with_dropout(Family family) {
   const auto found = std::ranges::find_if(packed_forward_specs(), [&](const KernelSpec& spec) {
-    return spec.family == family && spec.dropout && spec.dtype != DType::f32 && !spec.varlen && !spec.pack_gqa;
+    return spec.family() == family && spec.dropout && spec.dtype != DType::f32 && !spec.varlen && !spec.pack_gqa;
   });
   if (found == packed_forward_specs().end()) throw std::out_of_range("no such kernel drops");
   return *found;
@@ -86,7 +86,7 @@ KernelSpec with_dropout(Family family) {
 
 KernelSpec packed_hopper() {
   const auto found = std::ranges::find_if(packed_forward_specs(), [&](const KernelSpec& spec) {
-    return spec.family == Family::sm90 && spec.varlen && !spec.dropout && !spec.pack_gqa;
+    return spec.family() == Family::sm90 && spec.varlen && !spec.dropout && !spec.pack_gqa;
   });
   if (found == packed_forward_specs().end()) throw std::out_of_range("no such kernel is of packed batches");
   return *found;
@@ -102,18 +102,17 @@ KernelSpec hopper_variant(const std::string& choice) {
 /// Two steps of queries, four warps: two groups of keys by two of queries.
 KernelSpec backward_base() {
   KernelSpec spec = base(2);
-  spec.op = Op::backward;
+  spec.own = fa::plan::Sm80Backward{};
   spec.warps = 4;
   spec.warps_n = 2;
-  spec.dq_warps_m = 2;
+  spec.as<fa::plan::Sm80Backward>().dq_warps_m = 2;
   return spec;
 }
 
 /// Two consumer warpgroups that share the columns of dQ, two stages.
 KernelSpec hopper_backward_base() {
   KernelSpec spec;
-  spec.op = Op::backward;
-  spec.family = Family::sm90;
+  spec.own = fa::plan::Sm90Backward{};
   spec.arch = {9, 0, 'a'};
   spec.d_qk = 80;
   spec.d_v = 64;
@@ -131,7 +130,8 @@ KernelSpec changed(KernelSpec spec, const Change& change) {
 }
 
 std::vector<Mutation> make_mutations() {
-  const KernelSpec q_in_registers = changed(base(2), [](KernelSpec& spec) { spec.q_in_registers = true; });
+  const KernelSpec q_in_registers =
+      changed(base(2), [](KernelSpec& spec) { spec.as<fa::plan::Sm80Forward>().q_in_registers = true; });
   const KernelSpec unaligned = changed(base(1), [](KernelSpec& spec) { spec.aligned = false; });
   const KernelSpec split = changed(base(1), [](KernelSpec& spec) { spec.split = true; });
   const KernelSpec packed = changed(base(1), [](KernelSpec& spec) { spec.pack_gqa = true; });
@@ -144,23 +144,26 @@ std::vector<Mutation> make_mutations() {
   const KernelSpec skipping = changed(causal_hopper, [](KernelSpec& spec) {
     spec.tile_m = 192;
     spec.warps = 16;
-    spec.skips_hidden = true;
+    spec.as<fa::plan::Sm90Forward>().skips_hidden = true;
   });
-  const KernelSpec exact = changed(causal_hopper, [](KernelSpec& spec) { spec.exact_max = true; });
+  const KernelSpec exact =
+      changed(causal_hopper, [](KernelSpec& spec) { spec.as<fa::plan::Sm90Forward>().exact_max = true; });
   const KernelSpec own_ends = changed(causal_hopper, [](KernelSpec& spec) {
     spec.tile_m = 192;
     spec.warps = 16;
     spec.tile_n = 48;
-    spec.q_buffers = 2;
+    spec.as<fa::plan::Sm90Forward>().q_buffers = 2;
     spec.d_v = spec.d_qk;  // columns behind d_v of a staged O are those of Q
-    spec.take_turns = spec.own_ends = spec.dynamic = true;
+    spec.as<fa::plan::Sm90Forward>().take_turns = spec.as<fa::plan::Sm90Forward>().own_ends =
+        spec.as<fa::plan::Sm90Forward>().dynamic = true;
   });
   const KernelSpec exchanging = changed(own_ends, [](KernelSpec& spec) {
     spec.tile_m = 256;
     spec.warps = 20;
-    spec.take_turns = false;
+    spec.as<fa::plan::Sm90Forward>().take_turns = false;
   });
-  const KernelSpec rotating = changed(own_ends, [](KernelSpec& spec) { spec.causal = spec.dynamic = false; });
+  const KernelSpec rotating =
+      changed(own_ends, [](KernelSpec& spec) { spec.causal = spec.as<fa::plan::Sm90Forward>().dynamic = false; });
   using enum FaultKind;
   return {
       // Asynchronous copies.
@@ -1188,16 +1191,17 @@ Mutation of_spoilt_key(Mutation mutation) {
 std::vector<Mutation> make_backward_mutations() {
   const KernelSpec by_keys = changed(backward_base(), [](KernelSpec& spec) {
     spec.warps = 2;  // a warp has all queries of its keys: only dS leaves its registers
-    spec.dq_warps_m = 1;
+    spec.as<fa::plan::Sm80Backward>().dq_warps_m = 1;
     spec.stages = 1;
   });
-  const KernelSpec delayed = changed(backward_base(), [](KernelSpec& spec) { spec.delayed_dq = true; });
+  const KernelSpec delayed =
+      changed(backward_base(), [](KernelSpec& spec) { spec.as<fa::plan::Sm80Backward>().delayed_dq = true; });
   const KernelSpec delayed_by_keys = changed(by_keys, [](KernelSpec& spec) {
     spec.stages = 2;
-    spec.delayed_dq = true;
+    spec.as<fa::plan::Sm80Backward>().delayed_dq = true;
   });
   const KernelSpec split = changed(backward_base(), [](KernelSpec& spec) { spec.split = true; });
-  const KernelSpec dq = changed(base(2), [](KernelSpec& spec) { spec.op = Op::backward_dq; });
+  const KernelSpec dq = changed(base(2), [](KernelSpec& spec) { spec.own = fa::plan::Sm80BackwardDq{}; });
   const KernelSpec causal = changed(backward_base(), [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec causal_dq = changed(dq, [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec preprocess = backward_helper_spec(backward_base(), Op::backward_preprocess);
@@ -1395,7 +1399,8 @@ std::vector<Mutation> make_hopper_backward_mutations() {
   const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
   const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec split = changed(hopper, [](KernelSpec& spec) { spec.split = true; });
-  const KernelSpec ordered = changed(hopper, [](KernelSpec& spec) { spec.ordered_dq = true; });
+  const KernelSpec ordered =
+      changed(hopper, [](KernelSpec& spec) { spec.as<fa::plan::Sm90Backward>().ordered_dq = true; });
   const KernelSpec convert = backward_helper_spec(narrow, Op::backward_convert);
   const KernelSpec reduce = backward_helper_spec(hopper, Op::backward_reduce);
   using enum FaultKind;
@@ -1823,12 +1828,13 @@ const std::vector<Mutation>& mutations() {
 }
 
 bool is_backward(const Mutation& mutation) {
-  return mutation.spec.op != Op::forward;
+  return mutation.spec.op() != Op::forward;
 }
 
 BackwardSpecs backward_specs_of(const Mutation& mutation) {
-  BackwardSpecs specs{backward_base(), changed(base(2), [](KernelSpec& spec) { spec.op = Op::backward_dq; })};
-  switch (mutation.spec.op) {
+  BackwardSpecs specs{backward_base(),
+                      changed(base(2), [](KernelSpec& spec) { spec.own = fa::plan::Sm80BackwardDq{}; })};
+  switch (mutation.spec.op()) {
     case Op::backward:
       specs.main = mutation.spec;
       specs.dq.arch = specs.main.arch;

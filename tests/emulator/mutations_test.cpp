@@ -33,7 +33,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.s_kv = 101;
   c.splits = mutation.spec.split ? 2 : 1;
   c.blocks = 1;
-  if (mutation.spec.family == fa::Family::sm90) c.attention.scale = mutation.scale;
+  if (mutation.spec.family() == fa::Family::sm90) c.attention.scale = mutation.scale;
   if (mutation.choice.empty()) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
   const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.choice, &VariantKernels::choice);
@@ -55,12 +55,12 @@ BackwardCase backward_case_of(const Mutation& mutation) {
   BackwardCase c;
   c.specs = backward_specs_of(mutation);
   c.attention = forward.attention;
-  if (c.specs.main.family == fa::Family::sm90) {  // two key tiles in one block, six steps each
+  if (c.specs.main.family() == fa::Family::sm90) {  // two key tiles in one block, six steps each
     c.attention.s_q = 150;
     c.attention.s_kv = 160;
     c.attention.scale.reset();
   }
-  if (c.specs.main.ordered_dq) {  // a key tile a block, which wait for each other
+  if (c.specs.main.ordered_dq()) {  // a key tile a block, which wait for each other
     c.attention.s_kv = 500;
     c.blocks = 4 * static_cast<int>(c.attention.b * c.attention.h_kv);
   }
@@ -85,7 +85,7 @@ BackwardData data_of(const Mutation& mutation, const BackwardCase& c) {
 BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c) {
   using fa::plan::Op;
   BackwardKernelNames kernels = kernels_of(c);
-  const Op op = mutation.spec.op;
+  const Op op = mutation.spec.op();
   (op == Op::backward              ? kernels.main
    : op == Op::backward_dq         ? kernels.dq
    : op == Op::backward_preprocess ? kernels.preprocess

@@ -94,22 +94,22 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.pack_gqa = shape.has(kPackGqa);
   spec.split = shape.has(kSplit);
   spec.aligned = !shape.has(kUnaligned);
-  spec.q_in_registers = shape.has(kQInRegisters);
-  spec.loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
+  spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
+  spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
   spec.warps_n = shape.has(kPairs) ? 2 : 0;
   if (shape.q_buffers == 0) return spec;
-  spec.family = fa::Family::sm90;
+  spec.own = fa::plan::Sm90Forward{};
   spec.arch = {9, 0, 'a'};
-  spec.q_buffers = shape.q_buffers;
-  spec.softmax_chunks = 2;
-  spec.take_turns = shape.tile_m > 64 && shape.tile_m < 256;
-  spec.own_ends = fa::plan::sm90_forward_own_ends(spec);
+  spec.as<fa::plan::Sm90Forward>().q_buffers = shape.q_buffers;
+  spec.as<fa::plan::Sm90Forward>().softmax_chunks = 2;
+  spec.as<fa::plan::Sm90Forward>().take_turns = shape.tile_m > 64 && shape.tile_m < 256;
+  spec.as<fa::plan::Sm90Forward>().own_ends = fa::plan::sm90_forward_own_ends(spec);
   return spec;
 }
 
 BackwardSpecs to_specs(const BackwardShape& shape) {
   KernelSpec spec;
-  spec.op = Op::backward;
+  spec.own = fa::plan::Sm80Backward{};
   spec.arch = !shape.has(kScalarReduce) ? Arch{9, 0, 'a'} : Arch{8, 0, '\0'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
@@ -123,13 +123,13 @@ BackwardSpecs to_specs(const BackwardShape& shape) {
   specs.main.tile_n = shape.tile_n;
   specs.main.warps = shape.warps;
   specs.main.warps_n = shape.warps_n;
-  specs.main.dq_warps_m = shape.dq_warps_m;
+  specs.main.as<fa::plan::Sm80Backward>().dq_warps_m = shape.dq_warps_m;
   specs.main.stages = shape.stages;
-  specs.main.substeps = shape.has(kTwoSubsteps) ? 2 : 1;
-  specs.main.delayed_dq = shape.has(kDelayedDq);
+  specs.main.as<fa::plan::Sm80Backward>().substeps = shape.has(kTwoSubsteps) ? 2 : 1;
+  specs.main.as<fa::plan::Sm80Backward>().delayed_dq = shape.has(kDelayedDq);
   specs.main.write_dq = !shape.has(kDeterministic);
   specs.main.split = shape.has(kSplit);
-  specs.dq.op = Op::backward_dq;
+  specs.dq.own = fa::plan::Sm80BackwardDq{};
   specs.dq.tile_m = 32;
   specs.dq.tile_n = 16;
   specs.dq.warps = 1;

@@ -13,8 +13,7 @@ constexpr const char* kPair = "sm90/sm90_backward_pair.cuh";
 /// Three slabs of q and k, two of v; the second block has a part of one each.
 KernelSpec pair_base() {
   KernelSpec spec;
-  spec.op = fa::plan::Op::backward;
-  spec.family = fa::Family::sm90;
+  spec.own = fa::plan::Sm90Backward{};
   spec.arch = {9, 0, 'a'};
   spec.d_qk = 136;
   spec.d_v = 72;
@@ -40,7 +39,7 @@ std::vector<Mutation> pair_mutations() {
   KernelSpec causal = pair;
   causal.causal = true;
   KernelSpec ordered = pair;
-  ordered.ordered_dq = true;
+  ordered.as<fa::plan::Sm90BackwardPair>().ordered_dq = true;
   KernelSpec wide = pair;  // two slabs of q and k in each block
   wide.d_qk = 256;
   wide.d_v = 128;

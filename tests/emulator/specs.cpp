@@ -11,6 +11,7 @@
 #include "emulator/pairwise.hpp"
 #include "emulator/sm90_backward_variants.hpp"
 #include "emulator/variant_specs.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
@@ -62,8 +63,8 @@ KernelSpec to_spec(const Row& row) {
   spec.causal = row[causal] != 0;
   spec.positive_scale = row[positive_scale] != 0;
   spec.aligned = row[aligned] != 0;
-  spec.q_in_registers = row[q_in_registers] != 0;
-  spec.loop_bodies = static_cast<int>(row[loop_bodies]) + 1;
+  spec.as<fa::plan::Sm80Forward>().q_in_registers = row[q_in_registers] != 0;
+  spec.as<fa::plan::Sm80Forward>().loop_bodies = static_cast<int>(row[loop_bodies]) + 1;
   spec.pack_gqa = row[pack_gqa] != 0;
   spec.split = row[split] != 0;
   spec.warps_n = row[pairs] != 0 ? 2 : 0;
@@ -163,7 +164,7 @@ std::vector<KernelSpec> find_sm90_specs() {
   std::vector<KernelSpec> specs;
   for (const Sm90Shape& shape : kSm90Shapes) {
     KernelSpec spec;
-    spec.family = fa::Family::sm90;
+    spec.own = fa::plan::Sm90Forward{};
     spec.arch = {9, 0, 'a'};
     spec.dtype = shape.dtype;
     spec.d_qk = shape.d_qk;
@@ -172,16 +173,16 @@ std::vector<KernelSpec> find_sm90_specs() {
     spec.tile_n = shape.tile_n;
     spec.warps = 4 * (shape.tile_m / 64 + 1);
     spec.stages = shape.stages;
-    spec.q_buffers = shape.q_buffers;
+    spec.as<fa::plan::Sm90Forward>().q_buffers = shape.q_buffers;
     spec.causal = shape.causal;
-    spec.take_turns = shape.take_turns;
+    spec.as<fa::plan::Sm90Forward>().take_turns = shape.take_turns;
     spec.pack_gqa = shape.pack_gqa;
-    spec.softmax_chunks = shape.softmax_chunks;
+    spec.as<fa::plan::Sm90Forward>().softmax_chunks = shape.softmax_chunks;
     spec.split = shape.split;
-    spec.skips_hidden = shape.skips_hidden;
-    spec.own_ends = shape.own_ends;
-    spec.dynamic = shape.dynamic;
-    spec.exact_max = shape.exact_max;
+    spec.as<fa::plan::Sm90Forward>().skips_hidden = shape.skips_hidden;
+    spec.as<fa::plan::Sm90Forward>().own_ends = shape.own_ends;
+    spec.as<fa::plan::Sm90Forward>().dynamic = shape.dynamic;
+    spec.as<fa::plan::Sm90Forward>().exact_max = shape.exact_max;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }
@@ -206,7 +207,7 @@ std::vector<Problem> planned_problems() {
 
 KernelSpec combine_spec(const KernelSpec& split) {
   KernelSpec spec;
-  spec.op = Op::combine;
+  spec.own = fa::plan::ForwardCombine{};
   spec.arch = split.arch;
   spec.dtype = split.dtype;
   spec.d_v = split.d_v;
@@ -217,7 +218,7 @@ KernelSpec combine_spec(const KernelSpec& split) {
 
 KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   KernelSpec spec;
-  spec.op = op;
+  spec.own = fa::plan::own_of(op);
   spec.arch = main.arch;
   spec.dtype = main.dtype;
   spec.d_qk = main.d_qk;
@@ -230,7 +231,7 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
 
 KernelSpec backward_sink_spec(const KernelSpec& main) {
   KernelSpec spec;
-  spec.op = Op::backward_sink;
+  spec.own = fa::plan::BackwardSink{};
   spec.arch = main.arch;
   spec.dtype = main.dtype;
   spec.varlen = main.varlen;
@@ -258,9 +259,9 @@ std::vector<KernelSpec> all_specs() {
   };
   for (const KernelSpec& spec : specs) {
     add(spec);
-    if (spec.op == Op::forward && !spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(spec));
-    if (spec.op == Op::forward && spec.split) add(combine_spec(spec));
-    if (spec.op == Op::forward && spec.affine_reach) add(fa::plan::row_norms_spec(spec));
+    if (spec.op() == Op::forward && !spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(spec));
+    if (spec.op() == Op::forward && spec.split) add(combine_spec(spec));
+    if (spec.op() == Op::forward && spec.affine_reach()) add(fa::plan::row_norms_spec(spec));
   }
   std::vector<BackwardSpecs> backwards = all_backward_specs();
   backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
@@ -313,7 +314,7 @@ std::vector<KernelSpec> all_variant_specs() {
     const VariantSpecs variant = hopper_variant_specs(kernels);
     add(variant.forward);
     if (variant.forward.split) add(variant.combine);
-    if (variant.forward.affine_reach) add(fa::plan::row_norms_spec(variant.forward));
+    if (variant.forward.affine_reach()) add(fa::plan::row_norms_spec(variant.forward));
     if (variant.forward.variants.mask.empty() || variant.forward.varlen) continue;
     add(fa::plan::mask_tiles_spec(variant.forward));
   }

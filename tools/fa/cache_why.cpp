@@ -175,14 +175,14 @@ nlohmann::json to_json(const Answer& answer) {
 std::vector<plan::Alternatives> without_other_lists(const Inquiry& inquiry, std::vector<plan::Alternatives> kernels) {
   std::vector<plan::KernelSpec> read;
   for (const plan::Alternatives& specs : kernels) {
-    if (!plan::reads_tile_lists(specs.front().op)) continue;
+    if (!plan::reads_tile_lists(specs.front().op())) continue;
     Verdict verdict;
     ask_all(inquiry, specs, &verdict);
     read.push_back(plan::mask_tiles_spec(verdict.taken));
   }
   std::erase_if(kernels, [&](const plan::Alternatives& specs) {
     const plan::KernelSpec& spec = specs.front();
-    const bool lists = spec.op == plan::Op::mask_rows || spec.op == plan::Op::mask_keys;
+    const bool lists = spec.op() == plan::Op::mask_rows || spec.op() == plan::Op::mask_keys;
     return lists && std::ranges::find(read, spec) == read.end();
   });
   return kernels;

@@ -35,7 +35,7 @@ plan::KernelSpec choose_kernel(const RenderOptions& options) {
   point.arch = options.arch.empty() ? default_arch() : plan::parse_target(options.arch);
   const std::vector<plan::Alternatives> kernels = plan_kernels(options.plan, point);
   for (const plan::Alternatives& specs : kernels) {
-    if (wanted(specs.front().op, options)) return specs.front();
+    if (wanted(specs.front().op(), options)) return specs.front();
   }
   if (options.mask_tiles) {
     throw Error(ErrorCode::invalid_argument,

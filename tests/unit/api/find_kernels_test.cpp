@@ -1,5 +1,7 @@
 // Kernels had from packs and directories, without a GPU; where a compiler is named, one is there.
 
+#include <fmt/format.h>
+
 #include <fa/attention.hpp>
 
 #include <algorithm>
@@ -21,6 +23,7 @@
 #include "compile/compiler.hpp"
 #include "expect_error.hpp"
 #include "plan/backward.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
@@ -234,7 +237,7 @@ TEST(FindKernels, OfAMaskFunctionAreTheOnesThatListItsTilesToo) {
       std::vector<cache::Entry> entries;
       std::vector<std::string> names;
       for (const plan::Alternatives& specs : kernels) {
-        if (plan::reads_tile_lists(specs.front().op)) {
+        if (plan::reads_tile_lists(specs.front().op())) {
           entries.push_back(stand_in(plan::mask_tiles_spec(specs.front())));
           names.push_back(canonical(plan::mask_tiles_spec(specs.front())));
         }
@@ -468,7 +471,7 @@ TEST(FindKernels, ArgumentsAreChecked) {
 
 /// A change of one field of a spec; `name` is how the canonical text spells it.
 struct Flip {
-  const char* name;
+  std::string_view name;
   std::function<void(plan::KernelSpec&)> apply;
 };
 
@@ -486,9 +489,9 @@ void expect_flips_miss(const plan::KernelSpec& spec, const std::vector<Flip>& fl
     plan::KernelSpec changed = spec;
     flip.apply(changed);
     const cache::Key other = api::cache_key(changed);
-    EXPECT_NE(other.spec.find(std::string(" ") + flip.name + "="), std::string::npos) << flip.name;
+    EXPECT_NE(other.spec.find(fmt::format(" {}=", flip.name)), std::string::npos) << flip.name;
     EXPECT_EQ(store.get(other, nullptr).entry, nullptr) << flip.name;
-    fields.insert(flip.name);
+    fields.emplace(flip.name);
     digests.insert(other.digest());
   }
   EXPECT_EQ(digests.size(), flips.size() + 1);
@@ -507,73 +510,49 @@ plan::KernelSpec spec_of(Family family) {
   return plan_of(config).kernel;
 }
 
-TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
-  const std::vector<Flip> flips = {
-      {"arch", [](auto& spec) { spec.arch.minor = 3; }},
-      {"arch", [](auto& spec) { spec.arch.suffix = '\0'; }},
-      {"arch", [](auto& spec) { spec.arch.suffix = 'f'; }},
-      {"dtype", [](auto& spec) { spec.dtype = DType::f16; }},
-      {"d_qk", [](auto& spec) { spec.d_qk -= 8; }},
-      {"d_v", [](auto& spec) { spec.d_v -= 8; }},
-      {"causal", [](auto& spec) { spec.causal = !spec.causal; }},
-      {"positive_scale", [](auto& spec) { spec.positive_scale = !spec.positive_scale; }},
-      {"aligned", [](auto& spec) { spec.aligned = !spec.aligned; }},
-      {"tile_m", [](auto& spec) { spec.tile_m *= 2; }},
-      {"tile_n", [](auto& spec) { spec.tile_n += 16; }},
-      {"warps", [](auto& spec) { spec.warps *= 2; }},
-      {"stages", [](auto& spec) { spec.stages += 1; }},
-      {"q_in_registers", [](auto& spec) { spec.q_in_registers = !spec.q_in_registers; }},
-      {"loop_bodies", [](auto& spec) { spec.loop_bodies = 3 - spec.loop_bodies; }},
-      {"conditional_rescale", [](auto& spec) { spec.conditional_rescale = !spec.conditional_rescale; }},
-      {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
-      {"split", [](auto& spec) { spec.split = !spec.split; }},
-      {"warps_n", [](auto& spec) { spec.warps_n = 2 - spec.warps_n; }},
-      {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
+/// Every field of a spec's kernel, each changed alone. Switches that texts name only where they are on are taken to be
+/// off.
+std::vector<Flip> flips_of(const plan::KernelSpec& spec) {
+  std::vector<Flip> flips = {
+      {"arch", [](auto& changed) { changed.arch.minor = 3; }},
+      {"arch", [](auto& changed) { changed.arch.suffix = '\0'; }},
+      {"arch", [](auto& changed) { changed.arch.suffix = 'f'; }},
+      {"dtype", [](auto& changed) { changed.dtype = DType::f16; }},
   };
-  expect_flips_miss(spec_of(Family::sm80), flips);
-}
-
-/// Of kernels of the Hopper family, with those of one operation.
-std::vector<Flip> sm90_flips(std::vector<Flip> flips) {
-  const std::vector<Flip> common = {
-      {"arch", [](auto& spec) { spec.arch.suffix = 'f'; }},
-      {"dtype", [](auto& spec) { spec.dtype = DType::f16; }},
-      {"d_qk", [](auto& spec) { spec.d_qk -= 8; }},
-      {"d_v", [](auto& spec) { spec.d_v -= 8; }},
-      {"causal", [](auto& spec) { spec.causal = !spec.causal; }},
-      {"tile_m", [](auto& spec) { spec.tile_m += 64; }},
-      {"tile_n", [](auto& spec) { spec.tile_n += 16; }},
-      {"stages", [](auto& spec) { spec.stages += 1; }},
-      {"split", [](auto& spec) { spec.split = !spec.split; }},
-      {"min_blocks", [](auto& spec) { spec.min_blocks += 1; }},
-  };
-  flips.insert(flips.end(), common.begin(), common.end());
+  for (const plan::Field& field : spec.kernel().fields) {
+    if (field.set == nullptr) continue;
+    flips.push_back({field.name, [&field](auto& changed) {
+                       const int value = field.get(changed);
+                       field.set(changed, field.kind == plan::Field::Kind::flag ? 1 - value : value + 2);
+                     }});
+  }
   return flips;
 }
 
-TEST(CacheKey, EveryFieldOfAnSm90SpecMissesAndACopyHits) {
-  plan::KernelSpec plain = spec_of(Family::sm90);
-  plain.skips_hidden = plain.own_ends = plain.dynamic = plain.exact_max = false;  // named where they are true
-  expect_flips_miss(plain, sm90_flips({
-                               {"positive_scale", [](auto& spec) { spec.positive_scale = !spec.positive_scale; }},
-                               {"q_buffers", [](auto& spec) { spec.q_buffers += 1; }},
-                               {"softmax_chunks", [](auto& spec) { spec.softmax_chunks += 1; }},
-                               {"take_turns", [](auto& spec) { spec.take_turns = !spec.take_turns; }},
-                               {"skips_hidden", [](auto& spec) { spec.skips_hidden = !spec.skips_hidden; }},
-                               {"own_ends", [](auto& spec) { spec.own_ends = !spec.own_ends; }},
-                               {"dynamic", [](auto& spec) { spec.dynamic = !spec.dynamic; }},
-                               {"affine_product", [](auto& spec) { spec.affine_product = !spec.affine_product; }},
-                               {"affine_reach", [](auto& spec) { spec.affine_reach = !spec.affine_reach; }},
-                               {"exact_max", [](auto& spec) { spec.exact_max = !spec.exact_max; }},
-                               {"pack_gqa", [](auto& spec) { spec.pack_gqa = !spec.pack_gqa; }},
-                           }));
+/// Without the switches that texts name only where they are on.
+plan::KernelSpec with_switches_off(plan::KernelSpec spec) {
+  for (const plan::Field& field : spec.kernel().fields) {
+    if (field.shown == plan::Field::Shown::when_set && field.set != nullptr) field.set(spec, 0);
+  }
+  return spec;
 }
 
-TEST(CacheKey, EveryFieldOfAnSm90BackwardSpecMissesAndACopyHits) {
+TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
+  for (const Family family : {Family::sm80, Family::sm90}) {
+    const plan::KernelSpec spec = with_switches_off(spec_of(family));
+    ASSERT_EQ(spec.family(), family);
+    expect_flips_miss(spec, flips_of(spec));
+  }
+}
+
+TEST(CacheKey, EveryFieldOfABackwardSpecMissesAndACopyHits) {
   const plan::Problem problem =
       api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
-  const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
-  expect_flips_miss(spec, sm90_flips({{"write_dq", [](auto& s) { s.write_dq = !s.write_dq; }}}));
+  for (const Family family : {Family::sm80, Family::sm90}) {
+    const plan::KernelSpec spec = with_switches_off(plan_backward(problem, {.family = family}, false).main.front());
+    ASSERT_EQ(spec.family(), family);
+    expect_flips_miss(spec, flips_of(spec));
+  }
 }
 
 TEST(CacheKey, EveryVariantOfAnSm90BackwardSpecMisses) {

@@ -63,7 +63,7 @@ TEST(ForwardLaunch, Sm80HasABlockForEachTile) {
 TEST(ForwardLaunch, Sm90HasABlockForEachMultiprocessorAtMost) {
   Call call = some_call();
   const KernelSpec spec = plan_forward(call.problem, {}).kernel;
-  ASSERT_EQ(spec.family, Family::sm90);
+  ASSERT_EQ(spec.family(), Family::sm90);
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 132).grid, 48);
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).grid, 20);
   EXPECT_EQ(forward_launch(call.problem, call.tensors, 1, 1, spec, 20).tiles, 48);
@@ -107,7 +107,7 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   p.total_q = 1000;
   p.total_kv = 1500;
   const KernelSpec spec = plan_forward(p, {}).kernel;
-  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.family(), Family::sm90);
   EXPECT_TRUE(spec.varlen);
   const std::int32_t cu[3] = {0, 500, 1000};
   PackedArgs variants;
@@ -138,7 +138,7 @@ TEST(ForwardLaunch, MaskFunctionsHaveWavesOfBlocks) {
   variants.mask = "q > kv";
   call.problem.variants = &variants;
   const KernelSpec spec = plan_forward(call.problem, {}).kernel;
-  ASSERT_EQ(spec.family, Family::sm90);
+  ASSERT_EQ(spec.family(), Family::sm90);
   const ForwardLaunch launch = forward_launch(call.problem, call.tensors, 0.5, 1, spec, 8);
   EXPECT_GT(launch.tiles, 8);
   EXPECT_EQ(launch.params.sequences.wave, 8);

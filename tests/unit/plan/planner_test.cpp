@@ -108,7 +108,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
       ASSERT_EQ(plan.kernel.split, choice.splits > 1);
       ASSERT_EQ(plan.kernel.pack_gqa, choice.pack_gqa);
       ASSERT_EQ(plan.kernel.aligned, choice.aligned);
-      ASSERT_EQ(plan.kernel.family, choice.family);
+      ASSERT_EQ(plan.kernel.family(), choice.family);
       std::optional<ForwardPlan>& known = plans[static_cast<std::size_t>(choice.slot())];
       if (!known) known = plan;
       ASSERT_EQ(canonical(plan.kernel), canonical(known->kernel))
@@ -212,7 +212,7 @@ TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
       const KernelOverride followed = followed_forward(problem, fixed);
       if (followed.stages == fixed.stages) continue;
       ++dropped;
-      ASSERT_EQ(plan.kernel.family, Family::sm80);
+      ASSERT_EQ(plan.kernel.family(), Family::sm80);
       ASSERT_EQ(canonical(plan_forward(problem, followed).kernel), canonical(plan.kernel));
     }
   }
@@ -364,9 +364,9 @@ TEST(Choice, HopperServesWhatTheCopyEngineCan) {
     Problem problem = shaped(2, 16, 8, 4096, 4096);
     change(problem);
     const ForwardPlan plan = plan_forward(problem, fixed);
-    for (const KernelSpec& spec : plan.alternatives) EXPECT_EQ(spec.family, plan.kernel.family);
-    EXPECT_EQ(plan.kernel.family, choose(problem, fixed).family);
-    return plan.kernel.family;
+    for (const KernelSpec& spec : plan.alternatives) EXPECT_EQ(spec.family(), plan.kernel.family());
+    EXPECT_EQ(plan.kernel.family(), choose(problem, fixed).family);
+    return plan.kernel.family();
   };
   EXPECT_EQ(family([](Problem&) {}), Family::sm90);
   EXPECT_EQ(family([](Problem& p) { p.dtype = DType::f16; }), Family::sm90);
@@ -407,7 +407,7 @@ TEST(Choice, HopperServesVariantsToo) {
   Variants variants;
   variants.mask = "q>kv";
   p.variants = &variants;
-  EXPECT_EQ(plan_forward(p, {}).kernel.family, Family::sm90);
+  EXPECT_EQ(plan_forward(p, {}).kernel.family(), Family::sm90);
   EXPECT_EQ(plan_forward(p, {}).kernel.variants, variants);
   EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);
   variants.score = "score+1.0";
@@ -467,7 +467,7 @@ TEST(ForwardPlan, CombinesWhatItSplits) {
   const Problem decode = shaped(1, 32, 8, 1, 32768);
   const ForwardPlan plan = plan_forward(decode, {});
   EXPECT_TRUE(plan.kernel.split);
-  EXPECT_EQ(plan.combine.op, Op::combine);
+  EXPECT_EQ(plan.combine.op(), Op::combine);
   EXPECT_EQ(plan.combine.arch, decode.arch);
   EXPECT_EQ(plan.combine.dtype, decode.dtype);
   EXPECT_EQ(plan.combine.d_v, decode.d_v);

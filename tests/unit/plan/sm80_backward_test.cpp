@@ -20,7 +20,7 @@ constexpr int kLoopRegisters = 40;
 
 void expect_fits(const KernelSpec& spec) {
   SCOPED_TRACE(canonical(spec));
-  EXPECT_EQ(spec.op == Op::backward ? sm80_backward_refusal(spec) : sm80_backward_dq_refusal(spec), "");
+  EXPECT_EQ(spec.op() == Op::backward ? sm80_backward_refusal(spec) : sm80_backward_dq_refusal(spec), "");
   const ArchLimits arch = limits(spec.arch);
   const int shared = shared_bytes(spec);
   EXPECT_LE(shared, arch.shared_per_block);
@@ -28,7 +28,7 @@ void expect_fits(const KernelSpec& spec) {
   ASSERT_GE(spec.min_blocks, 1);
   EXPECT_LE(spec.threads(), 1024);
   const int offered = std::min(kRegistersPerThread, arch.registers_per_sm / (spec.threads() * spec.min_blocks) / 8 * 8);
-  const int held = spec.op == Op::backward ? sm80_backward_registers(spec) : sm80_backward_dq_registers(spec);
+  const int held = spec.op() == Op::backward ? sm80_backward_registers(spec) : sm80_backward_dq_registers(spec);
   EXPECT_LE(held + kLoopRegisters, offered);
 }
 
@@ -84,7 +84,7 @@ TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
   fixed.warps = 4;
   fixed.stages = 2;
   const KernelSpec spec = plan_backward(p, fixed, false).main.front();
-  EXPECT_EQ(spec.family, Family::sm80) << "its number of warps is of this family";
+  EXPECT_EQ(spec.family(), Family::sm80) << "its number of warps is of this family";
   EXPECT_EQ(spec.tile_m, 32);
   EXPECT_EQ(spec.tile_n, 64);
   EXPECT_EQ(spec.warps, 4);
@@ -117,10 +117,13 @@ TEST(Sm80Backward, FieldsThatDoNotFitAreNamed) {
   };
   EXPECT_EQ(sm80_backward_refusal(good), "");
   EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.warps_n = 3; }).starts_with("warps_n = 3"));
-  EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.dq_warps_m = 16; }).starts_with("dq_warps_m = 16"));
-  EXPECT_TRUE(refusal([](KernelSpec& spec) { spec.operands_in_registers = 3; }).starts_with("operands_in_registers"));
+  EXPECT_TRUE(
+      refusal([](KernelSpec& spec) { spec.as<Sm80Backward>().dq_warps_m = 16; }).starts_with("dq_warps_m = 16"));
   EXPECT_TRUE(refusal([](KernelSpec& spec) {
-                spec.dtype = DType::f32, spec.operands_in_registers = 1;
+                spec.as<Sm80Backward>().operands_in_registers = 3;
+              }).starts_with("operands_in_registers"));
+  EXPECT_TRUE(refusal([](KernelSpec& spec) {
+                spec.dtype = DType::f32, spec.as<Sm80Backward>().operands_in_registers = 1;
               }).starts_with("operands_in_registers"));
 }
 

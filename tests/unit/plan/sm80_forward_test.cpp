@@ -120,7 +120,7 @@ constexpr Refusal kRefusals[] = {
     {"warps = 17", [](KernelSpec& spec) { spec.warps = 17; }},
     {"stages = 0: accepted are 1 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
-    {"loop_bodies = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.loop_bodies = 3; }},
+    {"loop_bodies = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.as<Sm80Forward>().loop_bodies = 3; }},
     {"warps_n = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.warps_n = 3; }},
     {"warps_n = 2: warps = 4, tile_m = 128", [](KernelSpec& spec) { spec.warps_n = 2; }},
     {"warps_n = 2: warps = 10",
@@ -133,7 +133,7 @@ constexpr Refusal kRefusals[] = {
      [](KernelSpec& spec) {
        spec.warps_n = 2;
        spec.tile_m = 64;
-       spec.q_in_registers = true;
+       spec.as<Sm80Forward>().q_in_registers = true;
      }},
     {"bytes of shared memory; sm_80 offers 166912",
      [](KernelSpec& spec) {
@@ -250,8 +250,8 @@ TEST(Sm80ForwardSpec, TakesWhatTheOverrideFixes) {
   EXPECT_EQ(spec.tile_n, 32);
   EXPECT_EQ(spec.warps, 2);
   EXPECT_EQ(spec.stages, 3);
-  EXPECT_TRUE(spec.q_in_registers);
-  EXPECT_EQ(spec.loop_bodies, 2);
+  EXPECT_TRUE(spec.as<Sm80Forward>().q_in_registers);
+  EXPECT_EQ(spec.as<Sm80Forward>().loop_bodies, 2);
   expect_fits(spec);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"
 
@@ -38,15 +39,15 @@ TEST(Sm90BackwardPair, EveryHeadDimThatItServesHasAKernelThatFits) {
         const KernelSpec& spec = plan.main.front();
         SCOPED_TRACE(canonical(spec));
         const bool pair = d_qk > 128 || d_v > 128;
-        ASSERT_EQ(spec.family, Family::sm90);
-        ASSERT_EQ(spec.cluster, pair ? 2 : 1);
+        ASSERT_EQ(spec.family(), Family::sm90);
+        ASSERT_EQ(spec.cluster(), pair ? 2 : 1);
         ASSERT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
         if (!pair) continue;
-        ASSERT_EQ(sm90_backward_refusal(spec), "");
+        ASSERT_EQ(refusal(spec), "");
         ASSERT_EQ(spec.threads(), 512);
-        ASSERT_LE(sm90_backward_registers(spec) + 24, 160);
+        ASSERT_LE(sm90_backward_pair_registers(spec) + 24, 160);
         ASSERT_TRUE(spec.write_dq);
-        ASSERT_EQ(spec.ordered_dq, deterministic);
+        ASSERT_EQ(spec.ordered_dq(), deterministic);
         ASSERT_EQ(spec.causal, true);
       }
     }
@@ -79,7 +80,7 @@ TEST(Sm90BackwardPair, CandidatesAreWhatFits) {
     const KernelSpec first = plan_backward(problem, {}, false).main.front();
     std::vector<int> stages;
     for (const KernelSpec& spec : backward_candidates(problem, {}, first, 8)) {
-      EXPECT_EQ(spec.cluster, 2) << canonical(spec);
+      EXPECT_EQ(spec.cluster(), 2) << canonical(spec);
       stages.push_back(spec.stages);
     }
     std::ranges::sort(stages);

@@ -37,8 +37,8 @@ KernelSpec first_of(const Problem& problem, const KernelOverride& fixed = {}) {
 void expect_fits(const KernelSpec& spec) {
   SCOPED_TRACE(canonical(spec));
   EXPECT_EQ(sm90_backward_refusal(spec), "");
-  EXPECT_EQ(spec.family, Family::sm90);
-  EXPECT_EQ(spec.op, Op::backward);
+  EXPECT_EQ(spec.family(), Family::sm90);
+  EXPECT_EQ(spec.op(), Op::backward);
   EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
   const int warpgroups = spec.tile_n / 64;
   EXPECT_EQ(spec.threads(), (warpgroups + 1) * 128);
@@ -55,7 +55,7 @@ TEST(Sm90BackwardPlan, EveryHeadDimHasAKernelThatFits) {
           for (const KernelSpec& spec : plan.main) {
             expect_fits(spec);
             EXPECT_TRUE(spec.write_dq);
-            EXPECT_EQ(spec.ordered_dq, deterministic);
+            EXPECT_EQ(spec.ordered_dq(), deterministic);
             EXPECT_EQ(spec.causal, causal);
             EXPECT_EQ(spec.d_qk, d_qk);
             EXPECT_EQ(spec.d_v, d_v);
@@ -87,17 +87,17 @@ TEST(Sm90BackwardPlan, VariantsHaveKernelsAndAnotherFamilyBehindThem) {
           problem.total_q = problem.total_kv = 4 * 4096;
           const Alternatives specs = plan_backward(problem, {}, false).main;
           const bool plain = variants == nullptr && !varlen && !dropout;
-          EXPECT_EQ(specs.front().family, Family::sm90);
-          EXPECT_EQ(specs.back().family, plain ? Family::sm90 : Family::sm80);
+          EXPECT_EQ(specs.front().family(), Family::sm90);
+          EXPECT_EQ(specs.back().family(), plain ? Family::sm90 : Family::sm80);
           for (const KernelSpec& spec : specs) {
-            if (spec.family == Family::sm90) expect_fits(spec);
+            if (spec.family() == Family::sm90) expect_fits(spec);
           }
           for (const KernelSpec& spec : specs) {
             EXPECT_EQ(spec.varlen, varlen);
             EXPECT_EQ(spec.dropout, dropout);
             EXPECT_EQ(spec.variants, variants == nullptr ? Variants{} : *variants);
           }
-          EXPECT_EQ(plan_backward(problem, {.family = Family::sm90}, false).main.back().family, Family::sm90);
+          EXPECT_EQ(plan_backward(problem, {.family = Family::sm90}, false).main.back().family(), Family::sm90);
           ASSERT_FALSE(HasFailure());
         }
       }
@@ -114,7 +114,7 @@ TEST(Sm90BackwardPlan, GradientsOfCapturesAtWideHeadsAreForAnotherFamily) {
       bias.captures.front().requires_grad = gradient;
       Problem problem = problem_of(d, d);
       problem.variants = &bias;
-      EXPECT_EQ(plan_backward(problem, {}, false).main.front().family,
+      EXPECT_EQ(plan_backward(problem, {}, false).main.front().family(),
                 d == 128 && gradient ? Family::sm80 : Family::sm90);
     }
   }
@@ -176,7 +176,8 @@ constexpr Refusal kRefusals[] = {
     {"stages = 1: accepted are 2 to 4", [](KernelSpec& spec) { spec.stages = 1; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
     {"stages = 4: accepted are 2 to 3", [](KernelSpec& spec) { spec.write_dq = true, spec.stages = 4; }},
-    {"ordered_dq = true: accepted with write_dq = true", [](KernelSpec& spec) { spec.ordered_dq = true; }},
+    {"ordered_dq = true: accepted with write_dq = true",
+     [](KernelSpec& spec) { spec.as<Sm90Backward>().ordered_dq = true; }},
     {"with tile_m = 64 each 64 columns of dQ need 64 keys", [](KernelSpec& spec) { spec.d_qk = 136; }},
     {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.write_dq = true, spec.tile_n = 192; }},
     {"registers of fragments a thread; at most 212 fit", [](KernelSpec& spec) { spec.tile_m = 128; }},
@@ -200,7 +201,7 @@ TEST(Sm90BackwardRefusal, NamesTheLimit) {
 
 TEST(Sm90BackwardSpec, TakesWhatTheOverrideFixes) {
   const KernelSpec spec = first_of(problem_of(40, 40), {.tile_m = 64, .tile_n = 192, .stages = 3, .splits = 2});
-  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.family(), Family::sm90);
   EXPECT_EQ(spec.tile_m, 64);
   EXPECT_EQ(spec.tile_n, 192);
   EXPECT_EQ(spec.threads(), 512);
@@ -270,7 +271,7 @@ TEST(Sm90BackwardFamily, AMisfitIsRefusedWhereItIsAskedFor) {
     ASSERT_NE(sm90_backward_misfit(problem), nullptr);
     EXPECT_NE(std::string(sm90_backward_misfit(problem)).find(change.what), std::string::npos);
     EXPECT_EQ(choose_backward(problem, {}).family, Family::sm80);
-    EXPECT_EQ(first_of(problem).family, Family::sm80);
+    EXPECT_EQ(first_of(problem).family(), Family::sm80);
     try {
       plan_backward(problem, {.family = Family::sm90}, false);
       ADD_FAILURE() << "accepted: " << change.what;
@@ -289,7 +290,7 @@ TEST(Sm90BackwardFamily, AnObstacleIsThatOfACall) {
     ASSERT_NE(sm90_backward_obstacle(problem), nullptr);
     EXPECT_NE(std::string(sm90_backward_obstacle(problem)).find(change.what), std::string::npos);
     EXPECT_EQ(choose_backward(problem, {}).family, Family::sm80);
-    EXPECT_EQ(first_of(problem, {.family = Family::sm90}).family, Family::sm80);
+    EXPECT_EQ(first_of(problem, {.family = Family::sm90}).family(), Family::sm80);
   }
 }
 
@@ -361,7 +362,7 @@ TEST(Sm90BackwardLaunch, PackedBatchesAndTileListsHaveABlockATile) {
   Problem p = problem_of(64, 64);
   p.s_q = p.s_kv = 1 << 14;
   BackwardKernels kernels;
-  kernels.main.family = Family::sm90;
+  kernels.main.own = Sm90Backward{};
   kernels.main.tile_m = kernels.main.tile_n = 128;
   const auto grid = [&] {
     const BackwardChoice choice{.family = Family::sm90};
@@ -386,7 +387,7 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   p.s_q = 300;
   p.s_kv = 500;
   BackwardKernels kernels;
-  kernels.main.family = Family::sm90;
+  kernels.main.own = Sm90Backward{};
   kernels.main.tile_m = 64;
   kernels.main.tile_n = 128;
   kernels.dq.tile_m = 128;
@@ -423,8 +424,8 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
 // heads, or one tile.
 TEST(Sm90BackwardLaunch, OrderedTiles) {
   BackwardKernels kernels;
-  kernels.main.family = Family::sm90;
-  kernels.main.ordered_dq = true;
+  kernels.main.own = Sm90Backward{};
+  kernels.main.as<Sm90Backward>().ordered_dq = true;
   kernels.main.tile_m = 64;
   kernels.main.tile_n = 128;
   alignas(256) std::byte workspace[256];
@@ -452,7 +453,7 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
   EXPECT_EQ(launch(8, 2048, false).params.heads_in_flight, 20);
   EXPECT_EQ(launch(8, 2048, true).params.heads_in_flight, 33) << "of 40 that fit the cache four rounds of 132 tiles";
   EXPECT_EQ(launch(8, 2048, true, 1, 100).params.heads_in_flight, 33);
-  kernels.main.cluster = 2;
+  kernels.main.own = Sm90BackwardPair{.ordered_dq = true};
   const BackwardLaunch pairs = launch(8, 8192, true);
   EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
   EXPECT_EQ(pairs.params.heads_in_flight, 10) << "nearly whole rounds of 66 pairs";

@@ -30,15 +30,16 @@ Problem problem_of(int d_qk, int d_v, bool causal, std::int64_t s_q) {
 void expect_fits(const KernelSpec& spec) {
   SCOPED_TRACE(canonical(spec));
   EXPECT_EQ(sm90_forward_refusal(spec), "");
-  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.family(), Family::sm90);
   EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
   const int warpgroups = spec.tile_m / 64;
   EXPECT_EQ(spec.threads(), (warpgroups + 1) * 128);
   constexpr int kRegisters[] = {255, 232, 160, 112};
   EXPECT_LE(sm90_forward_registers(spec) + 24, kRegisters[warpgroups - 1]);
   const int d = std::max(spec.d_qk, spec.d_v);
-  const bool drifts = warpgroups == 4 && spec.skips_hidden && spec.q_buffers == 2;
-  EXPECT_EQ(spec.take_turns, warpgroups > 1 && !drifts && (spec.causal || d <= 64 || d > 128 || warpgroups > 2));
+  const bool drifts = warpgroups == 4 && spec.as<Sm90Forward>().skips_hidden && spec.as<Sm90Forward>().q_buffers == 2;
+  EXPECT_EQ(spec.as<Sm90Forward>().take_turns,
+            warpgroups > 1 && !drifts && (spec.causal || d <= 64 || d > 128 || warpgroups > 2));
 }
 
 /// Whether planning throws invalid_argument and names `override`.
@@ -77,15 +78,15 @@ TEST(Sm90ForwardPlan, SkipsWhatIsHiddenWhereDiagonalTilesAreMany) {
     problem.s_kv = s;
     return plan_forward(problem, {});
   };
-  EXPECT_TRUE(plan_of(512, true).kernel.skips_hidden);
-  EXPECT_TRUE(plan_of(2048, true).kernel.skips_hidden);
-  EXPECT_FALSE(plan_of(4096, true).kernel.skips_hidden);
-  EXPECT_FALSE(plan_of(512, false).kernel.skips_hidden);
+  EXPECT_TRUE(plan_of(512, true).kernel.as<Sm90Forward>().skips_hidden);
+  EXPECT_TRUE(plan_of(2048, true).kernel.as<Sm90Forward>().skips_hidden);
+  EXPECT_FALSE(plan_of(4096, true).kernel.as<Sm90Forward>().skips_hidden);
+  EXPECT_FALSE(plan_of(512, false).kernel.as<Sm90Forward>().skips_hidden);
   // A store that holds kernels for long sequences alone serves short ones too.
   const auto differ_in_it = [](KernelSpec spec) {
-    spec.skips_hidden = !spec.skips_hidden;
-    spec.take_turns = !spec.skips_hidden;
-    spec.softmax_chunks = spec.skips_hidden ? 2 : 1;
+    spec.as<Sm90Forward>().skips_hidden = !spec.as<Sm90Forward>().skips_hidden;
+    spec.as<Sm90Forward>().take_turns = !spec.as<Sm90Forward>().skips_hidden;
+    spec.as<Sm90Forward>().softmax_chunks = spec.as<Sm90Forward>().skips_hidden ? 2 : 1;
     return spec;
   };
   for (const std::int64_t s : {512, 8192}) {
@@ -102,41 +103,44 @@ TEST(Sm90ForwardPlan, TakesLongCausalTilesFromACounter) {
     problem.b = b;
     return plan_forward(problem, {});
   };
-  EXPECT_FALSE(plan_of(160, 1280, true).kernel.dynamic) << "448 tiles, 4 rounds of 132";
-  EXPECT_TRUE(plan_of(160, 1280, true, 12).kernel.dynamic) << "1344 tiles, 11 rounds";
-  EXPECT_FALSE(plan_of(160, 1280, false, 12).kernel.dynamic);
-  EXPECT_FALSE(plan_of(160, 1024, true, 16).kernel.dynamic) << "1536 tiles, 12 rounds";
-  EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic);
-  EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic);
-  EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic);
-  EXPECT_TRUE(plan_of(64, 8192, true).kernel.dynamic);
-  EXPECT_TRUE(plan_of(256, 2048, true).kernel.dynamic);
+  EXPECT_FALSE(plan_of(160, 1280, true).kernel.dynamic()) << "448 tiles, 4 rounds of 132";
+  EXPECT_TRUE(plan_of(160, 1280, true, 12).kernel.dynamic()) << "1344 tiles, 11 rounds";
+  EXPECT_FALSE(plan_of(160, 1280, false, 12).kernel.dynamic());
+  EXPECT_FALSE(plan_of(160, 1024, true, 16).kernel.dynamic()) << "1536 tiles, 12 rounds";
+  EXPECT_TRUE(plan_of(128, 4096, true).kernel.dynamic());
+  EXPECT_FALSE(plan_of(128, 4096, false).kernel.dynamic());
+  EXPECT_FALSE(plan_of(64, 4096, true).kernel.dynamic());
+  EXPECT_TRUE(plan_of(64, 8192, true).kernel.dynamic());
+  EXPECT_TRUE(plan_of(256, 2048, true).kernel.dynamic());
   const ForwardPlan plan = plan_of(64, 8192, true);
   KernelSpec fixed = plan.kernel;
-  fixed.dynamic = false;
+  fixed.as<Sm90Forward>().dynamic = false;
   EXPECT_EQ(std::ranges::count(plan.alternatives, fixed), 1) << "a store may hold that of short sequences";
   Problem problem = problem_of(128, 128, true, 4096);
   problem.h_kv = 4;  // whose K and V four query heads share
-  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic);
+  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic());
   problem.h_kv = 16;
   problem.dropout = true;
-  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic);
+  EXPECT_FALSE(plan_forward(problem, {}).kernel.dynamic());
 }
 
 TEST(Sm90ForwardPlan, WarpgroupsEndAtTheirOwnRowsWhereTilesAreShorter) {
   KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), {}).kernel;
-  EXPECT_TRUE(spec.own_ends);
-  EXPECT_TRUE(plan_forward(problem_of(64, 64, false, 4096), {}).kernel.own_ends) << "where a tile's rows end";
-  EXPECT_FALSE(plan_forward(problem_of(256, 256, false, 4096), {}).kernel.own_ends) << "two warpgroups";
-  EXPECT_FALSE(plan_forward(problem_of(128, 128, true, 400), {}).kernel.own_ends) << "128 x 128: all end together";
-  spec.take_turns = false;
+  EXPECT_TRUE(spec.as<Sm90Forward>().own_ends);
+  EXPECT_TRUE(plan_forward(problem_of(64, 64, false, 4096), {}).kernel.as<Sm90Forward>().own_ends)
+      << "where a tile's rows end";
+  EXPECT_FALSE(plan_forward(problem_of(256, 256, false, 4096), {}).kernel.as<Sm90Forward>().own_ends)
+      << "two warpgroups";
+  EXPECT_FALSE(plan_forward(problem_of(128, 128, true, 400), {}).kernel.as<Sm90Forward>().own_ends)
+      << "128 x 128: all end together";
+  spec.as<Sm90Forward>().take_turns = false;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
-  spec.q_buffers = 1;
+  spec.as<Sm90Forward>().q_buffers = 1;
   EXPECT_NE(sm90_forward_refusal(spec), "") << "rows are exchanged from Q buffer to Q buffer";
-  spec.q_buffers = 2;
+  spec.as<Sm90Forward>().q_buffers = 2;
   spec.tile_m = 192;
   EXPECT_NE(sm90_forward_refusal(spec), "") << "three take turns";
-  spec.take_turns = true;
+  spec.as<Sm90Forward>().take_turns = true;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
   spec.causal = false;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
@@ -151,14 +155,14 @@ TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
   Problem problem = problem_of(128, 128, false, 4096);
   problem.variants = &alibi;
   const ForwardPlan plan = plan_forward(problem, {});
-  EXPECT_TRUE(plan.kernel.affine_reach);
-  EXPECT_TRUE(plan.kernel.dynamic) << "heads differ in what they reach";
+  EXPECT_TRUE(plan.kernel.affine_reach());
+  EXPECT_TRUE(plan.kernel.dynamic()) << "heads differ in what they reach";
   EXPECT_EQ(kernels_of(plan).back(), Alternatives{row_norms_spec(plan.kernel)});
   const auto reaches = [](const Problem& p, const KernelOverride& fixed = {}) {
     const KernelSpec kernel = plan_forward(p, fixed).kernel;
-    EXPECT_EQ(kernel.affine_reach, choose(p, fixed).affine_reach);
-    EXPECT_TRUE(!kernel.affine_reach || kernel.dynamic);
-    return kernel.affine_reach;
+    EXPECT_EQ(kernel.affine_reach(), choose(p, fixed).affine_reach);
+    EXPECT_TRUE(!kernel.affine_reach() || kernel.dynamic());
+    return kernel.affine_reach();
   };
   EXPECT_FALSE(reaches(problem, {.affine_reach = false}));
   Problem other = problem;
@@ -170,7 +174,7 @@ TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
   other.b = other.h_q = other.h_kv = 1;
   EXPECT_FALSE(reaches(other, {.affine_reach = true})) << "of splits of the keys";
   const auto refused = [](const Problem& p) {
-    EXPECT_FALSE(plan_forward(p, {}).kernel.affine_reach);
+    EXPECT_FALSE(plan_forward(p, {}).kernel.affine_reach());
     return refuses(p, {.affine_reach = true}, "affine_reach = true");
   };
   Variants changed = alibi;
@@ -227,21 +231,21 @@ TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
     problem.variants = &variants;
     return plan_forward(problem, fixed).kernel;
   };
-  EXPECT_TRUE(plan_of(128, alibi, {}).affine_product);
-  EXPECT_FALSE(plan_of(64, alibi, {}).affine_product);
-  EXPECT_TRUE(plan_of(64, alibi, {.affine_product = true}).affine_product);
+  EXPECT_TRUE(plan_of(128, alibi, {}).as<Sm90Forward>().affine_product);
+  EXPECT_FALSE(plan_of(64, alibi, {}).as<Sm90Forward>().affine_product);
+  EXPECT_TRUE(plan_of(64, alibi, {.affine_product = true}).as<Sm90Forward>().affine_product);
   const KernelSpec without = plan_of(128, alibi, {.affine_product = false});
-  EXPECT_FALSE(without.affine_product);
+  EXPECT_FALSE(without.as<Sm90Forward>().affine_product);
   KernelSpec with = without;
-  with.affine_product = true;
+  with.as<Sm90Forward>().affine_product = true;
   EXPECT_EQ(sm90_forward_shared_bytes(with), sm90_forward_shared_bytes(without) + 32 * with.tile_n);
   Variants other = alibi;
   other.affine = false;
-  EXPECT_FALSE(plan_of(128, other, {}).affine_product);
+  EXPECT_FALSE(plan_of(128, other, {}).as<Sm90Forward>().affine_product);
   Problem dropped = problem_of(128, 128, false, 4096);
   dropped.variants = &alibi;
   dropped.dropout = true;
-  EXPECT_FALSE(plan_forward(dropped, {}).kernel.affine_product) << "its operands spill";
+  EXPECT_FALSE(plan_forward(dropped, {}).kernel.as<Sm90Forward>().affine_product) << "its operands spill";
   EXPECT_THROW((void)plan_of(128, other, {.affine_product = true}), Error);
   with.positive_scale = false;
   EXPECT_NE(sm90_forward_refusal(with), "");
@@ -249,7 +253,7 @@ TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
 
 TEST(Sm90ForwardPlan, RefusesToSkipWhatIsNotHiddenByCausalityAlone) {
   KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), {}).kernel;
-  spec.skips_hidden = true;
+  spec.as<Sm90Forward>().skips_hidden = true;
   EXPECT_EQ(sm90_forward_refusal(spec), "");
   spec.causal = false;
   EXPECT_NE(sm90_forward_refusal(spec), "");
@@ -277,7 +281,7 @@ TEST(Sm90ForwardPlan, TakesTheMeasuredTiles) {
     EXPECT_EQ(spec.tile_m, row.tile_m);
     EXPECT_EQ(spec.tile_n, row.tile_n);
     EXPECT_EQ(spec.stages, row.stages);
-    EXPECT_EQ(spec.q_buffers, row.q_buffers);
+    EXPECT_EQ(spec.as<Sm90Forward>().q_buffers, row.q_buffers);
     EXPECT_FALSE(spec.split);
   }
   EXPECT_EQ(plan_forward(problem_of(128, 128, false, 64), {}).kernel.tile_m, 64);
@@ -348,7 +352,7 @@ TEST(Sm90ForwardPlan, ScoreFunctionsWithoutCapturesTakeTallTilesOfLongRows) {
 
 TEST(Sm90ForwardPlan, TheSoftmaxOfShortKvTilesIsInOnePiece) {
   const auto pieces_of = [](int d, bool causal, std::int64_t s) {
-    return plan_forward(problem_of(d, d, causal, s), {}).kernel.softmax_chunks;
+    return plan_forward(problem_of(d, d, causal, s), {}).kernel.as<Sm90Forward>().softmax_chunks;
   };
   EXPECT_EQ(pieces_of(64, false, 4096), 1);
   EXPECT_EQ(pieces_of(128, false, 4096), 1) << "192 x 80";
@@ -366,7 +370,7 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
   const auto is_exact = [](int d_qk, int d_v, std::int64_t s, const KernelOverride& fixed = {}) {
     const KernelSpec spec = plan_forward(problem_of(d_qk, d_v, true, s), fixed).kernel;
     EXPECT_EQ(sm90_forward_refusal(spec), "");
-    return spec.exact_max;
+    return spec.as<Sm90Forward>().exact_max;
   };
   EXPECT_TRUE(is_exact(128, 128, 1));
   EXPECT_TRUE(is_exact(128, 128, 1535));
@@ -389,16 +393,16 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
 
 TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {
   KernelSpec spec = plan_forward(problem_of(128, 128, true, 4096), {}).kernel;
-  spec.dynamic = false;
+  spec.as<Sm90Forward>().dynamic = false;
   EXPECT_TRUE(may_start_early(spec));
-  spec.dynamic = true;
+  spec.as<Sm90Forward>().dynamic = true;
   EXPECT_FALSE(may_start_early(spec)) << "the counter is cleared in front of it";
   EXPECT_FALSE(may_start_early(plan_forward(problem_of(128, 128, true, 4096), {.family = Family::sm80}).kernel));
 }
 
 TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
   Problem problem = problem_of(128, 128, false, 512);
-  const auto is_exact = [&] { return plan_forward(problem, {}).kernel.exact_max; };
+  const auto is_exact = [&] { return plan_forward(problem, {}).kernel.as<Sm90Forward>().exact_max; };
   const auto is_refused = [&] { return refuses(problem, {.exact_max = true}, "exact_max = true"); };
   problem.dropout = true;
   EXPECT_FALSE(is_exact());
@@ -473,8 +477,8 @@ constexpr Refusal kRefusals[] = {
     {"tile_n = 24: accepted are multiples of 16", [](KernelSpec& spec) { spec.tile_n = 24; }},
     {"tile_n = 272", [](KernelSpec& spec) { spec.tile_n = 272; }},
     {"stages = 1: accepted are 2 to 7", [](KernelSpec& spec) { spec.stages = 1; }},
-    {"q_buffers = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.q_buffers = 3; }},
-    {"q_buffers = 0", [](KernelSpec& spec) { spec.q_buffers = 0; }},
+    {"q_buffers = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.as<Sm90Forward>().q_buffers = 3; }},
+    {"q_buffers = 0", [](KernelSpec& spec) { spec.as<Sm90Forward>().q_buffers = 0; }},
     {"take_turns = true", [](KernelSpec& spec) { spec.tile_m = 64; }},
     {"bytes of shared memory; sm_90a offers 232448", [](KernelSpec& spec) { spec.stages = 7; }},
     {"registers of fragments a thread; at most 208 fit", [](KernelSpec& spec) { spec.tile_n = 208; }},
@@ -483,7 +487,7 @@ constexpr Refusal kRefusals[] = {
      [](KernelSpec& spec) {
        spec.tile_m = 192;
        spec.tile_n = 64;
-       spec.exact_max = false;
+       spec.as<Sm90Forward>().exact_max = false;
        spec.dropout = true;
      }},
     {"registers of fragments a thread; at most 84 fit",
@@ -508,12 +512,12 @@ TEST(Sm90ForwardRefusal, NamesTheLimit) {
 TEST(Sm90ForwardSpec, TakesWhatTheOverrideFixes) {
   const KernelOverride fixed = {.tile_m = 128, .tile_n = 64, .stages = 3, .q_buffers = 1, .take_turns = false};
   const KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), fixed).kernel;
-  EXPECT_EQ(spec.family, Family::sm90);
+  EXPECT_EQ(spec.family(), Family::sm90);
   EXPECT_EQ(spec.tile_m, 128);
   EXPECT_EQ(spec.tile_n, 64);
   EXPECT_EQ(spec.stages, 3);
-  EXPECT_EQ(spec.q_buffers, 1);
-  EXPECT_FALSE(spec.take_turns);
+  EXPECT_EQ(spec.as<Sm90Forward>().q_buffers, 1);
+  EXPECT_FALSE(spec.as<Sm90Forward>().take_turns);
 }
 
 TEST(Sm90ForwardSpec, RefusesAnOverrideAsABadArgument) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "files.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -32,7 +33,7 @@ plan::KernelSpec forward_spec() {
 
 plan::KernelSpec sm90_forward_spec() {
   plan::KernelSpec spec;
-  spec.family = Family::sm90;
+  spec.own = plan::Sm90Forward{};
   spec.arch = plan::parse_arch("sm_90a");
   spec.dtype = DType::f16;
   spec.d_qk = 192;
@@ -42,15 +43,15 @@ plan::KernelSpec sm90_forward_spec() {
   spec.tile_n = 112;
   spec.warps = 12;
   spec.stages = 2;
-  spec.q_buffers = 1;
-  spec.softmax_chunks = 2;
-  spec.take_turns = true;
+  spec.as<plan::Sm90Forward>().q_buffers = 1;
+  spec.as<plan::Sm90Forward>().softmax_chunks = 2;
+  spec.as<plan::Sm90Forward>().take_turns = true;
   return spec;
 }
 
 plan::KernelSpec combine_spec() {
   plan::KernelSpec spec;
-  spec.op = plan::Op::combine;
+  spec.own = plan::ForwardCombine{};
   spec.arch = plan::parse_arch("sm_80");
   spec.dtype = DType::f16;
   spec.d_v = 72;
@@ -60,7 +61,7 @@ plan::KernelSpec combine_spec() {
 
 plan::KernelSpec backward_spec() {
   plan::KernelSpec spec;
-  spec.op = plan::Op::backward;
+  spec.own = plan::Sm80Backward{};
   spec.arch = plan::parse_arch("sm_90a");
   spec.dtype = DType::bf16;
   spec.d_qk = 192;
@@ -70,15 +71,14 @@ plan::KernelSpec backward_spec() {
   spec.tile_n = 64;
   spec.warps = 8;
   spec.warps_n = 4;
-  spec.dq_warps_m = 2;
+  spec.as<plan::Sm80Backward>().dq_warps_m = 2;
   spec.stages = 2;
   return spec;
 }
 
 plan::KernelSpec sm90_backward_spec() {
   plan::KernelSpec spec;
-  spec.op = plan::Op::backward;
-  spec.family = Family::sm90;
+  spec.own = plan::Sm90Backward{};
   spec.arch = plan::parse_arch("sm_90a");
   spec.dtype = DType::f16;
   spec.d_qk = 128;
@@ -96,20 +96,20 @@ plan::KernelSpec sm90_backward_pair_spec() {
   spec.d_qk = 256;
   spec.d_v = 192;
   spec.warps = 16;
-  spec.cluster = 2;
+  spec.own = plan::Sm90BackwardPair{};
   return spec;
 }
 
 plan::KernelSpec backward_spec(plan::Op op) {
   plan::KernelSpec spec = backward_spec();
-  spec.op = op;
+  spec.own = plan::own_of(op);
   if (op == plan::Op::backward_dq) spec.warps = 4;
   return spec;
 }
 
 plan::KernelSpec clear_spec() {
   plan::KernelSpec spec;
-  spec.op = plan::Op::clear_padding;
+  spec.own = plan::ClearPadding{};
   spec.arch = plan::parse_arch("sm_80");
   spec.dtype = DType::f16;
   spec.warps = 4;
@@ -156,7 +156,7 @@ TEST(Render, CombineUnitIsGolden) {
 
 TEST(Render, BackwardUnitsAreGolden) {
   for (const plan::KernelSpec& spec : all_specs()) {
-    if (spec.op == plan::Op::forward || spec.op == plan::Op::combine) continue;
+    if (spec.op() == plan::Op::forward || spec.op() == plan::Op::combine) continue;
     expect_golden(kernel_name(spec).substr(3) + ".cu", render(spec).unit);
   }
 }
@@ -200,40 +200,49 @@ void expect_reach_the_kernel(const plan::KernelSpec& original, const std::vector
 
 TEST(Render, WhatTheKernelDependsOnReachesIt) {
   using Spec = plan::KernelSpec;
-  expect_reach_the_kernel(sm90_forward_spec(), {
-                                                   [](Spec& spec) { spec.dtype = DType::bf16; },
-                                                   [](Spec& spec) { spec.d_qk = 128; },
-                                                   [](Spec& spec) { spec.d_v = 64; },
-                                                   [](Spec& spec) { spec.causal = false; },
-                                                   [](Spec& spec) { spec.positive_scale = false; },
-                                                   [](Spec& spec) { spec.tile_m = 192; },
-                                                   [](Spec& spec) { spec.tile_n = 96; },
-                                                   [](Spec& spec) { spec.stages = 3; },
-                                                   [](Spec& spec) { spec.q_buffers = 2; },
-                                                   [](Spec& spec) { spec.softmax_chunks = 1; },
-                                                   [](Spec& spec) { spec.take_turns = false; },
-                                                   [](Spec& spec) { spec.skips_hidden = true; },
-                                                   [](Spec& spec) { spec.own_ends = true; },
-                                                   [](Spec& spec) { spec.dynamic = true; },
-                                                   [](Spec& spec) { spec.affine_product = true; },
-                                                   [](Spec& spec) { spec.affine_reach = true; },
-                                                   [](Spec& spec) { spec.exact_max = true; },
-                                                   [](Spec& spec) { spec.pack_gqa = true; },
-                                                   [](Spec& spec) { spec.split = true; },
-                                               });
-  expect_reach_the_kernel(
-      forward_spec(), {
-                          [](Spec& spec) { spec.dtype = DType::f16; }, [](Spec& spec) { spec.dtype = DType::f32; },
-                          [](Spec& spec) { spec.d_qk = 8; },           [](Spec& spec) { spec.d_v = 8; },
-                          [](Spec& spec) { spec.causal = false; },     [](Spec& spec) { spec.positive_scale = false; },
-                          [](Spec& spec) { spec.aligned = false; },    [](Spec& spec) { spec.tile_m = 256; },
-                          [](Spec& spec) { spec.tile_n = 16; },        [](Spec& spec) { spec.warps = 4; },
-                          [](Spec& spec) { spec.stages = 1; },         [](Spec& spec) { spec.q_in_registers = true; },
-                          [](Spec& spec) { spec.loop_bodies = 2; },    [](Spec& spec) { spec.pack_gqa = true; },
-                          [](Spec& spec) { spec.split = true; },       [](Spec& spec) { spec.varlen = true; },
-                          [](Spec& spec) { spec.dropout = true; },     [](Spec& spec) { spec.warps_n = 2; },
-                          [](Spec& spec) { spec.min_blocks = 2; },
-                      });
+  expect_reach_the_kernel(sm90_forward_spec(),
+                          {
+                              [](Spec& spec) { spec.dtype = DType::bf16; },
+                              [](Spec& spec) { spec.d_qk = 128; },
+                              [](Spec& spec) { spec.d_v = 64; },
+                              [](Spec& spec) { spec.causal = false; },
+                              [](Spec& spec) { spec.positive_scale = false; },
+                              [](Spec& spec) { spec.tile_m = 192; },
+                              [](Spec& spec) { spec.tile_n = 96; },
+                              [](Spec& spec) { spec.stages = 3; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().q_buffers = 2; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().softmax_chunks = 1; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().take_turns = false; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().skips_hidden = true; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().own_ends = true; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().dynamic = true; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().affine_product = true; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().affine_reach = true; },
+                              [](Spec& spec) { spec.as<plan::Sm90Forward>().exact_max = true; },
+                              [](Spec& spec) { spec.pack_gqa = true; },
+                              [](Spec& spec) { spec.split = true; },
+                          });
+  expect_reach_the_kernel(forward_spec(), {
+                                              [](Spec& spec) { spec.dtype = DType::f16; },
+                                              [](Spec& spec) { spec.dtype = DType::f32; },
+                                              [](Spec& spec) { spec.d_qk = 8; },
+                                              [](Spec& spec) { spec.d_v = 8; },
+                                              [](Spec& spec) { spec.causal = false; },
+                                              [](Spec& spec) { spec.positive_scale = false; },
+                                              [](Spec& spec) { spec.aligned = false; },
+                                              [](Spec& spec) { spec.tile_m = 256; },
+                                              [](Spec& spec) { spec.tile_n = 16; },
+                                              [](Spec& spec) { spec.warps = 4; },
+                                              [](Spec& spec) { spec.stages = 1; },
+                                              [](Spec& spec) { spec.as<plan::Sm80Forward>().q_in_registers = true; },
+                                              [](Spec& spec) { spec.as<plan::Sm80Forward>().loop_bodies = 2; },
+                                              [](Spec& spec) { spec.pack_gqa = true; },
+                                              [](Spec& spec) { spec.split = true; },
+                                              [](Spec& spec) { spec.varlen = true; },
+                                              [](Spec& spec) { spec.dropout = true; },
+                                              [](Spec& spec) { spec.warps_n = 2; },
+                                              [](Spec& spec) { spec.min_blocks = 2; },
+                                          });
 }
 
 /// A variant is a line of the unit; without it the unit has no trace of it.
@@ -284,28 +293,28 @@ TEST(Render, WhatTheBackwardDependsOnReachesIt) {
                                                          [](Spec& spec) { spec.stages = 3; },
                                                          [](Spec& spec) { spec.write_dq = false; },
                                                          [](Spec& spec) { spec.split = true; },
-                                                         [](Spec& spec) { spec.cluster = 4; },
                                                      });
-  expect_reach_the_kernel(backward_spec(), {
-                                               [](Spec& spec) { spec.arch = plan::parse_arch("sm_80"); },
-                                               [](Spec& spec) { spec.dtype = DType::f16; },
-                                               [](Spec& spec) { spec.d_qk = 8; },
-                                               [](Spec& spec) { spec.d_v = 8; },
-                                               [](Spec& spec) { spec.causal = false; },
-                                               [](Spec& spec) { spec.aligned = false; },
-                                               [](Spec& spec) { spec.tile_m = 32; },
-                                               [](Spec& spec) { spec.tile_n = 128; },
-                                               [](Spec& spec) { spec.warps = 4; },
-                                               [](Spec& spec) { spec.warps_n = 2; },
-                                               [](Spec& spec) { spec.dq_warps_m = 4; },
-                                               [](Spec& spec) { spec.varlen = true; },
-                                               [](Spec& spec) { spec.dropout = true; },
-                                               [](Spec& spec) { spec.stages = 1; },
-                                               [](Spec& spec) { spec.operands_in_registers = 1; },
-                                               [](Spec& spec) { spec.write_dq = false; },
-                                               [](Spec& spec) { spec.split = true; },
-                                               [](Spec& spec) { spec.min_blocks = 2; },
-                                           });
+  expect_reach_the_kernel(backward_spec(),
+                          {
+                              [](Spec& spec) { spec.arch = plan::parse_arch("sm_80"); },
+                              [](Spec& spec) { spec.dtype = DType::f16; },
+                              [](Spec& spec) { spec.d_qk = 8; },
+                              [](Spec& spec) { spec.d_v = 8; },
+                              [](Spec& spec) { spec.causal = false; },
+                              [](Spec& spec) { spec.aligned = false; },
+                              [](Spec& spec) { spec.tile_m = 32; },
+                              [](Spec& spec) { spec.tile_n = 128; },
+                              [](Spec& spec) { spec.warps = 4; },
+                              [](Spec& spec) { spec.warps_n = 2; },
+                              [](Spec& spec) { spec.as<plan::Sm80Backward>().dq_warps_m = 4; },
+                              [](Spec& spec) { spec.varlen = true; },
+                              [](Spec& spec) { spec.dropout = true; },
+                              [](Spec& spec) { spec.stages = 1; },
+                              [](Spec& spec) { spec.as<plan::Sm80Backward>().operands_in_registers = 1; },
+                              [](Spec& spec) { spec.write_dq = false; },
+                              [](Spec& spec) { spec.split = true; },
+                              [](Spec& spec) { spec.min_blocks = 2; },
+                          });
   expect_reach_the_kernel(backward_spec(plan::Op::backward_dq), {
                                                                     [](Spec& spec) { spec.dtype = DType::f16; },
                                                                     [](Spec& spec) { spec.d_qk = 8; },
@@ -404,7 +413,7 @@ TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {
   }
   const TemplateSet included(headers);
   for (const plan::KernelSpec& spec : all_specs()) {
-    const bool its_own = spec.family == Family::sm90 && spec.op == plan::Op::forward;
+    const bool its_own = spec.family() == Family::sm90 && spec.op() == plan::Op::forward;
     EXPECT_EQ(included.included_by(unit_of(spec)).digest != templates_digest(unit_of(spec)), its_own)
         << canonical(spec);
   }
@@ -425,7 +434,7 @@ TEST(Flatten, PastesEachIncludedHeaderOnce) {
     EXPECT_EQ(count_of(flat, "struct Config {"), 1);
     for (const Family family : {Family::sm80, Family::sm90}) {
       const char* header = family == Family::sm80 ? "sm80/sm80_forward.cuh" : "sm90/sm90_forward.cuh";
-      const bool its_own = spec.op == plan::Op::forward && spec.family == family;
+      const bool its_own = spec.op() == plan::Op::forward && spec.family() == family;
       EXPECT_EQ(count_of(flat, "#define " + guard_of(header) + "\n"), its_own ? 1 : 0) << canonical(spec);
     }
   }

@@ -1,6 +1,7 @@
 // What the families offer a tuner, on every architecture.
 
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 
 #include <gtest/gtest.h>
 
@@ -31,24 +32,16 @@ Problem problem(const char* arch, DType dtype, int d_qk, int d_v, std::int64_t s
   return result;
 }
 
-std::string refusal(const KernelSpec& spec) {
-  const bool hopper = spec.family == Family::sm90;
-  if (spec.op == Op::backward) return hopper ? sm90_backward_refusal(spec) : sm80_backward_refusal(spec);
-  return hopper ? sm90_forward_refusal(spec) : sm80_forward_refusal(spec);
-}
-
 /// Everything about a spec that the problem fixes, and no tuner may change.
 KernelSpec without_tile(KernelSpec spec) {
-  spec.family = Family::automatic;
-  spec.tile_m = spec.tile_n = spec.warps = spec.stages = 0;
-  spec.q_in_registers = false;
-  spec.loop_bodies = spec.substeps = spec.min_blocks = 1;
-  spec.warps_n = spec.dq_warps_m = spec.q_buffers = 0;
-  spec.delayed_dq = spec.take_turns = spec.skips_hidden = spec.own_ends = false;
-  spec.exact_max = false;  // which sm80 kernels need not say: expect_valid looks at it
-  spec.softmax_chunks = 1;
-  spec.conditional_rescale = true;
+  spec.own = {};
+  spec.tile_m = spec.tile_n = spec.warps = spec.warps_n = spec.stages = 0;
+  spec.min_blocks = 1;
   return spec;
+}
+
+bool is_exact(const KernelSpec& spec) {
+  return spec.is<Sm90Forward>() && spec.as<Sm90Forward>().exact_max;
 }
 
 class Candidates : public ::testing::TestWithParam<const char*> {};
@@ -58,11 +51,12 @@ void expect_valid(const std::vector<KernelSpec>& specs, const KernelSpec& first)
   EXPECT_EQ(specs.front(), first);
   std::set<std::string> texts;
   for (const KernelSpec& spec : specs) {
-    EXPECT_EQ(refusal(spec), "") << canonical(spec);
+    EXPECT_EQ(plan::refusal(spec), "") << canonical(spec);
     EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block);
     EXPECT_TRUE(texts.insert(canonical(spec)).second) << "twice: " << canonical(spec);
     EXPECT_EQ(without_tile(spec), without_tile(first)) << canonical(spec);
-    EXPECT_EQ(spec.exact_max, spec.family == first.family && first.exact_max) << canonical(spec);
+    EXPECT_TRUE(!spec.is<Sm90Forward>() || is_exact(spec) == is_exact(first)) << canonical(spec);
+    EXPECT_EQ(spec.ordered_dq(), first.ordered_dq()) << canonical(spec);
   }
 }
 
@@ -78,7 +72,7 @@ TEST_P(Candidates, AreValidDistinctAndServeTheSameCalls) {
           SCOPED_TRACE(canonical(forward));
           expect_valid(specs, forward);
           const auto cuts_groups = [&](const KernelSpec& spec) {
-            return spec.family == Family::sm90 && spec.pack_gqa && spec.tile_m % (p.h_q / p.h_kv) != 0;
+            return spec.family() == Family::sm90 && spec.pack_gqa && spec.tile_m % (p.h_q / p.h_kv) != 0;
           };
           EXPECT_TRUE(std::ranges::none_of(specs, cuts_groups));
           for (const bool deterministic : {false, true}) {
@@ -109,8 +103,8 @@ TEST(CandidateOrder, OffersAChoiceAndKeepsToTheNumber) {
       EXPECT_GE(tiles.size(), 4U);
       const KernelSpec backward = plan_backward(p, {}, false).main.front();
       const std::size_t all = backward_candidates(p, {}, backward, kAll).size();
-      EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), backward.family == Family::sm80 ? 10 : all);
-      const bool pair = backward.cluster > 1;  // one kernel fits
+      EXPECT_EQ(backward_candidates(p, {}, backward, 10).size(), backward.family() == Family::sm80 ? 10 : all);
+      const bool pair = backward.cluster() > 1;  // one kernel fits
       EXPECT_EQ(backward_candidates(p, {}, backward, 2).size(), pair ? 1U : 2U);
     }
   }
@@ -138,7 +132,7 @@ TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
       p.causal = true;
       const KernelSpec planned = plan_backward(p, {}, deterministic).main.front();
       SCOPED_TRACE(canonical(planned));
-      ASSERT_EQ(planned.family, Family::sm90);
+      ASSERT_EQ(planned.family(), Family::sm90);
       const fa::plan::Candidates candidates = sm90_backward_candidates(p, choose_backward(p, {}), deterministic);
       const auto own = std::ranges::find(candidates, planned, &Candidate::spec);
       ASSERT_NE(own, candidates.end());
@@ -147,7 +141,7 @@ TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
       std::set<std::pair<int, int>> tiles;
       std::set<int> stages;
       for (const Candidate& candidate : candidates) {
-        EXPECT_EQ(candidate.spec.family, Family::sm90);
+        EXPECT_EQ(candidate.spec.family(), Family::sm90);
         EXPECT_GT(candidate.cost, 0);
         tiles.emplace(candidate.spec.tile_m, candidate.spec.tile_n);
         stages.insert(candidate.spec.stages);
@@ -162,10 +156,10 @@ TEST(CandidateOrder, AFixedFamilyStays) {
   const Problem p = problem("sm_90a", DType::bf16, 128, 128, 4096, 16);
   const KernelOverride fixed{.family = Family::sm80};
   for (const KernelSpec& spec : forward_candidates(p, fixed, plan_forward(p, fixed).kernel, kAll)) {
-    EXPECT_EQ(spec.family, Family::sm80);
+    EXPECT_EQ(spec.family(), Family::sm80);
   }
   for (const KernelSpec& spec : backward_candidates(p, fixed, plan_backward(p, fixed, false).main.front(), kAll)) {
-    EXPECT_EQ(spec.family, Family::sm80);
+    EXPECT_EQ(spec.family(), Family::sm80);
   }
   EXPECT_TRUE(tunable_override(fixed));
   EXPECT_FALSE(tunable_override({.tile_n = 64}));
@@ -194,7 +188,7 @@ TEST(CandidateOrder, FewQueryRowsMayRunOnEitherFamily) {
   const Problem p = problem("sm_90a", DType::bf16, 128, 128, 1, 16);
   std::set<Family> families;
   for (const KernelSpec& spec : forward_candidates(p, {}, plan_forward(p, {}).kernel, kAll))
-    families.insert(spec.family);
+    families.insert(spec.family());
   EXPECT_EQ(families.size(), 2U);
 }
 

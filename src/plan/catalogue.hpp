@@ -1,0 +1,114 @@
+#ifndef FA_SRC_PLAN_CATALOGUE_HPP_
+#define FA_SRC_PLAN_CATALOGUE_HPP_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "expression/emit.hpp"
+#include "plan/candidates.hpp"
+#include "plan/field.hpp"
+#include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
+
+namespace fa::plan {
+
+/// Everything that the library knows about a kernel but how it computes: an entry of the catalogue. Each stands in
+/// kernels/, beside the kernel's own fields and their list.
+struct Kernel {
+  /// What a rendered unit is made of.
+  struct Unit {
+    const char* header;
+    const char* params;            ///< what it is launched with, of namespace fa::kernel
+    const char* variant_params;    ///< likewise, where a spec has variants
+    const char* function;          ///< template over Config that the kernel calls
+    const char* room = nullptr;    ///< template over Config with kSharedBytes, if the kernel has shared memory
+    bool asserts_threads = false;  ///< that room's kThreads
+    bool has_element = true;       ///< Config names the tensors' element
+    /// Which part of a spec's functions stands in the source.
+    expression::Part part = expression::Part::values;
+  };
+
+  std::string_view name;          ///< "sm90_forward": how canonical texts begin
+  std::string_view entry = name;  ///< behind "fa_", the entry point
+  Op op = Op::forward;
+  Family family = Family::automatic;  ///< automatic: it serves every family
+  Unit unit{};
+  std::span<const Field> fields;
+  int cluster = 1;                                      ///< thread blocks that share a tile
+  bool persistent = false;                              ///< blocks stay for all the tiles that they take
+  bool tensor_maps = false;                             ///< its parameters begin with tensor maps
+  int (*shared_bytes)(const KernelSpec&) = nullptr;     ///< dynamic, of a thread block; nullptr: none
+  std::string (*refusal)(const KernelSpec&) = nullptr;  ///< why it cannot be built; nullptr: it always can
+  /// Resident thread blocks a multiprocessor, where the spec says how many; nullptr: one.
+  int (*resident_blocks)(const KernelSpec&) = nullptr;
+  /// Whether it may be launched before the kernel in front is complete (early_start.hpp); nullptr: never.
+  bool (*starts_early)(const KernelSpec&) = nullptr;
+};
+
+/// All kernels.
+std::span<const Kernel* const> catalogue() noexcept;
+
+/// The own part of a spec of the kernel that does `op`, in `family` where families differ.
+KernelSpec::Own own_of(Op op, Family family = Family::sm80);
+
+/// Why a kernel cannot be built, with the limit that it breaks; empty when it can.
+std::string refusal(const KernelSpec& spec);
+
+/// How a family computes a forward: what the planner asks for each.
+struct ForwardFamily {
+  Family family;
+  const char* name;
+  /// Thread blocks from which on the keys of a query tile are not split.
+  std::int64_t enough_blocks;
+  bool has_counter = false;  ///< blocks may take query tiles from a counter
+  /// What it needs of the architecture and the dtype, and what of a call, that the problem has not. nullptr: it serves
+  /// every problem.
+  const char* (*misfit)(const Problem&) noexcept = nullptr;
+  const char* (*obstacle)(const Problem&) noexcept = nullptr;
+  /// Whether it has the fields that an override fixes; nullptr: it follows of any what it can.
+  bool (*follows)(const KernelOverride&) noexcept = nullptr;
+  /// Whether the query heads that `choice` packs fill its tiles; nullptr: always.
+  bool (*packs)(const Problem&, const KernelOverride&, const Choice&) noexcept = nullptr;
+  /// Keys out of an affine score function's reach may be left out; nullptr: never.
+  bool (*may_have_reach)(const Problem&) noexcept = nullptr;
+  /// Adds to the choice which of its kernels the shapes want; the rows of a query tile.
+  int (*decide)(const Problem&, const KernelOverride&, Choice&) noexcept;
+  std::vector<KernelSpec> (*specs)(const Problem&, const KernelOverride&, const Choice&);
+  bool (*fits)(const Problem&, const KernelOverride&, const Choice&) = nullptr;  ///< nullptr: not asked
+  Candidates (*candidates)(const Problem&, const Choice&);
+};
+
+/// In order of preference; the last one serves what no other does.
+std::span<const ForwardFamily* const> forward_families() noexcept;
+const ForwardFamily& forward_family(Family family) noexcept;
+
+/// How a family computes a backward.
+struct BackwardFamily {
+  Family family;
+  const char* name;
+  std::int64_t (*enough_blocks)(const Problem&) noexcept;
+  std::int64_t rows_together;  ///< of a dense batch's row statistics, which tiles read whole
+  bool orders_dq = false;      ///< its key tiles can add to dQ in one order
+  const char* (*misfit)(const Problem&) noexcept = nullptr;
+  const char* (*obstacle)(const Problem&) noexcept = nullptr;
+  bool (*follows)(const KernelOverride&) noexcept = nullptr;
+  /// Whether all of its kernels may spill for a problem, so that the last family's stand behind them; nullptr: never.
+  bool (*may_spill)(const Problem&) noexcept = nullptr;
+  std::vector<KernelSpec> (*specs)(const Problem&, const KernelOverride&, const BackwardChoice&, bool deterministic);
+  bool (*fits)(const Problem&, const KernelOverride&, bool deterministic) = nullptr;
+  Candidates (*candidates)(const Problem&, const BackwardChoice&, bool deterministic);
+};
+
+std::span<const BackwardFamily* const> backward_families() noexcept;
+const BackwardFamily& backward_family(Family family) noexcept;
+
+/// Why the family that serves a problem's usual calls does not serve this one, and another does; nullptr when it does,
+/// or an override wants the other.
+const char* forward_detour(const Problem& problem, const KernelOverride& fixed) noexcept;
+const char* backward_detour(const Problem& problem, const KernelOverride& fixed) noexcept;
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_CATALOGUE_HPP_

@@ -1,0 +1,72 @@
+#include "plan/sm80_forward.hpp"
+
+#include "plan/catalogue.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr Field kFields[] = {
+    field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
+    field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
+    field<&SpecHead::causal>("causal").as("kCausal"),
+    field<&SpecHead::positive_scale>("positive_scale").as("kPositiveScale"),
+    field<&SpecHead::aligned>("aligned").as("kAligned", "rows start at multiples of 16 bytes"),
+    field<&SpecHead::tile_m>("tile_m")
+        .as("kTileM", "query rows of a thread block")
+        .open("Query rows of a thread block"),
+    field<&SpecHead::tile_n>("tile_n")
+        .as("kTileN", "keys of a main-loop step")
+        .open("Keys of one step of the main loop"),
+    field<&SpecHead::warps>("warps").as("kWarps").open("Warps of a thread block"),
+    field<&SpecHead::stages>("stages").as("kStages", "K and V tiles in flight").open("K and V tiles in flight"),
+    field<&Sm80Forward::q_in_registers>("q_in_registers").as("kQInRegisters").open("Keep the query tile in registers"),
+    field<&Sm80Forward::loop_bodies>("loop_bodies")
+        .as("kLoopBodies")
+        .open("1: masked and plain tiles share a loop body, 2: one each"),
+    field<&Sm80Forward::conditional_rescale>("conditional_rescale").as("kConditionalRescale"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile"),
+    field<&SpecHead::split>("split").as("kSplit"),
+    field<&SpecHead::min_blocks>("min_blocks"),
+    field<&SpecHead::warps_n>("warps_n")
+        .when_set()
+        .as("kWarpsN", "share rows")
+        .open("2: pairs of warps share query rows, 1: none do"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+};
+static_assert(is_complete<Sm80Forward>(kFields));
+
+constexpr Kernel kKernel{
+    .name = "sm80_forward",
+    .op = Op::forward,
+    .family = Family::sm80,
+    .unit = {.header = "sm80/sm80_forward.cuh",
+             .params = "ForwardParams",
+             .variant_params = "ForwardVariantParams",
+             .function = "sm80::forward",
+             .room = "sm80::Forward"},
+    .fields = kFields,
+    .shared_bytes = sm80_forward_shared_bytes,
+    .refusal = sm80_forward_refusal,
+    .resident_blocks = sm80_forward_resident_blocks,
+};
+
+}  // namespace
+
+constinit const ForwardFamily kSm80ForwardFamily{
+    .family = Family::sm80,
+    .name = "sm80",
+    // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
+    .enough_blocks = 192,
+    .decide = [](const Problem&, const KernelOverride&,
+                 Choice& choice) noexcept { return choice.short_query ? 64 : 128; },
+    .specs = sm80_forward_specs,
+    .fits = sm80_forward_fits,
+    .candidates = sm80_forward_candidates,
+};
+
+const Kernel& Sm80Forward::kernel() noexcept {
+  return kKernel;
+}
+
+}  // namespace fa::plan

@@ -1,0 +1,20 @@
+#ifndef FA_SRC_PLAN_KERNELS_SM80_FORWARD_HPP_
+#define FA_SRC_PLAN_KERNELS_SM80_FORWARD_HPP_
+
+namespace fa::plan {
+
+struct Kernel;
+
+/// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: 2: warps in pairs share their rows.
+struct Sm80Forward {
+  bool q_in_registers = false;
+  int loop_bodies = 1;
+  bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
+
+  static const Kernel& kernel() noexcept;
+  friend bool operator==(const Sm80Forward&, const Sm80Forward&) = default;
+};
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_KERNELS_SM80_FORWARD_HPP_

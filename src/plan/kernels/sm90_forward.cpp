@@ -1,0 +1,105 @@
+#include "plan/sm90_forward.hpp"
+
+#include "plan/catalogue.hpp"
+#include "plan/early_start.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr Field kFields[] = {
+    field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
+    field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
+    field<&SpecHead::causal>("causal").as("kCausal"),
+    field<&SpecHead::positive_scale>("positive_scale").as("kPositiveScale"),
+    field<&SpecHead::tile_m>("tile_m").as("kTileM", "query rows of a tile").open("Query rows of a thread block"),
+    field<&SpecHead::tile_n>("tile_n")
+        .as("kTileN", "keys of a main-loop step")
+        .open("Keys of one step of the main loop"),
+    field<&SpecHead::stages>("stages").as("kStages", "K and V tiles in flight").open("K and V tiles in flight"),
+    field<&Sm90Forward::q_buffers>("q_buffers").as("kQBuffers", "query tiles in flight").open("Query tiles in flight"),
+    field<&Sm90Forward::softmax_chunks>("softmax_chunks").as("kSoftmaxChunks", "of a KV tile").at(Field::Place::flags),
+    field<&Sm90Forward::take_turns>("take_turns")
+        .as("kTakeTurns", "at the tensor cores")
+        .open("Warpgroups feed the tensor cores in turn"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile"),
+    field<&SpecHead::split>("split").as("kSplit"),
+    field<&SpecHead::min_blocks>("min_blocks"),
+    field<&Sm90Forward::skips_hidden>("skips_hidden")
+        .when_set()
+        .as("kSkipsHidden", "pieces of tiles behind the diagonal"),
+    field<&Sm90Forward::own_ends>("own_ends").when_set().as("kOwnEnds", "of each warpgroup's KV tiles"),
+    field<&Sm90Forward::dynamic>("dynamic").when_set().as("kDynamic", "query tiles come from a counter"),
+    field<&Sm90Forward::affine_product>("affine_product")
+        .when_set()
+        .as("kAffineProduct", "of an affine score function")
+        .open("The tensor cores add an affine score function"),
+    field<&Sm90Forward::affine_reach>("affine_reach")
+        .when_set()
+        .as("kAffineReach", "limits the KV tiles")
+        .open("Keys out of an affine score function's reach are left out"),
+    field<&Sm90Forward::exact_max>("exact_max")
+        .when_set()
+        .as("kExactMax", "of a row's scores")
+        .open("P is relative to the exact maximum of a row's scores"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+};
+static_assert(is_complete<Sm90Forward>(kFields));
+
+/// The counter of dynamic kernels is cleared in front of them.
+bool starts_early(const KernelSpec& spec) {
+  return !spec.as<Sm90Forward>().dynamic;
+}
+
+/// Whether an override leaves alone what other kernels have.
+bool follows(const KernelOverride& fixed) noexcept {
+  return fixed.warps == 0 && fixed.loop_bodies == 0 && fixed.warps_n == 0 && !fixed.q_in_registers;
+}
+
+/// The copy engine brings whole groups.
+bool packs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
+  return sm90_forward_tile_m(problem, fixed, choice) % (problem.h_q / problem.h_kv) == 0;
+}
+
+constexpr Kernel kKernel{
+    .name = "sm90_forward",
+    .op = Op::forward,
+    .family = Family::sm90,
+    .unit = {.header = "sm90/sm90_forward.cuh",
+             .params = "Sm90ForwardParams",
+             .variant_params = "Sm90ForwardVariantParams",
+             .function = "sm90::forward",
+             .room = "sm90::Forward",
+             .asserts_threads = true},
+    .fields = kFields,
+    .persistent = true,
+    .tensor_maps = true,
+    .shared_bytes = sm90_forward_shared_bytes,
+    .refusal = sm90_forward_refusal,
+    .starts_early = starts_early,
+};
+
+}  // namespace
+
+constinit const ForwardFamily kSm90ForwardFamily{
+    .family = Family::sm90,
+    .name = "sm90",
+    // Blocks stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run twice as long as
+    // others.
+    .enough_blocks = 132,
+    .has_counter = true,
+    .misfit = sm90_forward_misfit,
+    .obstacle = sm90_forward_obstacle,
+    .follows = follows,
+    .packs = packs,
+    .may_have_reach = sm90_forward_may_have_reach,
+    .decide = sm90_forward_decide,
+    .specs = sm90_forward_specs,
+    .candidates = sm90_forward_candidates,
+};
+
+const Kernel& Sm90Forward::kernel() noexcept {
+  return kKernel;
+}
+
+}  // namespace fa::plan
