@@ -22,7 +22,7 @@ class KernelOverride(_Struct):
         (name, ctypes.c_int32)
         for name in ("family", "tile_m", "tile_n", "warps", "stages", "q_in_registers", "loop_bodies", "pack_gqa", "splits",
                      "q_buffers", "take_turns", "warps_n", "affine_product", "exact_max", "affine_reach")
-    ]
+    ] + [("kernel", ctypes.c_char_p), ("text", ctypes.c_char_p)]  # "sm90", "tile_m=192": what new fields are fixed by
 
 
 class Capture(ctypes.Structure):

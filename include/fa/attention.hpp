@@ -88,35 +88,30 @@ struct CompileEvent {
   std::string problem;      ///< of a failed one
 };
 
-/// A kernel family: one way of using the tensor cores.
-enum class Family : std::uint8_t {
-  automatic,
-  sm80,  ///< mma.sync + cp.async: Ampere and everything after it
-  sm90,  ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements; backward above head dim 128 with both head dims
-         ///< above 64. Calls that the copy engine cannot serve (unaligned rows, zero or negative strides, no keys), and
-         ///< above 128 gradients of more than plain attention, run on sm80
-};
-
-/// Fixes part of the kernel instead of leaving it to the planner; 0 or nullopt leaves a field open. A combination that
-/// does not fit the GPU is refused with the limit that it breaks, when the Attention is created. Calls that fall to the
-/// sm80 family (see Family) follow it as far as that has such a kernel, and else run with a tile of the planner's.
+/// Fixes part of the kernel instead of leaving it to the planner. What names no field, does not fit the kernel, or does
+/// not fit the GPU is refused when the Attention is created, with what is accepted.
+///
+/// Calls that the named family cannot serve run on sm80, and follow the override as far as that has such a kernel; else
+/// they run with a tile of the planner's. The copy engine of sm90 serves no unaligned rows, zero or negative strides,
+/// or calls without keys; above head dim 128 it computes no gradients of more than plain attention, or of head dims up
+/// to 64.
 struct KernelOverride {
-  Family family = Family::automatic;
-  int tile_m = 0;  ///< query rows of a thread block; of backward: of one step of the main loop
-  int tile_n = 0;  ///< keys of one step of the main loop; of backward: of a thread block
-  int warps = 0;   ///< warps of a thread block
-  int stages = 0;  ///< K and V tiles in flight; of backward: Q and dO tiles
-  std::optional<bool> q_in_registers = std::nullopt;
-  int loop_bodies = 0;                                ///< 1: masked and plain tiles share a loop body, 2: one body each
-  std::optional<bool> pack_gqa = std::nullopt;        ///< query heads of a KV head share a tile
-  int splits = 0;                                     ///< thread blocks that share the keys of a query tile
-  int q_buffers = 0;                                  ///< sm90: query tiles in flight
-  std::optional<bool> take_turns = std::nullopt;      ///< sm90: warpgroups feed the tensor cores one after the other
-  std::optional<bool> affine_product = std::nullopt;  ///< sm90, forward: the tensor cores add an affine score function
-  std::optional<bool> affine_reach = std::nullopt;    ///< sm90, forward: keys out of its reach are left out
-  std::optional<bool> exact_max =
-      std::nullopt;  ///< sm90, forward: P is relative to the exact maximum of a row's scores
-  int warps_n = 0;  ///< sm80, forward: 2: pairs of warps share query rows, half of the keys and of d_v each; 1: none do
+  /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
+  ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
+  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements (sm90_forward, sm90_backward)
+  std::string kernel = {};
+  /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
+  /// switches are 0 or 1.
+  ///   all            tile_m, tile_n, stages, splits (thread blocks that share the keys of a query tile; of backward:
+  ///                  the query rows of a key tile)
+  ///   forward        pack_gqa (query heads of a KV head share a tile)
+  ///   sm80           warps
+  ///   sm80_forward   q_in_registers, loop_bodies (2: masked tiles have their own), warps_n (2: pairs share query rows)
+  ///   sm90_forward   q_buffers (query tiles in flight), take_turns (warpgroups at the tensor cores), affine_product
+  ///   (the
+  ///                  tensor cores add an affine score function), affine_reach (keys out of its reach are left out),
+  ///                  exact_max (P is relative to the exact maximum of a row's scores)
+  std::string text = {};
 };
 
 /// Everything that is fixed over the life of an Attention.

@@ -150,6 +150,10 @@ typedef struct fa_kernel_override {
   int32_t affine_product; /* enum fa_choice: sm90, forward: the tensor cores add an affine score function */
   int32_t exact_max;      /* enum fa_choice: sm90, forward: P is relative to the exact maximum of a row's scores */
   int32_t affine_reach;   /* enum fa_choice: sm90, forward: keys out of an affine function's reach are left out */
+  /* All of the above in words, and fields of later versions. What is said twice must be the same; a field that the
+   * kernel does not have is refused. */
+  const char* kernel; /* a family, "sm90", or a kernel, "sm90_forward"; NULL or "": any */
+  const char* text;   /* "tile_m=192 stages=2"; NULL or "": nothing */
 } fa_kernel_override;
 
 /* A tensor or number that a function names, as a configuration declares it. */

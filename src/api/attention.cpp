@@ -71,6 +71,7 @@ class Attention::Impl {
  public:
   Impl(const AttentionConfig& config, Device device) : config_(config), device_(device) {
     api::validate(config_, device.kind() == Device::Kind::host);
+    fixed_ = api::read_override(config_, api::Operation::forward);
     functions_ = api::read_functions(config_, device.kind() == Device::Kind::host);
     api::cache_pack_pins(config_.cache);
     api::tune_sources(config_, api::Operation::forward);
@@ -193,10 +194,7 @@ class Attention::Impl {
   }
 
  private:
-  const KernelOverride& fixed() const noexcept {
-    static constexpr KernelOverride kNone;
-    return config_.kernel ? *config_.kernel : kNone;
-  }
+  const plan::Fixed& fixed() const noexcept { return fixed_; }
 
   int d_v() const noexcept { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
 
@@ -491,6 +489,7 @@ class Attention::Impl {
   }
 
   AttentionConfig config_;
+  plan::Fixed fixed_;  ///< by its override
   api::Functions functions_;
   Device device_;
   double scale_ = 1;

@@ -47,6 +47,7 @@ DeviceBackward::DeviceBackward(const AttentionConfig& config, const Functions& f
                                const driver::ContextRef& context, std::shared_ptr<cache::Store> store,
                                DevicePacked& packed)
     : config_(config),
+      fixed_(read_override(config, Operation::backward)),
       functions_(functions),
       scale_(scale),
       context_(context),
@@ -56,11 +57,6 @@ DeviceBackward::DeviceBackward(const AttentionConfig& config, const Functions& f
   if (!config_.kernel_backward) return;
   plan_backward(problem({.b = 1, .h_q = 1, .h_kv = 1, .s_q = 4096, .s_kv = 4096, .total_q = 4096, .total_kv = 4096}),
                 fixed(), config_.deterministic);
-}
-
-const KernelOverride& DeviceBackward::fixed() const noexcept {
-  static constexpr KernelOverride kNone;
-  return config_.kernel_backward ? *config_.kernel_backward : kNone;
 }
 
 plan::Problem DeviceBackward::problem(const AttentionShape& shape) const noexcept {

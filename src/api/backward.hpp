@@ -58,7 +58,7 @@ class DeviceBackward {
     bool open = false;  ///< tuning may find a better main kernel
   };
 
-  const KernelOverride& fixed() const noexcept;
+  const plan::Fixed& fixed() const noexcept { return fixed_; }
   plan::Problem problem(const AttentionShape& shape) const noexcept;
   const Ready& get(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream);
   Ready first_ready(const plan::Problem& wanted, const plan::BackwardChoice& choice, Stream stream) const;
@@ -75,6 +75,7 @@ class DeviceBackward {
               Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
+  const plan::Fixed fixed_;  ///< by its override
   const Functions& functions_;
   double scale_;
   const driver::ContextRef& context_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -12,6 +13,8 @@
 #include <fa/fa.h>
 
 #include <fa/attention.hpp>
+
+#include "plan/fixed.hpp"
 #include "support/text.hpp"
 
 struct fa_attention {
@@ -32,7 +35,7 @@ static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
 static_assert(FA_COMPILE_ABORTED == static_cast<int>(CompileEvent::Phase::failed));
-static_assert(FA_FAMILY_SM90 == static_cast<int>(Family::sm90));
+static_assert(FA_FAMILY_SM90 == static_cast<int>(plan::Family::sm90));
 static_assert(FA_LOG_OFF == static_cast<int>(LogLevel::off));
 
 struct LastError {
@@ -101,12 +104,24 @@ bool all_zero(const char* bytes, std::size_t count) {
   return std::all_of(bytes, bytes + count, [](char byte) { return byte == 0; });
 }
 
+/// What the size of a version of a struct is a multiple of.
+template <typename Struct>
+constexpr std::size_t granule(std::uint32_t /*size*/) {
+  return alignof(Struct);
+}
+
+/// It had no pointers at first.
+template <>
+constexpr std::size_t granule<fa_kernel_override>(std::uint32_t size) {
+  return size <= offsetof(fa_kernel_override, kernel) ? alignof(std::uint32_t) : alignof(fa_kernel_override);
+}
+
 /// Every version of a struct is a whole number of its alignments long: any other size may cut a pointer in two.
 template <typename Struct>
 void check_struct_size(const Struct& given, const std::string& argument) {
   constexpr std::uint32_t kSmallest = 2 * sizeof(std::uint32_t);
   const std::uint32_t size = given.struct_size;
-  if (size < kSmallest || size > kLargestStruct || size % alignof(Struct) != 0) {
+  if (size < kSmallest || size > kLargestStruct || size % granule<Struct>(size) != 0) {
     refuse(argument + ".struct_size", std::to_string(size), "the sizeof of the struct");
   }
 }
@@ -162,27 +177,60 @@ Device to_device(fa_device device) {
   }
 }
 
-std::optional<KernelOverride> to_override(const fa_kernel_override* source, const std::string& argument) {
+/// A field that fa_kernel_override had before it had a text.
+struct OldField {
+  const char* name;
+  std::int32_t fa_kernel_override::*member;
+  bool choice = false;  ///< enum fa_choice
+};
+constexpr OldField kOldFields[] = {
+    {"tile_m", &fa_kernel_override::tile_m},
+    {"tile_n", &fa_kernel_override::tile_n},
+    {"warps", &fa_kernel_override::warps},
+    {"stages", &fa_kernel_override::stages},
+    {"q_in_registers", &fa_kernel_override::q_in_registers, true},
+    {"loop_bodies", &fa_kernel_override::loop_bodies},
+    {"pack_gqa", &fa_kernel_override::pack_gqa, true},
+    {"splits", &fa_kernel_override::splits},
+    {"q_buffers", &fa_kernel_override::q_buffers},
+    {"take_turns", &fa_kernel_override::take_turns, true},
+    {"warps_n", &fa_kernel_override::warps_n},
+    {"affine_product", &fa_kernel_override::affine_product, true},
+    {"exact_max", &fa_kernel_override::exact_max, true},
+    {"affine_reach", &fa_kernel_override::affine_reach, true},
+};
+
+/// The family that an override's number and its text name.
+std::string kernel_of(const fa_kernel_override& in, const std::string& argument) {
+  const auto family = to_enum(in.family, plan::Family::sm90, argument + ".family");
+  const std::string named = in.kernel == nullptr ? "" : in.kernel;
+  if (family == plan::Family::automatic) return named;
+  const std::string of_number = plan::to_string(family);
+  if (named.empty()) return of_number;
+  if (named != of_number && named.rfind(of_number + "_", 0) != 0) {
+    refuse(argument + ".kernel", named, "what family names, " + of_number + ", or one of its kernels");
+  }
+  return named;
+}
+
+std::optional<KernelOverride> to_override(const fa_kernel_override* source, plan::Op op, const std::string& argument) {
   if (source == nullptr) {
     return std::nullopt;
   }
   const fa_kernel_override in = read_struct(source, argument);
-  KernelOverride out;
-  out.family = to_enum(in.family, Family::sm90, argument + ".family");
-  out.tile_m = in.tile_m;
-  out.tile_n = in.tile_n;
-  out.warps = in.warps;
-  out.stages = in.stages;
-  out.q_in_registers = to_choice(in.q_in_registers, argument + ".q_in_registers");
-  out.loop_bodies = in.loop_bodies;
-  out.pack_gqa = to_choice(in.pack_gqa, argument + ".pack_gqa");
-  out.splits = in.splits;
-  out.q_buffers = in.q_buffers;
-  out.take_turns = to_choice(in.take_turns, argument + ".take_turns");
-  out.warps_n = in.warps_n;
-  out.affine_product = to_choice(in.affine_product, argument + ".affine_product");
-  out.exact_max = to_choice(in.exact_max, argument + ".exact_max");
-  out.affine_reach = to_choice(in.affine_reach, argument + ".affine_reach");
+  KernelOverride out{kernel_of(in, argument), in.text == nullptr ? "" : in.text};
+  for (const OldField& field : kOldFields) {
+    std::int32_t value = in.*field.member;
+    if (field.choice) {
+      const std::optional<bool> choice = to_choice(value, argument + "." + field.name);
+      if (!choice) continue;
+      value = *choice ? 1 : 0;
+    } else if (value == 0) {
+      continue;
+    }
+    out.text += (out.text.empty() ? "" : " ") + std::string(field.name) + "=" + std::to_string(value);
+  }
+  plan::read_override(out, op, argument);  // names the argument as this caller does
   return out;
 }
 
@@ -294,8 +342,8 @@ AttentionConfig to_config(const fa_config* source) {
   out.zero_padding = in.zero_padding != 0;
   out.check_sequences = in.check_sequences != 0;
   out.dropout = in.dropout;
-  out.kernel = to_override(in.kernel, "config.kernel");
-  out.kernel_backward = to_override(in.kernel_backward, "config.kernel_backward");
+  out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
+  out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
 }
 

@@ -47,7 +47,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   const plan::Problem problem =
       api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
-  const plan::ForwardPlan planned = plan::plan_forward(problem, config.kernel.value_or(KernelOverride{}));
+  const plan::ForwardPlan planned = plan::plan_forward(problem, api::read_override(config, api::Operation::forward));
   return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
 }
 
@@ -59,7 +59,7 @@ std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, con
       api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
   const plan::BackwardPlan planned =
-      plan::plan_backward(problem, config.kernel_backward.value_or(KernelOverride{}), config.deterministic);
+      plan::plan_backward(problem, api::read_override(config, api::Operation::backward), config.deterministic);
   return find(plan::kernels_of(planned), problem, config, api::Operation::backward);
 }
 

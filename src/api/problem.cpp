@@ -9,14 +9,11 @@
 
 #include "api/validate.hpp"
 #include "plan/backward.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::api {
 namespace {
-
-const char* family_name(Family family) {
-  return family == Family::sm80 ? "sm80" : family == Family::sm90 ? "sm90" : "automatic";
-}
 
 /// As a shell takes it.
 std::string quoted_for_shell(std::string_view text) {
@@ -75,20 +72,19 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   return problem;
 }
 
-std::string compile_command(const plan::Problem& problem, const KernelOverride& given, const std::string& directory,
+plan::Fixed read_override(const AttentionConfig& config, Operation op) {
+  return op == Operation::backward ? plan::read_override(config.kernel_backward, plan::Op::backward, "kernel_backward")
+                                   : plan::read_override(config.kernel, plan::Op::forward, "kernel");
+}
+
+std::string compile_command(const plan::Problem& problem, const plan::Fixed& given, const std::string& directory,
                             Operation op, bool deterministic) {
-  const KernelOverride fixed = op == Operation::backward ? plan::followed_backward(problem, given, deterministic)
-                                                         : plan::followed_forward(problem, given);
+  const plan::Fixed fixed = op == Operation::backward ? plan::followed_backward(problem, given, deterministic)
+                                                      : plan::followed_forward(problem, given);
   std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
                                     to_string(problem.dtype), problem.d_qk);
   const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {
     fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
-  };
-  const auto add_number = [&add](const char* option, int value) {
-    if (value != 0) add(" {} {}", option, value);
-  };
-  const auto add_switch = [&add](const char* option, std::optional<bool> value) {
-    if (value) add(" {} {:d}", option, *value);
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
   if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
@@ -103,31 +99,20 @@ std::string compile_command(const plan::Problem& problem, const KernelOverride& 
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.
-  const Family family = problem.tensor_maps ? fixed.family : Family::sm80;
-  if (family != Family::automatic) add(" --family {}", family_name(family));
-  add_number("--tile-m", fixed.tile_m);
-  add_number("--tile-n", fixed.tile_n);
-  add_number("--warps", fixed.warps);
-  add_number("--stages", fixed.stages);
-  add_switch("--q-in-registers", fixed.q_in_registers);
-  add_number("--loop-bodies", fixed.loop_bodies);
-  add_switch("--pack-gqa", fixed.pack_gqa);
-  add_number("--splits", fixed.splits);
-  add_number("--q-buffers", fixed.q_buffers);
-  add_switch("--take-turns", fixed.take_turns);
-  add_switch("--affine-product", fixed.affine_product);
-  add_switch("--exact-max", fixed.exact_max);
-  add_switch("--affine-reach", fixed.affine_reach);
-  add_number("--warps-n", fixed.warps_n);
+  const plan::Family family = problem.tensor_maps ? fixed.family : plan::forward_families().back()->family;
+  if (family != plan::Family::automatic) add(" --family {}", to_string(family));
+  for (const auto& [name, value] : fixed.fields()) {
+    std::string option(name);
+    std::ranges::replace(option, '_', '-');
+    add(" --{} {}", option, value);
+  }
   if (!directory.empty()) add(" --directory {}", quoted_for_shell(directory));
   return command;
 }
 
 std::string remedy(const plan::Problem& problem, const AttentionConfig& config, Operation op) {
   const CachePolicy& cache = config.cache;
-  const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
-  std::string command =
-      compile_command(problem, fixed.value_or(KernelOverride{}), cache.directory, op, config.deterministic);
+  std::string command = compile_command(problem, read_override(config, op), cache.directory, op, config.deterministic);
   if (config.zero_padding) command += " --zero-padding";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted_for_shell(cache.packs.front());

@@ -10,6 +10,7 @@
 #include <fa/attention.hpp>
 #include <fa/error.hpp>
 
+#include "plan/fixed.hpp"
 #include "plan/problem.hpp"
 
 namespace fa::api {
@@ -37,9 +38,12 @@ std::size_t most_bytes(plan::Problem problem, const BytesOf& bytes_of) {
 /// What a program calls: the kernels of the two are planned apart.
 enum class Operation : std::uint8_t { forward, backward };
 
+/// What a configuration fixes of the kernels for `op`. Throws fa::Error(invalid_argument).
+plan::Fixed read_override(const AttentionConfig& config, Operation op);
+
 /// The `fa` command that compiles what `problem` needs into `directory`, or into the default one if it is empty.
 /// `deterministic` counts for backward only.
-std::string compile_command(const plan::Problem& problem, const KernelOverride& fixed, const std::string& directory,
+std::string compile_command(const plan::Problem& problem, const plan::Fixed& fixed, const std::string& directory,
                             Operation op = Operation::forward, bool deterministic = false);
 
 /// The command that puts what `problem` needs where `config` looks: the directory, or the pack of a program that has no

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "api/variants.hpp"
 #include "plan/candidates.hpp"
 #include "render/source.hpp"
@@ -60,8 +61,7 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   // What a packed batch holds, only the device knows; and no table has kernels with dropout, or with variants, whose
   // captures a contest would have to invent.
   if (config.varlen || config.dropout > 0 || !is_plain(config)) return {};
-  const std::optional<KernelOverride>& fixed = op == Operation::backward ? config.kernel_backward : config.kernel;
-  if (policy == TunePolicy::off || (fixed && !plan::tunable_override(*fixed))) return {};
+  if (policy == TunePolicy::off || read_override(config, op).fixes_tile()) return {};
   const bool compiles = config.compile == CompilePolicy::allow;
   // No table has the kernels of a deterministic dq. Where nothing may be compiled, a table's kernel may be absent; what
   // runs must not depend on that.

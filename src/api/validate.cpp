@@ -12,6 +12,7 @@
 
 #include "api/build.hpp"
 #include "api/views.hpp"
+#include "plan/fixed.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -43,11 +44,9 @@ void check_enum(std::string_view name, Enum value, Enum last, std::string_view a
   if (value > last) throw_invalid(name, static_cast<int>(value), accepted);
 }
 
-void check_override(std::string_view name, const std::optional<KernelOverride>& fixed) {
-  if (fixed) check_enum(fmt::format("{}.family", name), fixed->family, Family::sm90, "automatic, sm80 or sm90");
-  if (fixed && (fixed->splits < 0 || fixed->splits > kMaxSplits)) {
-    throw_invalid(fmt::format("{}.splits", name), fixed->splits, fmt::format("0 to {}", kMaxSplits));
-  }
+void check_override(std::string_view name, const std::optional<KernelOverride>& given, plan::Op op) {
+  const int splits = plan::read_override(given, op, name).number("splits");
+  if (splits > kMaxSplits) throw_invalid(fmt::format("{}.splits", name), splits, fmt::format("0 to {}", kMaxSplits));
 }
 
 void check_size(std::string_view name, std::int64_t value) {
@@ -291,8 +290,8 @@ void validate(const AttentionConfig& config, bool host) {
   }
   if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
   if (!config.varlen && config.check_sequences) throw_invalid("check_sequences", "true", "false without varlen");
-  check_override("kernel", config.kernel);
-  check_override("kernel_backward", config.kernel_backward);
+  check_override("kernel", config.kernel, plan::Op::forward);
+  check_override("kernel_backward", config.kernel_backward, plan::Op::backward);
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }
 

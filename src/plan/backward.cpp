@@ -90,9 +90,11 @@ void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::
 }
 
 /// Whether a family is left to a problem, and by its override.
-bool serves(const BackwardFamily& family, const Problem& problem, const KernelOverride& fixed) noexcept {
+bool serves(const BackwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
-  const bool left = fixed.family == Family::automatic ? family.follows(fixed) : fixed.family == family.family;
+  const bool left = fixed.family == Family::automatic
+                        ? fixed.fits(*family.kernel) && (family.follows == nullptr || family.follows(fixed))
+                        : fixed.family == family.family;
   return left && family.misfit(problem) == nullptr && family.obstacle(problem) == nullptr;
 }
 
@@ -100,13 +102,14 @@ bool serves(const BackwardFamily& family, const Problem& problem, const KernelOv
 void check_family(const BackwardFamily& wanted, const Problem& problem) {
   const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);
   if (misfit == nullptr) return;
-  throw Error(ErrorCode::unsupported, fmt::format("kernel_backward.family = {}: accepted is {}", wanted.name, misfit),
-              {{"argument", "kernel_backward.family"}, {"value", wanted.name}, {"accepted", misfit}});
+  throw Error(ErrorCode::unsupported,
+              fmt::format("kernel_backward.kernel = {}: accepted is {}", to_string(wanted.family), misfit),
+              {{"argument", "kernel_backward.kernel"}, {"value", to_string(wanted.family)}, {"accepted", misfit}});
 }
 
 }  // namespace
 
-BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept {
+BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexcept {
   BackwardChoice choice;
   choice.aligned = problem.aligned;
   for (const BackwardFamily* const family : backward_families()) {
@@ -117,8 +120,8 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
   const std::int64_t enough = backward_family(choice.family).enough_blocks(problem);
   const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
   const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
-  if (fixed.splits != 0) {
-    choice.splits = fixed.splits;
+  if (fixed.has("splits")) {
+    choice.splits = fixed.number("splits");
   } else if (blocks != 0 && 2 * blocks <= enough) {
     choice.splits =
         static_cast<int>(std::max<std::int64_t>(std::min({enough / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
@@ -126,21 +129,22 @@ BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fix
   return choice;
 }
 
-KernelOverride followed_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+Fixed followed_backward(const Problem& problem, const Fixed& fixed, bool deterministic) {
   const BackwardFamily& family = backward_family(choose_backward(problem, fixed).family);
   if (family.family == choose_backward(usual_call(problem), fixed).family) return fixed;
   return family.fits == nullptr || family.fits(problem, fixed, deterministic) ? fixed
-                                                                              : without_tile(fixed, family.family);
+                                                                              : fixed.without_tile(family.family);
 }
 
-BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool deterministic) {
   if (fixed.family != Family::automatic) check_family(backward_family(fixed.family), problem);
   const BackwardChoice choice = choose_backward(problem, fixed);
   const BackwardFamily& family = backward_family(choice.family);
   BackwardPlan plan;
   plan.preprocess = helper<BackwardPreprocess>(problem, kPreprocessWarps);
   plan.main = family.specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
-  const bool free = fixed.family == Family::automatic && fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.stages == 0;
+  check_kernel(fixed, plan.main.front(), "kernel_backward");
+  const bool free = fixed.family == Family::automatic && !fixed.fixes_tile();
   if (family.may_spill != nullptr && family.may_spill(problem) && free) {
     // One plan says which kernel writes dQ, so that alternatives agree on it.
     const bool write_dq = plan.main.front().write_dq;
@@ -193,13 +197,13 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
   return layout;
 }
 
-std::size_t backward_lists_size(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+std::size_t backward_lists_size(const Problem& problem, const Fixed& fixed, bool deterministic) {
   if (!needs_tile_lists(problem)) return 0;
   const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
   return mask_tiles_bytes(problem, planned.main) + mask_tiles_bytes(problem, planned.dq);
 }
 
-std::size_t backward_workspace_size(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+std::size_t backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic) {
   return backward_workspace(problem, choose_backward(problem, fixed), deterministic).bytes +
          backward_lists_size(problem, fixed, deterministic);
 }

@@ -7,6 +7,7 @@
 
 #include <common/variant_params.cuh>
 
+#include "plan/fixed.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
@@ -27,7 +28,7 @@ struct BackwardChoice {
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
-BackwardChoice choose_backward(const Problem& problem, const KernelOverride& fixed) noexcept;
+BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexcept;
 
 /// Whether the key tiles of a deterministic backward add to dQ in one order. Where the main kernel cannot, dQ has a
 /// pass of its own: in the mma.sync family, and behind tile lists, in which nobody knows who is in front.
@@ -45,10 +46,10 @@ struct BackwardPlan {
 };
 
 /// What a call follows of `fixed`, as followed_forward has it.
-KernelOverride followed_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+Fixed followed_backward(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
-BackwardPlan plan_backward(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 /// Every kernel that a call of the plan runs, in the order of their launches.
 std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
@@ -69,10 +70,10 @@ BackwardWorkspace backward_workspace(const Problem& problem, const BackwardChoic
 
 /// What any call of the problem needs: that layout, and behind it the tile lists of the main kernel and of the pass for
 /// dQ, whichever alternatives are taken. Throws like plan_backward.
-std::size_t backward_workspace_size(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+std::size_t backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 /// The part of it that tile lists are.
-std::size_t backward_lists_size(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+std::size_t backward_lists_size(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 /// The tensors of a call, as views of rank 4 (lse, dlse: 3); dlse may be undefined.
 struct BackwardTensors {

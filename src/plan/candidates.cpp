@@ -47,13 +47,7 @@ void append(Candidates* to, Candidates from) {
 
 }  // namespace
 
-bool tunable_override(const KernelOverride& fixed) noexcept {
-  return fixed.tile_m == 0 && fixed.tile_n == 0 && fixed.warps == 0 && fixed.stages == 0 && !fixed.q_in_registers &&
-         fixed.loop_bodies == 0 && fixed.q_buffers == 0 && !fixed.take_turns && !fixed.affine_product &&
-         !fixed.exact_max && !fixed.affine_reach && fixed.warps_n == 0;
-}
-
-std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelOverride& fixed, const KernelSpec& first,
+std::vector<KernelSpec> forward_candidates(const Problem& problem, const Fixed& fixed, const KernelSpec& first,
                                            std::size_t most) {
   const Choice choice = choose(problem, fixed);
   Candidates all;
@@ -67,8 +61,8 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelO
   return ranked(std::move(all), first, most);
 }
 
-std::vector<KernelSpec> backward_candidates(const Problem& problem, const KernelOverride& fixed,
-                                            const KernelSpec& first, std::size_t most) {
+std::vector<KernelSpec> backward_candidates(const Problem& problem, const Fixed& fixed, const KernelSpec& first,
+                                            std::size_t most) {
   const BackwardChoice choice = choose_backward(problem, fixed);
   const bool deterministic = !first.write_dq || first.ordered_dq();
   return ranked(backward_family(choice.family).candidates(problem, choice, deterministic), first, most);

@@ -29,14 +29,11 @@ Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice
 
 /// What a tuner tries: `first` (the planner's kernel), then the candidates of every family that may serve, the most
 /// promising first, `most` kernels in all. Only `fixed.family` of an override is respected: a problem with other fixed
-/// fields is not tuned (tunable_override).
-std::vector<KernelSpec> forward_candidates(const Problem& problem, const KernelOverride& fixed, const KernelSpec& first,
+/// fields is not tuned (Fixed::fixes_tile).
+std::vector<KernelSpec> forward_candidates(const Problem& problem, const Fixed& fixed, const KernelSpec& first,
                                            std::size_t most);
-std::vector<KernelSpec> backward_candidates(const Problem& problem, const KernelOverride& fixed,
-                                            const KernelSpec& first, std::size_t most);
-
-/// Whether an override leaves the tile open.
-bool tunable_override(const KernelOverride& fixed) noexcept;
+std::vector<KernelSpec> backward_candidates(const Problem& problem, const Fixed& fixed, const KernelSpec& first,
+                                            std::size_t most);
 
 }  // namespace fa::plan
 

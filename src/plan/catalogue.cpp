@@ -30,7 +30,7 @@ const Way& find(std::span<const Way* const> families, Family wanted) noexcept {
 
 /// Of a problem that the first family serves but for what a call may bring.
 template <class Way>
-const char* detour(std::span<const Way* const> families, const Problem& problem, const KernelOverride& fixed) noexcept {
+const char* detour(std::span<const Way* const> families, const Problem& problem, const Fixed& fixed) noexcept {
   for (const Way* const way : families) {
     if (way->misfit != nullptr && way->misfit(problem) != nullptr) continue;
     const bool wanted = fixed.family == Family::automatic || fixed.family == way->family;
@@ -44,6 +44,13 @@ const char* detour(std::span<const Way* const> families, const Problem& problem,
 std::span<const Kernel* const> catalogue() noexcept {
   static const auto all = entries(std::make_index_sequence<std::variant_size_v<KernelSpec::Own>>());
   return all;
+}
+
+const Kernel* find_kernel(std::string_view name) noexcept {
+  for (const Kernel* const kernel : catalogue()) {
+    if (kernel->name == name) return kernel;
+  }
+  return nullptr;
 }
 
 KernelSpec::Own own_of(Op op, Family family) {
@@ -85,11 +92,11 @@ const BackwardFamily& backward_family(Family family) noexcept {
   return find(backward_families(), family);
 }
 
-const char* forward_detour(const Problem& problem, const KernelOverride& fixed) noexcept {
+const char* forward_detour(const Problem& problem, const Fixed& fixed) noexcept {
   return detour(forward_families(), problem, fixed);
 }
 
-const char* backward_detour(const Problem& problem, const KernelOverride& fixed) noexcept {
+const char* backward_detour(const Problem& problem, const Fixed& fixed) noexcept {
   return detour(backward_families(), problem, fixed);
 }
 

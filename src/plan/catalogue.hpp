@@ -50,6 +50,9 @@ struct Kernel {
 /// All kernels.
 std::span<const Kernel* const> catalogue() noexcept;
 
+/// The kernel whose canonical texts begin with `name`; nullptr when there is none.
+const Kernel* find_kernel(std::string_view name) noexcept;
+
 /// The own part of a spec of the kernel that does `op`, in `family` where families differ.
 KernelSpec::Own own_of(Op op, Family family = Family::sm80);
 
@@ -59,7 +62,7 @@ std::string refusal(const KernelSpec& spec);
 /// How a family computes a forward: what the planner asks for each.
 struct ForwardFamily {
   Family family;
-  const char* name;
+  const Kernel* kernel;  ///< the main one
   /// Thread blocks from which on the keys of a query tile are not split.
   std::int64_t enough_blocks;
   bool has_counter = false;  ///< blocks may take query tiles from a counter
@@ -67,16 +70,14 @@ struct ForwardFamily {
   /// every problem.
   const char* (*misfit)(const Problem&) noexcept = nullptr;
   const char* (*obstacle)(const Problem&) noexcept = nullptr;
-  /// Whether it has the fields that an override fixes; nullptr: it follows of any what it can.
-  bool (*follows)(const KernelOverride&) noexcept = nullptr;
   /// Whether the query heads that `choice` packs fill its tiles; nullptr: always.
-  bool (*packs)(const Problem&, const KernelOverride&, const Choice&) noexcept = nullptr;
+  bool (*packs)(const Problem&, const Fixed&, const Choice&) noexcept = nullptr;
   /// Keys out of an affine score function's reach may be left out; nullptr: never.
   bool (*may_have_reach)(const Problem&) noexcept = nullptr;
   /// Adds to the choice which of its kernels the shapes want; the rows of a query tile.
-  int (*decide)(const Problem&, const KernelOverride&, Choice&) noexcept;
-  std::vector<KernelSpec> (*specs)(const Problem&, const KernelOverride&, const Choice&);
-  bool (*fits)(const Problem&, const KernelOverride&, const Choice&) = nullptr;  ///< nullptr: not asked
+  int (*decide)(const Problem&, const Fixed&, Choice&) noexcept;
+  std::vector<KernelSpec> (*specs)(const Problem&, const Fixed&, const Choice&);
+  bool (*fits)(const Problem&, const Fixed&, const Choice&) = nullptr;  ///< nullptr: not asked
   Candidates (*candidates)(const Problem&, const Choice&);
 };
 
@@ -87,17 +88,18 @@ const ForwardFamily& forward_family(Family family) noexcept;
 /// How a family computes a backward.
 struct BackwardFamily {
   Family family;
-  const char* name;
+  const Kernel* kernel;
   std::int64_t (*enough_blocks)(const Problem&) noexcept;
   std::int64_t rows_together;  ///< of a dense batch's row statistics, which tiles read whole
   bool orders_dq = false;      ///< its key tiles can add to dQ in one order
   const char* (*misfit)(const Problem&) noexcept = nullptr;
   const char* (*obstacle)(const Problem&) noexcept = nullptr;
-  bool (*follows)(const KernelOverride&) noexcept = nullptr;
+  /// Whether what an override fixes may be of its kernels, if they have the fields; nullptr: it may.
+  bool (*follows)(const Fixed&) noexcept = nullptr;
   /// Whether all of its kernels may spill for a problem, so that the last family's stand behind them; nullptr: never.
   bool (*may_spill)(const Problem&) noexcept = nullptr;
-  std::vector<KernelSpec> (*specs)(const Problem&, const KernelOverride&, const BackwardChoice&, bool deterministic);
-  bool (*fits)(const Problem&, const KernelOverride&, bool deterministic) = nullptr;
+  std::vector<KernelSpec> (*specs)(const Problem&, const Fixed&, const BackwardChoice&, bool deterministic);
+  bool (*fits)(const Problem&, const Fixed&, bool deterministic) = nullptr;
   Candidates (*candidates)(const Problem&, const BackwardChoice&, bool deterministic);
 };
 
@@ -106,8 +108,8 @@ const BackwardFamily& backward_family(Family family) noexcept;
 
 /// Why the family that serves a problem's usual calls does not serve this one, and another does; nullptr when it does,
 /// or an override wants the other.
-const char* forward_detour(const Problem& problem, const KernelOverride& fixed) noexcept;
-const char* backward_detour(const Problem& problem, const KernelOverride& fixed) noexcept;
+const char* forward_detour(const Problem& problem, const Fixed& fixed) noexcept;
+const char* backward_detour(const Problem& problem, const Fixed& fixed) noexcept;
 
 }  // namespace fa::plan
 

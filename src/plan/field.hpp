@@ -34,6 +34,7 @@ struct Field {
   bool own = false;           ///< of this kernel's own struct
   std::string_view constant;  ///< of Config: "kTileM"; empty: it is no part of the unit
   std::string_view comment;   ///< behind its line
+  bool of_call = false;       ///< an override fixes what every call decides else
   std::string_view help;      ///< what an override of it means; empty: it follows from the problem, or other fields
 
   constexpr Field as(std::string_view constant_name, std::string_view line_comment = {}) const {
@@ -57,6 +58,13 @@ struct Field {
   constexpr Field open(std::string_view meaning) const {
     Field field = *this;
     field.help = meaning;
+    return field;
+  }
+
+  /// Calls decide it, where no override does.
+  constexpr Field by_call() const {
+    Field field = *this;
+    field.of_call = true;
     return field;
   }
 
@@ -132,6 +140,14 @@ constexpr Field derived(std::string_view constant, int (*get)(const KernelSpec&)
   result.shown = Field::Shown::derived;
   result.place = Field::Place::last;
   return result.as(constant, comment);
+}
+
+/// A launch parameter that an override may fix: no part of the spec.
+constexpr Field launched(std::string_view name, std::string_view meaning) {
+  Field result;
+  result.name = name;
+  result.shown = Field::Shown::derived;
+  return result.open(meaning).by_call();
 }
 
 /// Whether a list names every member of a kernel's own struct: one that it left out would be no part of cache keys.

@@ -8,6 +8,11 @@
 
 namespace fa::plan {
 
+const char* to_string(Family family) noexcept {
+  constexpr const char* kNames[] = {"automatic", "sm80", "sm90"};
+  return kNames[static_cast<std::size_t>(family)];
+}
+
 const Kernel& KernelSpec::kernel() const noexcept {
   return std::visit([](const auto& which) -> const Kernel& { return which.kernel(); }, own);
 }

@@ -18,6 +18,16 @@
 
 namespace fa::plan {
 
+/// A kernel family: one way of using the tensor cores.
+enum class Family : std::uint8_t {
+  automatic,  ///< any, or all of them
+  sm80,       ///< mma.sync + cp.async: Ampere and everything after it
+  sm90,       ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements
+};
+
+/// "sm90".
+const char* to_string(Family family) noexcept;
+
 /// Of the families that kernels may be of, from 0.
 constexpr int index_of(Family family) noexcept {
   return static_cast<int>(family) - static_cast<int>(Family::sm80);

@@ -69,19 +69,19 @@ bool is_empty(const Problem& problem) {
 }
 
 /// The attention kernels that a call may run, where it matters which one.
-Alternatives readers_of_lists(const Problem& problem, const KernelOverride& fixed) {
+Alternatives readers_of_lists(const Problem& problem, const Fixed& fixed) {
   return needs_tile_lists(problem) ? kernels_of(plan_forward(problem, fixed)).front() : Alternatives{};
 }
 
 /// Whether a family is left to a problem, and by its override.
-bool serves(const ForwardFamily& family, const Problem& problem, const KernelOverride& fixed) noexcept {
+bool serves(const ForwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
   if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
-  return fixed.family == Family::automatic ? family.follows(fixed) : fixed.family == family.family;
+  return fixed.family == Family::automatic ? fixed.fits(*family.kernel) : fixed.family == family.family;
 }
 
 /// Of those that serve a problem the preferred one.
-Family choose_family(const Problem& problem, const KernelOverride& fixed) noexcept {
+Family choose_family(const Problem& problem, const Fixed& fixed) noexcept {
   for (const ForwardFamily* const family : forward_families()) {
     if (serves(*family, problem, fixed)) return family->family;
   }
@@ -89,7 +89,7 @@ Family choose_family(const Problem& problem, const KernelOverride& fixed) noexce
 }
 
 /// Takes the family, and what of its kernels the shapes want; the rows of a query tile.
-int take_family(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept {
+int take_family(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   int tile_m = 0;
   for (const ForwardFamily* const family : forward_families()) {
     if (!serves(*family, problem, fixed)) continue;
@@ -107,7 +107,7 @@ int take_family(const Problem& problem, const KernelOverride& fixed, Choice& cho
 
 }  // namespace
 
-Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
+Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
   if (problem.h_kv == 0) return choice;
@@ -116,30 +116,22 @@ Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept {
   const std::int64_t s_q = problem.typical_s_q();
   const std::int64_t most_rows = problem.varlen ? problem.total_q : problem.s_q;
   const bool packable = group > 1 && most_rows <= kMaxPackedRows / group;
-  choice.pack_gqa = packable && fixed.pack_gqa.value_or(s_q <= kShortQueryRows);
+  choice.pack_gqa = packable && fixed.flag("pack_gqa", s_q <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   const std::int64_t tile_m = take_family(problem, fixed, choice);
-  choice.splits = fixed.splits != 0 && !problem.varlen
-                      ? fixed.splits
+  choice.splits = fixed.has("splits") && !problem.varlen
+                      ? fixed.number("splits")
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   const std::int64_t head_bytes =
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
   choice.affine_reach = may_have_reach(problem, choice) &&
-                        fixed.affine_reach.value_or(problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
+                        fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   choice.dynamic =
       may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
   return choice;
-}
-
-KernelOverride without_tile(const KernelOverride& fixed, Family family) noexcept {
-  KernelOverride rest;
-  rest.family = family;
-  rest.pack_gqa = fixed.pack_gqa;
-  rest.splits = fixed.splits;
-  return rest;
 }
 
 Problem usual_call(const Problem& problem) noexcept {
@@ -149,16 +141,16 @@ Problem usual_call(const Problem& problem) noexcept {
   return usual;
 }
 
-KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed) {
+Fixed followed_forward(const Problem& problem, const Fixed& fixed) {
   const Choice choice = choose(problem, fixed);
   if (choice.family == choose_family(usual_call(problem), fixed)) return fixed;
   const ForwardFamily& family = forward_family(choice.family);
-  return family.fits == nullptr || family.fits(problem, fixed, choice) ? fixed : without_tile(fixed, family.family);
+  return family.fits == nullptr || family.fits(problem, fixed, choice) ? fixed : fixed.without_tile(family.family);
 }
 
-void check_forward_override(const Problem& problem, const KernelOverride& fixed) {
-  KernelOverride whole = fixed;
-  if (whole.splits == 0) whole.splits = 1;
+void check_forward_override(const Problem& problem, const Fixed& fixed) {
+  Fixed whole = fixed;
+  if (!whole.has("splits")) whole.set("splits", 1);
   Problem usual = usual_call(problem);
   usual.s_kv = usual.total_kv = kUsualLength;
   for (const std::int64_t s_q : {std::int64_t{1}, kUsualLength}) {
@@ -167,16 +159,17 @@ void check_forward_override(const Problem& problem, const KernelOverride& fixed)
   }
 }
 
-ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed) {
+ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   if (fixed.family != Family::automatic) {
     const ForwardFamily& wanted = forward_family(fixed.family);
     const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);
-    if (misfit != nullptr) support::throw_invalid("kernel.family", wanted.name, misfit);
+    if (misfit != nullptr) support::throw_invalid("kernel.kernel", to_string(wanted.family), misfit);
   }
   const Choice choice = choose(problem, fixed);
   ForwardPlan plan;
   std::vector<KernelSpec> specs =
       forward_family(choice.family).specs(problem, followed_forward(problem, fixed), choice);
+  check_kernel(fixed, specs.front(), "kernel");
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine.own = ForwardCombine{};
@@ -251,12 +244,12 @@ ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
   return workspace;
 }
 
-std::size_t forward_workspace_size(const Problem& problem, const KernelOverride& fixed) {
+std::size_t forward_workspace_size(const Problem& problem, const Fixed& fixed) {
   if (is_empty(problem)) return 0;
   return forward_workspace(problem, choose(problem, fixed), readers_of_lists(problem, fixed)).bytes;
 }
 
-std::size_t forward_lists_size(const Problem& problem, const KernelOverride& fixed) {
+std::size_t forward_lists_size(const Problem& problem, const Fixed& fixed) {
   if (is_empty(problem)) return 0;
   return mask_tiles_bytes(problem, readers_of_lists(problem, fixed));
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/fixed.hpp"
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 
@@ -36,7 +37,7 @@ struct Choice {
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
-Choice choose(const Problem& problem, const KernelOverride& fixed) noexcept;
+Choice choose(const Problem& problem, const Fixed& fixed) noexcept;
 
 /// What runs for a problem: the attention kernel, before it the kernel that looks for norms when tiles are left out by
 /// them, and after it the combine kernel when the keys are split.
@@ -50,20 +51,17 @@ struct ForwardPlan {
 
 /// What a call follows of `fixed`: all of it, but for calls that the sm80 family serves although the configuration's
 /// usual ones run on sm90. Where it has no such kernel, these are planned without the fields of a tile.
-KernelOverride followed_forward(const Problem& problem, const KernelOverride& fixed);
-
-/// Of an override what holds for any tile, for the sm80 family.
-KernelOverride without_tile(const KernelOverride& fixed, Family family) noexcept;
+Fixed followed_forward(const Problem& problem, const Fixed& fixed);
 
 /// `problem` with what the configuration alone decides, as a call has it that every family can serve.
 Problem usual_call(const Problem& problem) noexcept;
 
 /// Plans usual calls of a configuration, of few rows and of many: what does not throw here, no call throws. The whole
 /// keys of a head take the most shared memory.
-void check_forward_override(const Problem& problem, const KernelOverride& fixed);
+void check_forward_override(const Problem& problem, const Fixed& fixed);
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
-ForwardPlan plan_forward(const Problem& problem, const KernelOverride& fixed);
+ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed);
 
 /// Every kernel that a call of the plan runs, the attention kernel first.
 std::vector<Alternatives> kernels_of(const ForwardPlan& plan);
@@ -107,10 +105,10 @@ ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
                                    std::span<const KernelSpec> attention) noexcept;
 
 /// What any call of the problem needs. Throws like plan_forward.
-std::size_t forward_workspace_size(const Problem& problem, const KernelOverride& fixed);
+std::size_t forward_workspace_size(const Problem& problem, const Fixed& fixed);
 
 /// The part of it that tile lists are.
-std::size_t forward_lists_size(const Problem& problem, const KernelOverride& fixed);
+std::size_t forward_lists_size(const Problem& problem, const Fixed& fixed);
 
 /// The kernel that looks for norms, and its thread blocks.
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;

@@ -8,6 +8,7 @@
 #include <fa/error.hpp>
 
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 
 namespace fa::plan {
 namespace {
@@ -94,10 +95,6 @@ struct Grid {
   int n_tiles;  ///< of 8 queries, at once
 };
 
-bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0;
-}
-
 int overhead(const KernelSpec& spec) {
   return spec.dtype == DType::f32 ? kOverhead32Bit : kOverhead16Bit;
 }
@@ -146,15 +143,15 @@ int divisor(int warps, int wanted) {
   return result;
 }
 
-KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, bool write_dq) {
+KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, bool write_dq) {
   KernelSpec spec = common_spec<Sm80Backward>(problem);
-  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : tile.tile_m;
-  spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile.tile_n;
-  spec.warps = fixed.warps != 0 ? fixed.warps : tile.warps;
+  spec.tile_m = fixed.number("tile_m", tile.tile_m);
+  spec.tile_n = fixed.number("tile_n", tile.tile_n);
+  spec.warps = fixed.number("warps", tile.warps);
   const int warps = std::clamp(spec.warps, 1, kMaxWarps);  // a wrong `warps` is refused later
   spec.warps_n = divisor(warps, std::min(tile.warps_n, spec.tile_n / 16));
   spec.as<Sm80Backward>().dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
-  spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
+  spec.stages = fixed.number("stages", tile.stages);
   spec.write_dq = write_dq;
   spec.as<Sm80Backward>().delayed_dq = tile.delayed_dq && write_dq && spec.stages == 2;
   // An override may leave no room for the tile's substeps.
@@ -349,21 +346,21 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec) {
   return shortage(spec);
 }
 
-bool sm80_backward_fits(const Problem& problem, const KernelOverride& fixed, bool deterministic) {
+bool sm80_backward_fits(const Problem& problem, const Fixed& fixed, bool deterministic) {
   return std::ranges::any_of(preferred_tiles(problem), [&](const Tile& tile) {
     return sm80_backward_refusal(with_tile(problem, tile, fixed, !deterministic)).empty();
   });
 }
 
-std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,
-                                            const BackwardChoice& choice, bool deterministic) {
+std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const Fixed& fixed, const BackwardChoice& choice,
+                                            bool deterministic) {
   FittingSpecs candidates;
   for (const Tile& tile : preferred_tiles(problem)) {
     KernelSpec spec = with_tile(problem, tile, fixed, !deterministic);
     spec.split = choice.splits > 1;
     candidates.add(spec, sm80_backward_refusal(spec));
   }
-  return std::move(candidates).take(has_override(fixed));
+  return std::move(candidates).take(fixed.fixes_tile_of(Sm80Backward::kernel()));
 }
 
 Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {

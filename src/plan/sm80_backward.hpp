@@ -32,11 +32,11 @@ std::string sm80_backward_dq_refusal(const KernelSpec& spec);
 /// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
 /// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
 /// unsupported.
-std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const KernelOverride& fixed,
-                                            const BackwardChoice& choice, bool deterministic);
+std::vector<KernelSpec> sm80_backward_specs(const Problem& problem, const Fixed& fixed, const BackwardChoice& choice,
+                                            bool deterministic);
 
 /// Whether there are any.
-bool sm80_backward_fits(const Problem& problem, const KernelOverride& fixed, bool deterministic);
+bool sm80_backward_fits(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 /// Likewise for the pass that computes dQ alone.
 std::vector<KernelSpec> sm80_backward_dq_specs(const Problem& problem);

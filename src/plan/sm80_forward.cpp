@@ -82,11 +82,6 @@ int pitch(int columns, int element) {
   return (columns * element / 16 | 1) * 16;
 }
 
-bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.warps != 0 || fixed.stages != 0 || fixed.loop_bodies != 0 ||
-         fixed.warps_n != 0 || fixed.q_in_registers;
-}
-
 /// Warps that share their rows.
 int warps_n(const KernelSpec& spec) {
   return std::max(spec.warps_n, 1);
@@ -179,7 +174,7 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
   return step / area * wasted * padding;
 }
 
-KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n, const KernelOverride& fixed) {
+KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n, const Fixed& fixed) {
   KernelSpec spec;
   Sm80Forward& own = spec.own.emplace<Sm80Forward>();
   spec.arch = problem.arch;
@@ -192,18 +187,18 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
-  const int warps = fixed.warps != 0 ? fixed.warps : tile.warps;
+  const int warps = fixed.number("warps", tile.warps);
   const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
-  spec.tile_m = fixed.tile_m != 0 ? fixed.tile_m : std::max(tile.tile_m / granule, 1) * granule;
-  spec.tile_n = fixed.tile_n != 0 ? fixed.tile_n : tile_n;
+  spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);
+  spec.tile_n = fixed.number("tile_n", tile_n);
   spec.warps = warps;
-  const int sharing = fixed.warps_n != 0 ? fixed.warps_n : tile.warps_n;
+  const int sharing = fixed.number("warps_n", tile.warps_n);
   spec.warps_n = sharing == 1 ? 0 : sharing;
-  spec.stages = fixed.stages != 0 ? fixed.stages : tile.stages;
-  own.q_in_registers = fixed.q_in_registers.value_or(tile.q_in_registers);
+  spec.stages = fixed.number("stages", tile.stages);
+  own.q_in_registers = fixed.flag("q_in_registers", tile.q_in_registers);
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
   own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32;
-  own.loop_bodies = fixed.loop_bodies != 0 ? fixed.loop_bodies : tile.loop_bodies;
+  own.loop_bodies = fixed.number("loop_bodies", tile.loop_bodies);
   return spec;
 }
 
@@ -297,7 +292,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
 namespace {
 
 /// Those that fit, and why the last one that does not does not.
-std::vector<KernelSpec> fitting_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice,
+std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed, const Choice& choice,
                                       std::string* refusal) {
   std::vector<KernelSpec> specs;
   const auto add = [&](const TileFamily& tile, int tile_n, bool comfortable) {
@@ -311,7 +306,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const KernelOverri
     }
     if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
     spec.min_blocks = resident_blocks(spec);
-    if (fixed.warps_n == 0 && costs_second_block(spec)) return;
+    if (!fixed.has("warps_n") && costs_second_block(spec)) return;
     if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
   };
   for (const bool comfortable : {true, false}) {
@@ -324,16 +319,16 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const KernelOverri
 
 }  // namespace
 
-bool sm80_forward_fits(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+bool sm80_forward_fits(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string ignored;
   return !fitting_specs(problem, fixed, choice, &ignored).empty();
 }
 
-std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   std::vector<KernelSpec> specs = fitting_specs(problem, fixed, choice, &refusal);
   if (!specs.empty()) return specs;
-  throw Error(has_override(fixed) ? ErrorCode::invalid_argument : ErrorCode::unsupported,
+  throw Error(fixed.fixes_tile_of(Sm80Forward::kernel()) ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm80 forward kernel fits: {}", refusal),
               {{"argument", "kernel"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});
 }

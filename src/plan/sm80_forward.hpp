@@ -27,10 +27,10 @@ std::string sm80_forward_refusal(const KernelSpec& spec);
 /// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
 /// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
 /// unsupported.
-std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+std::vector<KernelSpec> sm80_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 /// Whether there are any.
-bool sm80_forward_fits(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+bool sm80_forward_fits(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 extern const ForwardFamily kSm80ForwardFamily;  ///< in the catalogue
 

@@ -70,13 +70,8 @@ int dq_columns(const KernelSpec& spec) {
   return dq_by_rows(spec) ? spec.d_qk : kSlabColumns;
 }
 
-bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0;
-}
-
-KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed,
-                     const BackwardChoice& choice, bool deterministic) {
-  const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
+KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const BackwardChoice& choice,
+                     bool deterministic) {
   KernelSpec spec;
   spec.own = Sm90Backward{};
   spec.arch = problem.arch;
@@ -85,9 +80,9 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
   spec.aligned = true;
-  spec.tile_m = either(fixed.tile_m, tile.tile_m);
-  spec.tile_n = either(fixed.tile_n, tile.tile_n);
-  spec.stages = either(fixed.stages, tile.stages);
+  spec.tile_m = fixed.number("tile_m", tile.tile_m);
+  spec.tile_n = fixed.number("tile_n", tile.tile_n);
+  spec.stages = fixed.number("stages", tile.stages);
   spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
   const bool ordered = deterministic && !needs_tile_lists(problem);
   spec.as<Sm90Backward>().ordered_dq = ordered;
@@ -97,12 +92,6 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.dropout = problem.dropout;
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   return spec;
-}
-
-/// Why an override of another family's fields cannot be followed; empty when there is none.
-std::string foreign_override(const KernelOverride& fixed) {
-  if (fixed.warps != 0) return fmt::format("warps = {}: sm90 kernels have 4 for each 64 keys, and 4 more", fixed.warps);
-  return {};
 }
 
 /// They differ in how far copies are ahead.
@@ -219,24 +208,22 @@ Candidates sm90_backward_candidates(const Problem& problem, const BackwardChoice
   return candidates;
 }
 
-std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,
-                                            const BackwardChoice& choice, bool deterministic) {
+std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const Fixed& fixed, const BackwardChoice& choice,
+                                            bool deterministic) {
   std::vector<KernelSpec> specs;
-  std::string refusal = foreign_override(fixed);
-  if (refusal.empty()) {
-    for (const Tile& tile : preferred_tiles(problem)) {
-      KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
-      if (is_pair(problem)) spec = as_pair(spec);
-      const std::string reason = plan::refusal(spec);
-      if (!reason.empty()) {
-        refusal = reason;
-      } else if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) {
-        specs.push_back(spec);
-      }
+  std::string refusal;
+  for (const Tile& tile : preferred_tiles(problem)) {
+    KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
+    if (is_pair(problem)) spec = as_pair(spec);
+    const std::string reason = plan::refusal(spec);
+    if (!reason.empty()) {
+      refusal = reason;
+    } else if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) {
+      specs.push_back(spec);
     }
   }
   if (!specs.empty()) return specs;
-  const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
+  const bool overridden = fixed.fixes_tile_of(Sm90Backward::kernel());
   throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel_backward: no sm90 backward kernel fits: {}", refusal),
               {{"argument", "kernel_backward"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});

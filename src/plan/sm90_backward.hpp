@@ -35,8 +35,8 @@ std::string sm90_backward_refusal(const KernelSpec& spec);
 /// Main kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles
 /// without spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
 /// unsupported.
-std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const KernelOverride& fixed,
-                                            const BackwardChoice& choice, bool deterministic);
+std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const Fixed& fixed, const BackwardChoice& choice,
+                                            bool deterministic);
 
 extern const BackwardFamily kSm90BackwardFamily;  ///< in the catalogue
 

@@ -144,13 +144,7 @@ int draws_bytes(const KernelSpec& spec) {
   return 16 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
 }
 
-bool has_override(const KernelOverride& fixed) {
-  return fixed.tile_m != 0 || fixed.tile_n != 0 || fixed.stages != 0 || fixed.q_buffers != 0 || fixed.take_turns ||
-         fixed.affine_product || fixed.affine_reach || fixed.exact_max;
-}
-
-KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverride& fixed, const Choice& choice) {
-  const auto either = [](int wanted, int planned) { return wanted != 0 ? wanted : planned; };
+KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const Choice& choice) {
   KernelSpec spec;
   Sm90Forward& own = spec.own.emplace<Sm90Forward>();
   spec.arch = problem.arch;
@@ -163,17 +157,17 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const KernelOverr
   spec.aligned = true;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
-  spec.tile_m = either(fixed.tile_m, tile.tile_m);
-  spec.tile_n = either(fixed.tile_n, tile.tile_n);
-  spec.stages = either(fixed.stages, tile.stages);
-  own.q_buffers = either(fixed.q_buffers, tile.q_buffers);
+  spec.tile_m = fixed.number("tile_m", tile.tile_m);
+  spec.tile_n = fixed.number("tile_n", tile.tile_n);
+  spec.stages = fixed.number("stages", tile.stages);
+  own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   own.exact_max = choice.exact_max;
   own.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
   // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
   const bool drifts = consumers(spec) > 3 && own.skips_hidden && own.q_buffers == 2;
-  own.take_turns = fixed.take_turns.value_or(consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
-  own.affine_product = fixed.affine_product.value_or(may_add_affine(spec) && affine_product_pays(problem));
+  own.take_turns = fixed.flag("take_turns", consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
+  own.affine_product = fixed.flag("affine_product", may_add_affine(spec) && affine_product_pays(problem));
   own.softmax_chunks = sm90_forward_softmax_chunks(spec);
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
@@ -188,7 +182,7 @@ Tile tile_of(const KernelSpec& spec) {
 }
 
 /// nullptr where none does.
-const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem, const KernelOverride& fixed,
+const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem, const Fixed& fixed,
                             const Choice& choice) {
   const auto fits = [&](const Tile& tile) {
     return sm90_forward_refusal(with_tile(problem, tile, fixed, choice)).empty();
@@ -198,10 +192,10 @@ const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem,
 }
 
 /// The first tall tile that fits a problem, if it had enough rows; nullptr where there is none.
-const Tile* tall_tile(const Problem& problem, const KernelOverride& fixed, const Choice& choice, bool long_rows) {
+const Tile* tall_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, bool long_rows) {
   if (choice.pack_gqa || choice.short_query) return nullptr;
   const std::span<const Tile> tiles = tall_tiles(problem, long_rows, choice.exact_max);
-  const bool other_rows = fixed.tile_m != 0 && !tiles.empty() && fixed.tile_m != tiles.front().tile_m;
+  const bool other_rows = fixed.has("tile_m") && !tiles.empty() && fixed.number("tile_m") != tiles.front().tile_m;
   return other_rows ? nullptr : first_that_fits(tiles, problem, fixed, {});
 }
 
@@ -212,7 +206,7 @@ struct OtherLength {
 };
 
 /// What a store may hold of the same tile, or of a tall one, for other lengths, with the maxima that those have.
-void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const KernelOverride& fixed,
+void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const Fixed& fixed,
                        const Choice& choice) {
   std::vector<OtherLength> lengths;
   for (const bool long_rows : {false, true}) {
@@ -248,16 +242,6 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
   }
 }
 
-/// Why an override of another family's fields cannot be followed; empty when there is none.
-std::string foreign_override(const KernelOverride& fixed) {
-  if (fixed.warps != 0) {
-    return fmt::format("warps = {}: sm90 kernels have 4 for each 64 rows, and 4 or 8 more", fixed.warps);
-  }
-  if (fixed.loop_bodies > 1) return fmt::format("loop_bodies = {}: accepted is 1", fixed.loop_bodies);
-  if (fixed.q_in_registers.value_or(false)) return "q_in_registers = true: sm90 kernels keep Q in shared memory";
-  return {};
-}
-
 }  // namespace
 
 const char* sm90_forward_misfit(const Problem& problem) noexcept {
@@ -281,15 +265,16 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept {
   return problem.typical_s_q() >= kLongRows;
 }
 
-bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept {
+bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pack_gqa) noexcept {
   const bool long_rows = sm90_forward_long_rows(problem);
   Choice choice;
   choice.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
   const auto possible = tall_tiles(problem, long_rows, choice.exact_max);
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
-  if (fixed.tile_m != 0 && fixed.tile_m != tile_m) return false;
-  if (has_override(fixed) && first_that_fits(possible, problem, fixed, choice) == nullptr) return false;
+  if (fixed.number("tile_m", tile_m) != tile_m) return false;
+  if (fixed.fixes_tile_of(Sm90Forward::kernel()) && first_that_fits(possible, problem, fixed, choice) == nullptr)
+    return false;
   const std::int64_t rows = problem.typical_s_q();
   const std::int64_t tiles = (rows + tile_m - 1) / tile_m;
   if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;
@@ -297,8 +282,8 @@ bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed,
   return rows >= (problem.causal ? kManyCausalRows : kManyRows);
 }
 
-bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept {
-  if (fixed.exact_max) return *fixed.exact_max;
+bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows) noexcept {
+  if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible =
       !problem.varlen && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
@@ -311,7 +296,7 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
          !variants->hides_keys();
 }
 
-int sm90_forward_decide(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept {
+int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem));
   choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
   choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
@@ -319,8 +304,8 @@ int sm90_forward_decide(const Problem& problem, const KernelOverride& fixed, Cho
   return sm90_forward_tile_m(problem, fixed, choice);
 }
 
-int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
-  return fixed.tile_m != 0 ? fixed.tile_m : preferred_tiles(problem, choice).front().tile_m;
+int sm90_forward_tile_m(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
+  return fixed.number("tile_m", preferred_tiles(problem, choice).front().tile_m);
 }
 
 bool sm90_forward_may_skip_hidden(const KernelSpec& spec) noexcept {
@@ -412,10 +397,10 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   return {};
 }
 
-std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) {
+std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::vector<KernelSpec> specs;
-  std::string refusal = foreign_override(fixed);
-  if (fixed.affine_reach.value_or(false) && !sm90_forward_may_have_reach(problem)) {
+  std::string refusal;
+  if (fixed.flag("affine_reach", false) && !sm90_forward_may_have_reach(problem)) {
     refusal = "affine_reach = true: not of this kernel";
   }
   if (refusal.empty()) {
@@ -433,7 +418,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelO
     add_other_lengths(specs, problem, fixed, choice);
     return specs;
   }
-  const bool overridden = has_override(fixed) || !foreign_override(fixed).empty();
+  const bool overridden = fixed.fixes_tile_of(Sm90Forward::kernel());
   throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm90 forward kernel fits: {}", refusal),
               {{"argument", "kernel"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});

@@ -22,24 +22,24 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept;
 
 /// Whether a problem has enough rows for tall query tiles, which more consumer warpgroups share than others: as many
 /// tiles as the GPU has multiprocessors, and few rows of padding.
-bool sm90_forward_many_rows(const Problem& problem, const KernelOverride& fixed, bool pack_gqa) noexcept;
+bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pack_gqa) noexcept;
 
 /// Whether these should be those of long rows.
 bool sm90_forward_long_rows(const Problem& problem) noexcept;
 
 /// Whether the softmax of rows, or of long rows, takes their exact maxima, rather than ones that trail: as accurate as
 /// can be, and measured to cost little with head dims of 112 to 128 where rows are not long.
-bool sm90_forward_exact_max(const Problem& problem, const KernelOverride& fixed, bool long_rows) noexcept;
+bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows) noexcept;
 
 /// Whether the score function takes from scores by distance, and each row's best key is visible, so that keys out of
 /// its reach may be left out.
 bool sm90_forward_may_have_reach(const Problem& problem) noexcept;
 
 /// Adds to `choice` which of the family's kernels the shapes want; the rows of a query tile.
-int sm90_forward_decide(const Problem& problem, const KernelOverride& fixed, Choice& choice) noexcept;
+int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 
 /// Query rows of a thread block, the same for all of a problem's kernels without `Choice::many_rows`.
-int sm90_forward_tile_m(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept;
+int sm90_forward_tile_m(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
 /// Warps of a thread block: a warpgroup for each 64 query rows, one of producers, and one that draws what dropout drops
 /// where registers are left for it.
@@ -67,7 +67,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec);
 /// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
 /// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
 /// unsupported.
-std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const KernelOverride& fixed, const Choice& choice);
+std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 /// Heads of a section of a causal grid (ForwardParams::heads_in_flight) for a persistent launch of `multiprocessors`
 /// blocks, 1 to heads. Blocks take tiles round by round, every other round backwards, which evens out their sums as

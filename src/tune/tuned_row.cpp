@@ -12,6 +12,7 @@
 #include "plan/arch.hpp"
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "tune/bucket.hpp"
 
@@ -90,19 +91,19 @@ std::optional<plan::Problem> problem_of(const Words& words) {
   return sound ? std::optional(problem) : std::nullopt;
 }
 
-plan::KernelSpec planned_for(const plan::Problem& problem, const KernelOverride& fixed, bool backward) {
+plan::KernelSpec planned_for(const plan::Problem& problem, const plan::Fixed& fixed, bool backward) {
   return backward ? plan::plan_backward(problem, fixed, false).main.front() : plan::plan_forward(problem, fixed).kernel;
 }
 
 /// The problems that the text may be about: heads may be those of several batches, and a family may have been fixed.
 template <class Visit>
-bool any_problem(plan::Problem problem, Family planned, const Visit& visit) {
+bool any_problem(plan::Problem problem, plan::Family planned, const Visit& visit) {
   const std::int64_t group = problem.h_q / problem.h_kv;
   for (; problem.h_q >= group; problem.h_q /= 2, problem.b *= 2) {
     problem.h_kv = problem.h_q / group;
     if (problem.h_kv * group != problem.h_q) break;
-    for (const Family family : {Family::automatic, planned}) {
-      if (visit(problem, KernelOverride{.family = family})) return true;
+    for (const plan::Family family : {plan::Family::automatic, planned}) {
+      if (visit(problem, plan::Fixed(family))) return true;
     }
   }
   return false;
@@ -112,25 +113,24 @@ bool any_problem(plan::Problem problem, Family planned, const Visit& visit) {
 
 std::optional<TunedRow> tuned_row(const Table::Row& row, std::string* reason) {
   const Words words(row.problem);
-  const std::string_view planned = words.last_name();
-  const bool backward = planned.ends_with("_backward") || planned.ends_with("_backward_pair");
+  const plan::Kernel* const planned = plan::find_kernel(words.last_name());
+  const bool backward = planned != nullptr && planned->op == plan::Op::backward;
   std::optional<TunedRow> found;
   *reason = "its text is no bucket's";
   try {
     const std::optional<plan::Problem> problem = problem_of(words);
-    if (!problem || !(backward || planned.ends_with("_forward"))) return std::nullopt;
+    if (!problem || planned == nullptr || !(backward || planned->op == plan::Op::forward)) return std::nullopt;
     *reason = "the planner chooses otherwise";
-    any_problem(*problem, planned.starts_with("sm90") ? Family::sm90 : Family::sm80,
-                [&](const plan::Problem& p, const KernelOverride& fixed) {
-                  const plan::KernelSpec first = planned_for(p, fixed, backward);
-                  if (bucket_text(p, first) != row.problem) return false;
-                  *reason = "its kernel is no candidate any more";
-                  for (const plan::KernelSpec& spec : backward ? plan::backward_candidates(p, fixed, first, SIZE_MAX)
-                                                               : plan::forward_candidates(p, fixed, first, SIZE_MAX)) {
-                    if (canonical(spec) == row.winner.kernel) found = TunedRow{p, spec};
-                  }
-                  return found.has_value();
-                });
+    any_problem(*problem, planned->family, [&](const plan::Problem& p, const plan::Fixed& fixed) {
+      const plan::KernelSpec first = planned_for(p, fixed, backward);
+      if (bucket_text(p, first) != row.problem) return false;
+      *reason = "its kernel is no candidate any more";
+      for (const plan::KernelSpec& spec : backward ? plan::backward_candidates(p, fixed, first, SIZE_MAX)
+                                                   : plan::forward_candidates(p, fixed, first, SIZE_MAX)) {
+        if (canonical(spec) == row.winner.kernel) found = TunedRow{p, spec};
+      }
+      return found.has_value();
+    });
   } catch (const Error& error) {
     *reason = error.what();
   }

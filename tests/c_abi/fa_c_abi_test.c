@@ -267,6 +267,63 @@ static void test_overrides(void) {
   CHECK(strcmp(fa_last_error_field("argument"), "config.kernel.pack_gqa") == 0);
 }
 
+static void expect_refused(const fa_kernel_override* override, const char* argument, const char* named) {
+  fa_attention* attention = NULL;
+  fa_config config = default_config();
+  config.kernel = override;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), argument) == 0);
+  CHECK(strstr(fa_last_error_message(), named) != NULL);
+}
+
+/* The text of an override, beside the fields that it grew behind. */
+static void test_override_texts(void) {
+  fa_attention* attention = NULL;
+  fa_config config = default_config();
+  fa_kernel_override both = {.struct_size = sizeof both, .tile_m = 64, .take_turns = FA_CHOICE_NO};
+  both.kernel = "sm90_forward";
+  both.text = "tile_m=64 q_buffers=2, take_turns=0";
+  config.kernel = &both;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK); /* what is said twice is the same */
+  fa_destroy(attention);
+
+  fa_kernel_override wrong = {.struct_size = sizeof wrong, .tile_m = 64, .text = "tile_m=128"};
+  expect_refused(&wrong, "config.kernel.text", "tile_m=128 tile_m=64");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .family = FA_FAMILY_SM90, .warps = 4};
+  expect_refused(&wrong, "config.kernel.text", "warps");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .kernel = "sm80", .text = "q_buffers=1"};
+  expect_refused(&wrong, "config.kernel.text", "q_buffers");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .text = "tile_m=many"};
+  expect_refused(&wrong, "config.kernel.text", "tile_m=many");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .tile_n = -1};
+  expect_refused(&wrong, "config.kernel.text", "tile_n=-1");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .text = "tile_q=64"};
+  expect_refused(&wrong, "config.kernel.text", "tile_q");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .kernel = "sm90_backward"};
+  expect_refused(&wrong, "config.kernel.kernel", "sm90_forward");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .family = FA_FAMILY_SM80, .kernel = "sm90"};
+  expect_refused(&wrong, "config.kernel.kernel", "sm80");
+  wrong = (fa_kernel_override){.struct_size = sizeof wrong, .family = 3};
+  expect_refused(&wrong, "config.kernel.family", "3");
+
+  /* A program compiled before the struct had a text, or its last numbers: what follows must not be read. */
+  const uint32_t sizes[] = {offsetof(fa_kernel_override, q_buffers), offsetof(fa_kernel_override, warps_n),
+                            offsetof(fa_kernel_override, affine_product), offsetof(fa_kernel_override, affine_reach),
+                            offsetof(fa_kernel_override, kernel)};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+    fa_kernel_override earlier;
+    memset(&earlier, 0xff, sizeof earlier);
+    memset(&earlier, 0, sizes[i]);
+    earlier.struct_size = sizes[i];
+    earlier.tile_m = 64;
+    config.kernel = &earlier;
+    CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+    fa_destroy(attention);
+  }
+  fa_kernel_override cut = {.struct_size = offsetof(fa_kernel_override, text) + 4};
+  expect_refused(&cut, "config.kernel.struct_size", "struct_size");
+}
+
 static void test_shapes(void) {
   fa_config config = default_config();
   fa_attention* attention = NULL;
@@ -557,6 +614,7 @@ int main(void) {
   test_functions();
   test_strides();
   test_overrides();
+  test_override_texts();
   test_errors();
   test_struct_sizes();
   test_shapes();

@@ -110,7 +110,7 @@ TEST(PointerUse, FollowsCopiesUpToASelect) {
 struct Case {
   const char* name;
   const char* arch;
-  Family family;
+  plan::Family family;
   AttentionConfig config;
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -154,13 +154,13 @@ AttentionConfig unguarded_number(DType dtype) {
 }
 
 /// Where captures are among the launch parameters of a forward kernel.
-std::size_t place_of_captures(Family family) {
+std::size_t place_of_captures(plan::Family family) {
   static const kernel::Sm90ForwardVariantParams kParams = {};
   const auto place = [](const void* start) {
     return static_cast<std::size_t>(reinterpret_cast<const std::byte*>(kParams.base.variant.captures) -
                                     static_cast<const std::byte*>(start));
   };
-  return family == Family::sm90 ? place(&kParams) : place(&kParams.base);
+  return family == plan::Family::sm90 ? place(&kParams) : place(&kParams.base);
 }
 
 class GuardedLoads : public testing::TestWithParam<Case> {};
@@ -174,14 +174,14 @@ TEST_P(GuardedLoads, NeverReadFromTheNullPointerOfANumber) {
   AttentionShape shape{.b = 16, .h_q = 8, .h_kv = 2, .s_q = 111, .s_kv = 111};
   if (config.varlen) shape.total_q = shape.total_kv = shape.b * shape.s_q;
   const plan::Problem problem = api::make_problem(config, shape, arch, &functions.variants);
-  const plan::KernelSpec spec = plan::plan_forward(problem, {.family = family}).kernel;
+  const plan::KernelSpec spec = plan::plan_forward(problem, {family}).kernel;
   ASSERT_EQ(spec.family(), family);
   const std::vector<std::string> instructions = instructions_of(compile::compile(render::render(spec), arch), tool);
   ASSERT_GT(instructions.size(), 1000U) << tool;
   std::size_t capture = 0;
   while (functions.program.captures[capture].name != "gain") ++capture;
   // Where launch parameters start in the constant bank; tensor maps among them are at multiples of 64.
-  std::size_t place = family == Family::sm90 ? 0x240 : arch.major >= 9 ? 0x210 : 0x160;
+  std::size_t place = family == plan::Family::sm90 ? 0x240 : arch.major >= 9 ? 0x210 : 0x160;
   place += place_of_captures(family) + capture * sizeof(kernel::CaptureParams) + offsetof(kernel::CaptureParams, data);
   char constant[32];
   std::snprintf(constant, sizeof constant, "c[0x0][0x%zx]", place);
@@ -190,16 +190,17 @@ TEST_P(GuardedLoads, NeverReadFromTheNullPointerOfANumber) {
   for (const std::string& load : use.unguarded) ADD_FAILURE() << load;
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, GuardedLoads,
-                         testing::Values(Case{"packed_sm80", "sm_80", Family::sm80, packed(guarded_score())},
-                                         Case{"packed_sm90", "sm_90a", Family::sm90, packed(guarded_score())},
-                                         Case{"twice_sm80", "sm_80", Family::sm80, guarded_twice()},
-                                         Case{"twice_sm80_on_sm90", "sm_90a", Family::sm80, guarded_twice()},
-                                         Case{"twice_sm90", "sm_90a", Family::sm90, guarded_twice()},
-                                         Case{"number_sm80", "sm_80", Family::sm80, unguarded_number(DType::f32)},
-                                         Case{"number_sm90", "sm_90a", Family::sm90, unguarded_number(DType::f32)},
-                                         Case{"f16_number_sm90", "sm_90a", Family::sm90, unguarded_number(DType::f16)}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, GuardedLoads,
+    testing::Values(Case{"packed_sm80", "sm_80", plan::Family::sm80, packed(guarded_score())},
+                    Case{"packed_sm90", "sm_90a", plan::Family::sm90, packed(guarded_score())},
+                    Case{"twice_sm80", "sm_80", plan::Family::sm80, guarded_twice()},
+                    Case{"twice_sm80_on_sm90", "sm_90a", plan::Family::sm80, guarded_twice()},
+                    Case{"twice_sm90", "sm_90a", plan::Family::sm90, guarded_twice()},
+                    Case{"number_sm80", "sm_80", plan::Family::sm80, unguarded_number(DType::f32)},
+                    Case{"number_sm90", "sm_90a", plan::Family::sm90, unguarded_number(DType::f32)},
+                    Case{"f16_number_sm90", "sm_90a", plan::Family::sm90, unguarded_number(DType::f16)}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace fa

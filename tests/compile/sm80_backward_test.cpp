@@ -47,7 +47,7 @@ class Sm80BackwardCompile : public ::testing::TestWithParam<const char*> {
 };
 
 // Hopper's own kernels have no pass for dQ.
-const KernelOverride kThisFamily{.family = Family::sm80};
+const plan::Fixed kThisFamily{plan::Family::sm80};
 
 TEST_P(Sm80BackwardCompile, HeadDimsAndDtypes) {
   expect_clean(plan_backward(problem(DType::bf16, 64, 64, true), {}, false).main);

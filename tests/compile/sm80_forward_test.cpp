@@ -53,7 +53,7 @@ class Sm80ForwardCompile : public ::testing::TestWithParam<const char*> {
   }
 };
 
-const KernelOverride kSm80{.family = Family::sm80};
+const plan::Fixed kSm80{plan::Family::sm80};
 
 TEST_P(Sm80ForwardCompile, HeadDimsAndDtypes) {
   bool causal = false;

@@ -75,7 +75,7 @@ int expect_compiles(const plan::KernelSpec& spec) {
 /// The first choice, or what is taken in its place, compiles without spilling.
 void expect_clean(const plan::Alternatives& specs) {
   for (const plan::KernelSpec& spec : specs) {
-    EXPECT_EQ(spec.family(), Family::sm90);
+    EXPECT_EQ(spec.family(), plan::Family::sm90);
     if (expect_compiles(spec) == 0) return;
   }
   ADD_FAILURE() << "every kernel spills: " << canonical(specs.front());
@@ -85,7 +85,7 @@ class Sm90BackwardCompile : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Sm90BackwardCompile, IsClean) {
   const Case& c = GetParam();
-  expect_clean(plan_backward(problem_of(c), {.family = Family::sm90}, c.deterministic).main);
+  expect_clean(plan_backward(problem_of(c), {plan::Family::sm90}, c.deterministic).main);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, Sm90BackwardCompile, ::testing::ValuesIn(cases()), [](const auto& test) {
@@ -100,8 +100,8 @@ TEST(Sm90BackwardCompile, Variants) {
   const plan::BackwardPlan split = plan_backward(problem, {}, false);
   EXPECT_TRUE(split.main.front().split);
   expect_clean(split.main);
-  expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {.tile_n = 64}, false).main);
-  expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {.tile_m = 64, .tile_n = 192}, false).main);
+  expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {{"tile_n", 64}}, false).main);
+  expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {{"tile_m", 64}, {"tile_n", 192}}, false).main);
 }
 
 /// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background.
@@ -133,7 +133,7 @@ TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
         problem.total_q = problem.total_kv = 4 * 2048;
         bool clean = false;
         for (const plan::KernelSpec& spec : plan_backward(problem, {}, false).main) {
-          if (clean || spec.family() != Family::sm90) break;
+          if (clean || spec.family() != plan::Family::sm90) break;
           SCOPED_TRACE(canonical(spec));
           const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
           EXPECT_EQ(cubin.log.find("wgmma"), std::string::npos) << cubin.log;

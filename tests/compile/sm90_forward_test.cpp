@@ -84,7 +84,7 @@ class Sm90ForwardCompile : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Sm90ForwardCompile, IsClean) {
   const plan::ForwardPlan plan = plan::plan_forward(problem_of(GetParam()), {});
-  ASSERT_EQ(plan.kernel.family(), Family::sm90);
+  ASSERT_EQ(plan.kernel.family(), plan::Family::sm90);
   expect_clean(plan);
 }
 

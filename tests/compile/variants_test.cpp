@@ -87,7 +87,7 @@ TEST_P(VariantsCompile, ForwardAndBackward) {
     const api::Functions functions = api::read_functions(wanted, false);
     const plan::Problem p = problem(wanted, functions);
     const plan::ForwardPlan forward = plan::plan_forward(p, {});
-    EXPECT_EQ(forward.kernel.family(), Family::sm90);
+    EXPECT_EQ(forward.kernel.family(), plan::Family::sm90);
     std::vector<plan::KernelSpec> specs{forward.kernel};
     specs.insert(specs.end(), forward.alternatives.begin(), forward.alternatives.end());
     expect_clean(specs);
@@ -95,7 +95,7 @@ TEST_P(VariantsCompile, ForwardAndBackward) {
     expect_clean(backward.main);
     if (!wanted.sink) return;
     expect_clean(plan::plan_backward(p, {}, true).main);
-    expect_clean(plan::plan_backward(p, {.family = Family::sm80}, true).dq);
+    expect_clean(plan::plan_backward(p, {plan::Family::sm80}, true).dq);
     expect_clean({forward.combine});
     expect_clean({backward.sink});
   }

@@ -35,17 +35,18 @@ bool has_plain_scores(const Configuration& c) {
          config.window_right < 0 && config.chunk == 0;
 }
 
+constexpr const char* kExactMax = "exact_max=1";
+
 /// The planner's kernel, or one of a family, or one with a choice made for it.
 void choose_kernels(Random& random, Configuration& c, Where where) {
   if (where == Where::host) return;
   const int choice = static_cast<int>(random.below(100));
   KernelOverride forward, backward;
-  if (choice < 20) forward.family = backward.family = Family::sm80;
-  if (choice >= 20 && choice < 26) forward.pack_gqa = true;
-  if (choice >= 26 && choice < 30) forward.splits = 3;
-  if (choice >= 30 && choice < 34) forward.exact_max = true;
-  if (choice >= 34 && choice < 38)
-    forward.family = Family::sm80, forward.tile_m = 64, forward.tile_n = 48, forward.warps = 4;
+  if (choice < 20) forward.kernel = backward.kernel = "sm80";
+  if (choice >= 20 && choice < 26) forward.text = "pack_gqa=1";
+  if (choice >= 26 && choice < 30) forward.text = "splits=3";
+  if (choice >= 30 && choice < 34) forward.text = kExactMax;
+  if (choice >= 34 && choice < 38) forward = {"sm80", "tile_m=64 tile_n=48 warps=4"};
   if (choice >= 38) return;
   c.config.kernel = forward;
   if (choice < 20) c.config.kernel_backward = backward;
@@ -209,7 +210,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   choose_kernels(random, c, where);
   const bool gradients = random.percent(60) && (where == Where::host || !config.deterministic);
   choose_functions(random, c, where, gradients);
-  if (config.kernel && !has_plain_scores(c)) config.kernel->exact_max.reset();
+  if (config.kernel && config.kernel->text == kExactMax && !has_plain_scores(c)) config.kernel->text.clear();
   c.settle();
   return c;
 }
@@ -536,10 +537,7 @@ std::string to_string(const Configuration& c) {
     out << " varlen" << (config.zero_padding ? " zero_padding" : "") << (config.check_sequences ? " checked" : "");
   if (config.host_f64) out << " host_f64";
   if (config.kernel) {
-    const KernelOverride& k = *config.kernel;
-    out << " kernel{" << (k.family == Family::sm80 ? "sm80" : "") << (k.pack_gqa ? " pack_gqa" : "")
-        << (k.exact_max ? " exact_max" : "") << (k.splits != 0 ? " splits" : "") << (k.tile_m != 0 ? " tiles" : "")
-        << "}";
+    out << " kernel{" << config.kernel->kernel << ' ' << config.kernel->text << "}";
   }
   if (!config.score.expression.empty()) out << " score '" << config.score.expression << "'";
   if (!config.mask.expression.empty()) out << " mask '" << config.mask.expression << "'";

@@ -77,7 +77,7 @@ void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t gr
 
 void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
               const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
-  if (spec.family() != fa::Family::sm90) {
+  if (spec.family() != fa::plan::Family::sm90) {
     run_kernel(name, spec, launch.grids.main, &launch.params, memory, seed);
     return;
   }
@@ -107,7 +107,7 @@ void PrintTo(const BackwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
-  if (c.specs.main.family() == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
+  if (c.specs.main.family() == fa::plan::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 BackwardData make_backward_data(const BackwardCase& c) {

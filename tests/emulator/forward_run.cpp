@@ -96,7 +96,7 @@ void PrintTo(const ForwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
-  if (c.spec.family() == fa::Family::sm90) *out << ", " << c.blocks << " blocks";
+  if (c.spec.family() == fa::plan::Family::sm90) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -155,7 +155,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   LaunchOptions options;
   options.seed = seed;
   const RegisteredKernel& attention = registered_kernel(kernels.attention);
-  const bool sm90 = c.spec.family() == fa::Family::sm90;
+  const bool sm90 = c.spec.family() == fa::plan::Family::sm90;
   const int tiles = params.m_blocks * params.heads * params.b * params.splits;
   options.grid = sm90 ? c.blocks : tiles;
   if (sm90 && fa::plan::needs_tile_lists(problem_of(c))) {

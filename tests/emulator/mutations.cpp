@@ -15,7 +15,7 @@ namespace emulator {
 namespace {
 
 using fa::DType;
-using fa::Family;
+using fa::plan::Family;
 using fa::plan::KernelSpec;
 using fa::plan::Op;
 

@@ -33,7 +33,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.s_kv = 101;
   c.splits = mutation.spec.split ? 2 : 1;
   c.blocks = 1;
-  if (mutation.spec.family() == fa::Family::sm90) c.attention.scale = mutation.scale;
+  if (mutation.spec.family() == fa::plan::Family::sm90) c.attention.scale = mutation.scale;
   if (mutation.choice.empty()) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
   const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.choice, &VariantKernels::choice);
@@ -55,7 +55,7 @@ BackwardCase backward_case_of(const Mutation& mutation) {
   BackwardCase c;
   c.specs = backward_specs_of(mutation);
   c.attention = forward.attention;
-  if (c.specs.main.family() == fa::Family::sm90) {  // two key tiles in one block, six steps each
+  if (c.specs.main.family() == fa::plan::Family::sm90) {  // two key tiles in one block, six steps each
     c.attention.s_q = 150;
     c.attention.s_kv = 160;
     c.attention.scale.reset();

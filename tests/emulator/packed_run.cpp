@@ -117,7 +117,7 @@ class Call {
   /// not matter: it is NaN.
   TensorView input(const char* name, const HostTensor& tensor, bool keys, bool copied = false) {
     const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    if (copied && spec_.family() == fa::Family::sm90) {
+    if (copied && spec_.family() == fa::plan::Family::sm90) {
       spoil_padding(t, keys);
     } else {
       forbid_padding(t, keys);
@@ -127,7 +127,7 @@ class Call {
 
   /// Q, of which the copy engine brings whole tiles.
   TensorView query_input(const HostTensor& tensor) {
-    if (spec_.family() != fa::Family::sm90) return input("q", tensor, false);
+    if (spec_.family() != fa::plan::Family::sm90) return input("q", tensor, false);
     const Placed t = place_input(memory_, "q", tensor, Placement::bshd, spec_.aligned);
     poison_padding(t);
     return view_of(t, tensor);
@@ -283,7 +283,7 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
         reinterpret_cast<float*>(call.memory().add_output("partial_lse", 2 * partials * sizeof(float)));
   }
   if (variant) run_mask_tiles(call.memory(), problem, spec, launch.params.variant, 1);
-  if (spec.family() == fa::Family::sm90) {
+  if (spec.family() == fa::plan::Family::sm90) {
     const fa::kernel::Sm90ForwardVariantParams all =
         with_maps(launch.params, fa::plan::sm90_forward_maps(tensors, spec));
     call.run(spec, launch.grid, &all, c.main_kernel);
@@ -329,7 +329,7 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
                                 deterministic, taken, 1, workspace, call.variants());
   call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
   if (variant) run_mask_tiles(call.memory(), problem, main, launch.params.variant, 1);
-  if (main.family() == fa::Family::sm90) {
+  if (main.family() == fa::plan::Family::sm90) {
     const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, main);
     call.run(main, c.main_blocks != 0 ? c.main_blocks : launch.grids.main, &params, c.main_kernel);
   } else {

@@ -102,11 +102,11 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
                                  .total_q = kAnyLength,
                                  .total_kv = kAnyLength};
   const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, {9, 0, 'a'}, &c.functions.variants);
-  fa::KernelOverride fixed;
-  fixed.family = fa::Family::sm90;
-  fixed.tile_m = variant.tile_m;
-  fixed.tile_n = variant.tile_n;
-  fixed.splits = variant.splits;
+  fa::plan::Fixed fixed;
+  fixed.family = fa::plan::Family::sm90;
+  fixed.set("tile_m", variant.tile_m);
+  fixed.set("tile_n", variant.tile_n);
+  fixed.set("splits", variant.splits);
   const fa::plan::BackwardPlan plan = plan_backward(problem, fixed, variant.deterministic);
   BackwardSpecs specs{plan.main.front(), {}};
   if (!plan.dq.empty()) specs.dq = plan.dq.front();

@@ -49,7 +49,7 @@ class Sm90BackwardVariants : public testing::TestWithParam<std::size_t> {};
 TEST_P(Sm90BackwardVariants, MatchTheReference) {
   const Sm90BackwardVariant& kernel = sm90_backward_variants()[GetParam()];
   const BackwardSpecs specs = backward_specs_of(kernel);
-  ASSERT_EQ(specs.main.family(), fa::Family::sm90);
+  ASSERT_EQ(specs.main.family(), fa::plan::Family::sm90);
   EXPECT_EQ(specs.main.varlen, kernel.varlen);
   EXPECT_EQ(specs.main.dropout, kernel.dropout);
   for (std::size_t index = 0; index < kSm90BackwardCases; ++index) {

@@ -365,18 +365,18 @@ fa::test::VariantCase variant_case(const VariantKernels& kernels, const Attentio
 
 VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
-  fa::KernelOverride forward;
-  forward.family = fa::Family::sm90;
+  fa::plan::Fixed forward;
+  forward.family = fa::plan::Family::sm90;
   const std::int64_t group = kernels.attention.h_q / kernels.attention.h_kv;  // of 2 or of 3, where packed
   const bool packs = kernels.pack_gqa && !(kernels.dropout && group == 3);
-  forward.tile_m = packs && !kernels.dropout ? 192 : kernels.loop_bodies == 2 ? 128 : 64;
-  forward.tile_n = kernels.tile_n;
-  forward.stages = 2;
-  forward.q_buffers = kernels.loop_bodies;
-  forward.pack_gqa = packs;
-  forward.splits = kernels.splits;
-  forward.affine_product = kernels.affine_product;
-  forward.affine_reach = kernels.affine_reach;
+  forward.set("tile_m", packs && !kernels.dropout ? 192 : kernels.loop_bodies == 2 ? 128 : 64);
+  forward.set("tile_n", kernels.tile_n);
+  forward.set("stages", 2);
+  forward.set("q_buffers", kernels.loop_bodies);
+  forward.set("pack_gqa", packs);
+  forward.set("splits", kernels.splits);
+  if (kernels.affine_product) forward.set("affine_product", *kernels.affine_product);
+  forward.set("affine_reach", kernels.affine_reach);
   const fa::plan::ForwardPlan planned =
       plan_forward(fa::api::make_problem(c.config, any_shape(), {9, 0, 'a'}, &c.functions.variants), forward);
   return {planned.kernel, planned.combine, {}, {}, {}};
@@ -385,21 +385,21 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
 VariantSpecs variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
   const fa::plan::Problem problem = fa::api::make_problem(c.config, any_shape(), kArch, &c.functions.variants);
-  fa::KernelOverride forward;
-  forward.tile_m = 32;
-  forward.tile_n = 32;
-  forward.warps = 2;
-  if (kernels.pairs) forward.warps_n = 2;
-  forward.stages = kernels.loop_bodies;
-  forward.loop_bodies = kernels.loop_bodies;
-  forward.pack_gqa = kernels.pack_gqa;
-  forward.splits = kernels.splits;
-  fa::KernelOverride backward;
-  backward.tile_m = 32;
-  backward.tile_n = 32;
-  backward.warps = 4;
-  backward.stages = kernels.loop_bodies;
-  backward.splits = kernels.splits;
+  fa::plan::Fixed forward;
+  forward.set("tile_m", 32);
+  forward.set("tile_n", 32);
+  forward.set("warps", 2);
+  if (kernels.pairs) forward.set("warps_n", 2);
+  forward.set("stages", kernels.loop_bodies);
+  forward.set("loop_bodies", kernels.loop_bodies);
+  forward.set("pack_gqa", kernels.pack_gqa);
+  forward.set("splits", kernels.splits);
+  fa::plan::Fixed backward;
+  backward.set("tile_m", 32);
+  backward.set("tile_n", 32);
+  backward.set("warps", 4);
+  backward.set("stages", kernels.loop_bodies);
+  backward.set("splits", kernels.splits);
   const fa::plan::ForwardPlan planned = plan_forward(problem, forward);
   const fa::plan::BackwardPlan planned_backward = plan_backward(problem, backward, kernels.deterministic);
   VariantSpecs specs{planned.kernel, planned.combine, planned_backward.main.front(), {}, planned_backward.sink};

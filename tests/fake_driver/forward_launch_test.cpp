@@ -89,7 +89,7 @@ TEST_F(ForwardLaunches, NormsAreLookedForBeforeKeysAreLeftOut) {
 // Five stages are more than the family has that serves what the copy engine cannot.
 TEST_F(ForwardLaunches, AnOverrideThatWasAcceptedRefusesNoCall) {
   config_.causal = false;
-  config_.kernel = KernelOverride{.tile_n = 64, .stages = 5};
+  config_.kernel = KernelOverride{"", "tile_n=64 stages=5"};
   const Attention attention = Attention::create(config_);
   call(attention, 512, {});
   EXPECT_EQ(launches_().back().kernel, "fa_sm90_forward");
@@ -100,7 +100,7 @@ TEST_F(ForwardLaunches, AnOverrideThatWasAcceptedRefusesNoCall) {
   attention.forward({broadcast, broadcast, broadcast}, {o, {}});
   ASSERT_EQ(launches_().size(), 1U);
   EXPECT_EQ(launches_().back().kernel, "fa_sm80_forward");
-  config_.kernel->stages = 9;
+  config_.kernel->text = "stages=9";
   EXPECT_THROW(Attention::create(config_), Error);
 }
 

@@ -118,9 +118,9 @@ TEST_F(HeldTiles, OfAnotherShapeMaskNumberOrOperationAreRefused) {
   EXPECT_TRUE(refused([](AttentionConfig& c) { c.window_left = 100; }));
   EXPECT_TRUE(refused([](AttentionConfig& c) { c.window_right = 100; }));
   EXPECT_TRUE(refused([](AttentionConfig& c) { c.chunk = 128; }));
-  EXPECT_TRUE(refused([](AttentionConfig& c) { c.kernel = KernelOverride{.tile_n = 64}; }));
+  EXPECT_TRUE(refused([](AttentionConfig& c) { c.kernel = KernelOverride{"", "tile_n=64"}; }));
   EXPECT_EQ(backward(with([](AttentionConfig& c) {
-                       c.kernel_backward = KernelOverride{.family = Family::sm80, .tile_m = 32};
+                       c.kernel_backward = KernelOverride{"sm80", "tile_m=32"};
                      }),
                      {}, at(33), true),
             -1);

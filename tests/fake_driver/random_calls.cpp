@@ -61,12 +61,12 @@ AttentionConfig RandomCalls::config() {
   config.zero_padding = config.varlen && one_in(3);
   if (one_in(4)) {
     KernelOverride fixed;
-    fixed.family = one_of({Family::automatic, Family::sm80, Family::sm90});
-    fixed.splits = one_of({0, 1, 3});
+    fixed.kernel = one_of({"", "sm80", "sm90"});
+    fixed.text = one_of({"splits=0", "splits=1", "splits=3"});
     config.kernel_backward = fixed;
-    if (one_in(2)) fixed.pack_gqa = one_in(2);
-    if (one_in(4)) fixed.affine_reach = one_in(2);
-    if (one_in(4)) fixed.exact_max = one_in(2);
+    if (one_in(2)) fixed.text += one_in(2) ? " pack_gqa=1" : " pack_gqa=0";
+    if (fixed.kernel != "sm80" && one_in(4)) fixed.text += one_in(2) ? " affine_reach=1" : " affine_reach=0";
+    if (fixed.kernel != "sm80" && one_in(4)) fixed.text += one_in(2) ? " exact_max=1" : " exact_max=0";
     config.kernel = fixed;
   }
   return config;

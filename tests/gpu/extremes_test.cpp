@@ -221,8 +221,8 @@ constexpr AttentionCase decode(DType dtype, std::int64_t d) {
 
 std::vector<Setting> plain_settings() {
   constexpr DType f16 = DType::f16, bf16 = DType::bf16, f32 = DType::f32;
-  const KernelOverride sm80{.family = Family::sm80};
-  const KernelOverride exact{.exact_max = true}, lazy{.exact_max = false};
+  const KernelOverride sm80{"sm80"};
+  const KernelOverride exact{"", "exact_max=1"}, lazy{"", "exact_max=0"};
   AttentionCase short_rows = small(f16, 64, false), long_rows = small(bf16, 128, false);
   short_rows.s_q = 300;
   short_rows.s_kv = 5;
@@ -244,18 +244,16 @@ std::vector<Setting> plain_settings() {
       {.name = "f32_causal_d64", .attention = small(f32, 64, true)},
       {.name = "f32_d128", .attention = small(f32, 128, false)},
       {.name = "decode_d128", .attention = decode(bf16, 128)},
-      {.name = "split_exact_d128", .attention = decode(f16, 128), .kernel = {.splits = 5, .exact_max = true}},
-      {.name = "split_lazy_d64", .attention = decode(f16, 64), .kernel = {.splits = 3, .exact_max = false}},
-      {.name = "sm80_split_d64",
-       .attention = decode(bf16, 64),
-       .kernel = {.family = Family::sm80, .pack_gqa = true, .splits = 3}},
-      {.name = "f32_split_d64", .attention = decode(f32, 64), .kernel = {.splits = 4}},
+      {.name = "split_exact_d128", .attention = decode(f16, 128), .kernel = {"", "splits=5 exact_max=1"}},
+      {.name = "split_lazy_d64", .attention = decode(f16, 64), .kernel = {"", "splits=3 exact_max=0"}},
+      {.name = "sm80_split_d64", .attention = decode(bf16, 64), .kernel = {"sm80", "pack_gqa=1 splits=3"}},
+      {.name = "f32_split_d64", .attention = decode(f32, 64), .kernel = {"", "splits=4"}},
   };
 }
 
 std::vector<Setting> variant_settings() {
   constexpr DType f16 = DType::f16, bf16 = DType::bf16;
-  const KernelOverride sm80{.family = Family::sm80};
+  const KernelOverride sm80{"sm80"};
   AttentionCase packed = small(bf16, 128, true), packed_sm80 = small(f16, 64, false);
   const std::vector<std::int32_t> cu_q{0, 70, 71, 71, 150}, cu_kv{0, 90, 100, 180, 350};
   return {
@@ -299,7 +297,7 @@ AttentionInputs whole_inputs(const AttentionCase& a, double base = 0) {
 }
 
 void skip_without(const Setting& setting) {
-  const bool hopper = setting.kernel.family == Family::sm90 || setting.kernel.exact_max;
+  const bool hopper = setting.kernel.kernel == "sm90" || setting.kernel.text.find("exact_max") != std::string::npos;
   if (hopper && !on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
 }
 
@@ -353,7 +351,7 @@ void PrintTo(const BiasSetting& setting, std::ostream* out) {
 
 std::vector<BiasSetting> bias_settings() {
   constexpr DType f16 = DType::f16, bf16 = DType::bf16, f32 = DType::f32;
-  const KernelOverride sm80{.family = Family::sm80};
+  const KernelOverride sm80{"sm80"};
   return {
       {{.name = "bf16_bias_bf16_d64", .attention = small(bf16, 64, false)}, bf16},
       {{.name = "f16_bias_f16_causal_d64", .attention = small(f16, 64, true), .sink = true}, f16},
@@ -361,7 +359,7 @@ std::vector<BiasSetting> bias_settings() {
       {{.name = "bf16_bias_bf16_causal_d128", .attention = small(bf16, 128, true), .sink = true}, bf16},
       {{.name = "bf16_bias_f16_holes_d64", .attention = small(bf16, 64, false), .blocks = true}, f16},
       {{.name = "f16_bias_bf16_dropout_d64", .attention = small(f16, 64, false), .dropout = 0.25f}, bf16},
-      {{.name = "f16_bias_f16_split_d64", .attention = decode(f16, 64), .kernel = {.splits = 3}}, f16},
+      {{.name = "f16_bias_f16_split_d64", .attention = decode(f16, 64), .kernel = {"", "splits=3"}}, f16},
       {{.name = "sm80_bf16_bias_f16_causal_d64", .attention = small(bf16, 64, true), .kernel = sm80}, f16},
       {{.name = "sm80_f16_bias_bf16_d128", .attention = small(f16, 128, false), .kernel = sm80, .sink = true}, bf16},
       {{.name = "f32_bias_f32_causal_d64", .attention = small(f32, 64, true)}, f32},
@@ -515,10 +513,10 @@ TEST_P(LongSums, KeepTheirPrecision) {
   constexpr double kGreatest = 100;  // of scores, and of LSE: rounded times log2 e, back, and with the sum
   // Of O a matrix unit adds 16 keys at once, with two roundings of 2^-23.
   const double bound_o = 3 * (2 * 0x1p-11 + 0x1p-22 * (static_cast<double>(keys) / 16 + 32));
-  std::vector<KernelOverride> kernels{{.family = Family::sm80, .splits = 1}};
+  std::vector<KernelOverride> kernels{{"sm80", "splits=1"}};
   if (on_hopper()) {
-    kernels.push_back({.family = Family::sm90, .splits = 1, .exact_max = false});
-    kernels.push_back({.family = Family::sm90, .splits = 1, .exact_max = true});
+    kernels.push_back({"sm90", "splits=1 exact_max=0"});
+    kernels.push_back({"sm90", "splits=1 exact_max=1"});
   }
   for (const KernelOverride& kernel : kernels) {
     const Setting setting{.name = "long_sums", .attention = a, .kernel = kernel};
@@ -528,11 +526,8 @@ TEST_P(LongSums, KeepTheirPrecision) {
     const double depth = tile_n / 4 + static_cast<double>(keys) / tile_n + 4;
     const double bound_lse = 0x1p-24 * (depth + 3 * kGreatest) + 0x1p-20;
     const AttentionOutputs actual = device.run(config);
-    const bool exact = kernel.exact_max.value_or(true);
     EXPECT_LE(lse_max_abs_error(actual.lse.view(), expected.lse.view()), bound_lse)
-        << (kernel.family == Family::sm80 ? "sm80"
-            : exact                       ? "sm90 exact"
-                                          : "sm90 lazy");
+        << kernel.kernel << ' ' << kernel.text;
     EXPECT_LE(compare(actual.o.view(), expected.o.view()).max_abs, bound_o);
   }
 }

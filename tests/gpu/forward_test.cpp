@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ TEST_P(ForwardShapes, MatchesFloat64) {
 TEST_P(ForwardShapes, Sm80MatchesFloat64) {
   if (GetParam().dtype == DType::f32) return;  // has no other
   AttentionConfig config = config_of(GetParam());
-  config.kernel = KernelOverride{.family = Family::sm80};
+  config.kernel = KernelOverride{"sm80"};
   run_case(GetParam(), config);
 }
 
@@ -163,7 +164,7 @@ bool on_hopper() {
 class Overrides : public GpuTest, public ::testing::WithParamInterface<KernelOverride> {};
 
 TEST_P(Overrides, MatchFloat64) {
-  if (GetParam().family == Family::sm90 && !on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
+  if (GetParam().kernel == "sm90" && !on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
   const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 777, .d_qk = 64, .d_v = 64, .causal = true};
   AttentionConfig config = config_of(c);
   config.kernel = GetParam();
@@ -173,63 +174,64 @@ TEST_P(Overrides, MatchFloat64) {
 /// Every field of a kernel override, alone and together.
 std::vector<KernelOverride> overrides() {
   std::vector<KernelOverride> overrides;
+  const auto add = [&](std::string text) { overrides.push_back({"", std::move(text)}); };
   for (const int stages : {1, 2, 3}) {
     for (const int bodies : {1, 2}) {
-      for (const bool q_in_registers : {false, true}) {
-        overrides.push_back({.tile_m = 64,
-                             .tile_n = 32,
-                             .warps = 4,
-                             .stages = stages,
-                             .q_in_registers = q_in_registers,
-                             .loop_bodies = bodies});
+      for (const int q_in_registers : {0, 1}) {
+        add(fmt::format("tile_m=64 tile_n=32 warps=4 stages={} q_in_registers={} loop_bodies={}", stages,
+                        q_in_registers, bodies));
       }
     }
   }
-  overrides.push_back({.tile_m = 128, .tile_n = 64, .warps = 4});
-  overrides.push_back({.tile_m = 128, .tile_n = 128, .warps = 8});
+  add("tile_m=128 tile_n=64 warps=4");
+  add("tile_m=128 tile_n=128 warps=8");
   for (const int stages : {1, 2}) {
-    overrides.push_back({.tile_m = 64, .tile_n = 64, .warps = 4, .stages = stages, .warps_n = 2});
-    overrides.push_back({.tile_m = 128, .tile_n = 32, .warps = 8, .stages = stages, .loop_bodies = 2, .warps_n = 2});
-    overrides.push_back({.tile_m = 64, .warps = 4, .stages = stages, .pack_gqa = true, .splits = 3, .warps_n = 2});
+    add(fmt::format("tile_m=64 tile_n=64 warps=4 stages={} warps_n=2", stages));
+    add(fmt::format("tile_m=128 tile_n=32 warps=8 stages={} loop_bodies=2 warps_n=2", stages));
+    add(fmt::format("tile_m=64 warps=4 stages={} pack_gqa=1 splits=3 warps_n=2", stages));
   }
-  overrides.push_back({.pack_gqa = true});
-  overrides.push_back({.splits = 3});
-  overrides.push_back({.pack_gqa = true, .splits = 5});
+  add("pack_gqa=1");
+  add("splits=3");
+  add("pack_gqa=1 splits=5");
   return overrides;
 }
 
+/// The first two fields and a number.
 std::string name_of(const ::testing::TestParamInfo<KernelOverride>& test) {
-  const auto number = [](auto n) { return std::to_string(n); };
-  return "m" + number(test.param.tile_m) + "_n" + number(test.param.tile_n) + "_" + number(test.index);
+  std::string name = test.param.text.substr(0, test.param.text.find(' ', test.param.text.find(' ') + 1));
+  std::erase(name, '=');
+  std::ranges::replace(name, ' ', '_');
+  return name + "_" + std::to_string(test.index);
 }
 INSTANTIATE_TEST_SUITE_P(Any, Overrides, ::testing::ValuesIn(overrides()), name_of);
 
 std::vector<KernelOverride> hopper_overrides() {
   std::vector<KernelOverride> overrides;
+  const auto add = [&](int tile_m, int tile_n, const std::string& rest) {
+    overrides.push_back({"sm90", fmt::format("tile_m={} tile_n={}{}", tile_m, tile_n, rest)});
+  };
   for (const int tile_m : {64, 128, 192}) {
     for (const int tile_n : {16, 48, 112}) {
-      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n});
-      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .stages = 3, .q_buffers = 1, .take_turns = false});
-      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .pack_gqa = true});
-      overrides.push_back({.tile_m = tile_m, .tile_n = tile_n, .splits = 3});
+      for (const char* const rest : {"", " stages=3 q_buffers=1 take_turns=0", " pack_gqa=1", " splits=3"}) {
+        add(tile_m, tile_n, rest);
+      }
     }
   }
   for (const int tile_n : {16, 48, 64}) {
-    for (const bool take_turns : {false, true}) {
-      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .take_turns = take_turns});
-      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .stages = 3, .q_buffers = 1, .take_turns = take_turns});
-      overrides.push_back({.tile_m = 256, .tile_n = tile_n, .pack_gqa = true, .take_turns = take_turns});
+    for (const int take_turns : {0, 1}) {
+      add(256, tile_n, fmt::format(" take_turns={}", take_turns));
+      add(256, tile_n, fmt::format(" stages=3 q_buffers=1 take_turns={}", take_turns));
+      add(256, tile_n, fmt::format(" pack_gqa=1 take_turns={}", take_turns));
     }
-    overrides.push_back({.tile_m = 256, .tile_n = tile_n, .splits = 3});
+    add(256, tile_n, " splits=3");
   }
   for (const int tile_m : {64, 128, 192, 256}) {
-    overrides.push_back({.tile_m = tile_m, .tile_n = 64, .exact_max = true});
-    overrides.push_back({.tile_m = tile_m, .tile_n = 48, .q_buffers = 1, .take_turns = false, .exact_max = true});
-    overrides.push_back({.tile_m = tile_m, .tile_n = 32, .pack_gqa = true, .exact_max = true});
-    overrides.push_back({.tile_m = tile_m, .tile_n = 64, .splits = 3, .exact_max = true});
+    add(tile_m, 64, " exact_max=1");
+    add(tile_m, 48, " q_buffers=1 take_turns=0 exact_max=1");
+    add(tile_m, 32, " pack_gqa=1 exact_max=1");
+    add(tile_m, 64, " splits=3 exact_max=1");
   }
-  overrides.push_back({.pack_gqa = true, .splits = 5});
-  for (KernelOverride& kernel : overrides) kernel.family = Family::sm90;
+  overrides.push_back({"sm90", "pack_gqa=1 splits=5"});
   return overrides;
 }
 INSTANTIATE_TEST_SUITE_P(Hopper, Overrides, ::testing::ValuesIn(hopper_overrides()), name_of);
@@ -246,7 +248,7 @@ TEST_F(Forward, HopperTakesItsFamilyWhereItCan) {
   EXPECT_EQ(attention.kernel_info(unaligned).name, "fa_sm80_forward");
   EXPECT_EQ(attention.kernel_info(without_keys).name, "fa_sm80_forward");
   EXPECT_EQ(Attention::create({.head_dim = 64, .dtype = DType::f32}).kernel_info(shape).name, "fa_sm80_forward");
-  const Attention sm80 = Attention::create({.head_dim = 64, .kernel = KernelOverride{.family = Family::sm80}});
+  const Attention sm80 = Attention::create({.head_dim = 64, .kernel = KernelOverride{"sm80"}});
   EXPECT_EQ(sm80.kernel_info(shape).name, "fa_sm80_forward");
 }
 
@@ -514,7 +516,7 @@ TEST_F(Forward, BadInputLeavesTheContextUsable) {
   ForwardInputs inputs = device.inputs();
   inputs.k.data = nullptr;
   EXPECT_THROW(attention.forward(inputs, device.outputs()), Error);
-  EXPECT_THROW(Attention::create({.head_dim = 64, .kernel = KernelOverride{.tile_m = 256, .tile_n = 256, .warps = 4}}),
+  EXPECT_THROW(Attention::create({.head_dim = 64, .kernel = KernelOverride{"", "tile_m=256 tile_n=256 warps=4"}}),
                Error);
   attention.forward(device.inputs(), device.outputs());
   expect_correct(device);

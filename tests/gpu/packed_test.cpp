@@ -83,7 +83,7 @@ PackedCase random_case(std::uint32_t seed) {
   c.dropout = random() % 3 == 0 ? 0 : pick(random, std::array{0.05f, 0.3f, 0.8f});
   c.deterministic = random() % 2 == 0;
   c.dlse = random() % 2 == 0;
-  if (random() % 4 == 0) c.kernel.pack_gqa = true;
+  if (random() % 4 == 0) c.kernel.text = "pack_gqa=1";
   if (c.dropout == 0 || random() % 3 != 0) {
     make_packed(random, c);
   } else {
@@ -202,8 +202,8 @@ TEST_F(Packed, MasksDoNotDependOnTheKernel) {
   c.dropout = 0.5f;
   c.attention = {.h_q = 2, .h_kv = 1, .s_q = 150, .s_kv = 300, .causal = true};
   for (const KernelOverride& kernel :
-       {KernelOverride{.tile_m = 64, .tile_n = 48, .warps = 4}, KernelOverride{.tile_m = 16, .tile_n = 16, .warps = 1},
-        KernelOverride{.pack_gqa = true}, KernelOverride{.splits = 3}}) {
+       {KernelOverride{"", "tile_m=64 tile_n=48 warps=4"}, KernelOverride{"", "tile_m=16 tile_n=16 warps=1"},
+        KernelOverride{"", "pack_gqa=1"}, KernelOverride{"", "splits=3"}}) {
     c.kernel = kernel;
     run(c);
   }
@@ -252,7 +252,7 @@ TEST_F(Packed, LengthsAndDropoutStateChangeBetweenReplays) {
 }
 
 /// NaN or infinity in all of one sequence leaves the bits of all others alone, in kernels of both families.
-class Neighbours : public GpuTest, public ::testing::WithParamInterface<std::tuple<Family, double>> {};
+class Neighbours : public GpuTest, public ::testing::WithParamInterface<std::tuple<const char*, double>> {};
 
 TEST_P(Neighbours, KeepTheirResults) {
   const auto [family, value] = GetParam();
@@ -262,7 +262,7 @@ TEST_P(Neighbours, KeepTheirResults) {
   c.cu_kv = cumulative({90, 64, 170, 3, 200});
   c.attention.s_q = c.cu_q.back();
   c.attention.s_kv = c.cu_kv.back();
-  c.kernel.family = family;
+  c.kernel.kernel = family;
   c.deterministic = true;  // dq too has the same bits in every run
   c.dlse = true;
   const Rows rows{c.cu_q[2], c.cu_q[3] - c.cu_q[2]}, keys{c.cu_kv[2], c.cu_kv[3] - c.cu_kv[2]};
@@ -305,12 +305,13 @@ TEST_P(Neighbours, KeepTheirResults) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Values, Neighbours,
-                         ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
+                         ::testing::Combine(::testing::Values("", "sm80"),
                                             ::testing::Values(std::nan(""), HUGE_VAL, -HUGE_VAL)));
 
 /// NaN in q and dout of rows that keep no key: of causal sequences with fewer keys than rows, some of both unused, and
 /// of windows that end before the last rows.
-class RowsWithoutKeys : public GpuTest, public ::testing::WithParamInterface<std::tuple<Family, DType, std::int64_t>> {
+class RowsWithoutKeys : public GpuTest,
+                        public ::testing::WithParamInterface<std::tuple<const char*, DType, std::int64_t>> {
  protected:
   static void expect_clean(const PackedCase& c, const std::vector<std::int64_t>& rows) {
     DevicePackedCase device(c);
@@ -328,7 +329,7 @@ class RowsWithoutKeys : public GpuTest, public ::testing::WithParamInterface<std
     const auto [family, dtype, d] = GetParam();
     PackedCase c;
     c.attention = {.h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d, .dtype = dtype, .causal = true, .layout = Layout::bshd};
-    c.kernel.family = family;
+    c.kernel.kernel = family;
     return c;
   }
 };
@@ -358,8 +359,8 @@ TEST_P(RowsWithoutKeys, OfWindows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Values, RowsWithoutKeys,
-                         ::testing::Combine(::testing::Values(Family::automatic, Family::sm80),
-                                            ::testing::Values(DType::f16, DType::bf16), ::testing::Values(64, 128)));
+                         ::testing::Combine(::testing::Values("", "sm80"), ::testing::Values(DType::f16, DType::bf16),
+                                            ::testing::Values(64, 128)));
 
 /// Lengths of every wrong kind: nothing is written outside of the tensors, and the context lives on.
 TEST_F(Packed, WrongLengthsDoNoHarm) {
@@ -435,7 +436,7 @@ TEST_F(Packed, EqualLengthsGiveTheDenseResult) {
   c.attention.s_q = c.attention.s_kv = 4 * 256;
   c.cu_q = c.cu_kv = cumulative({256, 256, 256, 256});
   c.max_s_q = c.max_s_kv = 256;
-  c.kernel = {.family = Family::sm80, .tile_m = 64, .tile_n = 64, .warps = 4};
+  c.kernel = {"sm80", "tile_m=64 tile_n=64 warps=4"};
   DevicePackedCase packed(c);
   Attention::create(c.config()).forward(packed.inputs(), packed.outputs());
   AttentionConfig config = config_of(dense);

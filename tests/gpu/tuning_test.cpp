@@ -116,7 +116,7 @@ TEST_F(Tuning, PoliciesAreKept) {
   never.compile = CompilePolicy::never;
   EXPECT_NE(chosen_by(never), "tuner");
   AttentionConfig fixed = config(c, "policies");
-  fixed.kernel = KernelOverride{.family = Family::sm80, .tile_n = 32};
+  fixed.kernel = KernelOverride{"sm80", "tile_n=32"};
   EXPECT_EQ(chosen_by(fixed), "planner");
   setenv("FA_TUNE", "off", 1);
   EXPECT_EQ(chosen_by(config(c, "policies")), "planner");

@@ -172,7 +172,7 @@ TEST_P(Combinations, MatchTheReference) {
     c.zero_padding = config.zero_padding;
     c.deterministic = config.deterministic;
     c.dlse = problem.dlse;
-    if (kernel.pack_gqa) c.kernel.pack_gqa = true;
+    if (kernel.pack_gqa) c.kernel.text = "pack_gqa=1";
     c.variant = std::make_shared<const VariantCase>(problem.variant(kernel));
     SCOPED_TRACE(testing::PrintToString(c));
     DevicePackedCase device(c);
@@ -187,7 +187,7 @@ TEST_P(Combinations, MatchTheReference) {
 INSTANTIATE_TEST_SUITE_P(Random, Combinations, testing::Range<std::size_t>(0, kRandomKernels));
 
 /// Loads behind tests of random functions, which name a number that has no memory: every second of a packed batch.
-class RandomFunctions : public GpuTest, public testing::WithParamInterface<std::tuple<Family, std::size_t>> {};
+class RandomFunctions : public GpuTest, public testing::WithParamInterface<std::tuple<plan::Family, std::size_t>> {};
 
 /// Two functions whose loads a compiler has executed in front of their tests, then random ones.
 ScoreFunction guarded_function(std::size_t index) {
@@ -208,7 +208,7 @@ ScoreFunction guarded_function(std::size_t index) {
 
 TEST_P(RandomFunctions, MatchTheReference) {
   const auto [family, index] = GetParam();
-  if (family == Family::sm90 && driver::device_info(0).arch != plan::parse_arch("sm_90a")) {
+  if (family == plan::Family::sm90 && driver::device_info(0).arch != plan::parse_arch("sm_90a")) {
     GTEST_SKIP() << "GPU 0 is no Hopper";
   }
   PackedCase c;
@@ -219,11 +219,11 @@ TEST_P(RandomFunctions, MatchTheReference) {
   c.attention.causal_align = CausalAlign::top_left;
   c.attention.seed = index + 1;
   if (index == 3 || index == 6) c.dropout = 0.25f;
-  c.kernel.family = family;
+  c.kernel.kernel = to_string(family);
   AttentionConfig config;
   config.score = guarded_function(index);
   config.sink = index % 5 == 2;
-  if (family == Family::sm80) config.kernel_backward = KernelOverride{.family = family};
+  if (family == plan::Family::sm80) config.kernel_backward = KernelOverride{to_string(family)};
   const bool packed = index % 2 == 0;
   if (packed) {
     c.attention.layout = Layout::bshd;
@@ -242,7 +242,7 @@ TEST_P(RandomFunctions, MatchTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Guarded, RandomFunctions,
-                         testing::Combine(testing::Values(Family::sm80, Family::sm90),
+                         testing::Combine(testing::Values(plan::Family::sm80, plan::Family::sm90),
                                           testing::Range<std::size_t>(0, 10)));
 
 /// A row that a mask function hides: exact zeros and -inf, or the sink's logit.

@@ -1,6 +1,7 @@
 #include "options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <utility>
 
 #include "choice.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/fixed.hpp"
 #include "support/text.hpp"
 
 namespace fa::cli {
@@ -20,31 +23,6 @@ const Choices<DType> kDTypes{{"f16", DType::f16, {"fp16", "float16", "half"}},
                              {"f64", DType::f64, {"fp64", "float64", "double"}}};
 const Choices<CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
                                          {"top-left", CausalAlign::top_left}};
-const Choices<Family> kFamilies{{"automatic", Family::automatic}, {"sm80", Family::sm80}, {"sm90", Family::sm90}};
-
-/// A field of KernelOverride by the name a sweep uses.
-struct SweepField {
-  std::string_view name;
-  void (*set)(KernelOverride&, int);
-};
-
-constexpr SweepField kSweepFields[] = {
-    {"tile_m", [](KernelOverride& kernel, int value) { kernel.tile_m = value; }},
-    {"tile_n", [](KernelOverride& kernel, int value) { kernel.tile_n = value; }},
-    {"warps", [](KernelOverride& kernel, int value) { kernel.warps = value; }},
-    {"stages", [](KernelOverride& kernel, int value) { kernel.stages = value; }},
-    {"q_in_registers", [](KernelOverride& kernel, int value) { kernel.q_in_registers = value != 0; }},
-    {"loop_bodies", [](KernelOverride& kernel, int value) { kernel.loop_bodies = value; }},
-    {"pack_gqa", [](KernelOverride& kernel, int value) { kernel.pack_gqa = value != 0; }},
-    {"splits", [](KernelOverride& kernel, int value) { kernel.splits = value; }},
-    {"q_buffers", [](KernelOverride& kernel, int value) { kernel.q_buffers = value; }},
-    {"take_turns", [](KernelOverride& kernel, int value) { kernel.take_turns = value != 0; }},
-    {"affine_product", [](KernelOverride& kernel, int value) { kernel.affine_product = value != 0; }},
-    {"exact_max", [](KernelOverride& kernel, int value) { kernel.exact_max = value != 0; }},
-    {"affine_reach", [](KernelOverride& kernel, int value) { kernel.affine_reach = value != 0; }},
-    {"warps_n", [](KernelOverride& kernel, int value) { kernel.warps_n = value; }},
-};
-
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (!text.empty()) {
@@ -66,15 +44,47 @@ int parse_int(std::string_view argument, std::string_view text) {
   return value;
 }
 
-const SweepField& find_sweep_field(std::string_view name) {
-  for (const SweepField& field : kSweepFields) {
-    if (field.name == name) {
-      return field;
-    }
+/// Of the kernels for both operations, each name once.
+std::vector<const plan::Field*> all_fields() {
+  std::vector<const plan::Field*> fields = plan::open_fields(plan::Op::forward);
+  for (const plan::Field* const field : plan::open_fields(plan::Op::backward)) {
+    if (std::ranges::find(fields, field->name, &plan::Field::name) == fields.end()) fields.push_back(field);
   }
+  return fields;
+}
+
+/// The families that have kernels with a field, "sm80, sm90".
+std::string owners_of(const plan::Field& field) {
+  std::vector<std::string> owners;
+  for (const plan::Kernel* const kernel : plan::catalogue()) {
+    const bool has = std::ranges::any_of(
+        kernel->fields, [&](const plan::Field& other) { return other.name == field.name && !other.help.empty(); });
+    const std::string family = to_string(kernel->family);
+    if (has && std::ranges::find(owners, family) == owners.end()) owners.push_back(family);
+  }
+  std::ranges::sort(owners);
+  return fmt::format("{}", fmt::join(owners, ", "));
+}
+
+void add_word(std::string* text, std::string_view word) {
+  *text += (text->empty() ? "" : " ") + std::string(word);
+}
+
+/// An override's text with `name` fixed at `value`, whatever it says of it.
+std::string with_field(std::string_view text, std::string_view name, std::string_view value) {
+  std::string result;
+  for (const auto& [other, old] : plan::split_fields(text, "--kernel")) {
+    if (other != name) add_word(&result, fmt::format("{}={}", other, old));
+  }
+  add_word(&result, fmt::format("{}={}", name, value));
+  return result;
+}
+
+void check_sweep_field(std::string_view name) {
   std::string accepted;
-  for (const SweepField& field : kSweepFields) {
-    accepted += (accepted.empty() ? "" : ", ") + std::string(field.name);
+  for (const plan::Field* const field : all_fields()) {
+    if (field->name == name) return;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(field->name);
   }
   support::throw_invalid("--sweep", name, accepted);
 }
@@ -85,19 +95,31 @@ void multiply(std::string_view axis, std::vector<KernelOverride>* candidates) {
   if (equals == std::string_view::npos) {
     support::throw_invalid("--sweep", axis, "name=value,value;name=...");
   }
-  const SweepField& field = find_sweep_field(axis.substr(0, equals));
+  const std::string_view name = axis.substr(0, equals);
+  check_sweep_field(name);
   std::vector<KernelOverride> product;
   for (const std::string_view text : split(axis.substr(equals + 1), ',')) {
-    const int value = parse_int(field.name, text);
+    parse_int(name, text);
     for (KernelOverride candidate : *candidates) {
-      field.set(candidate, value);
-      product.push_back(candidate);
+      candidate.text = with_field(candidate.text, name, text);
+      product.push_back(std::move(candidate));
     }
   }
   if (product.empty()) {
     support::throw_invalid("--sweep", axis, "at least one value for each name");
   }
   *candidates = std::move(product);
+}
+
+/// "sm90 tile_m=192": a word without a value names the kernel.
+void read_words(std::string_view text, KernelOverride* kernel) {
+  for (const std::string_view word : split(text, ' ')) {
+    if (word.find('=') == std::string_view::npos) {
+      kernel->kernel = word;
+    } else {
+      add_word(&kernel->text, word);
+    }
+  }
 }
 
 }  // namespace
@@ -115,34 +137,28 @@ CLI::Validator whole_number(std::uint64_t least) {
 
 void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
   const std::string group = "Kernel (left to the planner unless given)";
-  add_choice(command, "--family", &kernel->family, kFamilies, "Kernel family")->group(group);
-  command.add_option("--tile-m", kernel->tile_m, "Query rows of a thread block")->group(group);
-  command.add_option("--tile-n", kernel->tile_n, "Keys of one step of the main loop")->group(group);
-  command.add_option("--warps", kernel->warps, "Warps of a thread block")->group(group);
-  command.add_option("--stages", kernel->stages, "K and V tiles in flight")->group(group);
-  command.add_option("--q-in-registers", kernel->q_in_registers, "Keep the query tile in registers: 0 or 1")
-      ->group(group);
-  command.add_option("--loop-bodies", kernel->loop_bodies, "1: masked and plain tiles share a loop body, 2: one each")
-      ->group(group);
-  command.add_option("--pack-gqa", kernel->pack_gqa, "Query heads of a KV head share a tile: 0 or 1")->group(group);
-  command.add_option("--splits", kernel->splits, "Thread blocks that share the keys of a query tile")->group(group);
-  command.add_option("--q-buffers", kernel->q_buffers, "sm90: query tiles in flight")->group(group);
-  command.add_option("--take-turns", kernel->take_turns, "sm90: warpgroups feed the tensor cores in turn: 0 or 1")
-      ->group(group);
+  const auto read = [kernel](const std::string& text) { read_words(text, kernel); };
   command
-      .add_option("--affine-product", kernel->affine_product,
-                  "sm90: the tensor cores add an affine score function: 0 or 1")
+      .add_option_function<std::string>(
+          "--kernel", read, "A family or one of its kernels, and fields of it: \"sm90 tile_m=192 stages=2\"")
       ->group(group);
-  command
-      .add_option("--exact-max", kernel->exact_max,
-                  "sm90: P is relative to the exact maximum of a row's scores: 0 or 1")
+  const auto take_family = [kernel](const std::string& family) {
+    if (family != "automatic") kernel->kernel = family;
+  };
+  command.add_option_function<std::string>("--family", take_family, "Kernel family")
+      ->check(CLI::IsMember({"automatic", "sm80", "sm90"}))
       ->group(group);
-  command
-      .add_option("--affine-reach", kernel->affine_reach,
-                  "sm90: keys out of an affine score function's reach are left out: 0 or 1")
-      ->group(group);
-  command.add_option("--warps-n", kernel->warps_n, "sm80: 2: pairs of warps share query rows, 1: none do")
-      ->group(group);
+  for (const plan::Field* const field : all_fields()) {
+    std::string option = "--" + std::string(field->name);
+    std::ranges::replace(option, '_', '-');
+    const auto add = [kernel, name = std::string(field->name)](const std::string& value) {
+      add_word(&kernel->text, name + "=" + value);
+    };
+    const std::string values = field->kind == plan::Field::Kind::flag ? ": 0 or 1" : "";
+    command
+        .add_option_function<std::string>(option, add, fmt::format("{}: {}{}", owners_of(*field), field->help, values))
+        ->group(group);
+  }
 }
 
 std::optional<KernelOverride> if_given(const KernelOverride& kernel) {
@@ -150,39 +166,8 @@ std::optional<KernelOverride> if_given(const KernelOverride& kernel) {
 }
 
 std::string describe(const KernelOverride& kernel) {
-  std::string text;
-  const auto add = [&](const char* name, int value) {
-    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
-  };
-  const auto add_count = [&](const char* name, int value) {
-    if (value != 0) {
-      add(name, value);
-    }
-  };
-  const auto add_switch = [&](const char* name, const std::optional<bool>& value) {
-    if (value) {
-      add(name, *value ? 1 : 0);
-    }
-  };
-  for (const Named<Family>& family : kFamilies) {
-    if (family.value == kernel.family && family.value != Family::automatic) {
-      text = "family=" + family.name;
-    }
-  }
-  add_count("tile_m", kernel.tile_m);
-  add_count("tile_n", kernel.tile_n);
-  add_count("warps", kernel.warps);
-  add_count("stages", kernel.stages);
-  add_switch("q_in_registers", kernel.q_in_registers);
-  add_count("loop_bodies", kernel.loop_bodies);
-  add_switch("pack_gqa", kernel.pack_gqa);
-  add_count("splits", kernel.splits);
-  add_count("q_buffers", kernel.q_buffers);
-  add_switch("take_turns", kernel.take_turns);
-  add_switch("affine_product", kernel.affine_product);
-  add_switch("exact_max", kernel.exact_max);
-  add_switch("affine_reach", kernel.affine_reach);
-  add_count("warps_n", kernel.warps_n);
+  std::string text = kernel.kernel.empty() ? "" : "family=" + kernel.kernel;
+  if (!kernel.text.empty()) add_word(&text, kernel.text);
   return text;
 }
 

@@ -14,7 +14,7 @@ class App;
 
 namespace fa::cli {
 
-/// Adds --family, --tile-m, ... which fix parts of the kernel.
+/// Adds --kernel "sm90 tile_m=192", and an option for each field of its own: --tile-m and so on.
 void add_kernel_options(CLI::App& command, KernelOverride* kernel);
 
 /// Nothing when every field of `kernel` is open.

@@ -71,8 +71,9 @@ std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const P
   const plan::Problem problem = problem_of(options, point, functions);
   std::vector<plan::Alternatives> kernels =
       options.op == api::Operation::backward
-          ? plan::kernels_of(plan::plan_backward(problem, options.kernel, options.deterministic))
-          : plan::kernels_of(plan::plan_forward(problem, options.kernel));
+          ? plan::kernels_of(
+                plan::plan_backward(problem, api::read_override(config, options.op), options.deterministic))
+          : plan::kernels_of(plan::plan_forward(problem, api::read_override(config, options.op)));
   kernels = plan::with_mask_tiles(problem, kernels);
   for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
     kernels.push_back({spec});

@@ -30,6 +30,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::write_dq>("write_dq").as("kWriteDq"),
     field<&Sm80Backward::delayed_dq>("delayed_dq").as("kDelayedDq"),
     field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the query rows of a key tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     derived("kVectorReduce", vector_reduce),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
@@ -88,7 +89,7 @@ constexpr Kernel kDqKernel{
 
 constinit const BackwardFamily kSm80BackwardFamily{
     .family = Family::sm80,
-    .name = "sm80",
+    .kernel = &kKernel,
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = [](const Problem&) noexcept -> std::int64_t { return 192; },
     .rows_together = kernel::kRowGroup,

@@ -24,8 +24,9 @@ constexpr Field kFields[] = {
         .as("kLoopBodies")
         .open("1: masked and plain tiles share a loop body, 2: one each"),
     field<&Sm80Forward::conditional_rescale>("conditional_rescale").as("kConditionalRescale"),
-    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile").by_call(),
     field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&SpecHead::warps_n>("warps_n")
         .when_set()
@@ -55,11 +56,10 @@ constexpr Kernel kKernel{
 
 constinit const ForwardFamily kSm80ForwardFamily{
     .family = Family::sm80,
-    .name = "sm80",
+    .kernel = &kKernel,
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = 192,
-    .decide = [](const Problem&, const KernelOverride&,
-                 Choice& choice) noexcept { return choice.short_query ? 64 : 128; },
+    .decide = [](const Problem&, const Fixed&, Choice& choice) noexcept { return choice.short_query ? 64 : 128; },
     .specs = sm80_forward_specs,
     .fits = sm80_forward_fits,
     .candidates = sm80_forward_candidates,

@@ -18,6 +18,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::stages>("stages").as("kStages", "Q and dO tiles in flight").open("Q and dO tiles in flight"),
     field<&SpecHead::write_dq>("write_dq").as("kWriteDq"),
     field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the query rows of a key tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&Sm90Backward::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
@@ -44,6 +45,7 @@ constexpr Field kPairFields[] = {
     field<&SpecHead::stages>("stages").as("kStages", "Q and dO tiles in flight").open("Q and dO tiles in flight"),
     field<&SpecHead::write_dq>("write_dq").as("kWriteDq"),
     field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the query rows of a key tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&Sm90BackwardPair::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
     cluster_field(),
@@ -62,9 +64,9 @@ std::int64_t enough_blocks(const Problem& problem) noexcept {
   return is_pair(problem) ? 66 : 132;
 }
 
-/// Whether an override leaves alone what other kernels have, tiles of other sizes included.
-bool follows(const KernelOverride& fixed) noexcept {
-  return fixed.warps == 0 && fixed.tile_m % 64 == 0 && fixed.tile_n % 64 == 0;
+/// Whether an override leaves alone what other kernels' tiles are.
+bool follows(const Fixed& fixed) noexcept {
+  return fixed.number("tile_m") % 64 == 0 && fixed.number("tile_n") % 64 == 0;
 }
 
 bool may_spill(const Problem& problem) noexcept {
@@ -114,7 +116,7 @@ constexpr Kernel kPairKernel{
 
 constinit const BackwardFamily kSm90BackwardFamily{
     .family = Family::sm90,
-    .name = "sm90",
+    .kernel = &kKernel,
     .enough_blocks = enough_blocks,
     .rows_together = 128,  // of the greatest tile
     .orders_dq = true,

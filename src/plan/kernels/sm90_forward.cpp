@@ -21,8 +21,9 @@ constexpr Field kFields[] = {
     field<&Sm90Forward::take_turns>("take_turns")
         .as("kTakeTurns", "at the tensor cores")
         .open("Warpgroups feed the tensor cores in turn"),
-    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile").by_call(),
     field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&Sm90Forward::skips_hidden>("skips_hidden")
         .when_set()
@@ -51,13 +52,8 @@ bool starts_early(const KernelSpec& spec) {
   return !spec.as<Sm90Forward>().dynamic;
 }
 
-/// Whether an override leaves alone what other kernels have.
-bool follows(const KernelOverride& fixed) noexcept {
-  return fixed.warps == 0 && fixed.loop_bodies == 0 && fixed.warps_n == 0 && !fixed.q_in_registers;
-}
-
 /// The copy engine brings whole groups.
-bool packs(const Problem& problem, const KernelOverride& fixed, const Choice& choice) noexcept {
+bool packs(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   return sm90_forward_tile_m(problem, fixed, choice) % (problem.h_q / problem.h_kv) == 0;
 }
 
@@ -83,14 +79,13 @@ constexpr Kernel kKernel{
 
 constinit const ForwardFamily kSm90ForwardFamily{
     .family = Family::sm90,
-    .name = "sm90",
+    .kernel = &kKernel,
     // Blocks stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run twice as long as
     // others.
     .enough_blocks = 132,
     .has_counter = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_forward_obstacle,
-    .follows = follows,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

@@ -75,11 +75,11 @@ TEST(ConfigTest, EnumerationsAreChecked) {
   config.tune = static_cast<TunePolicy>(99);
   expect_invalid("tune", [&] { create(config); });
   config = config_f32();
-  config.kernel = KernelOverride{.family = static_cast<Family>(99)};
-  expect_invalid("kernel.family", [&] { create(config); });
+  config.kernel = KernelOverride{"sm70"};
+  expect_invalid("kernel.kernel", [&] { create(config); });
   config.kernel.reset();
-  config.kernel_backward = KernelOverride{.family = static_cast<Family>(99)};
-  expect_invalid("kernel_backward.family", [&] { create(config); });
+  config.kernel_backward = KernelOverride{"sm90_forward"};
+  expect_invalid("kernel_backward.kernel", [&] { create(config); });
 }
 
 TEST(ConfigTest, KeepsWhatItWasGiven) {
@@ -134,13 +134,17 @@ TEST(ConfigTest, ShapesOfBackwardAreChecked) {
 }
 
 TEST(ConfigTest, OverridesAreCheckedEachByItsName) {
-  for (const int splits : {-1, 65}) {
+  const struct {
+    const char* text;
+    const char* argument;
+  } cases[] = {{"splits=65", "splits"}, {"splits=-1", "text"}, {"tile_m", "text"}, {"tile_q=64", "text"}};
+  for (const auto& wrong : cases) {
     AttentionConfig config = config_f32();
-    config.kernel = KernelOverride{.splits = splits};
-    expect_invalid("kernel.splits", [&] { create(config); });
+    config.kernel = KernelOverride{"", wrong.text};
+    expect_invalid(std::string("kernel.") + wrong.argument, [&] { create(config); });
     config = config_f32();
-    config.kernel_backward = KernelOverride{.splits = splits};
-    expect_invalid("kernel_backward.splits", [&] { create(config); });
+    config.kernel_backward = KernelOverride{"", wrong.text};
+    expect_invalid(std::string("kernel_backward.") + wrong.argument, [&] { create(config); });
   }
 }
 

@@ -51,7 +51,7 @@ AttentionConfig base_config() {
 
 plan::ForwardPlan plan_of(const AttentionConfig& config, const AttentionShape& shape = kShape) {
   return plan::plan_forward(api::make_problem(config, api::checked(config, shape), plan::parse_arch(kArch)),
-                            config.kernel.value_or(KernelOverride{}));
+                            api::read_override(config, api::Operation::forward));
 }
 
 /// An entry as the compiler might have made it; it is never loaded.
@@ -295,8 +295,8 @@ TEST(FindKernels, PackedBatchesAndClosedFormsHaveNoTileLists) {
 
 TEST(FindBackwardKernels, AMissNamesTheCommand) {
   AttentionConfig config = base_config();
-  config.kernel_backward = KernelOverride{.stages = 3};
-  config.kernel = KernelOverride{.stages = 2};  // of forward, and no part of this
+  config.kernel_backward = KernelOverride{"", "stages=3"};
+  config.kernel = KernelOverride{"", "stages=2"};  // of forward, and no part of this
   const auto command = [&] {
     try {
       find_backward_kernels(config, kShape, kArch);
@@ -504,9 +504,9 @@ void expect_flips_miss(const plan::KernelSpec& spec, const std::vector<Flip>& fl
   EXPECT_EQ(store.get(key, cache::testing::no_build()).origin, cache::Origin::disk);
 }
 
-plan::KernelSpec spec_of(Family family) {
+plan::KernelSpec spec_of(plan::Family family) {
   AttentionConfig config = base_config();
-  config.kernel = KernelOverride{.family = family};
+  config.kernel = KernelOverride{to_string(family)};
   return plan_of(config).kernel;
 }
 
@@ -538,7 +538,7 @@ plan::KernelSpec with_switches_off(plan::KernelSpec spec) {
 }
 
 TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
-  for (const Family family : {Family::sm80, Family::sm90}) {
+  for (const plan::Family family : {plan::Family::sm80, plan::Family::sm90}) {
     const plan::KernelSpec spec = with_switches_off(spec_of(family));
     ASSERT_EQ(spec.family(), family);
     expect_flips_miss(spec, flips_of(spec));
@@ -548,8 +548,8 @@ TEST(CacheKey, EveryFieldOfASpecMissesAndACopyHits) {
 TEST(CacheKey, EveryFieldOfABackwardSpecMissesAndACopyHits) {
   const plan::Problem problem =
       api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
-  for (const Family family : {Family::sm80, Family::sm90}) {
-    const plan::KernelSpec spec = with_switches_off(plan_backward(problem, {.family = family}, false).main.front());
+  for (const plan::Family family : {plan::Family::sm80, plan::Family::sm90}) {
+    const plan::KernelSpec spec = with_switches_off(plan_backward(problem, {family}, false).main.front());
     ASSERT_EQ(spec.family(), family);
     expect_flips_miss(spec, flips_of(spec));
   }
@@ -558,7 +558,7 @@ TEST(CacheKey, EveryFieldOfABackwardSpecMissesAndACopyHits) {
 TEST(CacheKey, EveryVariantOfAnSm90BackwardSpecMisses) {
   const plan::Problem problem =
       api::make_problem(base_config(), api::checked(base_config(), kShape), plan::parse_arch(kArch));
-  const plan::KernelSpec spec = plan_backward(problem, {.family = Family::sm90}, false).main.front();
+  const plan::KernelSpec spec = plan_backward(problem, {plan::Family::sm90}, false).main.front();
   std::set<std::string> digests{api::cache_key(spec).digest()};
   const std::vector<std::function<void(plan::KernelSpec&)>> changes{
       [](auto& s) { s.varlen = true; }, [](auto& s) { s.dropout = true; }, [](auto& s) { s.variants.sink = true; },

@@ -202,7 +202,7 @@ TEST(Sizes, OfScratchDoNotWrap) {
   const plan::Arch arch = plan::parse_arch("sm_90a");
   AttentionConfig config;
   config.head_dim = 256;
-  config.kernel = config.kernel_backward = KernelOverride{.splits = 64};
+  config.kernel = config.kernel_backward = KernelOverride{"", "splits=64"};
   config.mask = MaskFunction{"b + h + q > kv"};
   const api::Functions functions = api::read_functions(config, false);
   for (const AttentionShape& wanted : {AttentionShape{.b = kRows >> 31, .h_q = 1, .s_q = kLength, .s_kv = kLength},
@@ -215,10 +215,11 @@ TEST(Sizes, OfScratchDoNotWrap) {
     const double rows = double(shape.b) * double(shape.h_q) * double(shape.s_q);
     const double keys = double(shape.b) * double(shape.h_kv) * double(shape.s_kv);
     EXPECT_DOUBLE_EQ(double(plan::forward_workspace_bytes(problem, 64)), 64 * rows * (256 + 2) * 4);
-    const auto choice = plan::choose_backward(problem, *config.kernel_backward);
+    const auto choice = plan::choose_backward(problem, api::read_override(config, api::Operation::backward));
     const double floats = rows * (256 + 2) + 64 * keys * 2 * 256;
     EXPECT_GE(double(plan::backward_workspace(problem, choice, false).bytes), floats * 4 * 0.999999);
-    const plan::KernelSpec kernel = plan::plan_forward(problem, *config.kernel).kernel;
+    const plan::KernelSpec kernel =
+        plan::plan_forward(problem, api::read_override(config, api::Operation::forward)).kernel;
     const double tiles = rows / kernel.tile_m * double(shape.s_kv) / kernel.tile_n;
     EXPECT_GE(double(plan::mask_tiles_bytes(problem, kernel)), std::min(0x1p60, tiles * 4));
   }

@@ -43,7 +43,7 @@ Call some_call() {
 
 TEST(ForwardLaunch, Sm80HasABlockForEachTile) {
   const Call call = some_call();
-  const KernelSpec spec = plan_forward(call.problem, {.family = Family::sm80}).kernel;
+  const KernelSpec spec = plan_forward(call.problem, {Family::sm80}).kernel;
   const ForwardLaunch launch = forward_launch(call.problem, call.tensors, 0.5, 3, spec, 132);
   EXPECT_EQ(launch.params.m_blocks, 3);
   EXPECT_EQ(launch.tiles, 3 * 8 * 2 * 3);
@@ -80,9 +80,9 @@ TEST(ForwardLaunch, CausalHeadsFillTheCache) {
     p.b = b;
     p.h_q = p.h_kv = 16;
     p.s_q = p.s_kv = s;
-    KernelOverride trailing;
-    trailing.exact_max = false;
-    const KernelSpec spec = plan_forward(p, exact ? KernelOverride{} : trailing).kernel;
+    Fixed trailing;
+    trailing.set("exact_max", false);
+    const KernelSpec spec = plan_forward(p, exact ? Fixed{} : trailing).kernel;
     return forward_launch(p, call.tensors, 1, 1, spec, 132).params.heads_in_flight;
   };
   EXPECT_EQ(heads_at(128, 32, 512), 66) << "balanced: few tiles each";
@@ -119,7 +119,7 @@ TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   const ForwardLaunch small = forward_launch(p, call.tensors, 0.5, 1, spec, 8, variants);
   EXPECT_EQ(small.params.sequences.wave, 8);
   EXPECT_EQ(small.grid, 8 * waves((small.tiles + 7) / 8));
-  const KernelSpec sm80 = plan_forward(p, {.family = Family::sm80}).kernel;
+  const KernelSpec sm80 = plan_forward(p, {Family::sm80}).kernel;
   EXPECT_EQ(forward_launch(p, call.tensors, 0.5, 1, sm80, 132, variants).grid, (1000 / sm80.tile_m + 2) * 8);
   EXPECT_EQ(launch.params.sequences.cu_q, cu);
   EXPECT_EQ(launch.params.sequences.total_q, 1000);

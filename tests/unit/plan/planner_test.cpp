@@ -82,12 +82,12 @@ const Variants* some_variants(std::mt19937& random) {
   return i < kVariants.size() ? &kVariants[i] : nullptr;
 }
 
-KernelOverride some_override(std::mt19937& random) {
-  KernelOverride fixed;
+Fixed some_override(std::mt19937& random) {
+  Fixed fixed;
   if (random() % 2 == 0) return fixed;
-  if (random() % 2 == 0) fixed.pack_gqa = random() % 2 == 0;
-  fixed.splits = pick(random, std::array{0, 0, 1, 2, 7});
-  fixed.loop_bodies = pick(random, std::array{0, 1, 2});
+  if (random() % 2 == 0) fixed.set("pack_gqa", random() % 2 == 0);
+  fixed.set("splits", pick(random, std::array{0, 0, 1, 2, 7}));
+  fixed.set("loop_bodies", pick(random, std::array{0, 1, 2}));
   return fixed;
 }
 
@@ -99,7 +99,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
     Problem problem;
     fix_config(random, problem);
     problem.variants = some_variants(random);
-    const KernelOverride fixed = some_override(random);
+    const Fixed fixed = some_override(random);
     std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
     for (int call = 0; call < 200; ++call) {
       set_call(random, problem);
@@ -128,7 +128,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualBackwardPlans) {
     fix_config(random, problem);
     problem.variants = some_variants(random);
     const bool deterministic = random() % 2 == 0;
-    const KernelOverride fixed{.splits = pick(random, std::array{0, 0, 1, 2, 7})};
+    const Fixed fixed{{"splits", pick(random, std::array{0, 0, 1, 2, 7})}};
     std::array<std::optional<std::vector<Alternatives>>, BackwardChoice::kSlots> plans;
     for (int call = 0; call < 100; ++call) {
       set_call(random, problem);
@@ -162,14 +162,14 @@ TEST(BackwardPlan, EveryAlternativeHasTheKernelForDqThatItNeeds) {
 }
 
 /// Tiles of either family, as tuning would ask for them.
-KernelOverride some_tile(std::mt19937& random) {
-  KernelOverride fixed = some_override(random);
+Fixed some_tile(std::mt19937& random) {
+  Fixed fixed = some_override(random);
   fixed.family = pick(random, std::array{Family::automatic, Family::automatic, Family::sm80, Family::sm90});
-  fixed.tile_m = pick(random, std::array{0, 0, 0, 64, 128, 192, 256});
-  fixed.tile_n = pick(random, std::array{0, 0, 0, 32, 64, 80, 128});
-  fixed.stages = pick(random, std::array{0, 1, 2, 3, 4, 5, 6, 7});
-  fixed.q_buffers = pick(random, std::array{0, 0, 1, 2});
-  fixed.warps = pick(random, std::array{0, 0, 0, 4});
+  fixed.set("tile_m", pick(random, std::array{0, 0, 0, 64, 128, 192, 256}));
+  fixed.set("tile_n", pick(random, std::array{0, 0, 0, 32, 64, 80, 128}));
+  fixed.set("stages", pick(random, std::array{0, 1, 2, 3, 4, 5, 6, 7}));
+  fixed.set("q_buffers", pick(random, std::array{0, 0, 1, 2}));
+  fixed.set("warps", pick(random, std::array{0, 0, 0, 4}));
   return fixed;
 }
 
@@ -181,7 +181,7 @@ TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
     Problem problem;
     fix_config(random, problem);
     if (random() % 2 == 0) problem.arch = parse_arch("sm_90a");
-    const KernelOverride fixed = some_tile(random);
+    const Fixed fixed = some_tile(random);
     const bool deterministic = random() % 2 == 0;
     bool forward = true, backward = true;
     try {
@@ -209,8 +209,8 @@ TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
       ASSERT_EQ(plan.kernel, known->kernel);
       ASSERT_EQ(plan.alternatives, known->alternatives);
       // What the call would be compiled by ahead is what it takes.
-      const KernelOverride followed = followed_forward(problem, fixed);
-      if (followed.stages == fixed.stages) continue;
+      const Fixed followed = followed_forward(problem, fixed);
+      if (followed.text() == fixed.text()) continue;
       ++dropped;
       ASSERT_EQ(plan.kernel.family(), Family::sm80);
       ASSERT_EQ(canonical(plan_forward(problem, followed).kernel), canonical(plan.kernel));
@@ -222,7 +222,7 @@ TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
 
 TEST(Planner, StagesThatOnlyHopperHasDoNotRefuseUnalignedCalls) {
   for (const int stages : {5, 7}) {
-    const KernelOverride fixed{.tile_n = 64, .stages = stages};
+    const Fixed fixed{{"tile_n", 64}, {"stages", stages}};
     Problem problem = shaped(2, 8, 8, 4096, 4096);
     problem.d_qk = problem.d_v = 64;
     EXPECT_EQ(plan_forward(problem, fixed).kernel.stages, stages);
@@ -296,7 +296,7 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
-  const KernelOverride sm80{.family = Family::sm80};
+  const Fixed sm80{Family::sm80};
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), sm80).splits, 24);
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 16) << "a block a multiprocessor";
   EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
@@ -320,7 +320,7 @@ TEST(Choice, DependsOnShapesOnly) {
     Problem problem;
     fix_config(random, problem);
     set_call(random, problem);
-    const KernelOverride sm80{.family = Family::sm80};  // which family depends on architecture and dtype too
+    const Fixed sm80{Family::sm80};  // which family depends on architecture and dtype too
     const Choice choice = choose(problem, sm80);
     const Problem same_shape = problem;
     fix_config(random, problem);
@@ -335,8 +335,8 @@ TEST(Choice, DependsOnShapesOnly) {
 
 TEST(Choice, OverrideFixesTheSplits) {
   const Problem decode = shaped(1, 32, 8, 1, 32768);
-  for (const int splits : {1, 2, 100}) EXPECT_EQ(choose(decode, {.splits = splits}).splits, splits);
-  EXPECT_EQ(choose(shaped(4, 16, 16, 4096, 4096), {.splits = 3}).splits, 3);
+  for (const int splits : {1, 2, 100}) EXPECT_EQ(choose(decode, {{"splits", splits}}).splits, splits);
+  EXPECT_EQ(choose(shaped(4, 16, 16, 4096, 4096), {{"splits", 3}}).splits, 3);
 }
 
 TEST(Choice, PacksQueryHeadsOfShortQueries) {
@@ -347,20 +347,20 @@ TEST(Choice, PacksQueryHeadsOfShortQueries) {
 }
 
 TEST(Choice, OverrideFixesThePacking) {
-  EXPECT_TRUE(choose(shaped(1, 32, 8, 4096, 4096), {.pack_gqa = true}).pack_gqa);
-  EXPECT_FALSE(choose(shaped(1, 32, 8, 1, 4096), {.pack_gqa = false}).pack_gqa);
-  EXPECT_FALSE(choose(shaped(1, 32, 32, 1, 4096), {.pack_gqa = true}).pack_gqa) << "there is nothing to pack";
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 4096, 4096), {{"pack_gqa", true}}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 8, 1, 4096), {{"pack_gqa", false}}).pack_gqa);
+  EXPECT_FALSE(choose(shaped(1, 32, 32, 1, 4096), {{"pack_gqa", true}}).pack_gqa) << "there is nothing to pack";
 }
 
 TEST(Choice, CountsPackedRowsOfAShortQuery) {
   EXPECT_TRUE(choose(shaped(1, 32, 8, 16, 4096), {}).short_query);   // 64 packed rows
   EXPECT_FALSE(choose(shaped(1, 32, 8, 17, 4096), {}).short_query);  // 68
-  EXPECT_TRUE(choose(shaped(1, 32, 8, 64, 4096), {.pack_gqa = false}).short_query);
+  EXPECT_TRUE(choose(shaped(1, 32, 8, 64, 4096), {{"pack_gqa", false}}).short_query);
   EXPECT_FALSE(choose(shaped(1, 32, 32, 65, 4096), {}).short_query);
 }
 
 TEST(Choice, HopperServesWhatTheCopyEngineCan) {
-  const auto family = [](auto change, const KernelOverride& fixed = {}) {
+  const auto family = [](auto change, const Fixed& fixed = {}) {
     Problem problem = shaped(2, 16, 8, 4096, 4096);
     change(problem);
     const ForwardPlan plan = plan_forward(problem, fixed);
@@ -378,22 +378,22 @@ TEST(Choice, HopperServesWhatTheCopyEngineCan) {
   for (const char* arch : {"sm_80", "sm_89", "sm_90", "sm_100a", "sm_120a"}) {
     EXPECT_EQ(family([&](Problem& p) { p.arch = parse_arch(arch); }), Family::sm80) << arch;
   }
-  EXPECT_EQ(family([](Problem&) {}, {.family = Family::sm80}), Family::sm80);
-  EXPECT_EQ(family([](Problem&) {}, {.family = Family::sm90}), Family::sm90);
-  EXPECT_EQ(family([](Problem& p) { p.aligned = false; }, {.family = Family::sm90}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {Family::sm80}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {Family::sm90}), Family::sm90);
+  EXPECT_EQ(family([](Problem& p) { p.aligned = false; }, {Family::sm90}), Family::sm80);
   // Fields that only kernels of sm80 have pick it.
-  EXPECT_EQ(family([](Problem&) {}, {.warps = 8}), Family::sm80);
-  EXPECT_EQ(family([](Problem&) {}, {.q_in_registers = false}), Family::sm80);
-  EXPECT_EQ(family([](Problem&) {}, {.loop_bodies = 2}), Family::sm80);
-  EXPECT_EQ(family([](Problem&) {}, {.warps_n = 1}), Family::sm80);
-  EXPECT_EQ(family([](Problem&) {}, {.tile_n = 64}), Family::sm90);
+  EXPECT_EQ(family([](Problem&) {}, {{"warps", 8}}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {{"q_in_registers", false}}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {{"loop_bodies", 2}}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {{"warps_n", 1}}), Family::sm80);
+  EXPECT_EQ(family([](Problem&) {}, {{"tile_n", 64}}), Family::sm90);
 }
 
 TEST(Choice, HopperServesVariantsToo) {
   Problem p = shaped(2, 16, 8, 4096, 4096);
   p.dropout = true;
   EXPECT_EQ(choose(p, {}).family, Family::sm90);
-  EXPECT_EQ(choose(p, {.family = Family::sm80}).family, Family::sm80);
+  EXPECT_EQ(choose(p, {Family::sm80}).family, Family::sm80);
   EXPECT_TRUE(plan_forward(p, {}).kernel.dropout);
   p.dropout = false;
   p.varlen = true;
@@ -412,7 +412,7 @@ TEST(Choice, HopperServesVariantsToo) {
   EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);
   variants.score = "score+1.0";
   EXPECT_FALSE(plan_forward(p, {}).kernel.positive_scale);  // what an affine one is left to the softmax for
-  EXPECT_TRUE(plan_forward(p, {.family = Family::sm80}).kernel.positive_scale) << "a function sees scaled scores";
+  EXPECT_TRUE(plan_forward(p, {Family::sm80}).kernel.positive_scale) << "a function sees scaled scores";
 }
 
 /// The longest sequence decides on tiles, and where it is not known twice the mean; nothing is split.
@@ -430,11 +430,11 @@ TEST(Choice, PackedBatchesArePlannedByTheirLengths) {
   p.h_q = p.h_kv = 1;
   p.s_q = p.total_q = 1;
   EXPECT_EQ(choose(p, {}).splits, 1);
-  EXPECT_EQ(choose(p, {.splits = 4}).splits, 1);
+  EXPECT_EQ(choose(p, {{"splits", 4}}).splits, 1);
 }
 
 TEST(Choice, HopperPacksWholeGroups) {
-  const KernelOverride sm90{.family = Family::sm90};
+  const Fixed sm90{Family::sm90};
   for (const std::int64_t group : {2, 8, 64}) {
     EXPECT_EQ(choose(shaped(1, 2 * group, 2, 1, 4096), {}).family, Family::sm90) << group;
     EXPECT_TRUE(choose(shaped(1, 2 * group, 2, 1, 4096), {}).pack_gqa) << group;
@@ -451,15 +451,15 @@ TEST(Choice, HopperPacksWholeGroups) {
 TEST(ForwardPlan, RefusesAFamilyThatTheGpuOrDtypeCannotHave) {
   Problem problem = shaped(1, 8, 8, 4096, 4096);
   problem.dtype = DType::f32;
-  EXPECT_THROW(plan_forward(problem, {.family = Family::sm90}), Error);
+  EXPECT_THROW(plan_forward(problem, {Family::sm90}), Error);
   problem.dtype = DType::bf16;
   problem.arch = parse_arch("sm_100a");
   try {
-    plan_forward(problem, {.family = Family::sm90});
+    plan_forward(problem, {Family::sm90});
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_EQ(error.field("argument"), "kernel.family");
+    EXPECT_EQ(error.field("argument"), "kernel.kernel");
   }
 }
 

@@ -44,7 +44,7 @@ Problem problem(const char* arch, DType dtype, int d_qk, int d_v) {
   return result;
 }
 
-constexpr KernelOverride kOfThisFamily{.family = Family::sm80};
+const Fixed kOfThisFamily{Family::sm80};
 
 class Sm80BackwardPlan : public ::testing::TestWithParam<const char*> {};
 
@@ -78,11 +78,11 @@ INSTANTIATE_TEST_SUITE_P(Architectures, Sm80BackwardPlan,
 
 TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
   const Problem p = problem("sm_90a", DType::bf16, 64, 64);
-  KernelOverride fixed;
-  fixed.tile_m = 32;
-  fixed.tile_n = 64;
-  fixed.warps = 4;
-  fixed.stages = 2;
+  Fixed fixed;
+  fixed.set("tile_m", 32);
+  fixed.set("tile_n", 64);
+  fixed.set("warps", 4);
+  fixed.set("stages", 2);
   const KernelSpec spec = plan_backward(p, fixed, false).main.front();
   EXPECT_EQ(spec.family(), Family::sm80) << "its number of warps is of this family";
   EXPECT_EQ(spec.tile_m, 32);
@@ -90,7 +90,7 @@ TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
   EXPECT_EQ(spec.warps, 4);
   EXPECT_EQ(spec.stages, 2);
 
-  const auto refusal = [&](KernelOverride wrong) -> std::string {
+  const auto refusal = [&](Fixed wrong) -> std::string {
     wrong.family = Family::sm80;
     try {
       plan_backward(p, wrong, false);
@@ -100,12 +100,12 @@ TEST(Sm80Backward, OverridesAreTakenOrRefusedWithTheLimit) {
     }
     return "accepted";
   };
-  EXPECT_NE(refusal({.tile_m = 24}).find("tile_m = 24"), std::string::npos) << refusal({.tile_m = 24});
-  EXPECT_NE(refusal({.tile_n = 512}).find("tile_n = 512"), std::string::npos);
-  EXPECT_NE(refusal({.warps = 17}).find("warps = 17"), std::string::npos);
-  EXPECT_NE(refusal({.stages = 3}).find("stages = 3"), std::string::npos);
-  EXPECT_NE(refusal({.tile_m = 256, .tile_n = 256, .warps = 16}).find("shared memory"), std::string::npos)
-      << refusal({.tile_m = 256, .tile_n = 256, .warps = 16});
+  EXPECT_NE(refusal({{"tile_m", 24}}).find("tile_m = 24"), std::string::npos) << refusal({{"tile_m", 24}});
+  EXPECT_NE(refusal({{"tile_n", 512}}).find("tile_n = 512"), std::string::npos);
+  EXPECT_NE(refusal({{"warps", 17}}).find("warps = 17"), std::string::npos);
+  EXPECT_NE(refusal({{"stages", 3}}).find("stages = 3"), std::string::npos);
+  EXPECT_NE(refusal({{"tile_m", 256}, {"tile_n", 256}, {"warps", 16}}).find("shared memory"), std::string::npos)
+      << refusal({{"tile_m", 256}, {"tile_n", 256}, {"warps", 16}});
 }
 
 TEST(Sm80Backward, FieldsThatDoNotFitAreNamed) {
@@ -137,7 +137,7 @@ TEST(BackwardChoice, FewKeyTilesWithManyRowsAreSplit) {
   EXPECT_EQ(choose_backward(p, {}).splits, 24);  // 8 tiles of keys, 192 blocks
   p.s_q = 32;
   EXPECT_EQ(choose_backward(p, {}).splits, 1);  // 512 rows in all
-  EXPECT_EQ(choose_backward(p, {.splits = 5}).splits, 5);
+  EXPECT_EQ(choose_backward(p, {{"splits", 5}}).splits, 5);
   p.s_kv = 0;
   EXPECT_EQ(choose_backward(p, {}).splits, 1);
 }

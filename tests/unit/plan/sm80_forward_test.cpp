@@ -71,7 +71,7 @@ TEST_P(Sm80ForwardPlan, EveryHeadDimHasAKernelThatFits) {
         problem.aligned = (flags & 2) != 0;
         problem.positive_scale = (flags & 4) != 0;
         problem.s_q = (flags & 8) != 0 ? 1 : 2048;
-        const ForwardPlan plan = plan_forward(problem, {.family = Family::sm80});
+        const ForwardPlan plan = plan_forward(problem, {Family::sm80});
         const KernelSpec& spec = plan.kernel;
         expect_fits(spec);
         for (const KernelSpec& alternative : plan.alternatives) expect_fits(alternative);
@@ -210,15 +210,23 @@ Problem long_problem() {
 
 struct BadOverride {
   const char* limit;
-  KernelOverride fixed;
+  Fixed fixed;
 };
 
 TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
   const BadOverride cases[] = {
-      {"tile_m", {.tile_m = 100}},         {"tile_m", {.tile_m = -16}}, {"tile_m", {.tile_m = 1 << 28, .warps = 1}},
-      {"tile_n", {.tile_n = 8}},           {"warps", {.warps = 33}},    {"warps", {.warps = -1}},
-      {"stages", {.stages = 5}},           {"stages", {.stages = -1}},  {"shared memory", {.tile_n = 256, .stages = 4}},
-      {"loop_bodies", {.loop_bodies = 3}}, {"warps_n", {.warps_n = 4}}, {"warps_n", {.warps_n = -1}},
+      {"tile_m", {{"tile_m", 100}}},
+      {"tile_m", {{"tile_m", -16}}},
+      {"tile_m", {{"tile_m", 1 << 28}, {"warps", 1}}},
+      {"tile_n", {{"tile_n", 8}}},
+      {"warps", {{"warps", 33}}},
+      {"warps", {{"warps", -1}}},
+      {"stages", {{"stages", 5}}},
+      {"stages", {{"stages", -1}}},
+      {"shared memory", {{"tile_n", 256}, {"stages", 4}}},
+      {"loop_bodies", {{"loop_bodies", 3}}},
+      {"warps_n", {{"warps_n", 4}}},
+      {"warps_n", {{"warps_n", -1}}},
   };
   Problem problem = long_problem();
   problem.d_qk = problem.d_v = 256;
@@ -237,14 +245,16 @@ TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
 TEST(Sm80ForwardSpec, RefusesSizesThatOverflow) {
   Problem problem = long_problem();
   problem.d_qk = problem.d_v = 256;
-  const KernelOverride cases[] = {
-      {.warps = 1 << 28}, {.tile_m = 1 << 28, .tile_n = 128, .warps = 1}, {.tile_m = 1 << 30}, {.stages = 1 << 30}};
-  for (const KernelOverride& fixed : cases) EXPECT_THROW(plan_forward(problem, fixed), Error);
+  const Fixed cases[] = {{{"warps", 1 << 28}},
+                         {{"tile_m", 1 << 28}, {"tile_n", 128}, {"warps", 1}},
+                         {{"tile_m", 1 << 30}},
+                         {{"stages", 1 << 30}}};
+  for (const Fixed& fixed : cases) EXPECT_THROW(plan_forward(problem, fixed), Error);
 }
 
 TEST(Sm80ForwardSpec, TakesWhatTheOverrideFixes) {
-  const KernelOverride fixed = {
-      .tile_m = 64, .tile_n = 32, .warps = 2, .stages = 3, .q_in_registers = true, .loop_bodies = 2};
+  const Fixed fixed = {{"tile_m", 64}, {"tile_n", 32},           {"warps", 2},
+                       {"stages", 3},  {"q_in_registers", true}, {"loop_bodies", 2}};
   const KernelSpec spec = plan_forward(long_problem(), fixed).kernel;
   EXPECT_EQ(spec.tile_m, 64);
   EXPECT_EQ(spec.tile_n, 32);
@@ -281,7 +291,7 @@ TEST(Sm80ForwardSpec, WideHeadsRunOnPairsOfWarps) {
     problem.dtype = c.dtype;
     problem.d_qk = c.d_qk;
     problem.d_v = c.d_v;
-    const auto plan = [&](KernelOverride fixed) {
+    const auto plan = [&](Fixed fixed) {
       fixed.family = Family::sm80;
       return plan_forward(problem, fixed);
     };
@@ -289,17 +299,17 @@ TEST(Sm80ForwardSpec, WideHeadsRunOnPairsOfWarps) {
     EXPECT_EQ(spec.warps_n, c.warps_n) << canonical(spec);
     EXPECT_EQ(spec.min_blocks, c.min_blocks) << canonical(spec);
     expect_fits(spec);
-    EXPECT_EQ(plan({.warps_n = 1}).kernel.warps_n, 0);
+    EXPECT_EQ(plan({{"warps_n", 1}}).kernel.warps_n, 0);
     if (c.warps_n == 0) continue;
     EXPECT_TRUE(std::ranges::any_of(plan({}).alternatives, [](const KernelSpec& s) { return s.warps_n == 0; }));
-    EXPECT_EQ(plan({.warps_n = 2}).kernel, spec);
+    EXPECT_EQ(plan({{"warps_n", 2}}).kernel, spec);
   }
 }
 
 // An override is checked when an Attention is created, against long queries; a later call must not refuse it.
 TEST(Sm80ForwardSpec, AnOverrideThatServesLongQueriesServesShortOnes) {
-  const KernelOverride cases[] = {{.warps = 8}, {.tile_m = 128}, {.tile_n = 80}, {.stages = 2}, {.warps = 2}};
-  for (const KernelOverride& fixed : cases) {
+  const Fixed cases[] = {{{"warps", 8}}, {{"tile_m", 128}}, {{"tile_n", 80}}, {{"stages", 2}}, {{"warps", 2}}};
+  for (const Fixed& fixed : cases) {
     Problem problem = long_problem();
     const KernelSpec spec = plan_forward(problem, fixed).kernel;
     problem.s_q = 1;

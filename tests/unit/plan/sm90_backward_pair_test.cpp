@@ -15,7 +15,7 @@
 namespace fa::plan {
 namespace {
 
-constexpr KernelOverride kHopper{.family = Family::sm90};
+const Fixed kHopper{Family::sm90};
 
 Problem problem_of(int d_qk, int d_v, bool causal = true) {
   Problem problem;
@@ -58,7 +58,7 @@ TEST(Sm90BackwardPair, IsTakenWhereNothingElseIsAskedFor) {
   const Problem problem = problem_of(256, 256);
   EXPECT_EQ(choose_backward(problem, {}).family, Family::sm90);
   EXPECT_EQ(choose_backward(problem_of(192, 64), {}).family, Family::sm80);
-  EXPECT_EQ(choose_backward(problem, {.family = Family::sm80}).family, Family::sm80);
+  EXPECT_EQ(choose_backward(problem, {Family::sm80}).family, Family::sm80);
   EXPECT_EQ(choose_backward(problem, kHopper).family, Family::sm90);
 }
 
@@ -118,12 +118,12 @@ TEST(Sm90BackwardPair, CountsSharedMemory) {
 
 TEST(Sm90BackwardPair, NamesTheLimitOfAnOverride) {
   const struct {
-    KernelOverride fixed;
+    Fixed fixed;
     const char* limit;
-  } cases[] = {{{.family = Family::sm90, .tile_m = 128}, "tile_m = 128: above head dim 128 accepted is 64"},
-               {{.family = Family::sm90, .tile_n = 64}, "tile_n = 64: above head dim 128 accepted is 128"},
-               {{.family = Family::sm90, .stages = 1}, "stages = 1: accepted are 2 to 4"},
-               {{.family = Family::sm90, .stages = 3}, "bytes of shared memory; sm_90a offers 232448"}};
+  } cases[] = {{{Family::sm90, {{"tile_m", 128}}}, "tile_m = 128: above head dim 128 accepted is 64"},
+               {{Family::sm90, {{"tile_n", 64}}}, "tile_n = 64: above head dim 128 accepted is 128"},
+               {{Family::sm90, {{"stages", 1}}}, "stages = 1: accepted are 2 to 4"},
+               {{Family::sm90, {{"stages", 3}}}, "bytes of shared memory; sm_90a offers 232448"}};
   for (const auto& [fixed, limit] : cases) {
     try {
       plan_backward(problem_of(256, 256), fixed, false);

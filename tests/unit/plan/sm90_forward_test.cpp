@@ -43,7 +43,7 @@ void expect_fits(const KernelSpec& spec) {
 }
 
 /// Whether planning throws invalid_argument and names `override`.
-bool refuses(const Problem& problem, const KernelOverride& fixed, const char* override) {
+bool refuses(const Problem& problem, const Fixed& fixed, const char* override) {
   try {
     (void)plan_forward(problem, fixed);
   } catch (const Error& error) {
@@ -158,24 +158,24 @@ TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
   EXPECT_TRUE(plan.kernel.affine_reach());
   EXPECT_TRUE(plan.kernel.dynamic()) << "heads differ in what they reach";
   EXPECT_EQ(kernels_of(plan).back(), Alternatives{row_norms_spec(plan.kernel)});
-  const auto reaches = [](const Problem& p, const KernelOverride& fixed = {}) {
+  const auto reaches = [](const Problem& p, const Fixed& fixed = {}) {
     const KernelSpec kernel = plan_forward(p, fixed).kernel;
     EXPECT_EQ(kernel.affine_reach(), choose(p, fixed).affine_reach);
     EXPECT_TRUE(!kernel.affine_reach() || kernel.dynamic());
     return kernel.affine_reach();
   };
-  EXPECT_FALSE(reaches(problem, {.affine_reach = false}));
+  EXPECT_FALSE(reaches(problem, {{"affine_reach", false}}));
   Problem other = problem;
   other.s_q = other.s_kv = 1024;
   EXPECT_FALSE(reaches(other)) << "a pass over q and k takes longer than what it saves";
-  EXPECT_TRUE(reaches(other, {.affine_reach = true}));
+  EXPECT_TRUE(reaches(other, {{"affine_reach", true}}));
   other = problem;
   other.s_q = 16;
   other.b = other.h_q = other.h_kv = 1;
-  EXPECT_FALSE(reaches(other, {.affine_reach = true})) << "of splits of the keys";
+  EXPECT_FALSE(reaches(other, {{"affine_reach", true}})) << "of splits of the keys";
   const auto refused = [](const Problem& p) {
     EXPECT_FALSE(plan_forward(p, {}).kernel.affine_reach());
-    return refuses(p, {.affine_reach = true}, "affine_reach = true");
+    return refuses(p, {{"affine_reach", true}}, "affine_reach = true");
   };
   Variants changed = alibi;
   other = problem;
@@ -226,15 +226,15 @@ TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
   Variants alibi;
   alibi.score = "score+a[h]*float(kv)";
   alibi.affine = true;
-  const auto plan_of = [](int d, const Variants& variants, const KernelOverride& fixed) {
+  const auto plan_of = [](int d, const Variants& variants, const Fixed& fixed) {
     Problem problem = problem_of(d, d, false, 4096);
     problem.variants = &variants;
     return plan_forward(problem, fixed).kernel;
   };
   EXPECT_TRUE(plan_of(128, alibi, {}).as<Sm90Forward>().affine_product);
   EXPECT_FALSE(plan_of(64, alibi, {}).as<Sm90Forward>().affine_product);
-  EXPECT_TRUE(plan_of(64, alibi, {.affine_product = true}).as<Sm90Forward>().affine_product);
-  const KernelSpec without = plan_of(128, alibi, {.affine_product = false});
+  EXPECT_TRUE(plan_of(64, alibi, {{"affine_product", true}}).as<Sm90Forward>().affine_product);
+  const KernelSpec without = plan_of(128, alibi, {{"affine_product", false}});
   EXPECT_FALSE(without.as<Sm90Forward>().affine_product);
   KernelSpec with = without;
   with.as<Sm90Forward>().affine_product = true;
@@ -246,7 +246,7 @@ TEST(Sm90ForwardPlan, TheProductAddsAffineScoreFunctionsWhereItPays) {
   dropped.variants = &alibi;
   dropped.dropout = true;
   EXPECT_FALSE(plan_forward(dropped, {}).kernel.as<Sm90Forward>().affine_product) << "its operands spill";
-  EXPECT_THROW((void)plan_of(128, other, {.affine_product = true}), Error);
+  EXPECT_THROW((void)plan_of(128, other, {{"affine_product", true}}), Error);
   with.positive_scale = false;
   EXPECT_NE(sm90_forward_refusal(with), "");
 }
@@ -308,14 +308,14 @@ TEST(Sm90ForwardPlan, TakesTallTilesWhereThereAreManyRows) {
   EXPECT_EQ(tile_of(128, true, 8, 1535), 128) << "exact maxima";
   EXPECT_EQ(tile_of(128, true, 8, 1536), 192);
   EXPECT_EQ(tile_of(192, false, 4, 4096), 128);
-  KernelOverride fixed;
-  fixed.tile_m = 192;
+  Fixed fixed;
+  fixed.set("tile_m", 192);
   EXPECT_EQ(plan_forward(problem_of(64, 64, true, 4096), fixed).kernel.tile_n, 128) << "of the tiles of 192 rows";
 }
 
 TEST(Sm90ForwardPlan, ShortCausalRowsHaveShorterKvTiles) {
-  const KernelOverride trailing{.exact_max = false};
-  const auto tile_of = [](int d, std::int64_t s, const KernelOverride& fixed = {}) {
+  const Fixed trailing{{"exact_max", false}};
+  const auto tile_of = [](int d, std::int64_t s, const Fixed& fixed = {}) {
     return plan_forward(problem_of(d, d, true, s), fixed).kernel.tile_n;
   };
   EXPECT_EQ(tile_of(96, 1535), 64);
@@ -367,7 +367,7 @@ TEST(Sm90ForwardPlan, TheSoftmaxOfShortKvTilesIsInOnePiece) {
 }
 
 TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
-  const auto is_exact = [](int d_qk, int d_v, std::int64_t s, const KernelOverride& fixed = {}) {
+  const auto is_exact = [](int d_qk, int d_v, std::int64_t s, const Fixed& fixed = {}) {
     const KernelSpec spec = plan_forward(problem_of(d_qk, d_v, true, s), fixed).kernel;
     EXPECT_EQ(sm90_forward_refusal(spec), "");
     return spec.as<Sm90Forward>().exact_max;
@@ -379,10 +379,10 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
   EXPECT_FALSE(is_exact(104, 104, 512));
   EXPECT_FALSE(is_exact(64, 64, 512));
   EXPECT_FALSE(is_exact(192, 128, 512));
-  EXPECT_TRUE(is_exact(128, 128, 4096, {.exact_max = true}));
-  EXPECT_TRUE(is_exact(64, 64, 4096, {.exact_max = true}));
-  EXPECT_TRUE(is_exact(256, 256, 4096, {.exact_max = true}));
-  EXPECT_FALSE(is_exact(128, 128, 512, {.exact_max = false}));
+  EXPECT_TRUE(is_exact(128, 128, 4096, {{"exact_max", true}}));
+  EXPECT_TRUE(is_exact(64, 64, 4096, {{"exact_max", true}}));
+  EXPECT_TRUE(is_exact(256, 256, 4096, {{"exact_max", true}}));
+  EXPECT_FALSE(is_exact(128, 128, 512, {{"exact_max", false}}));
   // A store that holds kernels for long rows alone serves others too, and the other way round.
   for (const std::int64_t s : {512, 4096}) {
     const ForwardPlan plan = plan_forward(problem_of(128, 128, true, s), {});
@@ -397,13 +397,13 @@ TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {
   EXPECT_TRUE(may_start_early(spec));
   spec.as<Sm90Forward>().dynamic = true;
   EXPECT_FALSE(may_start_early(spec)) << "the counter is cleared in front of it";
-  EXPECT_FALSE(may_start_early(plan_forward(problem_of(128, 128, true, 4096), {.family = Family::sm80}).kernel));
+  EXPECT_FALSE(may_start_early(plan_forward(problem_of(128, 128, true, 4096), {Family::sm80}).kernel));
 }
 
 TEST(Sm90ForwardPlan, ExactMaximaAreOfPlainScores) {
   Problem problem = problem_of(128, 128, false, 512);
   const auto is_exact = [&] { return plan_forward(problem, {}).kernel.as<Sm90Forward>().exact_max; };
-  const auto is_refused = [&] { return refuses(problem, {.exact_max = true}, "exact_max = true"); };
+  const auto is_refused = [&] { return refuses(problem, {{"exact_max", true}}, "exact_max = true"); };
   problem.dropout = true;
   EXPECT_FALSE(is_exact());
   EXPECT_TRUE(is_refused());
@@ -510,7 +510,7 @@ TEST(Sm90ForwardRefusal, NamesTheLimit) {
 }
 
 TEST(Sm90ForwardSpec, TakesWhatTheOverrideFixes) {
-  const KernelOverride fixed = {.tile_m = 128, .tile_n = 64, .stages = 3, .q_buffers = 1, .take_turns = false};
+  const Fixed fixed = {{"tile_m", 128}, {"tile_n", 64}, {"stages", 3}, {"q_buffers", 1}, {"take_turns", false}};
   const KernelSpec spec = plan_forward(problem_of(64, 64, true, 4096), fixed).kernel;
   EXPECT_EQ(spec.family(), Family::sm90);
   EXPECT_EQ(spec.tile_m, 128);
@@ -521,17 +521,9 @@ TEST(Sm90ForwardSpec, TakesWhatTheOverrideFixes) {
 }
 
 TEST(Sm90ForwardSpec, RefusesAnOverrideAsABadArgument) {
-  const KernelOverride cases[] = {{.tile_m = 100},
-                                  {.tile_m = -64},
-                                  {.tile_n = 8},
-                                  {.tile_n = 1 << 30},
-                                  {.stages = 1},
-                                  {.stages = 1 << 30},
-                                  {.q_buffers = 3},
-                                  {.family = Family::sm90, .warps = 4},
-                                  {.family = Family::sm90, .q_in_registers = true},
-                                  {.family = Family::sm90, .loop_bodies = 2}};
-  for (const KernelOverride& fixed : cases) {
+  const Fixed cases[] = {{{"tile_m", 100}}, {{"tile_m", -64}},     {{"tile_n", 8}},   {{"tile_n", 1 << 30}},
+                         {{"stages", 1}},   {{"stages", 1 << 30}}, {{"q_buffers", 3}}};
+  for (const Fixed& fixed : cases) {
     try {
       const ForwardPlan plan = plan_forward(problem_of(128, 128, true, 4096), fixed);
       ADD_FAILURE() << "accepted: " << canonical(plan.kernel);

@@ -413,7 +413,7 @@ TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {
   }
   const TemplateSet included(headers);
   for (const plan::KernelSpec& spec : all_specs()) {
-    const bool its_own = spec.family() == Family::sm90 && spec.op() == plan::Op::forward;
+    const bool its_own = spec.family() == plan::Family::sm90 && spec.op() == plan::Op::forward;
     EXPECT_EQ(included.included_by(unit_of(spec)).digest != templates_digest(unit_of(spec)), its_own)
         << canonical(spec);
   }
@@ -432,8 +432,8 @@ TEST(Flatten, PastesEachIncludedHeaderOnce) {
     }
     EXPECT_GE(pasted, 5);
     EXPECT_EQ(count_of(flat, "struct Config {"), 1);
-    for (const Family family : {Family::sm80, Family::sm90}) {
-      const char* header = family == Family::sm80 ? "sm80/sm80_forward.cuh" : "sm90/sm90_forward.cuh";
+    for (const plan::Family family : {plan::Family::sm80, plan::Family::sm90}) {
+      const char* header = family == plan::Family::sm80 ? "sm80/sm80_forward.cuh" : "sm90/sm90_forward.cuh";
       const bool its_own = spec.op() == plan::Op::forward && spec.family() == family;
       EXPECT_EQ(count_of(flat, "#define " + guard_of(header) + "\n"), its_own ? 1 : 0) << canonical(spec);
     }

@@ -60,7 +60,7 @@ class Collector {
 
  private:
   void add_forward(const Case& of, const plan::Problem& problem, const Depth& depth) {
-    const KernelOverride fixed = of.config.kernel.value_or(KernelOverride{});
+    const plan::Fixed fixed = api::read_override(of.config, api::Operation::forward);
     plan::ForwardPlan planned;
     try {
       planned = plan_forward(problem, fixed);
@@ -73,7 +73,7 @@ class Collector {
   }
 
   void add_backward(const Case& of, const plan::Problem& problem, const Depth& depth) {
-    const KernelOverride fixed = of.config.kernel_backward.value_or(KernelOverride{});
+    const plan::Fixed fixed = api::read_override(of.config, api::Operation::backward);
     plan::BackwardPlan planned;
     try {
       planned = plan_backward(problem, fixed, of.config.deterministic);
@@ -173,17 +173,16 @@ void set_score(AttentionConfig& config, std::size_t level) {
 
 void set_override(AttentionConfig& config, std::size_t level) {
   const KernelOverride choices[kOverrides] = {{},
-                                              {.family = Family::sm80},
-                                              {.splits = 3},
-                                              {.pack_gqa = true},
-                                              {.tile_n = 64},
-                                              {.tile_m = 64, .tile_n = 32, .warps = 4, .stages = 2},
-                                              {.tile_m = 128, .take_turns = false, .exact_max = true},
-                                              {.q_buffers = 1}};
+                                              {"sm80"},
+                                              {"", "splits=3"},
+                                              {"", "pack_gqa=1"},
+                                              {"", "tile_n=64"},
+                                              {"", "tile_m=64 tile_n=32 warps=4 stages=2"},
+                                              {"", "tile_m=128 take_turns=0 exact_max=1"},
+                                              {"", "q_buffers=1"}};
   if (level == 0) return;
   config.kernel = choices[level];
-  config.kernel_backward = KernelOverride{.family = choices[level].family, .splits = choices[level].splits};
-  if (level == 4) config.kernel_backward->tile_n = 64;
+  config.kernel_backward = KernelOverride{choices[level].kernel, level == 2 || level == 4 ? choices[level].text : ""};
 }
 
 std::string text_of(const Row& row) {

@@ -194,17 +194,15 @@ std::string first_choices(const std::vector<plan::Alternatives>& kernels) {
 }
 
 /// The command of a miss plans the very kernels that were missing.
-void expect_command_plans(const plan::Problem& problem, const KernelOverride& fixed) {
+void expect_command_plans(const plan::Problem& problem, const plan::Fixed& fixed) {
   const auto expect = [](const std::string& command, const std::vector<plan::Alternatives>& kernels) {
     ASSERT_TRUE(command.starts_with("fa ")) << command;
     EXPECT_EQ(run(command.substr(3) + " --dry-run").output, first_choices(kernels)) << command;
   };
   expect(api::compile_command(problem, fixed, ""),
          plan::with_mask_tiles(problem, plan::kernels_of(plan::plan_forward(problem, fixed))));
-  KernelOverride of_both;  // what backward kernels have too
-  of_both.tile_m = fixed.tile_m;
-  of_both.tile_n = fixed.tile_n;
-  of_both.splits = fixed.splits;
+  plan::Fixed of_both;  // what backward kernels have too
+  for (const char* const field : {"tile_m", "tile_n", "splits"}) of_both.set(field, fixed.number(field));
   for (const bool deterministic : {false, true}) {
     expect(api::compile_command(problem, of_both, "", api::Operation::backward, deterministic),
            plan::with_mask_tiles(problem, plan::kernels_of(plan::plan_backward(problem, of_both, deterministic))));
@@ -228,18 +226,16 @@ TEST(CliCommand, OfAMissBuildsWhatWasMissing) {
       expect_command_plans(problem_of(config, shape, arch), {});
     }
   }
-  KernelOverride fixed;
-  fixed.family = Family::sm80;
-  fixed.tile_m = 64;
-  fixed.tile_n = 32;
-  fixed.warps = 4;
-  fixed.stages = 2;
-  fixed.q_in_registers = true;
-  fixed.loop_bodies = 2;
-  fixed.pack_gqa = false;
-  fixed.splits = 3;
+  const plan::Fixed fixed(plan::Family::sm80, {{"tile_m", 64},
+                                               {"tile_n", 32},
+                                               {"warps", 4},
+                                               {"stages", 2},
+                                               {"q_in_registers", true},
+                                               {"loop_bodies", 2},
+                                               {"pack_gqa", false},
+                                               {"splits", 3}});
   expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), fixed);
-  expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), {.tile_m = 64, .warps = 4, .warps_n = 2});
+  expect_command_plans(problem_of(config_of(64), shapes[0], "sm_80"), {{"tile_m", 64}, {"warps", 4}, {"warps_n", 2}});
 }
 
 TEST(CliCommand, OfAMissWithVariantsBuildsWhatWasMissing) {

@@ -154,20 +154,20 @@ TEST(CandidateOrder, HopperBackwardsDifferInTilesAndStages) {
 
 TEST(CandidateOrder, AFixedFamilyStays) {
   const Problem p = problem("sm_90a", DType::bf16, 128, 128, 4096, 16);
-  const KernelOverride fixed{.family = Family::sm80};
+  const Fixed fixed{Family::sm80};
   for (const KernelSpec& spec : forward_candidates(p, fixed, plan_forward(p, fixed).kernel, kAll)) {
     EXPECT_EQ(spec.family(), Family::sm80);
   }
   for (const KernelSpec& spec : backward_candidates(p, fixed, plan_backward(p, fixed, false).main.front(), kAll)) {
     EXPECT_EQ(spec.family(), Family::sm80);
   }
-  EXPECT_TRUE(tunable_override(fixed));
-  EXPECT_FALSE(tunable_override({.tile_n = 64}));
-  EXPECT_FALSE(tunable_override({.take_turns = false}));
-  EXPECT_FALSE(tunable_override({.affine_product = false}));
-  EXPECT_FALSE(tunable_override({.affine_reach = false}));
-  EXPECT_FALSE(tunable_override({.exact_max = false}));
-  EXPECT_FALSE(tunable_override({.warps_n = 1}));
+  EXPECT_FALSE(Fixed(fixed).fixes_tile());
+  EXPECT_TRUE(Fixed({{"tile_n", 64}}).fixes_tile());
+  EXPECT_TRUE(Fixed({{"take_turns", false}}).fixes_tile());
+  EXPECT_TRUE(Fixed({{"affine_product", false}}).fixes_tile());
+  EXPECT_TRUE(Fixed({{"affine_reach", false}}).fixes_tile());
+  EXPECT_TRUE(Fixed({{"exact_max", false}}).fixes_tile());
+  EXPECT_TRUE(Fixed({{"warps_n", 1}}).fixes_tile());
 }
 
 TEST(CandidateOrder, WideHeadsHaveKernelsWithAndWithoutPairsOfWarps) {

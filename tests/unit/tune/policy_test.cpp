@@ -74,12 +74,12 @@ TEST_F(TunePolicies, WithoutCompilingNothingIsTuned) {
 
 TEST_F(TunePolicies, AFixedTileIsNotTuned) {
   AttentionConfig config;
-  config.kernel = KernelOverride{.tile_m = 64};
+  config.kernel = KernelOverride{"", "tile_m=64"};
   expect_sources(config, false, false, false);
   expect_sources(config, true, true, true, Operation::backward);
-  config.kernel = KernelOverride{.family = Family::sm80};
+  config.kernel = KernelOverride{"sm80"};
   expect_sources(config, true, true, true);
-  config.kernel_backward = KernelOverride{.stages = 2};
+  config.kernel_backward = KernelOverride{"", "stages=2"};
   expect_sources(config, false, false, false, Operation::backward);
 }
 
