@@ -203,9 +203,9 @@ constexpr OldField kOldFields[] = {
 /// The family that an override's number and its text name.
 std::string kernel_of(const fa_kernel_override& in, const std::string& argument) {
   const auto family = to_enum(in.family, plan::Family::sm90, argument + ".family");
-  const std::string named = in.kernel == nullptr ? "" : in.kernel;
+  std::string named = in.kernel == nullptr ? "" : in.kernel;
   if (family == plan::Family::automatic) return named;
-  const std::string of_number = plan::to_string(family);
+  std::string of_number = plan::to_string(family);
   if (named.empty()) return of_number;
   if (named != of_number && named.rfind(of_number + "_", 0) != 0) {
     refuse(argument + ".kernel", named, "what family names, " + of_number + ", or one of its kernels");

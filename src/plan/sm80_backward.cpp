@@ -193,8 +193,8 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
       std::max({tensor, shared, added}) + 0.3 * std::min(tensor, shared) + (area / kExponentials + kStepCycles) / cover;
   const double rows = double(std::max<std::int64_t>(problem.s_q, 1));
   const double wasted = spec.causal ? 1 + (spec.tile_m + spec.tile_n) / rows : 1;
-  const double blocks = double((problem.s_kv + spec.tile_n - 1) / spec.tile_n);
-  const double padding = blocks * spec.tile_n / double(std::max<std::int64_t>(problem.s_kv, 1));
+  const std::int64_t blocks = (problem.s_kv + spec.tile_n - 1) / spec.tile_n;
+  const double padding = double(blocks) * spec.tile_n / double(std::max<std::int64_t>(problem.s_kv, 1));
   return step / area * wasted * padding;
 }
 

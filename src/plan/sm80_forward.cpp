@@ -169,8 +169,8 @@ double cost_of(const KernelSpec& spec, const Problem& problem) {
   const double wasted =
       spec.causal ? 1 + double(spec.tile_m + spec.tile_n) / double(std::max<std::int64_t>(problem.s_kv, 1)) : 1;
   const std::int64_t rows = spec.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
-  const double tiles = double((rows + spec.tile_m - 1) / spec.tile_m);
-  const double padding = tiles * spec.tile_m / double(std::max<std::int64_t>(rows, 1));
+  const std::int64_t tiles = (rows + spec.tile_m - 1) / spec.tile_m;
+  const double padding = double(tiles) * spec.tile_m / double(std::max<std::int64_t>(rows, 1));
   return step / area * wasted * padding;
 }
 

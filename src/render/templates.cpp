@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -60,8 +59,7 @@ std::vector<Header> read_directory(const std::filesystem::path& root, std::strin
   return headers;
 }
 
-template <class Headers>
-std::string digest_of(const Headers& headers) {
+std::string digest_of(const std::vector<const Header*>& headers) {
   XXH3_state_t* state = XXH3_createState();
   XXH3_128bits_reset(state);
   const auto add = [&](const std::string& text) {
@@ -69,9 +67,9 @@ std::string digest_of(const Headers& headers) {
     XXH3_128bits_update(state, &size, sizeof(size));
     XXH3_128bits_update(state, text.data(), text.size());
   };
-  for (const Header& header : headers) {
-    add(header.name);
-    add(header.text);
+  for (const Header* header : headers) {
+    add(header->name);
+    add(header->text);
   }
   const XXH128_hash_t hash = XXH3_128bits_digest(state);
   XXH3_freeState(state);
@@ -111,7 +109,9 @@ TemplateSet read_used_templates() {
 
 TemplateSet::TemplateSet(std::vector<Header> headers) : headers_(std::move(headers)) {
   std::ranges::sort(headers_, {}, &Header::name);
-  digest_ = digest_of(headers_);
+  std::vector<const Header*> all;
+  for (const Header& header : headers_) all.push_back(&header);
+  digest_ = digest_of(all);
 }
 
 const Header* TemplateSet::find(std::string_view name) const noexcept {
@@ -135,8 +135,7 @@ const TemplateSet::Included& TemplateSet::included_by(std::string_view unit) con
   add_included(unit, &found);
   Included included;
   for (const auto& [name, header] : found) included.headers.push_back(header);
-  included.digest =
-      digest_of(included.headers | std::views::transform([](const Header* h) -> const Header& { return *h; }));
+  included.digest = digest_of(included.headers);
   return known_.emplace(std::move(roots), std::move(included)).first->second;
 }
 

@@ -84,7 +84,7 @@ void lock_for_fork() {
 void unlock_after_fork() {
   if (!t_inside_callback) g_mutex.unlock();
 }
-[[maybe_unused]] const int g_at_fork = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+[[maybe_unused]] const int kAtFork = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 
 /// Standard error until a callback is set.
 class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {

@@ -212,8 +212,9 @@ void BenchTensors::add_captures() {
     std::vector<std::byte> memory(static_cast<std::size_t>(elements) * size_of(capture.dtype));
     for (std::int64_t n = 0; n < elements; ++n) {
       const std::int64_t last = shapes[i].back();
-      const double value = capture.dtype == DType::i32 ? static_cast<double>(n % last * 16 / last)
-                                                       : static_cast<double>(n * 37 % 101) / 101;
+      const std::int64_t sixteenth = n % last * 16 / last;
+      const double value =
+          capture.dtype == DType::i32 ? static_cast<double>(sixteenth) : static_cast<double>(n * 37 % 101) / 101;
       store_element(memory.data(), capture.dtype, static_cast<std::size_t>(n), value);
     }
     const std::size_t gradient = capture.requires_grad && problem_.op == Operation::backward

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -33,8 +34,10 @@ std::string unknown_command(CLI::App& app, int argc, char** argv) {
     const auto next = std::ranges::find(known, word, [](const CLI::App* command) { return command->get_name(); });
     if (next == known.end()) {
       std::string accepted;
-      for (const CLI::App* command : known) accepted += (accepted.empty() ? "" : ", ") + command->get_name();
-      return "'" + word + "' is no command of `" + level->get_name() + "`: accepted is " + accepted;
+      for (const CLI::App* command : known) {
+        accepted.append(accepted.empty() ? "" : ", ").append(command->get_name());
+      }
+      return fmt::format("'{}' is no command of `{}`: accepted is {}", word, level->get_name(), accepted);
     }
     level = *next;
   }

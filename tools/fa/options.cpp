@@ -152,7 +152,7 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
     std::string option = "--" + std::string(field->name);
     std::ranges::replace(option, '_', '-');
     const auto add = [kernel, name = std::string(field->name)](const std::string& value) {
-      add_word(&kernel->text, name + "=" + value);
+      add_word(&kernel->text, fmt::format("{}={}", name, value));
     };
     const std::string values = field->kind == plan::Field::Kind::flag ? ": 0 or 1" : "";
     command
