@@ -1,17 +1,63 @@
 #!/usr/bin/env bash
 # Builds fa and runs every test that this machine can run. Installs what is missing where it may (Debian, Ubuntu).
 #
-#   tools/test.sh            everything
+#   tools/test.sh            what a change has to pass, in at most 30 minutes on 2 cores
 #   tools/test.sh --quick    the release build and its tests only
+#   tools/test.sh --full     everything, whatever it takes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/lib.sh
 
-quick=no
-[[ "${1:-}" == --quick ]] && quick=yes
+mode=normal
+case "${1:-}" in
+  '') ;;
+  --quick | --full) mode=${1#--} ;;
+  *) echo "$0: argument '$1'; accepted are --quick and --full" >&2 && exit 2 ;;
+esac
 
 passed=0 failed=0 skipped=0
 failures=()
+budget=30  # minutes, on this number of cores:
+budget_cores=2
+stages=()  # "wall-clock seconds|CPU seconds|minutes that it may take|name"
+
+# CPU seconds of this script and of all that it has waited for, in `cpu`: a machine that is busy with something else
+# moves them less than its clock. Not printed, because $(...) would be a shell with times of its own.
+read_cpu() {
+  times >build/times
+  cpu=$(awk '{ for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); sum += 60 * t[1] + t[2] } } END { printf "%d", sum }' \
+    build/times)
+}
+
+end_stage() {
+  [[ -n "${stage_name:-}" ]] || return 0
+  read_cpu
+  stages+=("$((SECONDS - stage_start))|$((cpu - stage_cpu))|$stage_minutes|$stage_name")
+  stage_name=''
+}
+
+# Begins a stage, and ends the one before. MINUTES is its part of the budget; 0 where it belongs to --full alone.
+stage() {  # stage MINUTES NAME
+  end_stage
+  read_cpu
+  stage_cpu=$cpu stage_minutes=$1 stage_name=$2 stage_start=$SECONDS
+  say "$2"
+}
+
+say_times() {
+  local entry wall cpu minutes name all_cpu=0 note
+  say "time of each stage"
+  printf '%9s %9s %9s  %s\n' clock CPU/"$budget_cores" budget ''
+  for entry in "${stages[@]}"; do
+    IFS='|' read -r wall cpu minutes name <<<"$entry"
+    all_cpu=$((all_cpu + cpu)) note=''
+    ((minutes == 0 || cpu <= 60 * minutes * budget_cores)) || note=' (over its budget)'
+    printf '%7d s %7d s %7d s  %s%s\n' "$wall" $((cpu / budget_cores)) $((60 * minutes)) "$name" "$note"
+  done
+  note=''
+  [[ $mode == full ]] || ((all_cpu <= 60 * budget * budget_cores)) || note=' (over the budget)'
+  printf '%7d s %7d s %7d s  in all%s\n' $((SECONDS - start)) $((all_cpu / budget_cores)) $((60 * budget)) "$note"
+}
 
 count() {  # count RESULT NAME
   case "$1" in
@@ -33,7 +79,6 @@ run_ctest() {  # run_ctest NAME BUILD_DIR ARGUMENTS...
   local name=$1 build=$2 log
   shift 2
   log="$build/ctest-$name.log"
-  say "tests: $name"
   local status=0
   ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$jobs" "$@" | tee "$log" || status=$?
   local skips total fails
@@ -114,15 +159,16 @@ install_packages
 mkdir -p build
 start=$SECONDS
 
-say "build: release"
+stage 7 "build: release"
 # Precompiled headers for speed; the static library below does without, and finds includes that are missing.
 configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON
 cmake --build build/release -j "$jobs"
 
 say_gpu
+stage 8 "tests: release"
 run_ctest release build/release
 
-say "checks"
+stage 1 "checks"
 check "stripped shared library of at most 3 MB" check_size
 check "no link to the CUDA driver, runtime or NVRTC" check_links
 check "a SONAME for each minor version before 1.0" check_soname
@@ -133,22 +179,33 @@ else
   count skip "clang-format (not installed)"
 fi
 
-if [[ $quick == no ]]; then
-  say "install and use: shared"
+if [[ $mode != quick ]]; then
+  stage 3 "install and use: shared, static, as a subdirectory"
   check "consumer of the shared library" check_install shared build/release
 
-  say "install and use: static"
   cmake -S . -B build/static -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DFA_BUILD_TESTS=OFF \
     -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
 
-  say "as a subdirectory"
   check "neighbours stay static" check_subproject SHARED
   check "FA_SHARED before BUILD_SHARED_LIBS" check_subproject STATIC -DFA_SHARED=OFF -DBUILD_SHARED_LIBS=ON
   check "static in a project of C alone" check_subproject STATIC -DFA_SHARED=OFF -DCONSUMER_LANGUAGES=C
 
-  say "build: Clang, the library alone"
+  stage 6 "AddressSanitizer and UndefinedBehaviorSanitizer"
+  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
+  cmake --build build/asan -j "$jobs" --target unit_tests
+  run_ctest asan build/asan -L unit
+
+  stage 3 "ThreadSanitizer"
+  configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
+  cmake --build build/tsan -j "$jobs" --target fa_unit_cache
+  # The tests that kill processes in the middle of a write are about files, not threads.
+  run_ctest tsan build/tsan -R 'Store'
+fi
+
+if [[ $mode == full ]]; then
+  stage 0 "build: Clang, the library alone"
   if command -v clang++ >/dev/null || apt_install clang; then
     # Not optimised: it is about what Clang accepts and warns of.
     cmake -S . -B build/clang -G Ninja -DCMAKE_BUILD_TYPE= -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
@@ -158,19 +215,10 @@ if [[ $quick == no ]]; then
   else
     count skip "Clang (not installed)"
   fi
-
-  say "build: AddressSanitizer and UndefinedBehaviorSanitizer"
-  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
-  cmake --build build/asan -j "$jobs" --target unit_tests
-  run_ctest asan build/asan -L unit
-
-  say "build: ThreadSanitizer"
-  configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
-  cmake --build build/tsan -j "$jobs" --target fa_unit_cache
-  # The tests that kill processes in the middle of a write are about files, not threads.
-  run_ctest tsan build/tsan -R 'Store'
 fi
 
+end_stage
+say_times
 say "done in $((SECONDS - start)) s"
 for name in "${failures[@]}"; do echo "failed: $name"; done
 echo "$passed passed, $failed failed, $skipped skipped"
