@@ -199,9 +199,10 @@ if [[ $mode != quick ]]; then
 
   stage 3 "ThreadSanitizer"
   configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
-  cmake --build build/tsan -j "$jobs" --target fa_unit_cache
+  cmake --build build/tsan -j "$jobs" --target fa_unit_cache fa_unit_tune fa_threads_tests
   # The tests that kill processes in the middle of a write are about files, not threads.
-  run_ctest tsan build/tsan -R 'Store'
+  run_ctest tsan build/tsan -R 'Store|^(ReadyTable|Tuner|Threads)\.'
+  [[ $mode != full ]] || run_ctest tsan-again build/tsan -R '^(ReadyTable|Tuner|Threads)\.' --repeat until-fail:50
 fi
 
 if [[ $mode == full ]]; then

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 // One Hopper GPU with one context, whose memory nobody touches. A kernel's handle is its name.
 namespace {
@@ -22,14 +24,22 @@ Handle handle() {
   return reinterpret_cast<Handle>(&place);
 }
 
+std::mutex g_mutex;  // of launches and names
+
 /// Names live on.
 const std::string* intern(const char* name) {
   static std::map<std::string, std::string> names;
+  const std::scoped_lock lock(g_mutex);
   return &names.try_emplace(name, name).first->second;
 }
 
+void remember(fake_driver::Launch launch) {
+  const std::scoped_lock lock(g_mutex);
+  launches().push_back(std::move(launch));
+}
+
 void remember(CUfunction function, bool early) {
-  launches().push_back({*reinterpret_cast<const std::string*>(function), early});
+  remember({*reinterpret_cast<const std::string*>(function), early});
 }
 
 CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
@@ -70,8 +80,28 @@ CUresult mem_alloc(CUdeviceptr* address, std::size_t bytes) {
   return CUDA_SUCCESS;
 }
 
+CUresult stream_is_capturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_alloc_async(CUdeviceptr* address, std::size_t bytes, CUstream) {
+  return mem_alloc(address, bytes);
+}
+
+CUresult mem_info(std::size_t* free, std::size_t* all) {
+  *free = *all = std::size_t{1} << 36;
+  return CUDA_SUCCESS;
+}
+
+/// Every kernel is as fast as every other.
+CUresult elapsed_time(float* milliseconds, CUevent, CUevent) {
+  *milliseconds = 1;
+  return CUDA_SUCCESS;
+}
+
 CUresult memset_async(CUdeviceptr address, unsigned char, std::size_t bytes, CUstream) {
-  launches().push_back({fake_driver::kMemset, false, static_cast<std::uintptr_t>(address), bytes});
+  remember({fake_driver::kMemset, false, static_cast<std::uintptr_t>(address), bytes});
   return CUDA_SUCCESS;
 }
 
@@ -117,10 +147,15 @@ const std::map<std::string_view, void*>& functions() {
     set("cuLibraryGetKernel", &library_kernel);
     set("cuKernelGetAttribute", &give<0, int, CUfunction_attribute, CUkernel, CUdevice>);
     set("cuKernelGetFunction", &give_handle<CUfunction, CUkernel>);
-    set("cuStreamIsCapturing", &give<CU_STREAM_CAPTURE_STATUS_NONE, CUstreamCaptureStatus, CUstream>);
+    set("cuStreamIsCapturing", &stream_is_capturing);
     set("cuLaunchKernel", &launch);
     set("cuLaunchKernelEx", &launch_ex);
     set("cuMemAlloc", &mem_alloc);
+    set("cuMemAllocAsync", &mem_alloc_async);
+    set("cuMemGetInfo", &mem_info);
+    set("cuStreamCreate", &give_handle<CUstream, unsigned>);
+    set("cuEventCreate", &give_handle<CUevent, unsigned>);
+    set("cuEventElapsedTime", &elapsed_time);
     set("cuMemsetD8Async", &memset_async);
     return table;
   }();

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdint>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace fa::api {
 namespace {
@@ -46,6 +49,49 @@ TEST(ReadyTable, ReadersNeverMissWhileItGrows) {
   }
   readers.clear();
   EXPECT_FALSE(wrong);
+}
+
+// Nothing but the table itself orders the reading of a value behind its writing.
+TEST(ReadyTable, WhoFindsAValueSeesAllOfIt) {
+  constexpr std::uint64_t kCodes = 3000;
+  ReadyTable<std::string> table;
+  std::atomic<int> wrong{0};
+  std::vector<std::jthread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      for (std::uint64_t code = 1; code <= kCodes; ++code) {
+        const std::string* found = nullptr;
+        while ((found = table.find(code)) == nullptr) std::this_thread::yield();
+        wrong += *found != "the kernels of problem " + std::to_string(code);
+      }
+    });
+  }
+  for (std::uint64_t code = 1; code <= kCodes; ++code)
+    table.put(code, "the kernels of problem " + std::to_string(code));
+  readers.clear();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ReadyTable, WritersAgreeOnTheFirst) {
+  constexpr std::uint64_t kCodes = 2000;
+  constexpr std::uint64_t kWriters = 3;
+  ReadyTable<std::uint64_t> table;
+  std::vector<std::vector<const std::uint64_t*>> seen(kWriters);
+  std::vector<std::jthread> writers;
+  for (std::uint64_t writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (std::uint64_t code = 1; code <= kCodes; ++code) {
+        seen[writer].push_back(&table.put_first(code, kWriters * code + writer));
+      }
+    });
+  }
+  writers.clear();
+  for (std::uint64_t code = 1; code <= kCodes; ++code) {
+    const std::uint64_t* found = table.find(code);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(*found / kWriters, code);
+    for (const auto& of_writer : seen) EXPECT_EQ(of_writer[code - 1], found);
+  }
 }
 
 }  // namespace
