@@ -429,7 +429,7 @@ Collected collect_garbage(const std::filesystem::path& directory, const Garbage&
   Collected result;
   if (garbage.damaged) {
     const Usage before = disk.usage();
-    disk.visit([&](const auto& path, std::optional<Entry> entry, const std::string&) {
+    disk.visit([&](const auto& path, const std::optional<Entry>& entry, const std::string&) {
       if (!entry) disk.remove(path);
     });
     const Usage after = disk.usage();

@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
 # Builds fa and runs every test that this machine can run. Installs what is missing where it may (Debian, Ubuntu).
 #
-#   tools/test.sh            what a change has to pass, in at most 30 minutes on 2 cores
-#   tools/test.sh --quick    the release build and its tests only
-#   tools/test.sh --full     everything, whatever it takes
+#   tools/test.sh                   what a change has to pass, in at most 30 minutes on 2 cores
+#   tools/test.sh --quick           the release build and its tests only
+#   tools/test.sh --full            everything, whatever it takes
+#   tools/test.sh --since COMMIT    with clang-tidy over the files that differ from COMMIT (tools/tidy.sh has a default)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/lib.sh
 
-mode=normal
-case "${1:-}" in
-  '') ;;
-  --quick | --full) mode=${1#--} ;;
-  *) echo "$0: argument '$1'; accepted are --quick and --full" >&2 && exit 2 ;;
-esac
+mode=normal tidy=()
+while (($# > 0)); do
+  case "$1" in
+    --quick | --full) mode=${1#--} ;;
+    --since) tidy=(--since "${2:?"--since takes a commit"}") && shift ;;
+    *) echo "$0: argument '$1'; accepted are --quick, --full and --since COMMIT" >&2 && exit 2 ;;
+  esac
+  shift
+done
+[[ $mode != full ]] || tidy=(--all)
 
 passed=0 failed=0 skipped=0
 failures=()
@@ -180,6 +185,15 @@ else
 fi
 
 if [[ $mode != quick ]]; then
+  stage 2 "clang-tidy"
+  if ! git rev-parse --git-dir >/dev/null 2>&1; then
+    count skip "clang-tidy (no repository that says what has changed)"
+  elif command -v clang-tidy clang++ >/dev/null || apt_install clang clang-tidy; then
+    check "clang-tidy" tools/tidy.sh "${tidy[@]}"
+  else
+    count skip "clang-tidy (not installed)"
+  fi
+
   stage 3 "install and use: shared, static, as a subdirectory"
   check "consumer of the shared library" check_install shared build/release
 

@@ -206,9 +206,9 @@ class Parser {
 
   NodeId conditional() {
     struct Depth {
-      explicit Depth(int* value) : value_(value) { ++*value_; }
-      ~Depth() { --*value_; }
-      int* value_;
+      explicit Depth(int* depth) : value(depth) { ++*value; }
+      ~Depth() { --*value; }
+      int* value;
     } depth(&depth_);
     if (depth_ > kMaxDepth) fail(peek(), fmt::format("at most {} levels", kMaxDepth));
     const NodeId condition = operators();
