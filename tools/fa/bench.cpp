@@ -1,7 +1,8 @@
 // Method: inputs are seeded standard normals; every kernel first proves its answer against float64 on the last rows of
 // the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
-// problem take turns; the figure is the median over rounds. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations,
-// half of that under a causal mask, 2.5 times that for backward; of packed batches by the lengths that they have.
+// problem take turns; the figure is the median over rounds. With --flush-l2 each call has events of its own, behind a
+// write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a causal mask,
+// 2.5 times that for backward; of packed batches by the lengths that they have.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -65,8 +66,9 @@ nlohmann::json to_json(const BenchProblem& problem, const Trial& trial) {
 }
 
 void print_heading(const Gpu& gpu, const TimingOptions& timing) {
-  fmt::print("{}, {}, fa {}; median of {} rounds of about {} ms\n\n", gpu.info().name, plan::to_string(gpu.info().arch),
-             version(), timing.rounds, timing.round_ms);
+  fmt::print("{}, {}, fa {}; median of {} rounds of about {} ms{}\n\n", gpu.info().name,
+             plan::to_string(gpu.info().arch), version(), timing.rounds, timing.round_ms,
+             timing.flush_l2 ? ", each call with a cold L2 cache" : "");
 }
 
 void print_table_head() {
@@ -155,6 +157,7 @@ int bench_grid(const BenchOptions& options) {
     print_json({{"gpu", to_json(gpu)},
                 {"rounds", options.timing.rounds},
                 {"round_ms", options.timing.round_ms},
+                {"flush_l2", options.timing.flush_l2},
                 {"results", records}});
   }
   return all_served ? kSuccess : kFailure;
@@ -239,10 +242,14 @@ void add_bench(CLI::App& app, int* exit_code) {
              "The planner's kernels, tuned ones where they are known (the default), or tune");
   command->add_option("--rounds", options->timing.rounds, "Rounds a candidate")->check(whole_number(1));
   command->add_option("--round-ms", options->timing.round_ms, "GPU time of a round")->check(whole_number(1));
+  CLI::Option* const flush = command->add_flag("--flush-l2", options->timing.flush_l2,
+                                               "Empty the L2 cache before each call, which is then timed alone");
   command->add_option("--jobs", options->timing.jobs, "Threads that compile (default: one a CPU)")
       ->check(whole_number());
-  command->add_flag("--host-cost", options->host_cost, "Instead: what a warm call costs the calling thread");
-  command->add_flag("--latency", options->latency, "Instead: what a first call costs with an empty and a warm cache");
+  command->add_flag("--host-cost", options->host_cost, "Instead: what a warm call costs the calling thread")
+      ->excludes(flush);
+  command->add_flag("--latency", options->latency, "Instead: what a first call costs with an empty and a warm cache")
+      ->excludes(flush);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, exit_code] { *exit_code = bench(*options); });
 }

@@ -15,6 +15,8 @@ namespace fa::cli {
 namespace {
 
 constexpr int kMaxIterations = 1000;
+constexpr int kMaxFlushes = 100;  // each with two events
+constexpr std::size_t kLeastFlush = std::size_t{32} << 20;
 
 void prepare_trial(const Gpu& gpu, const BenchProblem& problem, Trial* trial) {
   try {
@@ -30,12 +32,14 @@ void prepare_trial(const Gpu& gpu, const BenchProblem& problem, Trial* trial) {
 /// Runs a trial on fixed tensors.
 class Launcher {
  public:
-  Launcher(const Gpu& gpu, const BenchTensors& tensors, const BenchProblem& problem, const Trial& trial)
+  Launcher(const Gpu& gpu, const BenchTensors& tensors, const BenchProblem& problem, const Trial& trial,
+           DeviceBuffer* flush)
       : gpu_(gpu),
         problem_(problem),
         tensors_(tensors),
         attention_(*trial.attention),
-        workspace_(workspace_size(attention_, problem)) {
+        workspace_(workspace_size(attention_, problem)),
+        flush_(flush) {
     if (problem.op == Operation::backward) {  // it needs o and lse
       attention_.forward(tensors.inputs(), tensors.outputs(), gpu.stream());
     }
@@ -45,8 +49,11 @@ class Launcher {
     cli::launch(attention_, problem_, tensors_, gpu_.stream(), {workspace_.data(), workspace_.size()});
   }
 
-  /// Milliseconds of a call, averaged over `iterations` queued back to back.
-  double time(int iterations) {
+  /// Milliseconds of a call, averaged over `iterations`: queued back to back, or each behind a flush of the L2 cache.
+  double time(int iterations) { return flush_ == nullptr ? time_back_to_back(iterations) : time_flushed(iterations); }
+
+ private:
+  double time_back_to_back(int iterations) {
     start_.record(gpu_.stream());
     for (int i = 0; i < iterations; ++i) {
       launch();
@@ -56,14 +63,34 @@ class Launcher {
     return end_.milliseconds_since(start_) / iterations;
   }
 
- private:
+  double time_flushed(int iterations) {
+    const auto count = static_cast<std::size_t>(iterations);
+    while (starts_.size() < count) {
+      starts_.emplace_back();
+      ends_.emplace_back();
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      flush_->clear(gpu_.stream());  // and keeps the GPU busy while the call is queued
+      starts_[i].record(gpu_.stream());
+      launch();
+      ends_[i].record(gpu_.stream());
+    }
+    gpu_.synchronize();
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += ends_[i].milliseconds_since(starts_[i]);
+    return sum / iterations;
+  }
+
   const Gpu& gpu_;
   const BenchProblem& problem_;
   const BenchTensors& tensors_;
   const Attention& attention_;
   DeviceBuffer workspace_;
+  DeviceBuffer* flush_;  ///< nullptr: caches stay as they are
   Event start_;
   Event end_;
+  std::vector<Event> starts_;
+  std::vector<Event> ends_;
 };
 
 struct Runner {
@@ -74,9 +101,9 @@ struct Runner {
 
 /// Runs once for the answer, then finds out how many calls fill a round.
 std::optional<Runner> warm_up(const Gpu& gpu, BenchTensors* tensors, const BenchProblem& problem, Trial* trial,
-                              const TimingOptions& options) {
+                              const TimingOptions& options, DeviceBuffer* flush) {
   tensors->spoil_output();
-  Runner runner{trial, Launcher(gpu, *tensors, problem, *trial), 1};
+  Runner runner{trial, Launcher(gpu, *tensors, problem, *trial, flush), 1};
   runner.launcher.launch();
   gpu.synchronize();
   trial->error = tensors->check();
@@ -86,7 +113,8 @@ std::optional<Runner> warm_up(const Gpu& gpu, BenchTensors* tensors, const Bench
   }
   const double once = runner.launcher.time(3);
   const double wanted = std::round(options.round_ms / std::max(once, 1e-3));
-  runner.iterations = static_cast<int>(std::clamp(wanted, 1.0, static_cast<double>(kMaxIterations)));
+  const int most = flush == nullptr ? kMaxIterations : kMaxFlushes;
+  runner.iterations = static_cast<int>(std::clamp(wanted, 1.0, static_cast<double>(most)));
   return runner;
 }
 
@@ -126,13 +154,15 @@ std::vector<Trial> prepare_trials(const Gpu& gpu, const std::vector<BenchProblem
 void time_trials(const Gpu& gpu, const BenchProblem& problem, const std::vector<Trial*>& trials,
                  const TimingOptions& options) {
   BenchTensors tensors(problem);
+  std::optional<DeviceBuffer> flush;
+  if (options.flush_l2) flush.emplace(std::max(2 * gpu.l2_bytes(), kLeastFlush));
   std::vector<Runner> runners;
   for (Trial* trial : trials) {
     if (!trial->runs()) {
       continue;
     }
     show_progress(fmt::format("checking {} {}", problem.text(), describe(trial->kernel)));
-    if (std::optional<Runner> runner = warm_up(gpu, &tensors, problem, trial, options)) {
+    if (std::optional<Runner> runner = warm_up(gpu, &tensors, problem, trial, options, flush ? &*flush : nullptr)) {
       runners.push_back(std::move(*runner));
     }
   }

@@ -14,8 +14,9 @@ namespace fa::cli {
 
 struct TimingOptions {
   int rounds = 10;
-  double round_ms = 20;  ///< GPU time that one round of one candidate aims at
-  int jobs = 0;          ///< threads that compile; 0: one a CPU
+  double round_ms = 20;   ///< GPU time that one round of one candidate aims at
+  int jobs = 0;           ///< threads that compile; 0: one a CPU
+  bool flush_l2 = false;  ///< each call finds nothing of its tensors in the L2 cache, and is timed alone
 };
 
 /// One way of computing one problem, and what was found out about it.

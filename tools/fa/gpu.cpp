@@ -28,6 +28,15 @@ void Gpu::synchronize() const {
   driver::check(driver::api().cuStreamSynchronize(stream_), "cuStreamSynchronize");
 }
 
+std::size_t Gpu::l2_bytes() const {
+  CUdevice device = 0;
+  int bytes = 0;
+  driver::check(driver::api().cuDeviceGet(&device, info().ordinal), "cuDeviceGet");
+  driver::check(driver::api().cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device),
+                "cuDeviceGetAttribute");
+  return static_cast<std::size_t>(std::max(bytes, 0));
+}
+
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   driver::check(driver::api().cuMemAlloc(&pointer_, std::max<std::size_t>(bytes, 1)), "cuMemAlloc");
 }
@@ -45,6 +54,10 @@ DeviceBuffer::~DeviceBuffer() {
   if (pointer_ != 0) {
     driver::api().cuMemFree(pointer_);
   }
+}
+
+void DeviceBuffer::clear(Stream stream) {
+  driver::check(driver::api().cuMemsetD8Async(pointer_, 0, bytes_, stream), "cuMemsetD8Async");
 }
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) {

@@ -23,6 +23,7 @@ class Gpu {
   Device device() const noexcept { return Device::cuda(context_.info().ordinal); }
   Stream stream() const noexcept { return stream_; }
   void synchronize() const;
+  std::size_t l2_bytes() const;
 
  private:
   driver::ContextRef context_;
@@ -42,6 +43,9 @@ class DeviceBuffer {
   std::size_t size() const noexcept { return bytes_; }
   void upload(const void* source, std::size_t bytes);
   void download(void* target, std::size_t bytes) const;
+
+  /// Queues zeros for the whole buffer.
+  void clear(Stream stream);
 
   /// Repeats the `bytes` at `pattern` over the whole buffer.
   void tile(const void* pattern, std::size_t bytes);

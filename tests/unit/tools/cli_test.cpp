@@ -249,6 +249,14 @@ TEST(CliWords, BoundsAreShort) {
   }
 }
 
+TEST(CliWords, AColdCacheIsOfTheGridAlone) {
+  for (const char* instead : {"--latency", "--host-cost"}) {
+    const Result result = run(std::string("bench --flush-l2 ") + instead);
+    EXPECT_EQ(result.status, 2) << result.output;
+    EXPECT_TRUE(contains(result.output, "--flush-l2 excludes")) << result.output;
+  }
+}
+
 /// Kernels for sm_90 would lie there for ever: Hopper asks for sm_90a.
 TEST(CliCompileWords, TakesTargetsThatAGpuLooksUp) {
   for (const char* command : {"compile --dry-run", "pack unused --dry-run", "cache why", "render"}) {
