@@ -109,6 +109,19 @@ class Program {
     return bytes;
   }
 
+  std::string ptx() const {
+    if (api_.ptx_size == nullptr || api_.ptx == nullptr) {
+      throw Error(ErrorCode::no_compiler,
+                  fmt::format("NVRTC {} ({}) hands out no PTX", api_.version_text(), api_.path));
+    }
+    std::size_t size = 0;
+    check(api_.ptx_size(program_, &size), "nvrtcGetPTXSize");
+    std::string text(size, '\0');
+    if (size != 0) check(api_.ptx(program_, text.data()), "nvrtcGetPTX");
+    text.resize(std::strlen(text.c_str()));
+    return text;
+  }
+
  private:
   void check(nvrtcResult result, const char* call) const {
     if (result == NVRTC_SUCCESS) return;
@@ -206,22 +219,27 @@ bool is_elf(const std::vector<std::byte>& bytes) {
                                          4) == 0;
 }
 
+/// Throws where NVRTC refuses `program`, which is that of `source`.
+void compile_or_throw(const Nvrtc& api, Program& program, const render::Source& source, plan::Arch arch) {
+  const nvrtcResult result = compile_with_known_options(program, arch);
+  if (result == NVRTC_SUCCESS) return;
+  const std::string log = program.log();
+  throw_failed(source, arch,
+               fmt::format("NVRTC {} refused kernel {} for {} ({}): {}", api.version_text(), source.kernel_name,
+                           to_string(arch), api.error_string(result), first_error_line(log)),
+               log);
+}
+
 Cubin compile_here(const Nvrtc& api, const render::Source& source, plan::Arch arch) {
   const auto begin = std::chrono::steady_clock::now();
   Program program(api, source);
-  const nvrtcResult result = compile_with_known_options(program, arch);
+  compile_or_throw(api, program, source, arch);
   Cubin cubin;
   cubin.log = program.log();
-  const std::string compiler = "NVRTC " + api.version_text();
-  if (result != NVRTC_SUCCESS) {
-    throw_failed(source, arch,
-                 fmt::format("{} refused kernel {} for {} ({}): {}", compiler, source.kernel_name, to_string(arch),
-                             api.error_string(result), first_error_line(cubin.log)),
-                 cubin.log);
-  }
   cubin.bytes = program.cubin();
   if (!is_elf(cubin.bytes)) {
-    throw_failed(source, arch, fmt::format("{} gave no code for kernel {}", compiler, source.kernel_name), cubin.log);
+    throw_failed(source, arch,
+                 fmt::format("NVRTC {} gave no code for kernel {}", api.version_text(), source.kernel_name), cubin.log);
   }
   cubin.facts = read_facts(cubin.bytes, source.kernel_name);
   cubin.compiler = "nvrtc " + api.version_text();
@@ -245,6 +263,18 @@ Cubin compile(const render::Source& source, plan::Arch arch) {
                 to_string(arch), cubin.milliseconds, cubin.facts.registers, cubin.facts.local_bytes);
   if (!cubin.log.empty()) support::logf(LogLevel::debug, "{}: {}", source.kernel_name, cubin.log);
   return cubin;
+}
+
+std::string compile_to_ptx(const render::Source& source, plan::Arch arch) {
+  const Nvrtc& api = nvrtc();
+  check_architecture(api, source, arch);
+  std::string ptx;
+  LargeStackCall([&] {
+    Program program(api, source);
+    compile_or_throw(api, program, source, arch);
+    ptx = program.ptx();
+  }).run();
+  return ptx;
 }
 
 CompilerInfo compiler_info() {

@@ -36,6 +36,9 @@ std::vector<std::string> code_options(plan::Arch arch);
 /// Throws fa::Error: no_compiler, compile_failed (fields: log, options, source).
 Cubin compile(const render::Source& source, plan::Arch arch);
 
+/// The PTX of what `compile` makes into a cubin. Throws what it throws, and no_compiler where NVRTC hands out none.
+std::string compile_to_ptx(const render::Source& source, plan::Arch arch);
+
 /// Reads the facts of `kernel_name` from a cubin. Throws fa::Error(internal) when the bytes are no cubin that holds it.
 KernelFacts read_facts(const std::vector<std::byte>& cubin, const std::string& kernel_name);
 

@@ -139,6 +139,8 @@ std::unique_ptr<Nvrtc> adopt(DynamicLibrary library, const std::string& name, At
     attempts.push_back(api->path + ": is NVRTC " + api->version_text() + ", at least 12.0 is needed");
     return nullptr;
   }
+  resolve(library, "nvrtcGetPTXSize", api->ptx_size);
+  resolve(library, "nvrtcGetPTX", api->ptx);
   library.keep_loaded();
   open_builtins(*api);
   query_architectures(*api);

@@ -26,6 +26,8 @@ struct Nvrtc {
   decltype(&::nvrtcGetProgramLog) log = nullptr;
   decltype(&::nvrtcGetCUBINSize) cubin_size = nullptr;
   decltype(&::nvrtcGetCUBIN) cubin = nullptr;
+  decltype(&::nvrtcGetPTXSize) ptx_size = nullptr;  ///< these two may be absent: no call of attention needs them
+  decltype(&::nvrtcGetPTX) ptx = nullptr;
 
   /// "13.0".
   std::string version_text() const { return std::to_string(major) + "." + std::to_string(minor); }

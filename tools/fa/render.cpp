@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "compile/compiler.hpp"
+#include "disassemble.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
 #include "plan_options.hpp"
@@ -22,6 +24,8 @@ struct RenderOptions {
   bool combine = false;
   bool mask_tiles = false;
   bool unit_only = false;
+  bool ptx = false;
+  bool sass = false;
 };
 
 /// Whether kernels of `op` are what was asked for.
@@ -47,9 +51,18 @@ plan::KernelSpec choose_kernel(const RenderOptions& options) {
               {{"argument", "--combine"}});
 }
 
+/// The kernel's source, or with --ptx and --sass what becomes of it.
+std::string text_of(const plan::KernelSpec& spec, const RenderOptions& options) {
+  const render::Source source = render::render(spec);
+  if (!options.ptx && !options.sass) return options.unit_only ? source.unit : render::flatten(source);
+  std::string text;
+  if (options.ptx) text += compile::compile_to_ptx(source, spec.arch);
+  if (options.sass) text += disassemble(compile::compile(source, spec.arch).bytes);
+  return text;
+}
+
 void render_kernel(const RenderOptions& options) {
-  const render::Source source = render::render(choose_kernel(options));
-  const std::string text = options.unit_only ? source.unit : render::flatten(source);
+  const std::string text = text_of(choose_kernel(options), options);
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
@@ -65,7 +78,11 @@ void add_render(CLI::App& app, int* exit_code) {
   command->add_flag("--combine", options->combine, "The kernel that merges split keys instead of the attention kernel");
   command->add_flag("--mask-tiles", options->mask_tiles, "The kernel before it that lists the tiles of a mask function")
       ->excludes("--combine");
-  command->add_flag("--unit-only", options->unit_only, "Only the rendered unit, without the headers it includes");
+  CLI::Option* const unit =
+      command->add_flag("--unit-only", options->unit_only, "Only the rendered unit, without the headers it includes");
+  command->add_flag("--ptx", options->ptx, "Instead: the PTX that NVRTC makes of it")->excludes(unit);
+  command->add_flag("--sass", options->sass, "Instead, or behind the PTX: its machine code, by nvdisasm or cuobjdump")
+      ->excludes(unit);
   add_plan_options(*command, &options->plan);
   command->callback([options, exit_code] {
     render_kernel(*options);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cache/pack.hpp"
+#include "compile/compiler.hpp"
 #include "tests/unit/cache/support.hpp"
 #include "tools/safetensors.hpp"
 
@@ -264,6 +265,39 @@ TEST(CliCompileWords, TakesTargetsThatAGpuLooksUp) {
     EXPECT_EQ(result.status, 1) << command;
     EXPECT_TRUE(contains(result.output, "sm_90a")) << result.output;
   }
+}
+
+TEST(CliRender, PrintsWhatWasCompiled) {
+  const std::string render = "render --arch sm_80 --head-dim 64 ";
+  EXPECT_EQ(run(render + "--ptx --unit-only").status, 2);
+  EXPECT_EQ(run(render + "--sass --unit-only").status, 2);
+  if (!compile::compiler_info().available) GTEST_SKIP() << "no NVRTC to go on with";
+  const Result ptx = run(render + "--ptx");
+  EXPECT_EQ(ptx.status, 0);
+  EXPECT_TRUE(contains(ptx.output, ".target sm_80")) << ptx.output.substr(0, 400);
+  EXPECT_TRUE(contains(ptx.output, ".entry fa_sm80_forward"));
+  EXPECT_TRUE(contains(ptx.output, "mma.sync"));
+
+  const TemporaryDirectory directory;  // with a disassembler that shows what it was given
+  const fs::path tool = directory / "nvdisasm";
+  const auto write_tool = [&](const char* script) {
+    std::ofstream(tool) << "#!/bin/sh\n" << script;
+    fs::permissions(tool, fs::perms::owner_all);
+  };
+  const std::string path = "PATH=" + in_quotes(tool.parent_path()) + ":\"$PATH\"";
+  write_tool("echo \"option $1\"; head -c 4 \"$2\" | tail -c 3; echo ' disassembled'\n");
+  const Result sass = run(render + "--sass", path);
+  EXPECT_EQ(sass.status, 0);
+  EXPECT_EQ(sass.output, "option -c\nELF disassembled\n");
+  EXPECT_EQ(run(render + "--ptx --sass", path).output, ptx.output + sass.output);
+  write_tool("exit 3\n");
+  const Result refused = run(render + "--sass", path);
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_TRUE(contains(refused.output, "nvdisasm cannot read the kernel")) << refused.output;
+  if (fs::exists("/usr/local/cuda/bin/nvdisasm") || fs::exists("/usr/local/cuda/bin/cuobjdump")) return;
+  const Result missing = run(render + "--sass", "PATH=/nowhere CUDA_HOME= CUDA_PATH=");
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_TRUE(contains(missing.output, "neither nvdisasm nor cuobjdump")) << missing.output;
 }
 
 TEST(CliCompileWords, ADryRunSpeaksJsonToo) {
