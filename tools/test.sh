@@ -56,7 +56,7 @@ say_times() {
   for entry in "${stages[@]}"; do
     IFS='|' read -r wall cpu minutes name <<<"$entry"
     all_cpu=$((all_cpu + cpu)) note=''
-    ((minutes == 0 || cpu <= 60 * minutes * budget_cores)) || note=' (over its budget)'
+    [[ $mode == full ]] || ((cpu <= 60 * minutes * budget_cores)) || note=' (over its budget)'
     printf '%7d s %7d s %7d s  %s%s\n' "$wall" $((cpu / budget_cores)) $((60 * minutes)) "$name" "$note"
   done
   note=''
