@@ -2,11 +2,18 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+
+#include <common/padding_params.cuh>
+#include <sm90/sm90_backward_params.cuh>
+#include <sm90/sm90_forward_params.cuh>
 
 // One Hopper GPU with one context, whose memory nobody touches. A kernel's handle is its name.
 namespace {
@@ -38,8 +45,33 @@ void remember(fake_driver::Launch launch) {
   launches().push_back(std::move(launch));
 }
 
-void remember(CUfunction function, bool early) {
-  remember({*reinterpret_cast<const std::string*>(function), early});
+/// Bytes of what the library launches a kernel with, without padding at the end.
+std::size_t params_size(std::string_view kernel) {
+  using namespace fa::kernel;
+  if (kernel == "fa_sm90_forward") return 4 * sizeof(TensorMap) + sizeof(ForwardVariantParams);
+  if (kernel.starts_with("fa_sm90_backward")) return 4 * sizeof(TensorMap) + sizeof(BackwardVariantParams);
+  if (kernel == "fa_clear_padding") return sizeof(PaddingParams);
+  if (kernel.starts_with("fa_mask_")) return sizeof(MaskTilesParams);
+  if (kernel.find("backward") != std::string_view::npos) return sizeof(BackwardVariantParams);
+  if (kernel == "fa_row_norms" || kernel.find("forward") != std::string_view::npos) return sizeof(ForwardVariantParams);
+  return 0;
+}
+
+/// FNV-1a, of words.
+std::uint64_t digest(const void* data, std::size_t bytes, std::uint64_t from = 0xcbf29ce484222325u) {
+  for (std::size_t i = 0; i < bytes; i += sizeof(std::uint32_t)) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, static_cast<const char*>(data) + i, std::min(sizeof word, bytes - i));
+    from = (from ^ word) * 0x100000001b3u;
+  }
+  return from;
+}
+
+void remember(CUfunction function, bool early, unsigned grid, unsigned threads, unsigned shared, void** arguments) {
+  const std::string& kernel = *reinterpret_cast<const std::string*>(function);
+  const std::size_t bytes = params_size(kernel);
+  const std::uint64_t params = bytes == 0 ? 0 : digest(arguments[0], bytes);
+  remember({kernel, early, 0, 0, grid, threads, shared, params});
 }
 
 CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
@@ -57,18 +89,32 @@ CUresult library_kernel(CUkernel* kernel, CUlibrary, const char* name) {
   *kernel = reinterpret_cast<CUkernel>(const_cast<std::string*>(intern(name)));
   return CUDA_SUCCESS;
 }
-CUresult launch(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-                void**, void**) {
-  remember(function, false);
+CUresult launch(CUfunction function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                unsigned shared, CUstream, void** arguments, void**) {
+  remember(function, false, grid, threads, shared, arguments);
   return CUDA_SUCCESS;
 }
-CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void**, void**) {
+CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   bool early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     early = early || (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
                       config->attrs[i].value.programmaticStreamSerializationAllowed != 0);
   }
-  remember(function, early);
+  remember(function, early, config->gridDimX, config->blockDimX, config->sharedMemBytes, arguments);
+  return CUDA_SUCCESS;
+}
+
+/// A digest of what is described stands for the map.
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* sizes,
+                      const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
+                      CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  std::uint64_t all = digest(&base, sizeof base, static_cast<std::uint64_t>(type));
+  all = digest(sizes, rank * sizeof *sizes, all);
+  all = digest(strides, (rank - 1) * sizeof *strides, all);
+  all = digest(box, rank * sizeof *box, all);
+  all = digest(steps, rank * sizeof *steps, all);
+  std::memset(map, 0, sizeof *map);
+  std::memcpy(map, &all, sizeof all);
   return CUDA_SUCCESS;
 }
 
@@ -86,7 +132,14 @@ CUresult stream_is_capturing(CUstream, CUstreamCaptureStatus* status) {
 }
 
 CUresult mem_alloc_async(CUdeviceptr* address, std::size_t bytes, CUstream) {
-  return mem_alloc(address, bytes);
+  remember({fake_driver::kAllocation, false, fake_driver::kPool, bytes});
+  *address = fake_driver::kPool;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_free_async(CUdeviceptr address, CUstream) {
+  remember({fake_driver::kRelease, false, static_cast<std::uintptr_t>(address)});
+  return CUDA_SUCCESS;
 }
 
 CUresult mem_info(std::size_t* free, std::size_t* all) {
@@ -150,12 +203,14 @@ const std::map<std::string_view, void*>& functions() {
     set("cuStreamIsCapturing", &stream_is_capturing);
     set("cuLaunchKernel", &launch);
     set("cuLaunchKernelEx", &launch_ex);
+    set("cuTensorMapEncodeTiled", &encode_tiled);
     set("cuMemAlloc", &mem_alloc);
     set("cuMemAllocAsync", &mem_alloc_async);
     set("cuMemGetInfo", &mem_info);
     set("cuStreamCreate", &give_handle<CUstream, unsigned>);
     set("cuEventCreate", &give_handle<CUevent, unsigned>);
     set("cuEventElapsedTime", &elapsed_time);
+    set("cuMemFreeAsync", &mem_free_async);
     set("cuMemsetD8Async", &memset_async);
     return table;
   }();

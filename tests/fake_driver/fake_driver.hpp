@@ -8,18 +8,27 @@
 
 namespace fake_driver {
 
-/// A launch that was asked for, or memory that was to be set.
+/// A launch that was asked for, or memory of the stream that was to be set, given or taken back.
 struct Launch {
-  std::string kernel;  ///< or kMemset
+  std::string kernel;  ///< or one of the names below
   bool early = false;  ///< with the attribute for it
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
+  unsigned grid = 0;
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;
+  std::uint64_t params = 0;  ///< digest of the parameters; 0 of a kernel whose parameters are not known
 };
 inline constexpr const char* kMemset = "memset";
+inline constexpr const char* kAllocation = "allocation";
+inline constexpr const char* kRelease = "release";
 
 /// What the library exports under kLaunches: all launches so far, which the caller may clear.
 using Launches = std::vector<Launch>& (*)();
 inline constexpr const char* kLaunches = "fa_fake_driver_launches";
+
+/// Where memory of the stream's pool lies, all of it: calls are served one after the other.
+inline constexpr std::uintptr_t kPool = std::uintptr_t{5} << 58;
 
 }  // namespace fake_driver
 

@@ -65,9 +65,18 @@ AttentionConfig RandomCalls::config() {
     fixed.text = one_of({"splits=0", "splits=1", "splits=3"});
     config.kernel_backward = fixed;
     if (one_in(2)) fixed.text += one_in(2) ? " pack_gqa=1" : " pack_gqa=0";
-    if (fixed.kernel != "sm80" && one_in(4)) fixed.text += one_in(2) ? " affine_reach=1" : " affine_reach=0";
-    if (fixed.kernel != "sm80" && one_in(4)) fixed.text += one_in(2) ? " exact_max=1" : " exact_max=0";
+    // Drawn for every family, so that the calls behind are the same whatever its kernels have.
+    for (const char* const field : {" affine_reach=", " exact_max="}) {
+      if (!one_in(4)) continue;
+      const char* const value = one_in(2) ? "1" : "0";
+      if (fixed.kernel != "sm80") fixed.text += std::string(field) + value;
+    }
     config.kernel = fixed;
+  }
+  if (usual_ && config.dtype == DType::f32) config.dtype = DType::bf16;
+  if (usual_ && one_in(2)) config.score = {}, config.mask = {}, config.varlen = config.zero_padding = false;
+  if (usual_ && !config.deterministic && !config.score.captures.empty()) {
+    config.score.captures.front().requires_grad = one_in(2);
   }
   return config;
 }
@@ -83,6 +92,11 @@ AttentionShape RandomCalls::shape(const AttentionConfig& config) {
   shape.h_q = shape.h_kv * one_of<std::int64_t>({1, 1, 2, 3, 8});
   shape.s_q = length();
   shape.s_kv = length();
+  if (usual_ && one_in(2)) {  // long rows of several heads
+    shape.b = up_to(4);
+    shape.h_kv = shape.h_q = 8 * up_to(4);
+    shape.s_q = shape.s_kv = one_of<std::int64_t>({1024, 2048, 4096, 8192, 1000 + up_to(8000)});
+  }
   if (!config.varlen) return shape;
   const auto total = [&](std::int64_t longest) { return longest + (shape.b < 2 ? up_to(5) - 1 : up_to(longest + 1)); };
   shape.total_q = shape.b == 0 ? 0 : total(shape.s_q);
@@ -102,6 +116,7 @@ std::uintptr_t RandomCalls::memory() {
 TensorView RandomCalls::tensor(const AttentionConfig& config, std::int64_t b, std::int64_t h, std::int64_t s, int d,
                                bool written) {
   const std::int64_t pitch = d + one_of<std::int64_t>({0, 0, 0, 0, 0, 8, 64, 1, 4});
+  if (usual_) return TensorView(reinterpret_cast<void*>(memory()), config.dtype, {b, s, h, d}).swap_axes(1, 2);
   std::array<std::int64_t, 4> strides = {h * s * pitch, s * pitch, pitch, 1};
   if (one_in(3)) strides = {s * h * pitch, pitch, h * pitch, 1};
   std::uintptr_t address = memory();
@@ -181,6 +196,18 @@ RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const Attenti
   inputs.lse = call.outputs.lse;
   inputs.dout = rows(d_v, false);
   call.backward_outputs = {rows(config.head_dim, true), keys(config.head_dim, true), keys(d_v, true)};
+  if (usual_) {
+    if (one_in(4)) inputs.dlse = statistic(b, shape.h_q, s_q);
+    if (config.sink)
+      call.backward_outputs.dsink = TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q});
+    for (const Capture& capture : config.score.captures) {
+      if (!capture.requires_grad) continue;
+      TensorView gradient = inputs.captures.begin()->tensor;  // that of the score comes first
+      gradient.data = reinterpret_cast<void*>(memory());
+      gradient.dtype = DType::f32;
+      call.backward_outputs.captures.add({capture.name, gradient});
+    }
+  }
 
   call.forward_shape = call.backward_shape = shape;
   call.forward_shape.aligned = all_aligned({call.inputs.q, call.inputs.k, call.inputs.v, call.outputs.o});

@@ -14,7 +14,8 @@ namespace fa {
 /// behind the addresses. Equal seeds make equal calls.
 class RandomCalls {
  public:
-  explicit RandomCalls(unsigned seed) : random_(seed) {}
+  /// `usual`: 16-bit tensors of their own, which every kernel can serve.
+  explicit RandomCalls(unsigned seed, bool usual = false) : random_(seed), usual_(usual) {}
 
   AttentionConfig config();
 
@@ -48,6 +49,7 @@ class RandomCalls {
   Captures captures(const AttentionConfig& config, const AttentionShape& shape);
 
   std::mt19937 random_;
+  bool usual_;
   std::uintptr_t next_ = std::uintptr_t{1} << 40;
 };
 
