@@ -16,6 +16,7 @@
 #include <fa/functions.hpp>
 #include <fa/log.hpp>
 #include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 /// Exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients, by FlashAttention kernels that are
 /// rendered, compiled, cached and launched at run time (Dao, "FlashAttention-2: Faster Attention with Better
@@ -25,11 +26,6 @@
 /// s_kv keys, d_qk head dim of q and k, d_v head dim of v and o. dX is the gradient of a loss with respect to X; the
 /// one that comes in, of o, is called dout.
 namespace fa {
-
-/// Which diagonal a causal mask follows when s_q != s_kv. Row i keeps key j when
-/// - bottom_right: j <= i + s_kv - s_q (the last row sees every key),
-/// - top_left:     j <= i.
-enum class CausalAlign : std::uint8_t { bottom_right = 0, top_left = 1 };
 
 /// Where compiled kernels are kept.
 struct CachePolicy {
@@ -88,32 +84,6 @@ struct CompileEvent {
   std::string problem;      ///< of a failed one
 };
 
-/// Fixes part of the kernel instead of leaving it to the planner. What names no field, does not fit the kernel, or does
-/// not fit the GPU is refused when the Attention is created, with what is accepted.
-///
-/// Calls that the named family cannot serve run on sm80, and follow the override as far as that has such a kernel; else
-/// they run with a tile of the planner's. The copy engine of sm90 serves no unaligned rows, zero or negative strides,
-/// or calls without keys; above head dim 128 it computes no gradients of more than plain attention, or of head dims up
-/// to 64.
-struct KernelOverride {
-  /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
-  ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
-  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements (sm90_forward, sm90_backward)
-  std::string kernel = {};
-  /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
-  /// switches are 0 or 1.
-  ///   all            tile_m, tile_n, stages, splits (thread blocks that share the keys of a query tile; of backward:
-  ///                  the query rows of a key tile)
-  ///   forward        pack_gqa (query heads of a KV head share a tile)
-  ///   sm80           warps
-  ///   sm80_forward   q_in_registers, loop_bodies (2: masked tiles have their own), warps_n (2: pairs share query rows)
-  ///   sm90_forward   q_buffers (query tiles in flight), take_turns (warpgroups at the tensor cores), affine_product
-  ///   (the
-  ///                  tensor cores add an affine score function), affine_reach (keys out of its reach are left out),
-  ///                  exact_max (P is relative to the exact maximum of a row's scores)
-  std::string text = {};
-};
-
 /// Everything that is fixed over the life of an Attention.
 struct AttentionConfig {
   int head_dim = 0;           ///< d_qk: a multiple of 8 from 8 to 256
@@ -160,45 +130,6 @@ struct AttentionConfig {
   /// thrown. A call from inside of it that needs a kernel which is being compiled, this one or another thread's, is
   /// refused.
   std::function<void(const CompileEvent&)> on_compile = nullptr;
-};
-
-/// Sizes of one call. 0 is a legal size for b, s_q and s_kv.
-struct AttentionShape {
-  std::int64_t b = 1;
-  std::int64_t h_q = 1;
-  std::int64_t h_kv = 0;  ///< divides h_q (GQA; 1 is MQA): query head h reads KV head h / (h_q / h_kv). 0 means h_q
-  std::int64_t s_q = 1;
-  std::int64_t s_kv = 1;
-  bool aligned = true;  ///< rows of q, k, v, o and their gradients start at multiples of 16 bytes
-  /// AttentionConfig::varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv
-  /// are the longest ones, 0 where they are not known.
-  std::int64_t total_q = 0;
-  std::int64_t total_kv = 0;
-};
-
-/// Where the sequences of a packed batch lie (AttentionConfig::varlen): sequence i has the rows [cu_seqlens_q[i],
-/// cu_seqlens_q[i + 1]) of q, o and their gradients, and the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]) of k and v.
-/// The arrays are in memory of the Attention's device, are read when the kernels run, and may change between replays of
-/// a captured call.
-struct PackedSequences {
-  std::int64_t b = 0;                           ///< how many
-  const std::int32_t* cu_seqlens_q = nullptr;   ///< [b + 1], from at least 0, never decreasing, to at most total_q
-  const std::int32_t* cu_seqlens_kv = nullptr;  ///< [b + 1], likewise
-  const std::int32_t* seqused_q = nullptr;      ///< [b], how many of a sequence's rows count, from its first; optional
-  const std::int32_t* seqused_kv = nullptr;     ///< [b], likewise
-  std::int64_t max_s_q = 0;                     ///< no sequence has more rows; 0: not known, which costs a little
-  std::int64_t max_s_kv = 0;                    ///< likewise
-};
-
-/// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key: the same values
-/// give the same mask in forward and backward, on every device and with every kernel of a version. Calls whose offsets
-/// are at least b * h_q apart have independent masks.
-struct DropoutState {
-  std::uint64_t seed = 0;
-  std::uint64_t offset = 0;
-  /// {seed, offset} in memory of the Attention's device, read when the kernels run, so that a captured call can
-  /// advance; instead of the two values above.
-  const std::uint64_t* device = nullptr;
 };
 
 /// Memory for what is known of a mask function's tiles, of at least `mask_tiles_size(shape)` bytes (of backward:

@@ -125,9 +125,9 @@ int attribute(CUdevice device, CUdevice_attribute which) {
   return value;
 }
 
-plan::Arch device_arch(CUdevice device) {
-  return plan::device_target(attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-                             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+support::Arch device_arch(CUdevice device) {
+  return support::device_target(attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                                attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
 }
 
 CUdevice context_device() {

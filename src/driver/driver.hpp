@@ -13,8 +13,8 @@
 #include <common/types.cuh>
 #include <fa/device.hpp>
 
-#include "plan/arch.hpp"
-#include "plan/forward_launch.hpp"
+#include "support/arch.hpp"
+#include "support/tensor_map.hpp"
 
 namespace fa::driver {
 
@@ -40,7 +40,7 @@ void check(CUresult result, const char* call);
 struct DeviceInfo {
   int ordinal = 0;
   std::string name;
-  plan::Arch arch;  ///< with the 'a' suffix where the architecture has one
+  support::Arch arch;  ///< with the 'a' suffix where the architecture has one
   int multiprocessors = 0;
   std::size_t memory = 0;
 };
@@ -159,7 +159,7 @@ void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynam
 /// fetched into the L2 cache at a time. Work of the host alone, without locks or allocations. Throws fa::Error(cuda)
 /// for what breaks cuTensorMapEncodeTiled's rules: base and strides multiples of 16 bytes, strides below 2^40, sizes 1
 /// to 2^32, boxes 1 to 256.
-void encode_tensor_map(const plan::TensorMapSpec& spec, kernel::TensorMap& map);
+void encode_tensor_map(const support::TensorMapSpec& spec, kernel::TensorMap& map);
 
 /// Whether `stream` records into a graph, or is the legacy default stream while another one does and forbids its use.
 /// Loading, allocating outside of the graph and synchronising must wait then.

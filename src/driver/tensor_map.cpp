@@ -5,8 +5,8 @@
 
 namespace fa::driver {
 
-void encode_tensor_map(const plan::TensorMapSpec& spec, kernel::TensorMap& map) {
-  static constexpr std::array<cuuint32_t, plan::TensorMapSpec::kMaxRank> kEveryElement{1, 1, 1, 1, 1};
+void encode_tensor_map(const support::TensorMapSpec& spec, kernel::TensorMap& map) {
+  static constexpr std::array<cuuint32_t, support::TensorMapSpec::kMaxRank> kEveryElement{1, 1, 1, 1, 1};
   static_assert(sizeof(CUtensorMap) == sizeof(map.bytes));
   const CUtensorMapDataType type =
       spec.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;

@@ -38,12 +38,6 @@ SharedMemory shared_memory(Arch arch) noexcept {
 
 }  // namespace
 
-std::string to_string(Arch arch) {
-  std::string text = "sm_" + std::to_string(arch.sm());
-  if (arch.suffix != '\0') text += arch.suffix;
-  return text;
-}
-
 Arch parse_arch(std::string_view text) {
   std::string_view digits = text;
   if (digits.starts_with("sm_")) digits.remove_prefix(3);
@@ -60,13 +54,9 @@ Arch parse_arch(std::string_view text) {
   return arch;
 }
 
-Arch device_target(int major, int minor) noexcept {
-  return {major, minor, major >= 9 ? 'a' : '\0'};
-}
-
 Arch parse_target(std::string_view text) {
   const Arch arch = parse_arch(text);
-  const Arch target = device_target(arch.major, arch.minor);
+  const Arch target = support::device_target(arch.major, arch.minor);
   if (arch != target) {
     support::throw_invalid("arch", text,
                            fmt::format("{}, the target that GPUs of compute capability {}.{} look up",

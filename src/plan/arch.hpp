@@ -5,26 +5,15 @@
 #include <string_view>
 #include <vector>
 
+#include "support/arch.hpp"
+
 namespace fa::plan {
 
-/// A compilation target: compute capability and, for code that runs on exactly that capability, the suffix 'a'.
-struct Arch {
-  int major = 0;
-  int minor = 0;
-  char suffix = '\0';
-
-  int sm() const noexcept { return major * 10 + minor; }
-  friend bool operator==(const Arch&, const Arch&) = default;
-};
-
-/// "sm_90a".
-std::string to_string(Arch arch);
+using support::Arch;
+using support::to_string;
 
 /// Parses "sm_90a" (or "90a"). Throws fa::Error(invalid_argument) naming what is accepted.
 Arch parse_arch(std::string_view text);
-
-/// What kernels for a GPU of that compute capability are compiled for and looked up by.
-Arch device_target(int major, int minor) noexcept;
 
 /// Like `parse_arch`, of what some GPU looks up: not sm_90, whose kernels a Hopper GPU, which asks for sm_90a, never
 /// finds.

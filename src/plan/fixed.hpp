@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <fa/attention.hpp>
+#include <fa/types.hpp>
 
 #include "plan/kernel_spec.hpp"
 

@@ -6,7 +6,8 @@
 #include <variant>
 #include <vector>
 
-#include <fa/attention.hpp>
+#include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "plan/arch.hpp"
 #include "plan/kernels/helpers.hpp"

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include <fa/attention.hpp>
+#include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "plan/arch.hpp"
 #include "plan/variants.hpp"

@@ -1,25 +1,15 @@
 #ifndef FA_SRC_PLAN_TENSOR_MAP_HPP_
 #define FA_SRC_PLAN_TENSOR_MAP_HPP_
 
-#include <array>
 #include <cstdint>
 
 #include <fa/tensor.hpp>
 
+#include "support/tensor_map.hpp"
+
 namespace fa::plan {
 
-/// A tensor of 16-bit elements for the copy engine, innermost axis first, and the box that one copy moves: the
-/// arguments of cuTensorMapEncodeTiled that are not the same for every map.
-struct TensorMapSpec {
-  static constexpr int kMaxRank = 5;
-
-  void* base = nullptr;
-  DType dtype = DType::bf16;
-  int rank = 0;
-  std::array<std::uint64_t, kMaxRank> sizes{};
-  std::array<std::uint64_t, kMaxRank - 1> strides{};  ///< in bytes, of all axes but the first
-  std::array<std::uint32_t, kMaxRank> box{};
-};
+using support::TensorMapSpec;
 
 /// Columns of a box: the 128 bytes that the swizzle spans.
 inline constexpr std::uint32_t kMapColumns = 64;

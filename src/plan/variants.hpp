@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <fa/attention.hpp>
-
 #include "expression/parse.hpp"
 
 namespace fa::plan {

@@ -1,7 +1,8 @@
 #ifndef FA_SRC_REFERENCE_FORWARD_HPP_
 #define FA_SRC_REFERENCE_FORWARD_HPP_
 
-#include <fa/attention.hpp>
+#include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "reference/dropout.hpp"
 #include "reference/variant.hpp"

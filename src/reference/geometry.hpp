@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include <fa/attention.hpp>
+#include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "reference/convert.hpp"
 #include "reference/variant.hpp"

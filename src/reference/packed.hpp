@@ -1,7 +1,8 @@
 #ifndef FA_SRC_REFERENCE_PACKED_HPP_
 #define FA_SRC_REFERENCE_PACKED_HPP_
 
-#include <fa/attention.hpp>
+#include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"

@@ -22,6 +22,7 @@
 
 #include "gpu/device_case.hpp"
 #include "gpu/scoped_stream.hpp"
+#include "plan/arch.hpp"
 #include "reference/geometry.hpp"
 #include "support/softmax_judge.hpp"
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gpu/device_case.hpp"
+#include "plan/arch.hpp"
 
 namespace fa::test {
 namespace {

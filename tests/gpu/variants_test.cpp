@@ -16,6 +16,7 @@
 
 #include "gpu/backward_case.hpp"
 #include "gpu/packed_case.hpp"
+#include "plan/kernel_spec.hpp"
 #include "support/random_variant.hpp"
 #include "support/variant_case.hpp"
 
