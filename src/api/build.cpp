@@ -178,6 +178,10 @@ Supply Supply::serialized() const {
   return result;
 }
 
+bool is_impatient() noexcept {
+  return impatient() != nullptr;
+}
+
 cache::Key cache_key(const plan::KernelSpec& spec) {
   const std::string unit = render::unit_of(spec);
   cache::Key key;

@@ -52,6 +52,10 @@ struct Supply {
   std::function<std::string()> command = nullptr;  ///< the `fa` command that would build the kernel; asked on a miss
 };
 
+/// Whether this thread is in a callback, which must wait for no kernel: whoever compiles it may be waiting for that to
+/// return.
+bool is_impatient() noexcept;
+
 /// What `spec` is stored under.
 cache::Key cache_key(const plan::KernelSpec& spec);
 

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <common/types.cuh>
@@ -124,18 +123,6 @@ enum class Start : unsigned char { in_order, early };
 
 /// `wanted`, where the driver knows early starts outside of graphs and in them.
 Start start_with(Start wanted, int driver_version) noexcept;
-
-/// The launches of a backward. The first starts in order: for what the caller has queued before it, no kernel waits.
-class LaunchChain {
- public:
-  Start next(bool may_start_early) noexcept {
-    const bool first = std::exchange(first_, false);
-    return first || !may_start_early ? Start::in_order : Start::early;
-  }
-
- private:
-  bool first_ = true;
-};
 
 /// What cuLaunchKernelEx is given for an early start. Refers to itself.
 class EarlyLaunch {

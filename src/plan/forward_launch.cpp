@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
@@ -108,10 +109,10 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
   return launch;
 }
 
-ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const PackedArgs& packed) noexcept {
-  ForwardLaunch launch{};
-  kernel::ForwardVariantParams& params = launch.params;
+ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
+                           const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
+                           kernel::ForwardVariantParams& params) noexcept {
+  std::memset(&params, 0, sizeof params);
   params.q = tensors.q.data;
   params.k = tensors.k.data;
   params.v = tensors.v.data;
@@ -158,6 +159,7 @@ ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tenso
   }
   if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = packed.dropout;
+  ForwardGrid launch;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
   if (persistent && (problem.varlen || needs_tile_lists(problem))) {

@@ -57,16 +57,18 @@ struct PaddingLaunch {
 PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::int32_t* cu, const std::int32_t* used,
                              std::int64_t longest, float value, int warps) noexcept;
 
-/// What a forward kernel of any family is launched with, and how many query tiles that makes: the grid of an sm80
-/// kernel; an sm90 kernel has one block for each multiprocessor, or for each tile if those are fewer, and of packed
-/// batches and listed tiles several waves of as many. The places of partial results stay null.
-struct ForwardLaunch {
-  kernel::ForwardVariantParams params;
+/// How many query tiles a forward has, and on how many thread blocks it runs: as many of an sm80 kernel; an sm90 kernel
+/// has one block for each multiprocessor, or for each tile if those are fewer, and of packed batches and listed tiles
+/// several waves of as many.
+struct ForwardGrid {
   std::int64_t tiles = 0;  ///< may exceed an int: to be checked before the launch
   std::int64_t grid = 0;
 };
-ForwardLaunch forward_launch(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                             const KernelSpec& spec, int multiprocessors, const PackedArgs& packed = {}) noexcept;
+
+/// Fills in what a forward kernel of any family is launched with. Places in the workspace stay null.
+ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
+                           const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
+                           kernel::ForwardVariantParams& params) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes, of a
 /// packed batch rows of k, v and o below 2^35. That rows start at multiples of 16 bytes is Problem::aligned.

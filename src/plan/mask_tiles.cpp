@@ -122,24 +122,20 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
   return tag;
 }
 
-MaskTilesLaunch mask_tiles_launch(const Problem& problem, const KernelSpec& attention, void* memory,
-                                  kernel::VariantParams* variant) noexcept {
+MaskTilesGrid mask_tiles_params(const Problem& problem, const KernelSpec& attention, kernel::VariantParams& variant,
+                                kernel::MaskTilesParams& params) noexcept {
   const Lists lists = lists_of(problem, attention);
-  MaskTilesLaunch launch{};
-  launch.params.lists = static_cast<std::int32_t*>(memory);
-  launch.params.classes = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(memory) + lists.list_bytes());
-  launch.params.s_q = static_cast<int>(problem.s_q);
-  launch.params.s_kv = static_cast<int>(problem.s_kv);
-  launch.params.group = static_cast<int>(problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv);
-  launch.params.causal_shift = causal_shift(problem);
-  launch.params.heads = static_cast<int>(lists.heads);
-  launch.params.blocks = static_cast<int>(lists.blocks);
-  launch.params.others = static_cast<int>(lists.others);
-  launch.grid = lists.count();
-  variant->tile_lists = launch.params.lists;
-  variant->tile_others = launch.params.others;
-  launch.params.variant = *variant;
-  return launch;
+  params = {};
+  params.s_q = static_cast<int>(problem.s_q);
+  params.s_kv = static_cast<int>(problem.s_kv);
+  params.group = static_cast<int>(problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv);
+  params.causal_shift = causal_shift(problem);
+  params.heads = static_cast<int>(lists.heads);
+  params.blocks = static_cast<int>(lists.blocks);
+  params.others = static_cast<int>(lists.others);
+  variant.tile_others = params.others;
+  params.variant = variant;
+  return {lists.count(), lists.list_bytes()};
 }
 
 }  // namespace fa::plan

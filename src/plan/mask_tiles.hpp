@@ -40,15 +40,16 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
 /// A tag that depends on both, never 0.
 std::uint64_t mix_tag(std::uint64_t tag, std::uint64_t value) noexcept;
 
-/// What the kernel is launched with, and on how many thread blocks.
-struct MaskTilesLaunch {
-  kernel::MaskTilesParams params;
+/// On how many thread blocks the kernel runs, and what of the memory its lists take: behind that is its scratch.
+struct MaskTilesGrid {
   std::int64_t grid = 0;
+  std::size_t list_bytes = 0;
 };
 
-/// `memory` holds mask_tiles_bytes. Tells `variant`, of the attention kernel's parameters, where the lists are.
-MaskTilesLaunch mask_tiles_launch(const Problem& problem, const KernelSpec& attention, void* memory,
-                                  kernel::VariantParams* variant) noexcept;
+/// Fills in what the kernel is launched with, and in `variant`, of the attention kernel's parameters, what lists are
+/// about. Where they are stays null.
+MaskTilesGrid mask_tiles_params(const Problem& problem, const KernelSpec& attention, kernel::VariantParams& variant,
+                                kernel::MaskTilesParams& params) noexcept;
 
 }  // namespace fa::plan
 

@@ -32,7 +32,6 @@ constexpr int kNormWarps = 8;
 constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
-constexpr std::size_t kWorkspaceAlignment = 256;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -61,16 +60,6 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
 bool is_uneven(std::int64_t tiles) {
   const std::int64_t places = ceil_div(tiles, kMultiprocessors) * kMultiprocessors;
   return tiles > kUnevenRounds * kMultiprocessors && 20 * places > 21 * tiles;
-}
-
-/// Whether a call has no output element.
-bool is_empty(const Problem& problem) {
-  return problem.b == 0 || problem.h_q == 0 || (problem.varlen ? problem.total_q : problem.s_q) == 0;
-}
-
-/// The attention kernels that a call may run, where it matters which one.
-Alternatives readers_of_lists(const Problem& problem, const Fixed& fixed) {
-  return needs_tile_lists(problem) ? kernels_of(plan_forward(problem, fixed)).front() : Alternatives{};
 }
 
 /// Whether a family is left to a problem, and by its override.
@@ -225,35 +214,6 @@ bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {
   return family.may_have_reach != nullptr && choice.splits <= 1 && !choice.pack_gqa && family.may_have_reach(problem);
 }
 
-std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept {
-  const std::int64_t heads = may_have_reach(problem, choice) ? problem.b * (problem.h_q + problem.h_kv) : 0;
-  if (heads == 0 && !may_be_dynamic(problem, choice)) return 0;
-  return kCounterBytes + static_cast<std::size_t>(heads) * sizeof(std::uint32_t);
-}
-
-ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
-                                   std::span<const KernelSpec> attention) noexcept {
-  ForwardWorkspace workspace;
-  workspace.cleared = cleared_bytes(problem, choice);
-  workspace.partial = forward_workspace_bytes(problem, choice.splits);
-  workspace.lists = mask_tiles_bytes(problem, attention);
-  if (workspace.lists != 0) {
-    workspace.partial = (workspace.partial + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  }
-  workspace.bytes = std::max(workspace.cleared, workspace.partial + workspace.lists);
-  return workspace;
-}
-
-std::size_t forward_workspace_size(const Problem& problem, const Fixed& fixed) {
-  if (is_empty(problem)) return 0;
-  return forward_workspace(problem, choose(problem, fixed), readers_of_lists(problem, fixed)).bytes;
-}
-
-std::size_t forward_lists_size(const Problem& problem, const Fixed& fixed) {
-  if (is_empty(problem)) return 0;
-  return mask_tiles_bytes(problem, readers_of_lists(problem, fixed));
-}
-
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {
   KernelSpec spec;
   spec.own = RowNorms{};
@@ -268,12 +228,6 @@ std::int64_t row_norms_blocks(const Problem& problem, const KernelSpec& norms) n
   const auto lanes = static_cast<std::int64_t>(std::bit_ceil(static_cast<unsigned>(norms.d_qk / 8)));  // 16 bytes each
   const std::int64_t rows = norms.threads() / lanes * kNormLoads;
   return problem.b * (ceil_div(problem.s_q, rows) * problem.h_q + ceil_div(problem.s_kv, rows) * problem.h_kv);
-}
-
-std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept {
-  if (splits <= 1) return 0;
-  return static_cast<std::size_t>(splits) * static_cast<std::size_t>(problem.b * problem.h_q * problem.s_q) *
-         static_cast<std::size_t>(problem.d_v + 2) * sizeof(float);
 }
 
 }  // namespace fa::plan

@@ -75,40 +75,12 @@ int shared_bytes(const KernelSpec& spec);
 /// The kernel of the same tiles for one of substitute_targets(spec.arch), as plans for that target have it.
 KernelSpec retargeted(KernelSpec spec, Arch target);
 
-/// Bytes of partial results of a split forward; 0 when it is not split.
-std::size_t forward_workspace_bytes(const Problem& problem, int splits) noexcept;
-
-/// Memory of the counter of a dynamic kernel.
-inline constexpr std::size_t kCounterBytes = 256;
-
 /// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length,
 /// and those of an affine score function's reach.
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
 
 /// Whether a kernel of this choice may leave out KV tiles by norms.
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;
-
-/// Bytes of a call's counter and norms, all cleared before it, and 0 where kernels of this choice have neither.
-std::size_t cleared_bytes(const Problem& problem, const Choice& choice) noexcept;
-
-/// Scratch memory of a forward call, in bytes. A kernel that starts from cleared memory splits nothing and reads no
-/// tile lists; partial results lie in front of the lists.
-struct ForwardWorkspace {
-  std::size_t cleared = 0;  ///< of kernels with a counter or norms
-  std::size_t partial = 0;  ///< of the others, with all that aligns the lists
-  std::size_t lists = 0;    ///< unless the caller has memory for them
-  std::size_t bytes = 0;    ///< all that a call may take
-};
-
-/// For whichever of the kernels `attention` is taken: a call asks for the one that it has, a size for all of a plan.
-ForwardWorkspace forward_workspace(const Problem& problem, const Choice& choice,
-                                   std::span<const KernelSpec> attention) noexcept;
-
-/// What any call of the problem needs. Throws like plan_forward.
-std::size_t forward_workspace_size(const Problem& problem, const Fixed& fixed);
-
-/// The part of it that tile lists are.
-std::size_t forward_lists_size(const Problem& problem, const Fixed& fixed);
 
 /// The kernel that looks for norms, and its thread blocks.
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;

@@ -20,6 +20,7 @@
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
+#include "plan/workspace.hpp"
 
 namespace fa {
 namespace {
@@ -214,10 +215,11 @@ TEST(Sizes, OfScratchDoNotWrap) {
     const plan::Problem problem = api::make_problem(config, shape, arch, &functions.variants);
     const double rows = double(shape.b) * double(shape.h_q) * double(shape.s_q);
     const double keys = double(shape.b) * double(shape.h_kv) * double(shape.s_kv);
-    EXPECT_DOUBLE_EQ(double(plan::forward_workspace_bytes(problem, 64)), 64 * rows * (256 + 2) * 4);
+    EXPECT_DOUBLE_EQ(double(plan::forward_workspace(problem, {.splits = 64}, plan::ForwardNeeds{}).bytes()),
+                     64 * rows * (256 + 2) * 4);
     const auto choice = plan::choose_backward(problem, api::read_override(config, api::Operation::backward));
     const double floats = rows * (256 + 2) + 64 * keys * 2 * 256;
-    EXPECT_GE(double(plan::backward_workspace(problem, choice, false).bytes), floats * 4 * 0.999999);
+    EXPECT_GE(double(plan::backward_workspace(problem, choice, plan::BackwardNeeds{}).bytes()), floats * 4 * 0.999999);
     const plan::KernelSpec kernel =
         plan::plan_forward(problem, api::read_override(config, api::Operation::forward)).kernel;
     const double tiles = rows / kernel.tile_m * double(shape.s_kv) / kernel.tile_n;

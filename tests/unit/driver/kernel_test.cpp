@@ -20,17 +20,6 @@ TEST(Launch, StartsEarlyWhereGraphsKnowOfIt) {
   EXPECT_EQ(start_with(Start::in_order, 13000), Start::in_order);
 }
 
-TEST(Launch, TheFirstOfACallIsInOrder) {
-  LaunchChain usual;
-  EXPECT_EQ(usual.next(false), Start::in_order);
-  EXPECT_EQ(usual.next(true), Start::early);
-  EXPECT_EQ(usual.next(false), Start::in_order);
-  EXPECT_EQ(usual.next(true), Start::early);
-  LaunchChain without_preprocess;
-  EXPECT_EQ(without_preprocess.next(true), Start::in_order);
-  EXPECT_EQ(without_preprocess.next(true), Start::early);
-}
-
 TEST(Launch, AnEarlyOneHasOneAttribute) {
   int place = 0;
   const auto stream = reinterpret_cast<CUstream>(&place);

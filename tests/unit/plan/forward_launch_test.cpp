@@ -8,6 +8,7 @@
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
 #include "reference/dropout.hpp"
+#include "unit/plan/launches.hpp"
 
 namespace fa::plan {
 namespace {

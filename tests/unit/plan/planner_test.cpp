@@ -13,6 +13,7 @@
 #include "plan/backward.hpp"
 
 #include "plan/backward.hpp"
+#include "plan/workspace.hpp"
 
 namespace fa::plan {
 namespace {
@@ -507,24 +508,34 @@ TEST(ForwardPlan, DoesNotDependOnLengthsBeyondTheChoice) {
 TEST(Workspace, HoldsOutputAndLogSumExpOfEverySplit) {
   Problem problem = shaped(2, 6, 3, 5, 4096);
   problem.d_v = 40;
-  EXPECT_EQ(forward_workspace_bytes(problem, 1), 0U);
-  EXPECT_EQ(forward_workspace_bytes(problem, 0), 0U);
+  const auto layout = [&problem](int splits) { return forward_workspace(problem, {.splits = splits}, ForwardNeeds{}); };
+  EXPECT_EQ(layout(1).bytes(), 0U);
+  EXPECT_EQ(layout(0).bytes(), 0U);
   const std::size_t rows = 2 * 6 * 5;
   for (const std::size_t splits : {2U, 3U, 64U}) {
     const std::size_t partial_o = splits * rows * 40 * sizeof(float);
     const std::size_t partial_lse = splits * rows * 2 * sizeof(float);
-    EXPECT_EQ(forward_workspace_bytes(problem, static_cast<int>(splits)), partial_o + partial_lse);
+    EXPECT_EQ(layout(static_cast<int>(splits)).bytes(Section::partial_o), partial_o);
+    EXPECT_EQ(layout(static_cast<int>(splits)).bytes(Section::partial_lse), partial_lse);
+    EXPECT_EQ(layout(static_cast<int>(splits)).bytes(), partial_o + partial_lse);
+    const WorkspaceLayout listed = forward_workspace(problem, {.splits = static_cast<int>(splits)}, {.lists = 512});
+    EXPECT_EQ(listed.offset(Section::tile_lists), (partial_o + partial_lse + 255) / 256 * 256);
+    EXPECT_EQ(listed.other_bytes(), listed.offset(Section::tile_lists));
+    EXPECT_EQ(listed.bytes(), listed.other_bytes() + 512);
   }
 }
 
 TEST(Workspace, CountsIn64Bits) {
   const Problem problem = shaped(64, 64, 64, 1 << 20, 4096);
-  EXPECT_EQ(forward_workspace_bytes(problem, 4), (std::size_t{4} << 32) * 130 * sizeof(float));
+  EXPECT_EQ(forward_workspace(problem, {.splits = 4}, ForwardNeeds{}).bytes(),
+            (std::size_t{4} << 32) * 130 * sizeof(float));
 }
 
 TEST(Workspace, ShapesWithoutRowsNeedNone) {
-  EXPECT_EQ(forward_workspace_bytes(shaped(0, 8, 8, 1, 4096), 4), 0U);
-  EXPECT_EQ(forward_workspace_bytes(shaped(1, 8, 8, 0, 4096), 4), 0U);
+  for (const Problem& problem : {shaped(0, 8, 8, 1, 4096), shaped(1, 8, 8, 0, 4096)}) {
+    EXPECT_EQ(forward_workspace(problem, {.splits = 4}, ForwardNeeds{}).bytes(), 0U);
+    EXPECT_EQ(forward_workspace_size(problem, {{"splits", 4}}).bytes, 0U);
+  }
 }
 
 }  // namespace

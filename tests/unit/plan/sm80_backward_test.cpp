@@ -10,6 +10,7 @@
 
 #include "plan/backward.hpp"
 #include "plan/planner.hpp"
+#include "unit/plan/launches.hpp"
 
 namespace fa::plan {
 namespace {
@@ -149,29 +150,33 @@ TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
   p.h_kv = 3;
   p.s_q = 33;
   p.s_kv = 100;
-  const BackwardWorkspace plain = backward_workspace(p, {}, false);
-  EXPECT_EQ(plain.padded_rows, 48);
+  const WorkspaceLayout plain = backward_workspace(p, {}, BackwardNeeds{});
+  EXPECT_EQ(padded_rows(p, {}), 48);
   const std::size_t row = 2 * 6 * 48 * sizeof(float);
-  EXPECT_GE(plain.delta - plain.lse_log2, row);
-  EXPECT_GE(plain.dq_accum - plain.delta, row);
-  EXPECT_GE(plain.bytes - plain.dq_accum, row * 72);
-  for (const std::size_t offset : {plain.lse_log2, plain.delta, plain.dq_accum, plain.partial, plain.bytes}) {
-    EXPECT_EQ(offset % 256, 0U);
+  EXPECT_GE(plain.offset(Section::delta) - plain.offset(Section::lse_log2), row);
+  EXPECT_GE(plain.offset(Section::dq_accum) - plain.offset(Section::delta), row);
+  EXPECT_GE(plain.bytes() - plain.offset(Section::dq_accum), row * 72);
+  for (const Section section : {Section::lse_log2, Section::delta, Section::dq_accum}) {
+    EXPECT_EQ(plain.offset(section) % 256, 0U) << name_of(section);
   }
-  const BackwardWorkspace split = backward_workspace(p, {.splits = 3}, false);
-  EXPECT_EQ(split.partial, plain.bytes);
-  EXPECT_GE(split.bytes - split.partial, 3 * 2 * 3 * 100 * (72 + 40) * sizeof(float));
+  EXPECT_EQ(plain.bytes() % 256, 0U);
+  EXPECT_FALSE(plain.has(Section::partial_dkv));
+  const WorkspaceLayout split = backward_workspace(p, {.splits = 3}, BackwardNeeds{});
+  EXPECT_EQ(split.offset(Section::partial_dkv), plain.bytes());
+  EXPECT_GE(split.bytes(Section::partial_dkv), 3 * 2 * 3 * 100 * (72 + 40) * sizeof(float));
   // A pass of its own for dQ needs no accumulator.
-  EXPECT_EQ(plain.bytes - backward_workspace(p, {}, true).bytes, row * 72);
+  const WorkspaceLayout repeatable = backward_workspace(p, {}, BackwardNeeds{.dq_accum = false});
+  EXPECT_EQ(plain.bytes() - repeatable.bytes(), row * 72);
+  EXPECT_EQ(backward_workspace_size(p, {Family::sm80}, false).bytes, plain.bytes());
+  EXPECT_EQ(backward_workspace_size(p, {Family::sm80}, true).bytes, repeatable.bytes());
 }
 
 TEST(BackwardLaunch, SomeKernelHasToWriteDq) {
-  BackwardKernels kernels;
-  kernels.main.tile_m = kernels.main.tile_n = 64;
-  kernels.main.write_dq = false;
-  alignas(256) std::byte workspace[256];
+  KernelSet kernels;
+  kernels[Role::attention].tile_m = kernels[Role::attention].tile_n = 64;
+  kernels[Role::attention].write_dq = false;
   try {
-    backward_launch(problem("sm_90a", DType::bf16, 64, 64), {}, 0.5, {}, true, kernels, 2, workspace);
+    backward_launch(problem("sm_90a", DType::bf16, 64, 64), {}, 0.5, {}, kernels, 2);
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::internal);
@@ -185,13 +190,12 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   p.h_kv = 3;
   p.s_q = 300;
   p.s_kv = 500;
-  BackwardKernels kernels;
-  kernels.main.tile_m = 64;
-  kernels.main.tile_n = 128;
-  kernels.dq.tile_m = 128;
-  kernels.reduce_warps = 4;
-  alignas(256) std::byte workspace[256];
-  const BackwardLaunch plain = backward_launch(p, {}, 0.5, {}, false, kernels, 2, workspace);
+  KernelSet kernels;
+  kernels[Role::attention].tile_m = 64;
+  kernels[Role::attention].tile_n = 128;
+  kernels[Role::dq].tile_m = 128;
+  kernels[Role::reduce].warps = 4;
+  const BackwardLaunch plain = backward_launch(p, {}, 0.5, {}, kernels, 2);
   EXPECT_EQ(plain.grids.preprocess, 2 * 6 * 19);
   EXPECT_EQ(plain.grids.main, 2 * 3 * 4);
   EXPECT_EQ(plain.grids.reduce, 0);
@@ -205,8 +209,8 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   EXPECT_EQ(plain.params.partial, nullptr);
   EXPECT_FLOAT_EQ(plain.params.scale_log2, 0.72134752f);
 
-  kernels.main.write_dq = false;
-  const BackwardLaunch split = backward_launch(p, {}, 0.5, {.splits = 3}, true, kernels, 2, workspace);
+  kernels[Role::attention].write_dq = false;
+  const BackwardLaunch split = backward_launch(p, {}, 0.5, {.splits = 3}, kernels, 2);
   EXPECT_EQ(split.grids.main, 3 * plain.grids.main);
   EXPECT_EQ(split.grids.reduce, 2 * 3 * 500 / 4);
   EXPECT_EQ(split.grids.dq, 2 * 6 * 3);
@@ -215,7 +219,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   EXPECT_EQ(split.dq_params.m_blocks, 3);
 
   p.s_q = 0;
-  const BackwardLaunch no_rows = backward_launch(p, {}, 0.5, {}, false, kernels, 2, workspace);
+  const BackwardLaunch no_rows = backward_launch(p, {}, 0.5, {}, kernels, 2);
   EXPECT_EQ(no_rows.grids.preprocess, 0);
   EXPECT_EQ(no_rows.grids.main, plain.grids.main);  // it writes zeros
 }

@@ -11,6 +11,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_backward.hpp"
+#include "unit/plan/launches.hpp"
 
 namespace fa::plan {
 namespace {
@@ -138,9 +139,11 @@ TEST(Sm90BackwardPair, NamesTheLimitOfAnOverride) {
 TEST(Sm90BackwardPair, LaunchesTwoBlocksATile) {
   Problem p = problem_of(256, 256);
   p.s_kv = 500;
-  const BackwardKernels kernels{plan_backward(p, kHopper, false).main.front(), {}, 4};
+  KernelSet kernels;
+  kernels[Role::attention] = plan_backward(p, kHopper, false).main.front();
+  kernels[Role::reduce].warps = 4;
   const auto launch = [&](int splits) {
-    return backward_launch(p, {}, 1, {.family = Family::sm90, .splits = splits}, false, kernels, 132, nullptr);
+    return backward_launch(p, {}, 1, {.family = Family::sm90, .splits = splits}, kernels, 132);
   };
   EXPECT_EQ(launch(1).grids.main, 2 * 4 * 16 * 4);
   EXPECT_EQ(launch(3).grids.main, 2 * 4 * 16 * 4 * 3);

@@ -13,6 +13,7 @@
 #include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm90_forward.hpp"
+#include "unit/plan/launches.hpp"
 
 namespace fa::plan {
 namespace {
@@ -329,18 +330,20 @@ TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
   p.h_kv = 3;
   p.s_q = 130;
   p.s_kv = 100;
-  const BackwardWorkspace plain = backward_workspace(p, {.family = Family::sm90}, false);
-  EXPECT_EQ(plain.padded_rows, 256);
+  const WorkspaceLayout plain = backward_workspace(p, {.family = Family::sm90}, BackwardNeeds{});
+  EXPECT_EQ(padded_rows(p, {.family = Family::sm90}), 256);
   const std::size_t rows = 2 * 6 * 256;
-  EXPECT_EQ(plain.delta - plain.lse_log2, rows * 4);
-  EXPECT_EQ(plain.dq_accum - plain.delta, rows * 4);
-  EXPECT_EQ(plain.bytes - plain.dq_accum, rows * 72 * 4);
-  const BackwardWorkspace ordered = backward_workspace(p, {.family = Family::sm90}, true);
-  EXPECT_EQ(ordered.dq_turns, plain.bytes);
-  EXPECT_EQ(ordered.bytes - ordered.dq_turns, rows / 16 * 2 * 4);
-  const BackwardWorkspace split = backward_workspace(p, {.family = Family::sm90, .splits = 3}, false);
-  EXPECT_EQ(split.partial, plain.bytes);
-  EXPECT_GE(split.bytes - split.partial, std::size_t{3} * 2 * 3 * 100 * (72 + 40) * 4);
+  EXPECT_EQ(plain.offset(Section::delta) - plain.offset(Section::lse_log2), rows * 4);
+  EXPECT_EQ(plain.offset(Section::dq_accum) - plain.offset(Section::delta), rows * 4);
+  EXPECT_EQ(plain.bytes() - plain.offset(Section::dq_accum), rows * 72 * 4);
+  EXPECT_FALSE(plain.has(Section::dq_turns));
+  const WorkspaceLayout ordered = backward_workspace(p, {.family = Family::sm90}, BackwardNeeds{.dq_turns = true});
+  EXPECT_EQ(ordered.offset(Section::dq_turns), plain.bytes());
+  EXPECT_EQ(ordered.bytes() - ordered.offset(Section::dq_turns), rows / 16 * 2 * 4);
+  EXPECT_EQ(backward_workspace_size(p, {Family::sm90, {{"splits", 1}}}, true).bytes, ordered.bytes());
+  const WorkspaceLayout split = backward_workspace(p, {.family = Family::sm90, .splits = 3}, BackwardNeeds{});
+  EXPECT_EQ(split.offset(Section::partial_dkv), plain.bytes());
+  EXPECT_GE(split.bytes(Section::partial_dkv), std::size_t{3} * 2 * 3 * 100 * (72 + 40) * 4);
   // No tile of a kernel is longer than the padding.
   for (int d = 8; d <= 128; d += 8) {
     for (const KernelSpec& spec : plan_backward(problem_of(d, d), {}, true).main) EXPECT_EQ(256 % spec.tile_m, 0);
@@ -353,19 +356,19 @@ TEST(Sm90BackwardWorkspace, PackedBatchesAreNotPadded) {
   p.varlen = true;
   p.b = 5;
   p.total_q = p.total_kv = 1000;
-  EXPECT_EQ(backward_workspace(p, {.family = Family::sm90}, false).padded_rows, (1000 / 16 + 5) * 16);
+  EXPECT_EQ(padded_rows(p, {.family = Family::sm90}), (1000 / 16 + 5) * 16);
 }
 
 /// Tiles of unequal length are dealt out by the hardware.
 TEST(Sm90BackwardLaunch, PackedBatchesAndTileListsHaveABlockATile) {
   Problem p = problem_of(64, 64);
   p.s_q = p.s_kv = 1 << 14;
-  BackwardKernels kernels;
-  kernels.main.own = Sm90Backward{};
-  kernels.main.tile_m = kernels.main.tile_n = 128;
+  KernelSet kernels;
+  kernels[Role::attention].own = Sm90Backward{};
+  kernels[Role::attention].tile_m = kernels[Role::attention].tile_n = 128;
   const auto grid = [&] {
     const BackwardChoice choice{.family = Family::sm90};
-    return backward_launch(p, {}, 1, choice, false, kernels, 132, nullptr).grids.main;
+    return backward_launch(p, {}, 1, choice, kernels, 132).grids.main;
   };
   EXPECT_EQ(grid(), 132);
   Variants mask;
@@ -385,18 +388,16 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   p.h_kv = 6;
   p.s_q = 300;
   p.s_kv = 500;
-  BackwardKernels kernels;
-  kernels.main.own = Sm90Backward{};
-  kernels.main.tile_m = 64;
-  kernels.main.tile_n = 128;
-  kernels.dq.tile_m = 128;
-  kernels.reduce_warps = 4;
-  alignas(256) std::byte workspace[256];
-  const auto launch = [&](int splits, bool deterministic, int multiprocessors) {
-    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, deterministic, kernels,
-                           multiprocessors, workspace);
+  KernelSet kernels;
+  kernels[Role::attention].own = Sm90Backward{};
+  kernels[Role::attention].tile_m = 64;
+  kernels[Role::attention].tile_n = 128;
+  kernels[Role::dq].tile_m = 128;
+  kernels[Role::reduce].warps = 4;
+  const auto launch = [&](int splits, int multiprocessors) {
+    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, kernels, multiprocessors);
   };
-  const BackwardLaunch small = launch(1, false, 20);
+  const BackwardLaunch small = launch(1, 20);
   EXPECT_EQ(small.grids.main, 20);
   EXPECT_EQ(small.params.heads_in_flight, balanced_heads(4, 12, 20));
   EXPECT_EQ(small.params.n_blocks, 4);
@@ -406,10 +407,10 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   EXPECT_EQ(small.grids.preprocess, 2 * 12 * 24);
   EXPECT_EQ(small.grids.convert, small.grids.preprocess);
   EXPECT_EQ(small.grids.dq, 0);
-  EXPECT_EQ(launch(1, false, 132).grids.main, 4 * 6 * 2) << "no more blocks than tiles";
+  EXPECT_EQ(launch(1, 132).grids.main, 4 * 6 * 2) << "no more blocks than tiles";
 
-  kernels.main.write_dq = false;
-  const BackwardLaunch split = launch(3, true, 132);
+  kernels[Role::attention].write_dq = false;
+  const BackwardLaunch split = launch(3, 132);
   EXPECT_EQ(split.grids.main, 132);
   EXPECT_EQ(split.params.heads_in_flight, balanced_heads(12, 12, 132));
   EXPECT_EQ(split.grids.reduce, 2 * 6 * 500 / 4);
@@ -422,19 +423,16 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
 // Where additions to dQ have an order, no block goes from tile to tile and waits for others on the way: it has whole
 // heads, or one tile.
 TEST(Sm90BackwardLaunch, OrderedTiles) {
-  BackwardKernels kernels;
-  kernels.main.own = Sm90Backward{};
-  kernels.main.as<Sm90Backward>().ordered_dq = true;
-  kernels.main.tile_m = 64;
-  kernels.main.tile_n = 128;
-  alignas(256) std::byte workspace[256];
+  KernelSet kernels;
+  kernels[Role::attention].own = Sm90Backward{.ordered_dq = true};
+  kernels[Role::attention].tile_m = 64;
+  kernels[Role::attention].tile_n = 128;
   const auto launch = [&](std::int64_t b, std::int64_t s, bool causal, int splits = 1, int multiprocessors = 132) {
     Problem p = problem_of(64, 64, causal);
     p.b = b;
     p.h_q = p.h_kv = 16;
     p.s_q = p.s_kv = s;
-    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, true, kernels, multiprocessors,
-                           workspace);
+    return backward_launch(p, {}, 0.5, {.family = Family::sm90, .splits = splits}, kernels, multiprocessors);
   };
   for (const bool causal : {false, true}) {
     const BackwardLaunch heads = launch(16, 512, causal);
@@ -452,7 +450,7 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
   EXPECT_EQ(launch(8, 2048, false).params.heads_in_flight, 20);
   EXPECT_EQ(launch(8, 2048, true).params.heads_in_flight, 33) << "of 40 that fit the cache four rounds of 132 tiles";
   EXPECT_EQ(launch(8, 2048, true, 1, 100).params.heads_in_flight, 33);
-  kernels.main.own = Sm90BackwardPair{.ordered_dq = true};
+  kernels[Role::attention].own = Sm90BackwardPair{.ordered_dq = true};
   const BackwardLaunch pairs = launch(8, 8192, true);
   EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
   EXPECT_EQ(pairs.params.heads_in_flight, 10) << "nearly whole rounds of 66 pairs";

@@ -9,6 +9,7 @@
 
 #include "plan/early_start.hpp"
 #include "plan/planner.hpp"
+#include "plan/workspace.hpp"
 
 namespace fa::plan {
 namespace {
@@ -209,13 +210,18 @@ TEST(Sm90ForwardPlan, NormsHaveAPlaceForEveryHead) {
   problem.b = 3;
   problem.h_q = 6;
   problem.h_kv = 2;
-  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes);
+  const auto expect_counters = [&problem](std::size_t bytes) {
+    const WorkspaceLayout layout = forward_workspace(problem, choose(problem, {}), {.counters = bytes != 0});
+    EXPECT_EQ(layout.bytes(Section::counters), bytes);
+    EXPECT_EQ(forward_workspace_size(problem, {}).bytes, bytes);
+  };
+  expect_counters(kCounterBytes);
   problem.variants = &alibi;
-  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes + 3 * (6 + 2) * 4);
+  expect_counters(kCounterBytes + 3 * (6 + 2) * 4);
   problem.causal = false;
-  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), kCounterBytes + 3 * (6 + 2) * 4);
+  expect_counters(kCounterBytes + 3 * (6 + 2) * 4);
   problem.variants = nullptr;
-  EXPECT_EQ(cleared_bytes(problem, choose(problem, {})), 0U);
+  expect_counters(0);
   // 128 rows of 256 bytes are what a block of 256 threads loads, 8 times 16 bytes each.
   problem.s_q = 129;
   const KernelSpec norms = row_norms_spec(plan_forward(problem, {}).kernel);

@@ -1,0 +1,220 @@
+#include "api/device_operation.hpp"
+
+#include <algorithm>
+#include <future>
+#include <utility>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "support/log.hpp"
+#include "tune/bucket.hpp"
+
+namespace fa::api {
+namespace {
+
+using plan::Role;
+
+ReadyKernel ready_kernel(const ChosenKernel& chosen, const driver::ContextRef& context, KernelInfo* info) {
+  return {load_kernel(chosen, context, info), static_cast<unsigned>(chosen.spec.threads()),
+          static_cast<unsigned>(plan::shared_bytes(chosen.spec))};
+}
+
+}  // namespace
+
+template <class Op>
+DeviceOperation<Op>::DeviceOperation(const AttentionConfig& config, const Functions& functions, double scale,
+                                     const driver::ContextRef& context, std::shared_ptr<cache::Store> store,
+                                     DevicePacked& packed)
+    : config_(config),
+      fixed_(read_override(config, Op::kOperation)),
+      functions_(functions),
+      scale_(scale),
+      context_(context),
+      store_(std::move(store)),
+      packed_(packed),
+      tuning_(config_, context_, Op::kOperation) {
+  Op::check_override(config_, fixed(), functions_.variants, context_.info().arch);
+}
+
+template <class Op>
+plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const noexcept {
+  return make_problem(config_, shape, context_.info().arch, &functions_.variants);
+}
+
+template <class Op>
+void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
+                              const plan::PackedArgs& packed, const GivenTiles& tiles, Stream stream,
+                              const Workspace& workspace) {
+  plan::Problem wanted = problem(shape);
+  wanted.tensor_maps = Op::describable(tensors, config_.varlen);
+  const Choice choice = Op::choose(wanted, fixed());
+  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, stream, workspace);
+}
+
+template <class Op>
+void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
+                                 const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
+                                 const GivenTiles& tiles, Stream stream, const Workspace& workspace) const {
+  plan::CallPlan call;
+  const plan::CallFacts facts{scale_, context_.info().multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  plan_call(wanted, choice, ready.specs, tensors, facts, call);
+  execute(call, wanted, ready, tiles, stream, workspace);
+}
+
+/// The ready kernels of a call: a look-up without locks once they exist.
+template <class Op>
+const Ready& DeviceOperation<Op>::get(const plan::Problem& wanted, const Choice& choice, Stream stream) {
+  const std::uint64_t code = tuning_.code(wanted, choice.slot());
+  const Ready* ready = ready_.find(code);
+  if (ready != nullptr && !ready->open) return *ready;
+  return settle(
+      ready_, tuning_, code, stream, [&] { return first_ready(wanted, stream); },
+      [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
+}
+
+/// With the attention kernel that is known to be best, or else the planner's.
+template <class Op>
+Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream stream) const {
+  plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
+  plan::Alternatives& specs = choices[Role::attention];
+  const char* by = kByPlanner;
+  bool open = false;
+  if (tuning_.sources().any()) {
+    const auto all_candidates = [&] {
+      plan::Alternatives all = Op::candidates(wanted, fixed(), specs.front(), SIZE_MAX);
+      all.insert(all.end(), specs.begin(), specs.end());
+      return all;
+    };
+    const auto known = tuning_.known(tuning_.key(wanted, specs.front()), all_candidates);
+    if (known) specs.insert(specs.begin(), known->spec);
+    if (known) by = known->by;
+    const bool backward = Op::kOperation == Operation::backward;
+    open = !known && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
+  }
+  const Supply from = supply(wanted).serialized();
+  std::unique_ptr<Prefetch> candidates;
+  if (open && tuning_.may_begin(stream)) candidates = prefetch(wanted, specs.front(), from, {});
+  Ready ready = make(wanted, choices, from);
+  ready.open = open;
+  ready.info.chosen_by = ready.specs[Role::attention] == specs.front() ? by : kByPlanner;
+  return ready;
+}
+
+template <class Op>
+Supply DeviceOperation<Op>::supply(const plan::Problem& wanted) const {
+  Supply supply(config_);
+  supply.accept.driver = driver::api().version;
+  supply.command = [this, wanted] { return remedy(wanted, config_, Op::kOperation); };
+  return supply;
+}
+
+template <class Op>
+Ready DeviceOperation<Op>::make(const plan::Problem& wanted, const plan::KernelChoices& choices,
+                                const Supply& from) const {
+  Ready ready;
+  KernelInfo around;  // what the kernels besides the attention kernel took
+  const auto choose = [&](const plan::Alternatives& specs) {
+    return choose_kernel(specs, *store_, from, config_.deterministic);
+  };
+  const auto take = [&](Role role, const ChosenKernel& chosen) {
+    KernelInfo info;
+    ready.specs[role] = chosen.spec;
+    ready.kernels[role] = ready_kernel(chosen, context_, role == Role::attention ? &ready.info : &info);
+    around.compile_ms += info.compile_ms;
+    around.load_ms += info.load_ms;
+  };
+  // What has to be compiled is compiled side by side, but for a thread that may not wait for others.
+  const auto policy = is_impatient() ? std::launch::deferred : std::launch::async;
+  plan::ByRole<std::future<ChosenKernel>> aside;
+  for (const Role role : plan::kAllRoles) {
+    if (role == Role::attention || choices[role].empty()) continue;
+    aside[role] = std::async(policy, [&choose, &specs = choices[role]] { return choose(specs); });
+  }
+  take(Role::attention, choose(choices[Role::attention]));
+  for (const Role role : plan::kAllRoles) {
+    if (aside[role].valid()) take(role, aside[role].get());
+  }
+  const plan::KernelSet companions = plan::companions(wanted, ready.specs);
+  for (const Role role : plan::kAllRoles) {
+    if (companions[role].warps != 0) take(role, choose({companions[role]}));
+  }
+  ready.info.compile_ms += around.compile_ms;
+  ready.info.load_ms += around.load_ms;
+  support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
+  if (const char* const obstacle = Op::detour(wanted, fixed())) {
+    support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
+  }
+  return ready;
+}
+
+template <class Op>
+KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
+  packed_.prepare();
+  if (Op::runs_nothing(shape)) return {};
+  const driver::ContextScope scope(context_.context());
+  const plan::Problem wanted = problem(shape);
+  return get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+}
+
+template <class Op>
+std::size_t DeviceOperation<Op>::workspace_size(const AttentionShape& shape) const {
+  return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
+    return Op::workspace_size(wanted, fixed(), config_.deterministic).bytes;
+  });
+}
+
+template <class Op>
+std::size_t DeviceOperation<Op>::mask_tiles_size(const AttentionShape& shape) const {
+  return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
+    return Op::workspace_size(wanted, fixed(), config_.deterministic).lists;
+  });
+}
+
+/// Starts to get what will compete with the attention kernel `first`.
+template <class Op>
+std::unique_ptr<Prefetch> DeviceOperation<Op>::prefetch(const plan::Problem& wanted, const plan::KernelSpec& first,
+                                                        const Supply& from, const TuneOptions& options) const {
+  return Tuning::prefetch(Op::candidates(wanted, fixed(), first, options.candidates), *store_, from, options);
+}
+
+/// Lets candidates compete with the attention kernel of `known` on scratch memory; the kernels around it are the same.
+template <class Op>
+TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice& choice, const Ready& known,
+                                       Stream stream, const TuneOptions& options) const {
+  plan::Problem measured = tune::representative(wanted, Op::kOperation == Operation::backward);
+  if (Op::choose(measured, fixed()).slot() != choice.slot()) measured = wanted;
+  const Choice measured_choice = Op::choose(measured, fixed());
+  const plan::KernelSpec planned = Op::kernels(wanted, fixed(), config_.deterministic)[Role::attention].front();
+  const Supply from = supply(wanted).serialized();
+  Contest contest;
+  contest.specs = Op::candidates(wanted, fixed(), known.specs[Role::attention], options.candidates);
+  std::vector<Ready> made(contest.specs.size(), known);
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    made[i].specs[Role::attention] = contest.specs[i];
+    contest.workspace = std::max(contest.workspace, Op::workspace(measured, measured_choice, made[i].specs).bytes());
+  }
+  contest.make = [&](std::size_t i) {
+    if (i == 0) return;
+    made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
+  };
+  contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
+    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, on, workspace);
+  };
+  return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);
+}
+
+template <class Op>
+TuneReport DeviceOperation<Op>::tune(const AttentionShape& shape, const TuneOptions& options) const {
+  const plan::Problem wanted = problem(shape);
+  const Choice choice = Op::choose(wanted, fixed());
+  const plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
+  const Supply from = supply(wanted).serialized();
+  const auto candidates = prefetch(wanted, choices[Role::attention].front(), from, options);
+  const Ready ready = make(wanted, choices, from);
+  return decide(wanted, choice, ready, nullptr, options);
+}
+
+template class DeviceOperation<ForwardOperation>;
+template class DeviceOperation<BackwardOperation>;
+
+}  // namespace fa::api

@@ -1,0 +1,75 @@
+#ifndef FA_SRC_API_DEVICE_OPERATION_HPP_
+#define FA_SRC_API_DEVICE_OPERATION_HPP_
+
+#include <cstddef>
+#include <memory>
+
+#include <fa/attention.hpp>
+
+#include "api/build.hpp"
+#include "api/execute.hpp"
+#include "api/held_tiles.hpp"
+#include "api/operations.hpp"
+#include "api/packed.hpp"
+#include "api/ready_table.hpp"
+#include "api/tuning.hpp"
+#include "api/variants.hpp"
+#include "cache/store.hpp"
+#include "driver/driver.hpp"
+
+namespace fa::api {
+
+/// An operation of one Attention on a GPU: finds the kernels of a call, makes them ready the first time, lets others
+/// compete with them, and runs plans. `Op` is ForwardOperation or BackwardOperation. Threads may share it.
+template <class Op>
+class DeviceOperation {
+ public:
+  /// All but `store` outlive it. Throws fa::Error for a kernel override that can never fit.
+  DeviceOperation(const AttentionConfig& config, const Functions& functions, double scale,
+                  const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
+
+  void run(const AttentionShape& shape, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
+           const GivenTiles& tiles, Stream stream, const Workspace& workspace);
+  KernelInfo prepare(const AttentionShape& shape);
+  /// The greatest of what calls of the shape take, and of the part that tile lists are.
+  std::size_t workspace_size(const AttentionShape& shape) const;
+  std::size_t mask_tiles_size(const AttentionShape& shape) const;
+
+  /// A decision for `shape`, whatever is known already.
+  TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
+
+ private:
+  using Choice = typename Op::Choice;
+
+  const plan::Fixed& fixed() const noexcept { return fixed_; }
+  plan::Problem problem(const AttentionShape& shape) const noexcept;
+  const Ready& get(const plan::Problem& wanted, const Choice& choice, Stream stream);
+  Ready first_ready(const plan::Problem& wanted, Stream stream) const;
+  Ready make(const plan::Problem& wanted, const plan::KernelChoices& choices, const Supply& from) const;
+  Supply supply(const plan::Problem& wanted) const;
+  std::unique_ptr<Prefetch> prefetch(const plan::Problem& wanted, const plan::KernelSpec& first, const Supply& from,
+                                     const TuneOptions& options) const;
+  TuneReport decide(const plan::Problem& wanted, const Choice& choice, const Ready& known, Stream stream,
+                    const TuneOptions& options) const;
+  void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
+              const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
+              Stream stream, const Workspace& workspace) const;
+
+  const AttentionConfig& config_;
+  const plan::Fixed fixed_;  ///< by its override
+  const Functions& functions_;
+  double scale_;
+  const driver::ContextRef& context_;
+  std::shared_ptr<cache::Store> store_;
+  DevicePacked& packed_;
+
+  Tuning tuning_;
+  ReadyTable<Ready> ready_;
+};
+
+extern template class DeviceOperation<ForwardOperation>;
+extern template class DeviceOperation<BackwardOperation>;
+
+}  // namespace fa::api
+
+#endif  // FA_SRC_API_DEVICE_OPERATION_HPP_

@@ -1,0 +1,77 @@
+#include "api/host_attention.hpp"
+
+#include <fmt/format.h>
+
+#include "reference/backward.hpp"
+#include "reference/forward.hpp"
+#include "reference/packed.hpp"
+
+namespace fa::api {
+namespace {
+
+reference::DropoutMask dropout_mask(const AttentionConfig& config, const DropoutState& state) noexcept {
+  if (config.dropout == 0) return {};
+  const bool in_memory = state.device != nullptr;
+  return {double{config.dropout}, in_memory ? state.device[0] : state.seed, in_memory ? state.device[1] : state.offset};
+}
+
+reference::VariantArgs variant_args(const AttentionConfig& config, const Functions& functions,
+                                    const VariantCall& variant) {
+  reference::VariantArgs args;
+  if (functions.any()) args.program = &functions.program;
+  args.captures = variant.views();
+  args.sink = variant.sink;
+  args.dsink = variant.dsink;
+  args.window_left = config.window_left;
+  args.window_right = config.window_right;
+  args.chunk = config.chunk;
+  return args;
+}
+
+}  // namespace
+
+template <class Call, class Args>
+void HostAttention::set_common(const Call& call, const VariantCall& variant, Args* args) const {
+  args->q = call.q;
+  args->k = call.k;
+  args->v = call.v;
+  args->o = call.o;
+  args->lse = call.lse;
+  args->scale = scale_;
+  args->causal = config_.causal;
+  args->causal_align = config_.causal_align;
+  args->dropout = dropout_mask(config_, call.dropout);
+  args->variant = variant_args(config_, functions_, variant);
+  args->f64 = config_.host_f64 || config_.dtype == DType::f64;
+  if (config_.varlen) check_lengths(call.sequences, call.shape);
+}
+
+void HostAttention::forward(const ForwardCall& call, const VariantCall& variant) const {
+  reference::ForwardArgs args;
+  set_common(call, variant, &args);
+  if (!config_.varlen) return reference::forward(args);
+  reference::forward(args, call.sequences, config_.zero_padding);
+}
+
+void HostAttention::backward(const BackwardCall& call, const VariantCall& variant) const {
+  reference::BackwardArgs args;
+  set_common(call, variant, &args);
+  args.dout = call.dout;
+  args.dlse = call.dlse;
+  args.dq = call.dq;
+  args.dk = call.dk;
+  args.dv = call.dv;
+  if (!config_.varlen) return reference::backward(args);
+  reference::backward(args, call.sequences, config_.zero_padding);
+}
+
+KernelInfo HostAttention::info(Operation operation) const {
+  const char* const name = operation == Operation::backward ? "backward" : "forward";
+  KernelInfo info;
+  info.name = fmt::format("fa_reference_{}", name);
+  info.spec = fmt::format("reference_{} dtype={} f64={:d}", name, to_string(config_.dtype), config_.host_f64);
+  info.origin = "host";
+  return info;
+}
+
+}  // namespace fa::api

@@ -1,0 +1,211 @@
+#include "plan/call_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "plan/backward_launch.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/early_start.hpp"
+#include "plan/mask_tiles.hpp"
+#include "support/text.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+// Persistent kernels count tiles in an int, up to a round past the last one.
+constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Makes `object` anew, in its place.
+template <class T, class Make>
+void remake(T& object, const Make& make) {
+  ::new (static_cast<void*>(&object)) T(make());
+}
+
+template <class T>
+T* at_section(const SectionAddresses& at, Section section) noexcept {
+  return reinterpret_cast<T*>(at[static_cast<std::size_t>(section)]);
+}
+
+void bind_lists(std::byte* memory, std::size_t classes, kernel::VariantParams& variant,
+                kernel::MaskTilesParams& lists) noexcept {
+  lists.lists = reinterpret_cast<std::int32_t*>(memory);
+  lists.classes = reinterpret_cast<std::int32_t*>(memory + classes);
+  variant.tile_lists = lists.variant.tile_lists = lists.lists;
+}
+
+}  // namespace
+
+KernelChoices kernel_choices(const Problem& problem, const Fixed& fixed) {
+  const ForwardPlan planned = plan_forward(problem, fixed);
+  KernelChoices choices;
+  choices[Role::attention] = kernels_of(planned).front();
+  if (planned.kernel.split) choices[Role::combine] = {planned.combine};
+  return choices;
+}
+
+KernelChoices backward_kernel_choices(const Problem& problem, const Fixed& fixed, bool deterministic) {
+  const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
+  KernelChoices choices;
+  choices[Role::statistics] = {planned.preprocess};
+  choices[Role::attention] = planned.main;
+  if (planned.main.front().split) choices[Role::reduce] = {planned.reduce};
+  choices[Role::dq] = planned.dq;
+  if (planned.dq.empty()) choices[Role::convert] = {planned.convert};
+  if (planned.main.front().variants.sink) choices[Role::sink] = {planned.sink};
+  return choices;
+}
+
+KernelSet companions(const Problem& problem, const KernelSet& kernels) {
+  KernelSet result;
+  const KernelSpec& attention = kernels[Role::attention];
+  const KernelSpec& dq = kernels[Role::dq];
+  if (attention.affine_reach()) result[Role::norms] = row_norms_spec(attention);
+  if (!needs_tile_lists(problem)) return result;
+  result[Role::tile_lists] = mask_tiles_spec(attention);
+  if (dq.warps != 0) result[Role::dq_tile_lists] = mask_tiles_spec(dq);
+  return result;
+}
+
+std::uint64_t lists_tag(const Problem& problem, const KernelSet& kernels) noexcept {
+  const KernelSpec& dq = kernels[Role::dq];
+  return mix_tag(mask_tiles_tag(problem, kernels[Role::attention]), dq.warps != 0 ? mask_tiles_tag(problem, dq) : 0);
+}
+
+Step* CallPlan::step(Role role) noexcept {
+  const auto found = std::ranges::find(steps(), role, &Step::role);
+  return found == steps().end() ? nullptr : &*found;
+}
+
+void CallPlan::add(Role role, std::int64_t grid, void* params, bool early) {
+  if (grid == 0) return;
+  if (grid > kMaxGrid) {
+    support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
+  }
+  steps_[count_++] = {role, early, grid, params};
+}
+
+void plan_call(const Problem& problem, const Choice& choice, const KernelSet& kernels, const ForwardTensors& tensors,
+               const CallFacts& facts, CallPlan& call) {
+  const KernelSpec& attention = kernels[Role::attention];
+  kernel::Sm90ForwardVariantParams& all = call.forward_params.attention;
+  kernel::ForwardVariantParams& params = all.base;
+  const ForwardGrid grid = forward_params(problem, tensors, facts.scale, choice.splits, attention,
+                                          facts.multiprocessors, facts.packed, params);
+  if (grid.tiles > kMaxTiles) {
+    support::throw_invalid("b * h_q * s_q", grid.tiles, fmt::format("at most {} query tiles", kMaxTiles));
+  }
+  remake(call.workspace, [&] { return forward_workspace(problem, choice, attention); });
+  if (call.workspace.has(Section::tile_lists)) {
+    kernel::MaskTilesParams& lists = call.forward_params.lists;
+    const MaskTilesGrid listing = mask_tiles_params(problem, attention, params.variant, lists);
+    call.classes_ = listing.list_bytes;
+    if (!facts.listed) call.add(Role::tile_lists, listing.grid, &lists);
+  }
+  if (attention.dynamic()) call.cleared = sizeof(*params.next_tile);
+  if (attention.affine_reach()) {
+    call.cleared = call.workspace.bytes(Section::counters);
+    call.add(Role::norms, row_norms_blocks(problem, kernels[Role::norms]), &params);
+  }
+  const bool early = may_start_early(attention);
+  if (attention.kernel().tensor_maps) {
+    remake(call.forward_params.maps, [&] { return sm90_forward_maps(tensors, attention); });
+    call.mapped_ = true;
+    call.add(Role::attention, grid.grid, &all, early);
+  } else {
+    call.add(Role::attention, grid.grid, &params, early);
+  }
+  if (choice.splits > 1) {
+    const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
+    call.add(Role::combine, ceil_div(rows, kernels[Role::combine].warps), &params);
+  }
+}
+
+void plan_call(const Problem& problem, const BackwardChoice& choice, const KernelSet& kernels,
+               const BackwardTensors& tensors, const CallFacts& facts, CallPlan& call) {
+  const KernelSpec& main = kernels[Role::attention];
+  const KernelSpec& dq = kernels[Role::dq];
+  call.backward_ = true;
+  CallPlan::BackwardParams& all = call.backward_params;
+  kernel::BackwardVariantParams& params = all.attention.base;
+  const std::int64_t rows = padded_rows(problem, choice);
+  const BackwardGrids grids =
+      backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps}, rows,
+                      facts.multiprocessors, facts.packed, params, all.dq);
+  remake(call.workspace, [&] { return backward_workspace(problem, choice, backward_needs(problem, main, dq), rows); });
+  // The first is launched in order: for what the caller has queued before it, no kernel waits.
+  const auto add = [&](Role role, std::int64_t grid, void* with) {
+    call.add(role, grid, with, !call.steps().empty() && may_start_early(kernels[role]));
+  };
+  const auto list = [&](Role role, const KernelSpec& of, kernel::VariantParams& variant, kernel::MaskTilesParams& lists,
+                        std::size_t* classes) {
+    const MaskTilesGrid listing = mask_tiles_params(problem, of, variant, lists);
+    *classes = listing.list_bytes;
+    if (!facts.listed) call.add(role, listing.grid, &lists);
+  };
+  add(Role::statistics, grids.preprocess, &params);
+  if (call.workspace.has(Section::tile_lists)) {
+    list(Role::tile_lists, main, params.variant, all.lists, &call.classes_);
+  }
+  if (main.kernel().tensor_maps) {
+    remake(all.maps, [&] { return sm90_backward_maps(tensors, main); });
+    call.mapped_ = true;
+    add(Role::attention, grids.main, &all.attention);
+  } else {
+    add(Role::attention, grids.main, &params);
+  }
+  add(Role::reduce, grids.reduce, &params);
+  if (call.workspace.has(Section::dq_tile_lists)) {
+    list(Role::dq_tile_lists, dq, all.dq.variant, all.dq_lists, &call.dq_classes_);
+  }
+  add(Role::dq, grids.dq, &all.dq);
+  add(Role::convert, grids.convert, &params);
+  add(Role::sink, grids.sink, &params);
+}
+
+void CallPlan::bind(const SectionAddresses& at) noexcept {
+  if (backward_) return bind_backward(at);
+  if (workspace.bytes() != 0) bind_forward(at);
+}
+
+void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
+  kernel::ForwardVariantParams& params = forward_params.attention.base;
+  params.next_tile = at_section<std::int32_t>(at, Section::counters);
+  params.partial_o = at_section<float>(at, Section::partial_o);
+  params.partial_lse = at_section<float>(at, Section::partial_lse);
+  if (step(Role::norms) != nullptr) {
+    params.variant.norms =
+        reinterpret_cast<std::uint32_t*>(at_section<std::byte>(at, Section::counters) + kCounterBytes);
+  }
+  if (!workspace.has(Section::tile_lists)) return;
+  bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, forward_params.lists);
+}
+
+void CallPlan::bind_backward(const SectionAddresses& at) noexcept {
+  const auto bind_params = [&at](kernel::BackwardVariantParams& params) {
+    params.lse_log2 = at_section<float>(at, Section::lse_log2);
+    params.delta = at_section<float>(at, Section::delta);
+    params.dq_accum = at_section<float>(at, Section::dq_accum);
+    params.dq_turns = at_section<std::int32_t>(at, Section::dq_turns);
+    params.partial = at_section<float>(at, Section::partial_dkv);
+  };
+  const bool lists = workspace.has(Section::tile_lists);
+  kernel::BackwardVariantParams& params = backward_params.attention.base;
+  bind_params(params);
+  if (lists) {
+    bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, backward_params.lists);
+  }
+  if (workspace.has(Section::dq_accum)) return;
+  bind_params(backward_params.dq);
+  if (!lists) return;
+  bind_lists(at_section<std::byte>(at, Section::dq_tile_lists), dq_classes_, backward_params.dq.variant,
+             backward_params.dq_lists);
+}
+
+}  // namespace fa::plan

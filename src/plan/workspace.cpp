@@ -1,0 +1,150 @@
+#include "plan/workspace.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include <common/backward_params.cuh>
+
+#include "plan/catalogue.hpp"
+#include "plan/forward_launch.hpp"
+#include "plan/mask_tiles.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+std::size_t bytes_of(std::int64_t words) noexcept {
+  return static_cast<std::size_t>(words) * sizeof(float);
+}
+
+/// Of a counter and norms, whichever of the two a kernel of this choice has; 0 where none has any.
+std::size_t counter_bytes(const Problem& problem, const Choice& choice) noexcept {
+  const std::int64_t heads = may_have_reach(problem, choice) ? problem.b * (problem.h_q + problem.h_kv) : 0;
+  if (heads == 0 && !may_be_dynamic(problem, choice)) return 0;
+  return kCounterBytes + bytes_of(heads);
+}
+
+/// Whether a call has no output element.
+bool is_empty(const Problem& problem) {
+  return problem.b == 0 || problem.h_q == 0 || (problem.varlen ? problem.total_q : problem.s_q) == 0;
+}
+
+}  // namespace
+
+const char* name_of(Section section) noexcept {
+  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",   "delta",
+                                     "dq_accum", "dq_turns",  "partial_dkv", "tile_lists", "dq_tile_lists"};
+  static_assert(kNames.size() == kSections);
+  return kNames[static_cast<std::size_t>(section)];
+}
+
+void WorkspaceLayout::add(Section section, std::size_t bytes, std::size_t alignment) noexcept {
+  const std::size_t offset = (end_ + alignment - 1) & ~(alignment - 1);
+  offsets_[index(section)] = offset;
+  sizes_[index(section)] = bytes;
+  present_ |= 1U << index(section);
+  end_ = offset + bytes;
+}
+
+SectionAddresses WorkspaceLayout::addresses(std::byte* base, std::byte* lists) const noexcept {
+  SectionAddresses result{};
+  const std::size_t first_list = other_bytes();
+  for (unsigned rest = present_; rest != 0; rest &= rest - 1) {
+    const auto i = static_cast<std::size_t>(std::countr_zero(rest));
+    const bool of_lists = i >= index(Section::tile_lists);
+    result[i] = of_lists ? lists + (offsets_[i] - first_list) : base + offsets_[i];
+  }
+  return result;
+}
+
+WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const ForwardNeeds& needs) noexcept {
+  WorkspaceLayout layout;
+  if (needs.counters) {
+    layout.add(Section::counters, counter_bytes(problem, choice));
+    return layout;
+  }
+  if (choice.splits > 1) {
+    const std::int64_t rows = choice.splits * problem.b * problem.h_q * problem.s_q;
+    layout.add(Section::partial_o, bytes_of(rows * problem.d_v));
+    layout.add(Section::partial_lse, bytes_of(rows * 2));
+  }
+  if (needs.lists != 0) layout.add(Section::tile_lists, needs.lists, kAlignment);
+  return layout;
+}
+
+WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const KernelSpec& attention) noexcept {
+  const ForwardNeeds needs{attention.dynamic() || attention.affine_reach(), mask_tiles_bytes(problem, attention)};
+  return forward_workspace(problem, choice, needs);
+}
+
+std::int64_t padded_rows(const Problem& problem, const BackwardChoice& choice) noexcept {
+  // Rows of a dense batch are padded for whole tiles; a packed one has the sequences' groups side by side.
+  const std::int64_t rows_together = problem.varlen ? kernel::kRowGroup : backward_family(choice.family).rows_together;
+  return rows_together *
+         (problem.varlen ? slots(problem.total_q, rows_together, problem.b) : ceil_div(problem.s_q, rows_together));
+}
+
+WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice& choice, const BackwardNeeds& needs,
+                                   std::int64_t padded_rows) noexcept {
+  WorkspaceLayout layout;
+  const auto add = [&layout](Section section, std::int64_t words) {
+    layout.add(section, (bytes_of(words) + kAlignment - 1) / kAlignment * kAlignment);
+  };
+  const std::int64_t rows = (problem.varlen ? 1 : problem.b) * problem.h_q * padded_rows;
+  add(Section::lse_log2, rows);
+  add(Section::delta, rows);
+  if (needs.dq_accum) add(Section::dq_accum, rows * problem.d_qk);
+  if (needs.dq_turns) add(Section::dq_turns, rows / kernel::kRowGroup * kernel::kTurnsPerGroup);
+  if (choice.splits > 1) {
+    add(Section::partial_dkv, choice.splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v));
+  }
+  if (!needs_tile_lists(problem)) return layout;
+  layout.add(Section::tile_lists, needs.lists);
+  if (!needs.dq_accum) layout.add(Section::dq_tile_lists, needs.dq_lists);
+  return layout;
+}
+
+WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice& choice,
+                                   const BackwardNeeds& needs) noexcept {
+  return backward_workspace(problem, choice, needs, padded_rows(problem, choice));
+}
+
+BackwardNeeds backward_needs(const Problem& problem, const KernelSpec& main, const KernelSpec& dq) noexcept {
+  BackwardNeeds needs{main.write_dq, main.ordered_dq()};
+  if (!needs_tile_lists(problem)) return needs;
+  needs.lists = mask_tiles_bytes(problem, main);
+  if (!main.write_dq) needs.dq_lists = mask_tiles_bytes(problem, dq);
+  return needs;
+}
+
+WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed) {
+  if (is_empty(problem)) return {};
+  const Choice choice = choose(problem, fixed);
+  ForwardNeeds needs;
+  if (needs_tile_lists(problem))
+    needs.lists = mask_tiles_bytes(problem, kernels_of(plan_forward(problem, fixed)).front());
+  // Which kernel is taken, a tuner may say.
+  const std::size_t counted = counter_bytes(problem, choice);
+  return {std::max(counted, forward_workspace(problem, choice, needs).bytes()), needs.lists};
+}
+
+WorkspaceSize backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic) {
+  const BackwardChoice choice = choose_backward(problem, fixed);
+  BackwardNeeds needs;
+  needs.dq_turns = deterministic && orders_dq(problem, choice.family);
+  needs.dq_accum = !deterministic || needs.dq_turns;
+  if (needs_tile_lists(problem)) {
+    const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
+    needs.lists = mask_tiles_bytes(problem, planned.main);
+    needs.dq_lists = mask_tiles_bytes(problem, planned.dq);
+  }
+  const WorkspaceLayout layout = backward_workspace(problem, choice, needs);
+  return {layout.bytes(), layout.list_bytes()};
+}
+
+}  // namespace fa::plan

@@ -1,0 +1,253 @@
+#include "plan/call_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <fa/error.hpp>
+#include <string>
+#include <vector>
+
+#include "plan/mask_tiles.hpp"
+
+namespace fa::plan {
+namespace {
+
+std::byte* at(std::uintptr_t address) {
+  return reinterpret_cast<std::byte*>(address);
+}
+
+constexpr std::uintptr_t kBase = std::uintptr_t{1} << 40;
+constexpr std::uintptr_t kLists = std::uintptr_t{1} << 44;
+
+Problem some_problem(std::int64_t s, bool causal = false) {
+  Problem p;
+  p.arch = parse_arch("sm_90a");
+  p.d_qk = p.d_v = 64;
+  p.causal = causal;
+  p.b = 2;
+  p.h_q = p.h_kv = 4;
+  p.s_q = p.s_kv = s;
+  return p;
+}
+
+TensorView view(const Problem& p, std::int64_t heads, std::int64_t s) {
+  return TensorView(static_cast<void*>(at(kBase)), DType::bf16, {p.b, s, heads, 64}).swap_axes(1, 2);
+}
+
+ForwardTensors forward_tensors(const Problem& p) {
+  return {view(p, p.h_q, p.s_q), view(p, p.h_kv, p.s_kv), view(p, p.h_kv, p.s_kv), view(p, p.h_q, p.s_q), {}};
+}
+
+BackwardTensors backward_tensors(const Problem& p) {
+  const TensorView rows = view(p, p.h_q, p.s_q);
+  const TensorView keys = view(p, p.h_kv, p.s_kv);
+  const TensorView lse(static_cast<void*>(at(kBase)), DType::f32, {p.b, p.h_q, p.s_q});
+  return {rows, keys, keys, rows, rows, lse, {}, rows, keys, keys};
+}
+
+/// The first of each.
+KernelSet first_of(const Problem& problem, const KernelChoices& choices) {
+  KernelSet kernels;
+  for (const Role role : kAllRoles) {
+    if (!choices[role].empty()) kernels[role] = choices[role].front();
+  }
+  const KernelSet others = companions(problem, kernels);
+  for (const Role role : kAllRoles) {
+    if (others[role].warps != 0) kernels[role] = others[role];
+  }
+  return kernels;
+}
+
+/// The kernels of the steps, with "+" in front of what may start early.
+std::vector<std::string> text_of(const CallPlan& call, const KernelSet& kernels) {
+  std::vector<std::string> names;
+  for (const Step& step : call.steps()) names.push_back((step.early ? "+" : "") + kernel_name(kernels[step.role]));
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+struct Planned {
+  KernelSet kernels;
+  CallPlan call;
+};
+
+void plan_forward_call(const Problem& p, const Fixed& fixed, bool listed, Planned* planned) {
+  planned->kernels = first_of(p, kernel_choices(p, fixed));
+  plan_call(p, choose(p, fixed), planned->kernels, forward_tensors(p), {0.5, 132, listed, {}}, planned->call);
+}
+
+void plan_backward_call(const Problem& p, const Fixed& fixed, bool deterministic, bool listed, Planned* planned) {
+  planned->kernels = first_of(p, backward_kernel_choices(p, fixed, deterministic));
+  plan_call(p, choose_backward(p, fixed), planned->kernels, backward_tensors(p), {0.5, 132, listed, {}}, planned->call);
+}
+
+TEST(CallPlan, APlainForwardIsOneLaunchWithFourMaps) {
+  const Problem p = some_problem(512);
+  Planned planned;
+  plan_forward_call(p, {}, false, &planned);
+  EXPECT_EQ(text_of(planned.call, planned.kernels), Names{"+fa_sm90_forward"});
+  EXPECT_EQ(planned.call.workspace.bytes(), 0U);
+  EXPECT_EQ(planned.call.cleared, 0U);
+  EXPECT_EQ(planned.call.steps().front().params, &planned.call.forward_params.attention);
+  std::vector<const kernel::TensorMap*> places;
+  planned.call.encode_maps([&](const TensorMapSpec& spec, kernel::TensorMap& place) {
+    EXPECT_EQ(spec.base, at(kBase));
+    places.push_back(&place);
+  });
+  const kernel::Sm90ForwardVariantParams& params = planned.call.forward_params.attention;
+  EXPECT_EQ(places,
+            (std::vector<const kernel::TensorMap*>{&params.map_q, &params.map_k, &params.map_v, &params.map_o}));
+}
+
+TEST(CallPlan, TheSm80FamilyTakesWhatIsBehindTheMaps) {
+  const Problem p = some_problem(512);
+  Planned planned;
+  plan_forward_call(p, {Family::sm80, {{"splits", 2}}}, false, &planned);
+  EXPECT_EQ(text_of(planned.call, planned.kernels), (Names{"fa_sm80_forward", "fa_forward_combine"}));
+  for (const Step& step : planned.call.steps()) {
+    EXPECT_EQ(step.params, &planned.call.forward_params.attention.base);
+  }
+  planned.call.encode_maps([](const TensorMapSpec&, kernel::TensorMap&) { ADD_FAILURE() << "there are none"; });
+  planned.call.bind(planned.call.workspace.addresses(at(kBase), nullptr));
+  const kernel::ForwardVariantParams& params = planned.call.forward_params.attention.base;
+  EXPECT_EQ(params.partial_o, reinterpret_cast<float*>(kBase));
+  EXPECT_EQ(params.partial_lse, params.partial_o + 2 * 2 * 4 * 512 * 64);
+  EXPECT_EQ(params.next_tile, nullptr);
+}
+
+TEST(CallPlan, CountersAndNormsAreClearedInOnePlace) {
+  Problem p = some_problem(8192, true);
+  p.d_qk = p.d_v = 128;
+  Planned counted;
+  counted.kernels = first_of(p, kernel_choices(p, {}));
+  ASSERT_TRUE(counted.kernels[Role::attention].dynamic());
+  plan_forward_call(p, {}, false, &counted);
+  EXPECT_EQ(text_of(counted.call, counted.kernels), Names{"fa_sm90_forward"}) << "in order, behind what is cleared";
+  EXPECT_EQ(counted.call.cleared, sizeof(std::int32_t));
+  counted.call.bind(counted.call.workspace.addresses(at(kBase), nullptr));
+  EXPECT_EQ(counted.call.forward_params.attention.base.next_tile, reinterpret_cast<std::int32_t*>(kBase));
+
+  Variants alibi;
+  alibi.score = "score-a[h]*abs(float(q-kv))";
+  alibi.affine = true;
+  p.variants = &alibi;
+  Planned reaching;
+  plan_forward_call(p, {{"affine_reach", true}}, false, &reaching);
+  EXPECT_EQ(text_of(reaching.call, reaching.kernels), (Names{"fa_row_norms", "fa_sm90_forward"}));
+  EXPECT_EQ(reaching.call.cleared, kCounterBytes + 2 * (4 + 4) * sizeof(float));
+  reaching.call.bind(reaching.call.workspace.addresses(at(kBase), nullptr));
+  EXPECT_EQ(reaching.call.forward_params.attention.base.variant.norms,
+            reinterpret_cast<std::uint32_t*>(kBase + kCounterBytes));
+}
+
+TEST(CallPlan, ABackwardOverlapsBehindItsFirstLaunch) {
+  const Problem p = some_problem(512);
+  Planned planned;
+  plan_backward_call(p, {}, false, false, &planned);
+  EXPECT_EQ(text_of(planned.call, planned.kernels),
+            (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_convert"}));
+  Problem without_rows = p;
+  without_rows.s_q = 0;
+  Planned keys_only;
+  keys_only.kernels = planned.kernels;
+  plan_call(without_rows, {.family = Family::sm90}, planned.kernels, backward_tensors(without_rows),
+            {0.5, 132, false, {}}, keys_only.call);
+  EXPECT_EQ(text_of(keys_only.call, keys_only.kernels), Names{"fa_sm90_backward"}) << "the first is in order";
+}
+
+TEST(CallPlan, ListsAreWrittenInFrontOfWhoReadsThemUnlessTheyAreThere) {
+  Problem p = some_problem(512);
+  Variants mask;
+  mask.mask = "q%3!=kv%3";
+  p.variants = &mask;
+  for (const bool listed : {false, true}) {
+    Planned planned;
+    plan_backward_call(p, {}, true, listed, &planned);
+    Names expected{"fa_backward_preprocess",
+                   planned.kernels[Role::attention].family() == Family::sm90 ? "fa_sm90_backward" : "fa_sm80_backward",
+                   "fa_sm80_backward_dq"};
+    if (!listed) {
+      expected.insert(expected.begin() + 2, "fa_mask_rows");
+      expected.insert(expected.begin() + 1, "fa_mask_keys");
+    }
+    EXPECT_EQ(text_of(planned.call, planned.kernels), expected);
+    // The caller may have memory for lists, which lie one behind the other there, too.
+    const WorkspaceLayout& layout = planned.call.workspace;
+    EXPECT_EQ(layout.other_bytes() + layout.list_bytes(), layout.bytes());
+    planned.call.bind(layout.addresses(at(kBase), at(kLists)));
+    const CallPlan::BackwardParams& params = planned.call.backward_params;
+    EXPECT_EQ(params.attention.base.variant.tile_lists, reinterpret_cast<std::int32_t*>(kLists));
+    EXPECT_EQ(params.lists.lists, params.attention.base.variant.tile_lists);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(params.dq_lists.lists), at(kLists) + layout.bytes(Section::tile_lists));
+    EXPECT_EQ(params.dq.variant.tile_lists, params.dq_lists.lists);
+    EXPECT_EQ(params.attention.base.delta, params.dq.delta);
+    EXPECT_EQ(params.attention.base.dq_accum, nullptr);
+  }
+}
+
+TEST(CallPlan, SectionsFollowEachOtherAndASizeIsEnoughForAll) {
+  for (const bool deterministic : {false, true}) {
+    for (const std::int64_t s : {1, 77, 500, 3000}) {
+      for (const int splits : {0, 3}) {
+        for (const char* expression : {"", "q>kv"}) {
+          Problem p = some_problem(s);
+          Variants mask;
+          mask.mask = expression;
+          if (!mask.mask.empty()) p.variants = &mask;
+          const Fixed fixed{{"splits", splits}};
+          Planned forward;
+          plan_forward_call(p, fixed, false, &forward);
+          Planned backward;
+          plan_backward_call(p, fixed, deterministic, false, &backward);
+          EXPECT_LE(forward.call.workspace.bytes(), forward_workspace_size(p, fixed).bytes);
+          EXPECT_LE(backward.call.workspace.bytes(), backward_workspace_size(p, fixed, deterministic).bytes);
+          for (const WorkspaceLayout* layout : {&forward.call.workspace, &backward.call.workspace}) {
+            std::size_t end = 0;
+            for (std::size_t i = 0; i < kSections; ++i) {
+              const auto section = static_cast<Section>(i);
+              if (!layout->has(section)) continue;
+              EXPECT_GE(layout->offset(section), end) << name_of(section);
+              EXPECT_EQ(layout->offset(section) % sizeof(float), 0U);
+              end = layout->offset(section) + layout->bytes(section);
+            }
+            EXPECT_EQ(end, layout->bytes());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CallPlan, PaddingOfTheLongestRowsDoesNotWrap) {
+  Problem p = some_problem(512);
+  p.b = p.h_q = p.h_kv = 1;
+  p.s_q = (std::int64_t{1} << 31) - 1;
+  Planned planned;
+  plan_backward_call(p, {{"splits", 1}}, false, false, &planned);
+  EXPECT_EQ(planned.call.step(Role::statistics)->grid, std::int64_t{1} << 27);
+  EXPECT_EQ(planned.call.workspace.bytes(Section::delta), std::size_t{4} << 31);
+}
+
+TEST(CallPlan, GridsThatNobodyCountsAreRefused) {
+  Problem p = some_problem(1 << 20);
+  p.b = std::int64_t{1} << 24;
+  Planned planned;
+  try {
+    plan_forward_call(p, {{"splits", 1}}, false, &planned);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.field("argument"), "b * h_q * s_q");
+  }
+  Planned backward;
+  try {
+    plan_backward_call(p, {{"splits", 1}}, false, false, &backward);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.field("argument"), "b * h * s");
+  }
+}
+
+}  // namespace
+}  // namespace fa::plan
