@@ -5,18 +5,15 @@
 #include <ostream>
 #include <utility>
 
-#include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
-#include "plan/early_start.hpp"
-#include "plan/planner.hpp"
+#include "plan/call_plan.hpp"
 
 namespace emulator {
 namespace {
 
 using fa::DType;
 using fa::TensorView;
-using fa::plan::BackwardLaunch;
 using fa::plan::KernelSpec;
 using fa::test::AttentionCase;
 using fa::test::AttentionGradients;
@@ -60,45 +57,7 @@ void copy_values(const HostTensor& from, HostTensor& to) {
   });
 }
 
-void run_kernel(const std::string& name, const KernelSpec& spec, std::int64_t grid, const void* params, Memory& memory,
-                std::uint64_t seed) {
-  if (grid == 0) return;
-  const RegisteredKernel& kernel = registered_kernel(name);
-  LaunchOptions options;
-  options.grid = static_cast<int>(grid);
-  options.threads = kernel.threads;
-  options.shared_bytes = fa::plan::shared_bytes(spec);
-  options.seed = seed;
-  options.cluster = spec.cluster();
-  options.early = fa::plan::may_start_early(spec);
-  options.last_first = spec.ordered_dq();
-  launch(kernel.entry, params, memory, options);
-}
-
-void run_main(const KernelSpec& spec, const std::string& name, const BackwardLaunch& launch,
-              const fa::plan::BackwardTensors& tensors, Memory& memory, std::uint64_t seed) {
-  if (spec.family() != fa::plan::Family::sm90) {
-    run_kernel(name, spec, launch.grids.main, &launch.params, memory, seed);
-    return;
-  }
-  const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, spec);
-  run_kernel(name, spec, launch.grids.main, &params, memory, seed);
-}
-
 }  // namespace
-
-fa::kernel::Sm90BackwardVariantParams sm90_backward_params(const BackwardLaunch& launch,
-                                                           const fa::plan::BackwardTensors& tensors,
-                                                           const KernelSpec& spec) {
-  const fa::plan::Sm90BackwardMaps maps = sm90_backward_maps(tensors, spec);
-  fa::kernel::Sm90BackwardVariantParams params{};
-  params.base = launch.params;
-  encode(params.map_q, maps.q);
-  encode(params.map_k, maps.k);
-  encode(params.map_v, maps.v);
-  encode(params.map_dout, maps.dout);
-  return params;
-}
 
 void PrintTo(const BackwardCase& c, std::ostream* out) {
   constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
@@ -135,6 +94,25 @@ BackwardKernelNames kernels_of(const BackwardCase& c) {
           canonical(backward_helper_spec(main, Op::backward_convert)),    canonical(backward_sink_spec(main))};
 }
 
+PlanKernels plan_kernels(const BackwardSpecs& specs, const fa::plan::Problem& problem,
+                         const BackwardKernelNames& names) {
+  using fa::plan::Op;
+  using fa::plan::Role;
+  PlanKernels kernels;
+  const auto add = [&kernels](Role role, const KernelSpec& spec, const std::string& name) {
+    kernels.specs[role] = spec;
+    kernels.names[role] = name;
+  };
+  add(Role::statistics, backward_helper_spec(specs.main, Op::backward_preprocess), names.preprocess);
+  add(Role::attention, specs.main, names.main);
+  add(Role::reduce, backward_helper_spec(specs.main, Op::backward_reduce), names.reduce);
+  if (!specs.main.write_dq) add(Role::dq, specs.dq, names.dq);
+  add(Role::convert, backward_helper_spec(specs.main, Op::backward_convert), names.convert);
+  add(Role::sink, backward_sink_spec(specs.main), names.sink);
+  add_companions(problem, kernels);
+  return kernels;
+}
+
 AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data, const BackwardKernelNames& kernels,
                                 std::uint64_t seed, VariantResults* extra) {
   const bool aligned = c.specs.main.aligned;
@@ -167,29 +145,11 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   }
 
   const fa::plan::Problem problem = problem_of(c);
-  const bool deterministic = c.deterministic();
-  const fa::plan::BackwardChoice choice{c.specs.main.family(), aligned, c.splits};
-  std::byte* workspace =
-      memory.add_output("workspace", fa::plan::backward_workspace(problem, choice, deterministic).bytes);
-  fa::plan::BackwardKernels taken{c.specs.main, c.specs.dq, 1};
-  taken.reduce_warps = backward_helper_spec(c.specs.main, fa::plan::Op::backward_reduce).warps;
-  BackwardLaunch launch = backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
-                                          deterministic, taken, c.blocks, workspace);
-  using fa::plan::Op;
-  const auto helper = [&](Op op) { return backward_helper_spec(c.specs.main, op); };
-  run_kernel(kernels.preprocess, helper(Op::backward_preprocess), launch.grids.preprocess, &launch.params, memory,
-             seed);
-  if (variant) run_mask_tiles(memory, problem, c.specs.main, launch.params.variant, seed);
-  run_main(c.specs.main, kernels.main, launch, tensors, memory, seed);
-  run_kernel(kernels.reduce, helper(Op::backward_reduce), launch.grids.reduce, &launch.params, memory, seed);
-  if (!c.specs.main.write_dq) {
-    if (variant) run_mask_tiles(memory, problem, c.specs.dq, launch.dq_params.variant, seed);
-    run_kernel(kernels.dq, c.specs.dq, launch.grids.dq, &launch.dq_params, memory, seed);
-  }
-  run_kernel(kernels.convert, helper(Op::backward_convert), launch.grids.convert, &launch.params, memory, seed);
-  if (variant && variant->dsink.defined()) {
-    run_kernel(kernels.sink, backward_sink_spec(c.specs.main), launch.grids.sink, &launch.params, memory, seed);
-  }
+  fa::plan::CallPlan call;
+  const PlanKernels all = plan_kernels(c.specs, problem, kernels);
+  plan_call(problem, fa::plan::BackwardChoice{c.specs.main.family(), aligned, c.splits}, all.specs, tensors,
+            {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, {}}, call);
+  run_plan(call, all, memory, seed);
   if (variant && extra != nullptr) {
     for (const fa::expression::CapturedView& captured : variant->views) {
       extra->captures.push_back(floats_of(captured.gradient));

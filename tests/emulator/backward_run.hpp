@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include <sm90/sm90_backward_params.cuh>
-
 #include "emulator/emulator.hpp"
 #include "emulator/placement.hpp"
+#include "emulator/plan_run.hpp"
 #include "plan/backward.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
@@ -53,10 +52,9 @@ struct BackwardKernelNames {
 };
 BackwardKernelNames kernels_of(const BackwardCase& c);
 
-/// Launch parameters of an sm90 main kernel, with variants or without.
-fa::kernel::Sm90BackwardVariantParams sm90_backward_params(const fa::plan::BackwardLaunch& launch,
-                                                           const fa::plan::BackwardTensors& tensors,
-                                                           const fa::plan::KernelSpec& spec);
+/// All kernels of a call; names that are empty are those of the specs.
+PlanKernels plan_kernels(const BackwardSpecs& specs, const fa::plan::Problem& problem,
+                         const BackwardKernelNames& names = {});
 
 /// Gradients of captures, in order, and of sinks.
 struct VariantResults {

@@ -5,11 +5,8 @@
 #include <iosfwd>
 #include <string>
 
-#include <sm90/sm90_forward_params.cuh>
-
 #include "emulator/emulator.hpp"
 #include "emulator/placement.hpp"
-#include "plan/forward_launch.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
 #include "support/variant_case.hpp"
@@ -31,10 +28,6 @@ void PrintTo(const ForwardCase& c, std::ostream* out);
 
 /// Inputs as the case places them: with equal heads when they are broadcast.
 fa::test::AttentionInputs make_inputs(const ForwardCase& c);
-
-/// What an sm90 kernel is launched with; a plain one takes the first part of it.
-fa::kernel::Sm90ForwardVariantParams with_maps(const fa::kernel::ForwardVariantParams& params,
-                                               const fa::plan::Sm90ForwardMaps& maps);
 
 /// What a mutant changes about a run.
 struct ForwardKernels {

@@ -9,10 +9,11 @@
 #include <utility>
 
 #include "emulator/forward_run.hpp"
+#include "emulator/plan_run.hpp"
 #include "emulator/registry.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
-#include "plan/early_start.hpp"
+#include "plan/call_plan.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "reference/packed.hpp"
@@ -23,8 +24,8 @@ namespace {
 using fa::DType;
 using fa::TensorView;
 using fa::plan::KernelSpec;
-using fa::plan::Op;
 using fa::plan::Problem;
+using fa::plan::Role;
 using fa::test::AttentionCase;
 using fa::test::AttentionGradients;
 using fa::test::AttentionInputs;
@@ -142,15 +143,14 @@ class Call {
     return view;
   }
 
-  void run(const KernelSpec& spec, std::int64_t grid, const void* params, const std::string& name = {}) {
+  void run(const KernelSpec& spec, std::int64_t grid, const void* params) {
     if (grid == 0) return;
-    const RegisteredKernel& kernel = registered_kernel(name.empty() ? canonical(spec) : name);
+    const RegisteredKernel& kernel = registered_kernel(canonical(spec));
     LaunchOptions options;
     options.grid = static_cast<int>(grid);
     options.threads = kernel.threads;
     options.shared_bytes = fa::plan::shared_bytes(spec);
     options.seed = c_.schedule;
-    options.early = fa::plan::may_start_early(spec);
     launch(kernel.entry, params, memory_, options);
   }
 
@@ -272,28 +272,16 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, false).tensors();
   const Problem problem = problem_of(spec, c);
-  fa::plan::ForwardLaunch launch = fa::plan::forward_launch(
-      problem, tensors, static_cast<double>(c.attention.softmax_scale()), c.splits, spec, kBlocks, call.variants());
-  const std::int64_t rows = c.attention.b * c.attention.h_q * c.attention.s_q;
-  if (spec.split) {
-    const auto partials = static_cast<std::size_t>(rows * c.splits);
-    launch.params.partial_o = reinterpret_cast<float*>(
-        call.memory().add_output("partial_o", partials * static_cast<std::size_t>(c.attention.d_v) * sizeof(float)));
-    launch.params.partial_lse =
-        reinterpret_cast<float*>(call.memory().add_output("partial_lse", 2 * partials * sizeof(float)));
-  }
-  if (variant) run_mask_tiles(call.memory(), problem, spec, launch.params.variant, 1);
-  if (spec.family() == fa::plan::Family::sm90) {
-    const fa::kernel::Sm90ForwardVariantParams all =
-        with_maps(launch.params, fa::plan::sm90_forward_maps(tensors, spec));
-    call.run(spec, launch.grid, &all, c.main_kernel);
-  } else {
-    call.run(spec, launch.grid, &launch.params, c.main_kernel);
-  }
-  if (spec.split) {
-    const KernelSpec combine = combine_spec(spec);
-    call.run(combine, (rows + combine.warps - 1) / combine.warps, &launch.params);
-  }
+  PlanKernels kernels;
+  kernels.specs[Role::attention] = spec;
+  kernels.specs[Role::combine] = combine_spec(spec);
+  kernels.names[Role::attention] = c.main_kernel;
+  add_companions(problem, kernels);
+  const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa, .family = spec.family(), .splits = c.splits};
+  fa::plan::CallPlan plan;
+  plan_call(problem, choice, kernels.specs, tensors,
+            {static_cast<double>(c.attention.softmax_scale()), kBlocks, false, call.variants()}, plan);
+  run_plan(plan, kernels, call.memory(), c.schedule);
   call.fetch_outputs();
   return outputs;
 }
@@ -301,7 +289,6 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
 AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, const BackwardData& data,
                               VariantResults* extra) {
   const KernelSpec& main = specs.main;
-  const bool deterministic = !main.write_dq || main.ordered_dq();
   AttentionGradients gradients = fa::test::make_gradients(c.attention);
   Call call(main, c);
   fa::plan::BackwardTensors tensors;
@@ -318,28 +305,13 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, true).tensors();
   const Problem problem = problem_of(main, c);
-  const fa::plan::BackwardChoice choice{.family = main.family(), .splits = c.splits};
-  const std::size_t bytes = fa::plan::backward_workspace(problem, choice, deterministic).bytes;
-  std::byte* workspace = call.memory().add_output("workspace", bytes);
-  // With wrong lengths not all that is read was written.
-  if (!c.trust) call.memory().set_flags(workspace, bytes, Memory::kReadable | Memory::kWritable);
-  const fa::plan::BackwardKernels taken{main, specs.dq, backward_helper_spec(main, Op::backward_reduce).warps};
-  fa::plan::BackwardLaunch launch =
-      fa::plan::backward_launch(problem, tensors, static_cast<double>(c.attention.softmax_scale()), choice,
-                                deterministic, taken, 1, workspace, call.variants());
-  call.run(backward_helper_spec(main, Op::backward_preprocess), launch.grids.preprocess, &launch.params);
-  if (variant) run_mask_tiles(call.memory(), problem, main, launch.params.variant, 1);
-  if (main.family() == fa::plan::Family::sm90) {
-    const fa::kernel::Sm90BackwardVariantParams params = sm90_backward_params(launch, tensors, main);
-    call.run(main, c.main_blocks != 0 ? c.main_blocks : launch.grids.main, &params, c.main_kernel);
-  } else {
-    call.run(main, launch.grids.main, &launch.params, c.main_kernel);
-  }
-  call.run(backward_helper_spec(main, Op::backward_reduce), launch.grids.reduce, &launch.params);
-  if (variant && !main.write_dq) run_mask_tiles(call.memory(), problem, specs.dq, launch.dq_params.variant, 1);
-  call.run(specs.dq, launch.grids.dq, &launch.dq_params);
-  call.run(backward_helper_spec(main, Op::backward_convert), launch.grids.convert, &launch.params);
-  if (launch.grids.sink != 0) call.run(backward_sink_spec(main), launch.grids.sink, &launch.params);
+  PlanKernels kernels = plan_kernels(specs, problem);
+  kernels.names[Role::attention] = c.main_kernel;
+  fa::plan::CallPlan plan;
+  plan_call(problem, fa::plan::BackwardChoice{.family = main.family(), .splits = c.splits}, kernels.specs, tensors,
+            {static_cast<double>(c.attention.softmax_scale()), 1, false, call.variants()}, plan);
+  if (c.main_blocks != 0) plan.step(Role::attention)->grid = c.main_blocks;
+  run_plan(plan, kernels, call.memory(), c.schedule, c.trust);  // with wrong lengths not all that is read was written
   call.fetch_outputs();
   if (variant && extra != nullptr) {
     for (const fa::expression::CapturedView& captured : variant->views) {

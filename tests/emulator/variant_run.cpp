@@ -3,10 +3,6 @@
 #include <cstring>
 
 #include "api/problem.hpp"
-#include "emulator/emulator.hpp"
-#include "emulator/registry.hpp"
-#include "plan/mask_tiles.hpp"
-#include "plan/planner.hpp"
 
 namespace emulator {
 
@@ -55,38 +51,6 @@ void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
                                  .total_q = problem.total_q,
                                  .total_kv = problem.total_kv};
   problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
-}
-
-void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
-                    fa::kernel::VariantParams& params, std::uint64_t seed) {
-  const std::size_t bytes = fa::plan::mask_tiles_bytes(problem, attention);
-  if (bytes == 0) return;
-  const RegisteredKernel& kernel = registered_kernel(canonical(fa::plan::mask_tiles_spec(attention)));
-  const fa::plan::MaskTilesLaunch mask =
-      fa::plan::mask_tiles_launch(problem, attention, memory.add_output("tile lists", bytes), &params);
-  LaunchOptions options;
-  options.grid = static_cast<int>(mask.grid);
-  options.threads = kernel.threads;
-  options.shared_bytes = 0;
-  options.seed = seed;
-  launch(kernel.entry, &mask.params, memory, options);
-}
-
-void run_row_norms(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
-                   fa::kernel::ForwardVariantParams& params, std::uint64_t seed) {
-  const fa::plan::KernelSpec spec = fa::plan::row_norms_spec(attention);
-  const RegisteredKernel& kernel = registered_kernel(canonical(spec));
-  const std::vector<std::byte> zeros(static_cast<std::size_t>(problem.b * (problem.h_q + problem.h_kv)) *
-                                     sizeof(std::uint32_t));
-  std::byte* const norms = memory.add_input("norms", zeros);
-  memory.set_flags(norms, zeros.size(), Memory::kReadable | Memory::kWritable);
-  params.variant.norms = reinterpret_cast<std::uint32_t*>(norms);
-  LaunchOptions options;
-  options.grid = static_cast<int>(fa::plan::row_norms_blocks(problem, spec));
-  options.threads = kernel.threads;
-  options.shared_bytes = 0;
-  options.seed = seed;
-  launch(kernel.entry, &params, memory, options);
 }
 
 }  // namespace emulator

@@ -27,15 +27,6 @@ std::vector<float> floats_of(const fa::TensorView& view);
 /// What the case adds to a problem.
 void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c);
 
-/// Writes the tile lists of `attention` into memory of their own, where its mask is a function, and tells `params` of
-/// them.
-void run_mask_tiles(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
-                    fa::kernel::VariantParams& params, std::uint64_t seed);
-
-/// Runs the kernel that looks for norms, and tells `params` where they are.
-void run_row_norms(Memory& memory, const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention,
-                   fa::kernel::ForwardVariantParams& params, std::uint64_t seed);
-
 }  // namespace emulator
 
 #endif  // FA_TESTS_EMULATOR_VARIANT_RUN_HPP_

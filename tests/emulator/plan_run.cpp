@@ -1,0 +1,73 @@
+#include "emulator/plan_run.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "emulator/emulator.hpp"
+#include "emulator/placement.hpp"
+#include "emulator/registry.hpp"
+#include "plan/planner.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::plan::CallPlan;
+using fa::plan::KernelSpec;
+using fa::plan::Section;
+
+/// Zeros in the counter and in the norms, and nothing between the two.
+std::byte* place_counters(const CallPlan& call, Memory& memory) {
+  const std::vector<std::byte> zeros(call.cleared);
+  std::byte* const base = memory.add_input(name_of(Section::counters), zeros);
+  memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
+  if (zeros.size() > sizeof(std::int32_t)) {
+    memory.set_flags(base + sizeof(std::int32_t), fa::plan::kCounterBytes - sizeof(std::int32_t), 0);
+  }
+  return base;
+}
+
+fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, bool trusted) {
+  fa::plan::SectionAddresses at{};
+  for (std::size_t i = 0; i < fa::plan::kSections; ++i) {
+    const auto section = static_cast<Section>(i);
+    if (!call.workspace.has(section)) continue;
+    if (section == Section::counters) {
+      at[i] = place_counters(call, memory);
+      continue;
+    }
+    const std::size_t bytes = call.workspace.bytes(section);
+    at[i] = memory.add_output(name_of(section), bytes);
+    if (!trusted) memory.set_flags(at[i], bytes, Memory::kReadable | Memory::kWritable);
+  }
+  return at;
+}
+
+}  // namespace
+
+void add_companions(const fa::plan::Problem& problem, PlanKernels& kernels) {
+  const fa::plan::KernelSet others = companions(problem, kernels.specs);
+  for (const fa::plan::Role role : fa::plan::kAllRoles) {
+    if (others[role].warps != 0) kernels.specs[role] = others[role];
+  }
+}
+
+void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::uint64_t seed, bool trusted) {
+  call.bind(place_sections(call, memory, trusted));
+  call.encode_maps([](const fa::plan::TensorMapSpec& spec, fa::kernel::TensorMap& map) { encode(map, spec); });
+  for (const fa::plan::Step& step : call.steps()) {
+    const KernelSpec& spec = kernels.specs[step.role];
+    const std::string& name = kernels.names[step.role];
+    const RegisteredKernel& kernel = registered_kernel(name.empty() ? canonical(spec) : name);
+    LaunchOptions options;
+    options.grid = static_cast<int>(step.grid);
+    options.threads = kernel.threads;
+    options.shared_bytes = fa::plan::shared_bytes(spec);
+    options.seed = seed;
+    options.cluster = spec.cluster();
+    options.early = step.early;
+    options.last_first = spec.ordered_dq();
+    launch(kernel.entry, step.params, memory, options);
+  }
+}
+
+}  // namespace emulator

@@ -1,0 +1,28 @@
+#ifndef FA_TESTS_EMULATOR_PLAN_RUN_HPP_
+#define FA_TESTS_EMULATOR_PLAN_RUN_HPP_
+
+#include <cstdint>
+#include <string>
+
+#include "emulator/memory.hpp"
+#include "plan/call_plan.hpp"
+
+namespace emulator {
+
+/// The kernels of a call by the part that they have in it, and the registered names of those that are not their spec's.
+struct PlanKernels {
+  fa::plan::KernelSet specs;
+  fa::plan::ByRole<std::string> names = {};
+};
+
+/// Adds the kernels that find norms and tile lists, where the others need them.
+void add_companions(const fa::plan::Problem& problem, PlanKernels& kernels);
+
+/// Runs what the library would queue. Each section of the workspace is a region of its own; `trusted`: what was not
+/// written must not be read. Throws the first Fault.
+void run_plan(fa::plan::CallPlan& call, const PlanKernels& kernels, Memory& memory, std::uint64_t seed,
+              bool trusted = true);
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_PLAN_RUN_HPP_
