@@ -66,14 +66,44 @@ std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file,
   return text + "\n" + body;
 }
 
-std::string mutated(const Mutation& mutation, std::string text) {
+bool is_space(char c) {
+  return c == ' ' || c == '\n';
+}
+
+/// End of `pattern` at a place of `text`, or npos. Spaces and line ends of the pattern stand for one or more of them.
+std::size_t end_of_match(const std::string& text, std::size_t at, const std::string& pattern) {
+  for (std::size_t i = 0; i < pattern.size();) {
+    if (!is_space(pattern[i])) {
+      if (at == text.size() || text[at++] != pattern[i++]) return std::string::npos;
+      continue;
+    }
+    if (at == text.size() || !is_space(text[at])) return std::string::npos;
+    while (i < pattern.size() && is_space(pattern[i])) ++i;
+    while (at < text.size() && is_space(text[at])) ++at;
+  }
+  return at;
+}
+
+std::string trimmed(const std::string& text) {
+  const std::size_t first = text.find_first_not_of(" \n");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \n") + 1 - first);
+}
+
+std::string mutated(const Mutation& mutation, const std::string& text) {
+  const std::string before = trimmed(mutation.before), after = trimmed(mutation.after);
   int count = 0;
-  for (std::size_t at = text.find(mutation.before); at != std::string::npos;
-       at = text.find(mutation.before, at + mutation.after.size())) {
-    text.replace(at, mutation.before.size(), mutation.after);
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = end_of_match(text, at, before);
+    if (end == std::string::npos) {
+      result += text[at++];
+      continue;
+    }
+    result += after;
+    at = end;
     ++count;
   }
-  if (count == mutation.count) return text;
+  if (count == mutation.count) return result;
   throw std::runtime_error(fmt::format("mutation {}: `{}` occurs {} times in {}, not {}", mutation.name,
                                        mutation.before, count, mutation.header, mutation.count));
 }
@@ -121,7 +151,8 @@ std::string write_mutated_templates(const Mutation& mutation, const fs::path& fo
 /// ones by the linker.
 std::string mutant(const Mutation& mutation, const fs::path& folder) {
   const bool combine = mutation.header == "common/forward_combine.cuh";
-  const Source source = fa::render::render(combine ? emulator::combine_spec(mutation.spec) : mutation.spec);
+  const Source source =
+      fa::render::render(combine ? emulator::combine_spec(mutation.subject.spec) : mutation.subject.spec);
   const fs::path own = folder / mutation.name;
   return write_mutated_templates(mutation, own) +
          fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +

@@ -15,17 +15,13 @@ namespace emulator {
 /// What else a causal backward mutant is given: NaN in a row that keeps no key, or in a key that no row keeps.
 enum class Spoilt { nothing, row, key };
 
-/// A deliberate mistake in the kernel text, and the faults that may name it. The generator writes the changed header
-/// and fails when `before` does not occur exactly `count` times, so a mutation cannot silently stop applying.
-struct Mutation {
-  std::string name;    ///< an identifier
-  std::string header;  ///< "sm80/sm80_forward.cuh"
-  std::string before;
-  std::string after;
-  int count = 1;
+/// A kernel to put a mistake into, and what it is given.
+struct Subject {
+  Subject(fa::plan::KernelSpec of);             // NOLINT(google-explicit-constructor): most are kernels alone
+  Subject(const Sm90BackwardVariant& variant);  // NOLINT(google-explicit-constructor)
+
   fa::plan::KernelSpec spec;
-  std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
-  std::string choice = {};     ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
+  std::string choice = {};  ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
   /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
   std::optional<Sm90BackwardVariant> hopper_backward = {};
   float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
@@ -33,10 +29,20 @@ struct Mutation {
   Spoilt spoilt = Spoilt::nothing;
 };
 
-const std::vector<Mutation>& mutations();
+/// A deliberate mistake in the kernel text, and the faults that may name it. The generator writes the changed header
+/// and fails when `before` does not occur exactly `count` times, so a mutation cannot silently stop applying. Spaces
+/// and line ends of `before` stand for any others: text may be indented and wrapped anew.
+struct Mutation {
+  std::string name;  ///< an identifier
+  std::string before;
+  std::string after;
+  Subject subject;
+  std::set<FaultKind> faults;  ///< empty: no rule of the machine is broken, the results are wrong
+  int count = 1;
+  std::string header = {};  ///< "sm80/sm80_forward.cuh", which the list says
+};
 
-/// Those of sm90_backward_pair.cuh, which `mutations` has too.
-std::vector<Mutation> pair_mutations();
+const std::vector<Mutation>& mutations();
 
 bool is_backward(const Mutation& mutation);
 

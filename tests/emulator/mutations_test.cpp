@@ -22,22 +22,22 @@ namespace {
 /// Ragged everywhere, four key tiles, two query tiles (of 32 rows, or two heads in one persistent block).
 ForwardCase case_of(const Mutation& mutation) {
   ForwardCase c;
-  c.spec = mutation.spec;
-  c.attention.dtype = mutation.spec.dtype;
-  c.attention.d_qk = mutation.spec.d_qk;
-  c.attention.d_v = mutation.spec.d_v;
-  c.attention.b = mutation.entries;
-  c.attention.h_kv = mutation.entries;
+  c.spec = mutation.subject.spec;
+  c.attention.dtype = mutation.subject.spec.dtype;
+  c.attention.d_qk = mutation.subject.spec.d_qk;
+  c.attention.d_v = mutation.subject.spec.d_v;
+  c.attention.b = mutation.subject.entries;
+  c.attention.h_kv = mutation.subject.entries;
   c.attention.h_q = 2 * c.attention.h_kv;
   c.attention.s_q = 43;
   c.attention.s_kv = 101;
-  c.splits = mutation.spec.split ? 2 : 1;
+  c.splits = mutation.subject.spec.split ? 2 : 1;
   c.blocks = 1;
-  if (mutation.spec.family() == fa::plan::Family::sm90) c.attention.scale = mutation.scale;
-  if (mutation.choice.empty()) return c;
+  if (mutation.subject.spec.family() == fa::plan::Family::sm90) c.attention.scale = mutation.subject.scale;
+  if (mutation.subject.choice.empty()) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
-  const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.choice, &VariantKernels::choice);
-  c.variant = &cases.try_emplace(mutation.choice, variant_case(*kernels, c.attention)).first->second;
+  const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.subject.choice, &VariantKernels::choice);
+  c.variant = &cases.try_emplace(mutation.subject.choice, variant_case(*kernels, c.attention)).first->second;
   return c;
 }
 
@@ -66,26 +66,26 @@ BackwardCase backward_case_of(const Mutation& mutation) {
   }
   c.splits = c.specs.main.split ? 2 : 1;
   c.attention.causal = c.specs.main.causal;
-  if (mutation.spoilt == Spoilt::row) c.attention.s_kv = c.attention.s_q - kSpoiltRows;
-  if (mutation.spoilt == Spoilt::key) c.attention.causal_align = fa::CausalAlign::top_left;
+  if (mutation.subject.spoilt == Spoilt::row) c.attention.s_kv = c.attention.s_q - kSpoiltRows;
+  if (mutation.subject.spoilt == Spoilt::key) c.attention.causal_align = fa::CausalAlign::top_left;
   return c;
 }
 
 /// The first row of every head, before the first key; or the first key behind the last row.
 BackwardData data_of(const Mutation& mutation, const BackwardCase& c) {
   BackwardData data = make_backward_data(c);
-  if (mutation.spoilt == Spoilt::row) {
+  if (mutation.subject.spoilt == Spoilt::row) {
     fill(data.inputs.q, {0, 1}, std::nan(""));
     fill(data.dout, {0, 1}, std::nan(""));
   }
-  if (mutation.spoilt == Spoilt::key) fill(data.inputs.k, {c.attention.s_q, 1}, std::nan(""));
+  if (mutation.subject.spoilt == Spoilt::key) fill(data.inputs.k, {c.attention.s_q, 1}, std::nan(""));
   return data;
 }
 
 BackwardKernelNames kernels_with(const Mutation& mutation, const BackwardCase& c) {
   using fa::plan::Op;
   BackwardKernelNames kernels = kernels_of(c);
-  const Op op = mutation.spec.op();
+  const Op op = mutation.subject.spec.op();
   (op == Op::backward              ? kernels.main
    : op == Op::backward_dq         ? kernels.dq
    : op == Op::backward_preprocess ? kernels.preprocess
@@ -150,10 +150,10 @@ double worst_of(const fa::test::HostTensor& actual, const fa::test::HostTensor& 
 }
 
 void run_hopper_backward(const Mutation& mutation, bool changed, std::uint64_t seed) {
-  const Sm90BackwardVariant& kernel = *mutation.hopper_backward;
+  const Sm90BackwardVariant& kernel = *mutation.subject.hopper_backward;
   PackedCase c = sm90_backward_case(kernel, 1);  // which has rows of no sequence, NaN
   const fa::test::VariantCase variant = variant_of(kernel, c);
-  if (mutation.spec.variants.any()) c.variant = &variant;
+  if (mutation.subject.spec.variants.any()) c.variant = &variant;
   if (changed) c.main_kernel = "mutant " + mutation.name;
   c.schedule = seed;
   if (kernel.varlen) c.main_blocks = 1;  // which then has many jobs
@@ -175,7 +175,7 @@ void run_hopper_backward(const Mutation& mutation, bool changed, std::uint64_t s
 void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t seed) {
   PackedCase c;
   c.attention = case_of(mutation).attention;
-  c.attention.causal = mutation.spec.causal;
+  c.attention.causal = mutation.subject.spec.causal;
   c.attention.h_q = 4;
   c.attention.h_kv = 2;
   c.sequences = Sequences{{3, 43, 90}, {5, 86, 180}, {}, {}};
@@ -184,7 +184,7 @@ void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t se
   c.schedule = seed;
   if (changed) c.main_kernel = "mutant " + mutation.name;
   const fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
-  const fa::test::AttentionOutputs actual = run_packed(mutation.spec, c, inputs);
+  const fa::test::AttentionOutputs actual = run_packed(mutation.subject.spec, c, inputs);
   const double worst = worst_of(actual.o, expected_of(c, inputs).o, false);
   if (!changed) {
     EXPECT_LT(worst, 0.02);
@@ -196,7 +196,7 @@ void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t se
 
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
-  if (mutation.hopper_backward) {
+  if (mutation.subject.hopper_backward) {
     run_hopper_backward(mutation, changed, seed);
   } else if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
@@ -205,10 +205,10 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
         run_backward(c, data, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
     if (changed) {
       expect_wrong(mutation, c, data, actual);
-    } else if (mutation.spoilt != Spoilt::nothing) {
+    } else if (mutation.subject.spoilt != Spoilt::nothing) {
       expect_right(c, data, actual);
     }
-  } else if (mutation.spec.varlen) {
+  } else if (mutation.subject.spec.varlen) {
     run_packed_forward(mutation, changed, seed);
   } else {
     const ForwardCase c = case_of(mutation);
@@ -241,7 +241,8 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   std::set<std::string> done;
   for (const Mutation& mutation : mutations()) {
-    const std::string name = canonical(mutation.spec) + std::to_string(static_cast<int>(mutation.spoilt));
+    const std::string name =
+        canonical(mutation.subject.spec) + std::to_string(static_cast<int>(mutation.subject.spoilt));
     if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
   }

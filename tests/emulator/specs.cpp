@@ -249,7 +249,7 @@ std::vector<KernelSpec> all_specs() {
   specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
   for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) {
-    if (!is_backward(mutation)) specs.push_back(mutation.spec);
+    if (!is_backward(mutation)) specs.push_back(mutation.subject.spec);
   }
   specs.insert(specs.end(), packed_forward_specs().begin(), packed_forward_specs().end());
   std::set<std::string> seen;
@@ -273,11 +273,11 @@ std::vector<KernelSpec> all_specs() {
     add(pass_for_dq ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
   }
   for (const Mutation& mutation : mutations()) {
-    if (!mutation.hopper_backward) continue;
-    add(mutation.spec);
-    add(backward_helper_spec(mutation.spec, Op::backward_preprocess));
-    add(backward_helper_spec(mutation.spec, Op::backward_convert));
-    if (!mutation.spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(mutation.spec));
+    if (!mutation.subject.hopper_backward) continue;
+    add(mutation.subject.spec);
+    add(backward_helper_spec(mutation.subject.spec, Op::backward_preprocess));
+    add(backward_helper_spec(mutation.subject.spec, Op::backward_convert));
+    if (!mutation.subject.spec.variants.mask.empty()) add(fa::plan::mask_tiles_spec(mutation.subject.spec));
   }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));

@@ -1,0 +1,42 @@
+#ifndef FA_TESTS_EMULATOR_MUTATIONS_PIECES_HPP_
+#define FA_TESTS_EMULATOR_MUTATIONS_PIECES_HPP_
+
+#include <string>
+#include <vector>
+
+#include "emulator/mutations.hpp"
+
+/// Deliberate mistakes, one function for each header of the kernels, in a file for each piece of a kernel.
+namespace emulator {
+
+/// Sets the header of a list.
+std::vector<Mutation> in(const std::string& header, std::vector<Mutation> list);
+
+std::vector<Mutation> shared_tile_mutations();
+std::vector<Mutation> online_softmax_mutations();
+std::vector<Mutation> forward_combine_mutations();
+std::vector<Mutation> dropout_mutations();
+std::vector<Mutation> variant_mutations();
+std::vector<Mutation> affine_reach_mutations();
+std::vector<Mutation> backward_preprocess_mutations();
+std::vector<Mutation> backward_convert_mutations();
+std::vector<Mutation> backward_reduce_mutations();
+std::vector<Mutation> sm80_forward_mutations();
+std::vector<Mutation> sm80_warp_pair_mutations();
+std::vector<Mutation> sm80_mma16_mutations();
+std::vector<Mutation> sm80_tf32x3_mutations();
+std::vector<Mutation> sm80_backward_mutations();
+std::vector<Mutation> sm80_backward_dq_mutations();
+std::vector<Mutation> sm90_forward_mutations();
+std::vector<Mutation> sm90_affine_mutations();
+std::vector<Mutation> sm90_shared_tile_mutations();
+std::vector<Mutation> sm90_softmax_mutations();
+std::vector<Mutation> sm90_backward_mutations();
+std::vector<Mutation> sm90_backward_store_mutations();
+std::vector<Mutation> sm90_backward_variant_mutations();
+std::vector<Mutation> variant_backward_mutations();
+std::vector<Mutation> sm90_backward_pair_mutations();
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_MUTATIONS_PIECES_HPP_
