@@ -7,17 +7,15 @@
 #include <span>
 
 #include <fa/error.hpp>
+#include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
 namespace fa::plan {
 namespace {
 
-constexpr int kWarpgroupRows = 64;
+using sm90::kWarpgroupRows;
+
 constexpr int kMaxConsumers = 4;
-constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
-constexpr int kBarrierBytes = 1024;
-constexpr int kBarrierBytesBesideMasks = 512;
-constexpr int kMasks = 3;  // keep-masks of KV tiles in flight
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
@@ -110,14 +108,23 @@ bool turns_pay(const Problem& problem, const KernelSpec& spec) noexcept {
   return problem.causal || captures || problem.dropout || d <= 64 || d > 128 || consumers(spec) > 2;
 }
 
-/// Whether the warps that draw what is dropped are a warpgroup of their own.
-bool has_drawer_warpgroup(const KernelSpec& spec) {
-  return spec.dropout && spec.d_v <= 128;
-}
-
-/// Keep-masks of [tile_m / 16, 32 lanes], 8 bytes a lane for each 128 keys begun.
-int mask_bytes(const KernelSpec& spec) {
-  return kMasks * (spec.tile_m / 16) * 32 * 8 * ((spec.tile_n + 127) / 128);
+/// What the kernel lays its shared memory and its warps out by.
+sm90::ForwardShape shape_of(const KernelSpec& spec) {
+  const auto& own = spec.as<Sm90Forward>();
+  return {.tile_m = spec.tile_m,
+          .tile_n = spec.tile_n,
+          .d_qk = spec.d_qk,
+          .d_v = spec.d_v,
+          .stages = spec.stages,
+          .q_buffers = own.q_buffers,
+          .pack_gqa = spec.pack_gqa,
+          .split = spec.split,
+          .varlen = spec.varlen,
+          .dropout = spec.dropout,
+          .affine_product = own.affine_product,
+          .dynamic = own.dynamic,
+          .windowed = spec.variants.left_window || spec.variants.chunked,
+          .masked = !spec.variants.mask.empty()};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -128,20 +135,6 @@ bool may_add_affine(const KernelSpec& spec) {
 /// Whether it pays: the step is a smaller part of the product the longer its rows are. With dropout its operands spill.
 bool affine_product_pays(const Problem& problem) noexcept {
   return problem.d_qk >= kAffineProductHeadDim && !problem.dropout;
-}
-
-/// The numbers of a tile's keys, 32 bytes each.
-int affine_bytes(const KernelSpec& spec) {
-  return spec.as<Sm90Forward>().affine_product ? 32 * spec.tile_n : 0;
-}
-
-/// What all draws for a row, and for a column, have in common: 16 bytes a lane of each 32 rows, and of each four keys
-/// for every warp that draws.
-int draws_bytes(const KernelSpec& spec) {
-  if (!spec.dropout || spec.pack_gqa) return 0;
-  const bool looks_aside = spec.varlen || spec.variants.hides_keys();
-  const int warps = has_drawer_warpgroup(spec) ? 4 : looks_aside ? 1 : 2;
-  return 16 * spec.tile_m + 16 * (spec.tile_n / 4) * warps;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const Choice& choice) {
@@ -333,19 +326,11 @@ bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
 }
 
 int sm90_forward_warps(const KernelSpec& spec) noexcept {
-  return 4 * (consumers(spec) + (has_drawer_warpgroup(spec) ? 2 : 1));
+  return shape_of(spec).threads() / 32;
 }
 
 int sm90_forward_shared_bytes(const KernelSpec& spec) {
-  const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
-  const int qk = row_bytes(spec.d_qk);
-  const int v = row_bytes(spec.d_v);
-  const bool stages_o =
-      spec.as<Sm90Forward>().q_buffers == 2 && !spec.pack_gqa && !spec.split;  // O leaves through the place of Q
-  return spec.as<Sm90Forward>().q_buffers * spec.tile_m * (stages_o ? std::max(qk, v) : qk) +
-         spec.stages * spec.tile_n * (qk + v) +
-         (spec.dropout ? kBarrierBytesBesideMasks + mask_bytes(spec) : kBarrierBytes) + affine_bytes(spec) +
-         draws_bytes(spec);
+  return sm90::shared_layout(shape_of(spec)).bytes;
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -360,7 +345,6 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.tile_n < 16 || spec.tile_n > 256 || spec.tile_n % 16 != 0) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
   }
-  // The kernel keeps 256 bytes for its barriers: 4 a stage, 2 a Q buffer.
   if (spec.stages < 2 || spec.stages > 7) return fmt::format("stages = {}: accepted are 2 to 7", spec.stages);
   if (spec.as<Sm90Forward>().q_buffers < 1 || spec.as<Sm90Forward>().q_buffers > 2) {
     return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.as<Sm90Forward>().q_buffers);

@@ -21,6 +21,7 @@
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_affine.cuh>
+#include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_shared_tile.cuh>
@@ -64,12 +65,8 @@ struct Forward {
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  // Other warps draw what is dropped: consumers whose product reads P from registers would draw at half speed. They are
-  // a warpgroup of their own, unless its launch leaves too few registers for the product: then those of the producers
-  // that have nothing to do, with half of the draws for a product.
+  // Other warps draw what is dropped: consumers whose product reads P from registers would draw at half speed.
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to warps that draw");
-  static constexpr bool kDrawerWarpgroup = kDropout && kHeadDimV <= 128;
-  static constexpr int kThreads = (kConsumers + (kDrawerWarpgroup ? 2 : 1)) * kWarpgroup;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kWaves = kVarlen || kLists;
@@ -79,6 +76,25 @@ struct Forward {
   // distance, and steep functions.
   static constexpr bool kAffineProduct = kernel::kAffineProduct<Config>;
   static_assert(!kAffineProduct || kAffine, "only affine functions are a step of the product");
+
+  static constexpr ForwardShape kShape = {.tile_m = kTileM,
+                                          .tile_n = kTileN,
+                                          .d_qk = kHeadDimQk,
+                                          .d_v = kHeadDimV,
+                                          .stages = kStages,
+                                          .q_buffers = kQBuffers,
+                                          .pack_gqa = Config::kPackGqa,
+                                          .split = Config::kSplit,
+                                          .varlen = kVarlen,
+                                          .dropout = kDropout,
+                                          .affine_product = kAffineProduct,
+                                          .dynamic = kernel::kDynamic<Config>,
+                                          .windowed = kTwoSided,
+                                          .masked = Variant::kMask};
+  static constexpr int kThreads = kShape.threads();
+  static constexpr bool kDrawerWarpgroup = kShape.has_dropout_warpgroup();
+  static constexpr bool kEmptyAside = kShape.has_empty_warp();
+
   using KeyNumbers = AffineProduct<T, kTileN>;
   // KV tiles out of such a function's reach are left out.
   static constexpr bool kAffineReach = kernel::kAffineReach<Config>;
@@ -86,8 +102,6 @@ struct Forward {
                     (kAffine && !kVarlen && !kTwoSided && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
                 "the best key of a row is visible, and the rows of a tile are of one head");
   static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
-  // Query tiles that no key is visible to are common, or costly to find: a warp of the producers looks for them.
-  static constexpr bool kEmptyAside = kVarlen || kTwoSided || kLists;
   // Warps pass over the pieces of a tile that causality hides from all of their rows. The test costs more than it saves
   // where few tiles of many are on the diagonal.
   static constexpr bool kPartial = kernel::kSkipsHidden<Config>;
@@ -154,7 +168,7 @@ struct Forward {
     P pairs;  // P before
     P kept;   // what `mask` says, all ones in the halves
   };
-  static constexpr int kDrawerWarps = kDrawerWarpgroup ? 4 : kEmptyAside ? 1 : 2;  // the last of their warpgroup
+  static constexpr int kDrawerWarps = kShape.dropout_warps();  // the last of their warpgroup
 
   struct Nothing {};
   using Dropped = typename kernel::Either<DroppedPairs, Nothing, kDropout>::type;
@@ -181,34 +195,24 @@ struct Forward {
   // then.
   static constexpr bool kFinishAside = kRoomy && kConsumers < 3 && kQBuffers == 2;
 
-  // With two Q buffers O leaves through the place of its own Q, by the copy engine, while the next query tile is under
-  // way; else, and where 16 rows of the tile are not 16 rows of a head, straight from registers.
-  static constexpr bool kStageO = kQBuffers == 2 && !Config::kPackGqa && !Config::kSplit;
-  using OTile = SwizzledTile<kTileM, kHeadDimV>;
-  static constexpr int kQBytes = kStageO && OTile::kBytes > QTile::kBytes ? OTile::kBytes : QTile::kBytes;
+  static constexpr SharedLayout kLayout = shared_layout(kShape);
+  static constexpr int kSharedBytes = kLayout.bytes;
 
-  static constexpr int kKOffset = kQBuffers * kQBytes;
-  static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
-  static constexpr int kBarrierOffset = kVOffset + kStages * VTile::kBytes;
-  static constexpr int kJobOffset = kBarrierOffset + 256;
-  static constexpr int kJobBytes = kVarlen ? 64 : kTwoSided || kLists ? 48 : 32;
-  static constexpr int kListedOffset = kJobOffset + 2 * 64;  // with tile lists: the KV tile of each K buffer
-  static constexpr int kDropoutOffset = kListedOffset + 32;
-  static constexpr int kMaskBarrierOffset = kDropoutOffset + kernel::Dropout::kSharedBytes;
-  static constexpr int kMasks = 3;  // in flight
-  static constexpr int kMaskOffset = kMaskBarrierOffset + 2 * 8 * kMasks;
-  static constexpr int kMaskBytes = kTileM / 16 * kWarpSize * Mask::kBytes;  // [tile_m / 16, 32 lanes]
-  static constexpr int kKeyNumbersOffset = kDropout ? kMaskOffset + kMasks * kMaskBytes : kBarrierOffset + 1024;
-  // What all draws for a row have in common is found in shared memory, and what all for a column of a KV tile have:
-  // [tile_m / 32, 32 lanes], and [tile_n / 4] of each warp that draws.
-  static constexpr bool kStartsRows = kDropout && !Config::kPackGqa;
-  static constexpr int kRowDrawsOffset = kKeyNumbersOffset + (kAffineProduct ? KeyNumbers::kBytes : 0);
-  static constexpr int kRowDrawsBytes = kStartsRows ? kTileM * kernel::PhiloxPart::kBytes : 0;
-  static constexpr int kColumnDrawsOffset = kRowDrawsOffset + kRowDrawsBytes;
-  static constexpr int kColumnDrawsBytes = kTileN / 4 * kernel::PhiloxPart::kBytes;
+  static constexpr bool kStageO = kShape.stages_o();
+  using OTile = SwizzledTile<kTileM, kHeadDimV>;
+  static constexpr bool kStartsRows = kShape.keeps_row_bits();
   static constexpr int kDrawnBlocks = kernel::ceil_div(kTileM / 32, kDrawerWarps);  // of rows, of a warp that draws
   static constexpr int kBlocksTogether = kDrawnBlocks % 2 == 0 ? 2 : 1;
-  static constexpr int kSharedBytes = kColumnDrawsOffset + (kStartsRows ? kDrawerWarps * kColumnDrawsBytes : 0);
+  static_assert(kLayout.k_bytes == KTile::kBytes && kLayout.v_bytes == VTile::kBytes);
+  static_assert(kLayout.q_bytes >= QTile::kBytes && (!kStageO || kLayout.q_bytes >= OTile::kBytes));
+  static_assert(kLayout.work >= kLayout.mbarriers + kMbarrierBytes * kShape.mbarriers(), "the barriers fit");
+  static_assert(kLayout.listed >= kLayout.work + kQBuffers * kLayout.work_bytes);
+  static_assert(kLayout.seed >= kLayout.listed + 4 * kStages, "a KV tile for each stage");
+  static_assert(kLayout.mask_mbarriers == kLayout.seed + kernel::Dropout::kSharedBytes);
+  static_assert(kLayout.mask_bytes == kTileM / 16 * kWarpSize * Mask::kBytes);
+  static_assert(kLayout.row_bits == kLayout.key_numbers + (kAffineProduct ? KeyNumbers::kBytes : 0));
+  static_assert(kLayout.column_bits == kLayout.row_bits + (kStartsRows ? kTileM * kernel::PhiloxPart::kBytes : 0));
+  static_assert(kLayout.column_bits_bytes == kTileN / 4 * kernel::PhiloxPart::kBytes);
 
   const Params& p;
   const kernel::ForwardParamsOf<Config>& params;
@@ -224,23 +228,23 @@ struct Forward {
         before_rows(kEndsAligned ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
         tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
-  FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kQBytes; }
-  FA_DEVICE uint32_t k_shared(int stage) const { return shared + kKOffset + stage * KTile::kBytes; }
-  FA_DEVICE uint32_t v_shared(int stage) const { return shared + kVOffset + stage * VTile::kBytes; }
+  FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kLayout.q_bytes; }
+  FA_DEVICE uint32_t k_shared(int stage) const { return shared + kLayout.k + stage * KTile::kBytes; }
+  FA_DEVICE uint32_t v_shared(int stage) const { return shared + kLayout.v + stage * VTile::kBytes; }
   // "Full": the copy has landed. "Empty": every warp has read the buffer.
-  FA_DEVICE uint32_t k_full(int stage) const { return shared + kBarrierOffset + 8 * stage; }
+  FA_DEVICE uint32_t k_full(int stage) const { return shared + kLayout.mbarriers + 8 * stage; }
   FA_DEVICE uint32_t k_empty(int stage) const { return k_full(kStages + stage); }
   FA_DEVICE uint32_t v_full(int stage) const { return k_full(2 * kStages + stage); }
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
   FA_DEVICE uint32_t job_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
-  FA_DEVICE uint32_t mask_full(int stage) const { return shared + kMaskBarrierOffset + 8 * stage; }
-  FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMasks + stage); }
-  FA_DEVICE uint32_t dropout_shared() const { return shared + kDropoutOffset; }
+  FA_DEVICE uint32_t mask_full(int stage) const { return shared + kLayout.mask_mbarriers + 8 * stage; }
+  FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMaskBuffers + stage); }
+  FA_DEVICE uint32_t dropout_shared() const { return shared + kLayout.seed; }
   /// A lane's words of the mask for the 16 rows from `row` on.
   FA_DEVICE uint32_t mask_shared(int stage, int row, int lane) const {
-    return shared + kMaskOffset + stage * kMaskBytes + (row * 2 + lane) * Mask::kBytes;
+    return shared + kLayout.masks + stage * kLayout.mask_bytes + (row * 2 + lane) * Mask::kBytes;
   }
 
   FA_DEVICE void run() {
@@ -284,7 +288,7 @@ struct Forward {
     }
     if constexpr (kDropout) {
       FA_UNROLL
-      for (int i = 0; i < kMasks; ++i) {
+      for (int i = 0; i < kMaskBuffers; ++i) {
         ptx::mbarrier_init(mask_full(i), kDrawerWarps);
         ptx::mbarrier_init(mask_empty(i), kReaders);
       }
@@ -294,7 +298,7 @@ struct Forward {
 
   FA_DEVICE void number_keys() const {
     static_assert(kTileN <= kThreads, "one key a thread");
-    if (ptx::thread_index() < kTileN) KeyNumbers::store_key(shared + kKeyNumbersOffset, ptx::thread_index());
+    if (ptx::thread_index() < kTileN) KeyNumbers::store_key(shared + kLayout.key_numbers, ptx::thread_index());
     ptx::fence_proxy_async();  // products read them
   }
 
@@ -414,7 +418,7 @@ struct Forward {
   // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
   // has time.
   static constexpr int kFirstKeyWord = 11;  // of a job
-  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kJobOffset + kJobBytes * buffer; }
+  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kLayout.work + kLayout.work_bytes * buffer; }
 
   FA_DEVICE void post(int buffer, const Query& query) const {
     const auto word = [&](int i, int value) {
@@ -428,7 +432,7 @@ struct Forward {
     word(5, query.range.end);
     word(6, query.kv_head);
     word(7, query.head_in_group);
-    if constexpr (kJobBytes > 32) {
+    if constexpr (kLayout.work_bytes > 32) {
       word(8, query.range.plain_begin);
       word(9, query.range.plain_end);
       word(10, query.range.kept_end);
@@ -592,7 +596,7 @@ struct Forward {
   }
 
   // The KV tile that a K buffer holds, for the consumers.
-  FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kListedOffset + 4 * stage; }
+  FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kLayout.listed + 4 * stage; }
 
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& job) const {
     const ForwardTile& tile = job.tile;
@@ -616,7 +620,7 @@ struct Forward {
   FA_DEVICE void draw_masks() const {
     const int lane = ptx::thread_index() % kWarpSize;
     const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0) - (4 - kDrawerWarps);
-    RingSlot<kMasks> slot;
+    RingSlot<kMaskBuffers> slot;
     RingSlot<kQBuffers> q_slot;
     Cursor cursor;
     while (seek(cursor, q_slot)) {
@@ -753,7 +757,7 @@ struct Forward {
     int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     RingSlot<kStages> k_slot, v_slot;
     RingSlot<kQBuffers> q_slot;
-    RingSlot<kMasks> mask_slot;
+    RingSlot<kMaskBuffers> mask_slot;
     S s;
     P probabilities;
     O o;
@@ -871,8 +875,8 @@ struct Forward {
         }
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
-          if constexpr (kSummed) ptx::settle(softmax.own[r], rescale, shared + kJobOffset);
-          if constexpr (!kSummed) ptx::settle(softmax.sum[r], shared + kJobOffset);
+          if constexpr (kSummed) ptx::settle(softmax.own[r], rescale, shared + kLayout.work);
+          if constexpr (!kSummed) ptx::settle(softmax.sum[r], shared + kLayout.work);
         }
         // One branch in the usual case.
         const bool rare = crosses || (!kExactMax && rescale) || (!kFinishAside && kStageO && staged);
@@ -1092,7 +1096,7 @@ struct Forward {
                                     KTile::k_major(k_shared(stage), 0, step), step != 0);
     }
     if constexpr (kAffineProduct) {
-      SGemm::template registers<false>(s, slopes.operand, KeyNumbers::descriptor(shared + kKeyNumbersOffset), true);
+      SGemm::template registers<false>(s, slopes.operand, KeyNumbers::descriptor(shared + kLayout.key_numbers), true);
     }
     ptx::wgmma_commit();
   }
@@ -1560,7 +1564,7 @@ struct Forward {
     return kernel::PhiloxPart::load(row_draws_shared(row, lane));
   }
   FA_DEVICE uint32_t row_draws_shared(int row, int lane) const {
-    return shared + kRowDrawsOffset + kernel::PhiloxPart::kBytes * (row + lane);
+    return shared + kLayout.row_bits + kernel::PhiloxPart::kBytes * (row + lane);
   }
 
   /// Of KV tile n, for the same warp.
@@ -1578,11 +1582,11 @@ struct Forward {
   /// Whether the first keys of KV tile n are an odd block.
   FA_DEVICE static bool turned(int n) { return kPSteps % 2 != 0 && n % 2 != 0; }
   FA_DEVICE uint32_t column_draws_shared(int warp, int column) const {
-    return shared + kColumnDrawsOffset + kColumnDrawsBytes * warp + kernel::PhiloxPart::kBytes * column;
+    return shared + kLayout.column_bits + kLayout.column_bits_bytes * warp + kernel::PhiloxPart::kBytes * column;
   }
 
   /// What the drawers keep of the accumulators of S.
-  FA_DEVICE Mask take_mask(RingSlot<kMasks>& slot, int warp_row, int lane) const {
+  FA_DEVICE Mask take_mask(RingSlot<kMaskBuffers>& slot, int warp_row, int lane) const {
     ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
     const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
     ptx::sync_warp();  // all lanes have read it before one of them releases the buffer

@@ -3,10 +3,9 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <sm90/sm90_sizes.cuh>
 
 namespace fa::sm90 {
-
-inline constexpr int kWarpgroup = 128;
 
 /// Position in a ring of shared memory buffers, and the parity of the round.
 template <int kCount>

@@ -3,12 +3,11 @@
 
 #include <common/constants.cuh>
 #include <ptx/language.cuh>
+#include <sm90/sm90_sizes.cuh>
 
 namespace fa::sm90 {
 
 using kernel::ceil_div;
-
-inline constexpr int kSlabColumns = 64;  // of 16-bit elements: the 128 bytes that the swizzle spans
 
 /// A [kRows, kColumns] tile of 16-bit elements in shared memory as the copy engine writes it and wgmma reads it: slabs
 /// of 64 columns, each [kRows][64] with the 16-byte chunks of row r exchanged by xor r % 8 (128-byte swizzle). Tiles
@@ -16,7 +15,7 @@ inline constexpr int kSlabColumns = 64;  // of 16-bit elements: the 128 bytes th
 template <int kRows, int kColumns>
 struct SwizzledTile {
   static constexpr int kSlabs = ceil_div(kColumns, kSlabColumns);
-  static constexpr int kRowBytes = 128;  // of a slab
+  static constexpr int kRowBytes = kSlabRowBytes;
   static constexpr int kSlabBytes = kRows * kRowBytes;
   static constexpr int kBytes = kSlabs * kSlabBytes;
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
