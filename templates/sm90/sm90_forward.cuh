@@ -40,7 +40,7 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 /// warp copies tiles into rings of buffers, `kConsumers` warpgroups own 64 query rows each. A warpgroup issues S = Q
 /// K^T of the next KV tile, then O += P V of the current one, and computes the softmax of the former while the latter
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
-/// tiles. With dropout further warps draw what is dropped.
+/// tiles. With dropout further warps make its random bits.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
@@ -62,12 +62,13 @@ struct Forward {
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 16);
   static constexpr int kPSteps = kTileN / 16;
   static constexpr int kPieces = Config::kSoftmaxChunks;
+  static constexpr bool kPingpong = Config::kTakeTurns;
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  // Other warps draw what is dropped: consumers whose product reads P from registers would draw at half speed.
-  static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to warps that draw");
-  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
+  static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
+  static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kWaves = kVarlen || kLists;
   // A row may see keys of a tile, but not the first ones.
@@ -89,59 +90,59 @@ struct Forward {
                                           .dropout = kDropout,
                                           .affine_product = kAffineProduct,
                                           .dynamic = kernel::kDynamic<Config>,
-                                          .windowed = kTwoSided,
+                                          .windowed = kWindowed,
                                           .masked = Variant::kMask};
   static constexpr int kThreads = kShape.threads();
-  static constexpr bool kDrawerWarpgroup = kShape.has_dropout_warpgroup();
-  static constexpr bool kEmptyAside = kShape.has_empty_warp();
+  static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
+  static constexpr bool kEmptyWarp = kShape.has_empty_warp();
 
   using KeyNumbers = AffineProduct<T, kTileN>;
-  // KV tiles out of such a function's reach are left out.
-  static constexpr bool kAffineReach = kernel::kAffineReach<Config>;
-  static_assert(!kAffineReach ||
-                    (kAffine && !kVarlen && !kTwoSided && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
+  // Distance pruning: KV tiles are left out whose keys such a function makes lose.
+  static constexpr bool kDistancePruning = kernel::kAffineReach<Config>;
+  static_assert(!kDistancePruning ||
+                    (kAffine && !kVarlen && !kWindowed && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
                 "the best key of a row is visible, and the rows of a tile are of one head");
-  static constexpr bool kHoles = kTwoSided || Variant::kMask || (Variant::kScore && !kAffine);
-  // Warps pass over the pieces of a tile that causality hides from all of their rows. The test costs more than it saves
+  static constexpr bool kNonContiguous = kWindowed || Variant::kMask || (Variant::kScore && !kAffine);
+  // Warps skip the pieces of a tile that causality hides from all of their rows. The test costs more than it saves
   // where few tiles of many are on the diagonal.
   static constexpr bool kPartial = kernel::kSkipsHidden<Config>;
-  static_assert(!kPartial || (Config::kCausal && !kTwoSided && !Variant::kMask && !kDropout),
+  static_assert(!kPartial || (Config::kCausal && !kWindowed && !Variant::kMask && !kDropout),
                 "pieces are hidden by causality alone");
-  // A warpgroup passes over the KV tiles that causality hides from all of its rows, and over all but one where it has
+  // A warpgroup skips over the KV tiles that causality hides from all of its rows, and over all but one where it has
   // no rows: it lets the others have its turns.
-  static constexpr bool kOwnEnds = kernel::kOwnEnds<Config>;
-  static_assert(!kOwnEnds || (!Config::kSplit && !kTwoSided && !Variant::kMask && !kDropout),
+  static constexpr bool kOwnRanges = kernel::kOwnEnds<Config>;
+  static_assert(!kOwnRanges || (!Config::kSplit && !kWindowed && !Variant::kMask && !kDropout),
                 "tiles are hidden by causality alone");
   // Query tiles that are not full are cheap then. Under causality it is the first one of a head, which sees the fewest
   // keys: whole warps of it have no rows.
-  static constexpr bool kEndsAligned = kOwnEnds && Config::kCausal && !kVarlen && !Config::kPackGqa;
+  static constexpr bool kEndsAligned = kOwnRanges && Config::kCausal && !kVarlen && !Config::kPackGqa;
   // Else the last one. From pair of rounds to pair of rounds it is another block's.
-  static constexpr bool kRotates = kOwnEnds && !Config::kCausal && !kVarlen;
-  // Without turns a warpgroup that passes over KV tiles runs ahead of the others, as far as buffers go. From query tile
-  // to query tile first and last rows are exchanged, so that none stays ahead.
-  static constexpr bool kExchange = kOwnEnds && !Config::kTakeTurns;
+  static constexpr bool kRotates = kOwnRanges && !Config::kCausal && !kVarlen;
+  // Without ping-pong scheduling a warpgroup that skips KV tiles runs ahead of the others, as far as buffers go. From
+  // query tile to query tile first and last rows are exchanged, so that none stays ahead.
+  static constexpr bool kExchange = kOwnRanges && !kPingpong;
   static_assert(!kExchange || kQBuffers == 2, "the Q buffer says which rows are whose");
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
-  static_assert(!kDynamic || (!kVarlen && !kEmptyAside && !kDropout), "rounds are known to all warps there");
-  // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied beside the next
-  // product S.
+  static_assert(!kDynamic || (!kVarlen && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
+  // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
+  // the next product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
   static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
-  static constexpr int kLoneProducerRegisters = kEmptyAside ? 96 : 56;  // beside one consumer
-  static constexpr int kDrawerRegisters = kConsumers == 1     ? 96
-                                          : !kDrawerWarpgroup ? 72
-                                          : kLists            ? 56
-                                          : kHeadDimV <= 96   ? 80
-                                                              : 48;
+  static constexpr int kLoneProducerRegisters = kEmptyWarp ? 96 : 56;  // next to one consumer
+  static constexpr int kDropoutRegisters = kConsumers == 1      ? 96
+                                           : !kDropoutWarpgroup ? 72
+                                           : kLists             ? 56
+                                           : kHeadDimV <= 96    ? 80
+                                                                : 48;
   static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
                                           : kDropout && kLists        ? 40
                                                                       : 32;
-  static constexpr int kProducerRegisters = kDropout && !kDrawerWarpgroup ? kDrawerRegisters : kLoaderRegisters;
-  static constexpr int kOtherRegisters = kProducerRegisters + (kDrawerWarpgroup ? kDrawerRegisters : 0);
+  static constexpr int kProducerRegisters = kDropout && !kDropoutWarpgroup ? kDropoutRegisters : kLoaderRegisters;
+  static constexpr int kOtherRegisters = kProducerRegisters + (kDropoutWarpgroup ? kDropoutRegisters : 0);
   static constexpr int kConsumerRegisters =
       kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
 
@@ -168,7 +169,7 @@ struct Forward {
     P pairs;  // P before
     P kept;   // what `mask` says, all ones in the halves
   };
-  static constexpr int kDrawerWarps = kShape.dropout_warps();  // the last of their warpgroup
+  static constexpr int kDropoutWarps = kShape.dropout_warps();  // the last of their warpgroup
 
   struct Nothing {};
   using Dropped = typename kernel::Either<DroppedPairs, Nothing, kDropout>::type;
@@ -182,27 +183,27 @@ struct Forward {
   // Else sums show where a score has passed the offset of its row.
   static constexpr bool kSummed = !kExactMax;
   using Softmax = typename kernel::Either<SummedSoftmax<kAffine>, ExactSoftmax, kSummed>::type;
-  // Where no key is hidden a function of the score alone is computed beside the exponentials: its approximations and
+  // Where no key is hidden a function of the score alone is overlapped with the exponentials: its approximations and
   // they fill each other's gaps.
-  static constexpr bool kScoreBeside = Variant::kScoreAlone && kSummed && !Variant::kMask && !kTwoSided;
+  static constexpr bool kScoreOverlapped = Variant::kScoreAlone && kSummed && !Variant::kMask && !kWindowed;
 
   static constexpr bool kPlain =
-      !Config::kCausal && !kTwoSided && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
+      !Config::kCausal && !kWindowed && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
   static constexpr int kFreeRegisters = kConsumerRegisters - kFragmentRegisters;
-  static constexpr bool kRoomy = kConsumers != 3 && !kDropout && kFreeRegisters >= (kPlain ? 32 : 33);
+  static constexpr bool kRegistersLeft = kConsumers != 3 && !kDropout && kFreeRegisters >= (kPlain ? 32 : 33);
 
-  // What ends a query tile's rows is done beside the next one's first product. Of more warpgroups others have work
+  // What ends a query tile's rows is overlapped with the next one's first product. Of more warpgroups others have work
   // then.
-  static constexpr bool kFinishAside = kRoomy && kConsumers < 3 && kQBuffers == 2;
+  static constexpr bool kFinishOverlapped = kRegistersLeft && kConsumers < 3 && kQBuffers == 2;
 
   static constexpr SharedLayout kLayout = shared_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;
 
   static constexpr bool kStageO = kShape.stages_o();
   using OTile = SwizzledTile<kTileM, kHeadDimV>;
-  static constexpr bool kStartsRows = kShape.keeps_row_bits();
-  static constexpr int kDrawnBlocks = kernel::ceil_div(kTileM / 32, kDrawerWarps);  // of rows, of a warp that draws
-  static constexpr int kBlocksTogether = kDrawnBlocks % 2 == 0 ? 2 : 1;
+  static constexpr bool kKeepsRowBits = kShape.keeps_row_bits();
+  static constexpr int kRowBlocks = kernel::ceil_div(kTileM / 32, kDropoutWarps);  // of 32 rows, of a dropout RNG warp
+  static constexpr int kBlocksTogether = kRowBlocks % 2 == 0 ? 2 : 1;
   static_assert(kLayout.k_bytes == KTile::kBytes && kLayout.v_bytes == VTile::kBytes);
   static_assert(kLayout.q_bytes >= QTile::kBytes && (!kStageO || kLayout.q_bytes >= OTile::kBytes));
   static_assert(kLayout.work >= kLayout.mbarriers + kMbarrierBytes * kShape.mbarriers(), "the barriers fit");
@@ -211,7 +212,7 @@ struct Forward {
   static_assert(kLayout.mask_mbarriers == kLayout.seed + kernel::Dropout::kSharedBytes);
   static_assert(kLayout.mask_bytes == kTileM / 16 * kWarpSize * Mask::kBytes);
   static_assert(kLayout.row_bits == kLayout.key_numbers + (kAffineProduct ? KeyNumbers::kBytes : 0));
-  static_assert(kLayout.column_bits == kLayout.row_bits + (kStartsRows ? kTileM * kernel::PhiloxPart::kBytes : 0));
+  static_assert(kLayout.column_bits == kLayout.row_bits + (kKeepsRowBits ? kTileM * kernel::PhiloxPart::kBytes : 0));
   static_assert(kLayout.column_bits_bytes == kTileN / 4 * kernel::PhiloxPart::kBytes);
 
   const Params& p;
@@ -238,7 +239,7 @@ struct Forward {
   FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
-  FA_DEVICE uint32_t job_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
+  FA_DEVICE uint32_t work_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
   FA_DEVICE uint32_t mask_full(int stage) const { return shared + kLayout.mask_mbarriers + 8 * stage; }
   FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMaskBuffers + stage); }
   FA_DEVICE uint32_t dropout_shared() const { return shared + kLayout.seed; }
@@ -259,10 +260,10 @@ struct Forward {
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
       produce();
-    } else if (kDrawerWarpgroup && warpgroup > kConsumers) {
-      if constexpr (kDrawerWarpgroup) {
-        ptx::decrease_registers<kDrawerRegisters>();
-        draw_masks();
+    } else if (kDropoutWarpgroup && warpgroup > kConsumers) {
+      if constexpr (kDropoutWarpgroup) {
+        ptx::decrease_registers<kDropoutRegisters>();
+        write_masks();
       }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
@@ -272,7 +273,7 @@ struct Forward {
 
   FA_DEVICE void init_barriers() const {
     constexpr int kReaders = 4 * kConsumers;  // warps
-    constexpr int kReadersOfJobs = kReaders + (kDropout ? kDrawerWarps : 0) + (kDynamic ? 1 : 0);
+    constexpr int kReadersOfWork = kReaders + (kDropout ? kDropoutWarps : 0) + (kDynamic ? 1 : 0);
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(k_full(i), 1);
@@ -283,13 +284,13 @@ struct Forward {
     FA_UNROLL
     for (int i = 0; i < kQBuffers; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), kReadersOfJobs);
-      if constexpr (kDynamic) ptx::mbarrier_init(job_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), kReadersOfWork);
+      if constexpr (kDynamic) ptx::mbarrier_init(work_full(i), 1);
     }
     if constexpr (kDropout) {
       FA_UNROLL
       for (int i = 0; i < kMaskBuffers; ++i) {
-        ptx::mbarrier_init(mask_full(i), kDrawerWarps);
+        ptx::mbarrier_init(mask_full(i), kDropoutWarps);
         ptx::mbarrier_init(mask_empty(i), kReaders);
       }
     }
@@ -313,8 +314,8 @@ struct Forward {
     Sequence sequence;  // of a packed batch
   };
 
-  // Where tiles differ by more than turns even out the grid has several waves of blocks; else blocks stay for all
-  // rounds.
+  // The persistent tile scheduler is static where the order of rounds evens out the tiles: blocks stay for all rounds.
+  // Where tiles differ by more the grid has several waves of blocks.
   FA_DEVICE int wave_size() const { return kWaves ? params.sequences.wave : ptx::block_count(); }
   FA_DEVICE int place_in_wave() const {
     return kWaves ? ptx::block_index() % params.sequences.wave : ptx::block_index();
@@ -369,15 +370,15 @@ struct Forward {
     } else {
       query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
       if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
-      // Of ALiBi the last heads reach farthest: long tiles first.
-      if constexpr (kAffineReach) query.tile.head = params.heads - 1 - query.tile.head;
+      // ALiBi prunes least in the last heads: long tiles first.
+      if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
     }
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
     query.range = visible(query, rows.position(first), rows.position(last));
-    if constexpr (kAffineReach) {
+    if constexpr (kDistancePruning) {
       query.range = kernel::within<kTileN>(
           query.range, kernel::AffineReach<Variant, Config::kCausal>::of(params, query.tile.batch, query.tile.head,
                                                                          first < 0 ? 0 : first, last));
@@ -399,7 +400,7 @@ struct Forward {
   FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
     if constexpr (kLists) {
       return kernel::list_range(tile_list(query.tile), params.splits, query.tile.split);
-    } else if constexpr (kTwoSided) {
+    } else if constexpr (kWindowed) {
       return kernel::variant_range<Config::kCausal, Variant, kTileN>(params, lengths_of(query), first_row, last_row,
                                                                      query.tile.split);
     } else {
@@ -415,14 +416,14 @@ struct Forward {
   /// The KV tile at a place of a tile list.
   FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
 
-  // A query travels from the producer to the consumers beside its Q: the divisions behind it are done by a warp that
-  // has time.
-  static constexpr int kFirstKeyWord = 11;  // of a job
-  FA_DEVICE uint32_t job_shared(int buffer) const { return shared + kLayout.work + kLayout.work_bytes * buffer; }
+  // A query travels from the producer to the consumers as a work descriptor next to its Q: the divisions behind it are
+  // done by a warp that has time.
+  static constexpr int kFirstKeyWord = 11;  // of a work descriptor
+  FA_DEVICE uint32_t work_shared(int buffer) const { return shared + kLayout.work + kLayout.work_bytes * buffer; }
 
   FA_DEVICE void post(int buffer, const Query& query) const {
     const auto word = [&](int i, int value) {
-      ptx::st_shared_b32(job_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
+      ptx::st_shared_b32(work_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
     };
     word(0, query.tile.m_block);
     word(1, query.tile.head);
@@ -446,29 +447,22 @@ struct Forward {
     }
   }
 
-  FA_DEVICE ForwardTile read_tile(int buffer) const {
-    const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
-    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
-    const auto word = [&](int i) { return static_cast<int>(tile.word[i]); };
-    return {word(0), word(1), word(2), word(3)};
-  }
-
-  FA_DEVICE Query read(int buffer) const {
-    const kernel::Chunk tile = ptx::ld_shared_chunk(job_shared(buffer));
-    const kernel::Chunk rest = ptx::ld_shared_chunk(job_shared(buffer) + 16);
+  FA_DEVICE Query read_work(int buffer) const {
+    const kernel::Chunk tile = ptx::ld_shared_chunk(work_shared(buffer));
+    const kernel::Chunk rest = ptx::ld_shared_chunk(work_shared(buffer) + 16);
     const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
     Query query{{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
                 {word(rest, 0), 0, word(rest, 1)},
                 word(rest, 2),
                 word(rest, 3),
                 {}};
-    if constexpr (kTwoSided || kLists) {
-      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 32));
-      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 36));
-      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(job_shared(buffer) + 40));
+    if constexpr (kWindowed || kLists) {
+      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
+      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
+      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
     }
     if constexpr (kVarlen) {
-      const kernel::Chunk of_sequence = ptx::ld_shared_chunk(job_shared(buffer) + 48);
+      const kernel::Chunk of_sequence = ptx::ld_shared_chunk(work_shared(buffer) + 48);
       query.sequence.s_q = word(of_sequence, 0);
       query.sequence.s_kv = word(of_sequence, 1);
       query.sequence.diagonal = word(of_sequence, 2);
@@ -484,7 +478,7 @@ struct Forward {
   static constexpr int kLoadCopies = kWaves ? 1 : 0;
 
   FA_DEVICE void produce() const {
-    if constexpr (kEmptyAside) {
+    if constexpr (kEmptyWarp) {
       const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kVarlen || lane == 0)) produce_q_and_k(lane == 0);
@@ -494,8 +488,8 @@ struct Forward {
       if (ptx::thread_index() == 0) produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) produce_v(true);
     }
-    if constexpr (kDropout && !kDrawerWarpgroup) {
-      if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDrawerWarps) draw_masks();
+    if constexpr (kDropout && !kDropoutWarpgroup) {
+      if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) write_masks();
     }
   }
 
@@ -515,82 +509,82 @@ struct Forward {
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
-        const Query job = query(round);
-        if (leads) load_q_and_k(k_slot, q_slot, job);
+        const Query work = query(round);
+        if (leads) load_q_and_k(k_slot, q_slot, work);
       }
       if (!leads) return;
     }
-    ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the job that was there
+    ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the descriptor that was there
     post(q_slot.index, {});                                        // the end: no KV tile
-    if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(q_slot.index));
+    if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
     ptx::griddepcontrol_launch_dependents();  // the last query tile is left
   }
 
-  FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& job) const {
-    if (job.range.begin >= job.range.end) return;
-    load_k(k_slot, job.range.end - 1, job);
-    load_q(q_slot, job);
+  FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
+    if (work.range.begin >= work.range.end) return;
+    load_k(k_slot, work.range.end - 1, work);
+    load_q(q_slot, work);
     FA_UNROLL_BY(kLoadCopies)
-    for (int n = job.range.end - 2; n >= job.range.begin; --n) load_k(k_slot, n, job);
+    for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work);
   }
 
   FA_DEVICE void produce_v(bool leads) const {
     ptx::prefetch_tensor_map(p.map_v);
     RingSlot<kStages> v_slot;
     if constexpr (kDynamic) {
-      RingSlot<kQBuffers> job_slot;
+      RingSlot<kQBuffers> work_slot;
       while (true) {
-        ptx::mbarrier_wait(job_full(job_slot.index), job_slot.parity);
-        const Query job = read(job_slot.index);
-        ptx::mbarrier_arrive(q_empty(job_slot.index));
-        job_slot.advance();
-        if (job.range.begin >= job.range.end) return;
+        ptx::mbarrier_wait(work_full(work_slot.index), work_slot.parity);
+        const Query work = read_work(work_slot.index);
+        ptx::mbarrier_arrive(q_empty(work_slot.index));
+        work_slot.advance();
+        if (work.range.begin >= work.range.end) return;
         FA_UNROLL_BY(kLoadCopies)
-        for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
       }
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
-        const Query job = query(round);
+        const Query work = query(round);
         if (!leads) continue;
         FA_UNROLL_BY(kLoadCopies)
-        for (int n = job.range.end - 1; n >= job.range.begin; --n) load_v(v_slot, n, job);
+        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
       }
     }
   }
 
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& job) const {
-    if constexpr (kLists) n = listed(job, n);
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work) const {
+    if constexpr (kLists) n = listed(work, n);
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
-    load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, job);
+    load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, work);
     slot.advance();
   }
 
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& job) const {
-    if constexpr (kLists) n = listed(job, n);
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work) const {
+    if constexpr (kLists) n = listed(work, n);
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
-    load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, job);
+    load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, work);
     slot.advance();
   }
 
   /// KV tile n of K or V, [tile_n, d]; zeros behind the last key.
   template <class Tile>
   FA_DEVICE void load_keys(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
-                           const Query& job) const {
+                           const Query& work) const {
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
       if constexpr (kVarlen) {
-        const kernel::Sequence& keys = job.sequence;
+        const kernel::Sequence& keys = work.sequence;
         ptx::tma_load_5d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                         kernel::kBoundedRows - keys.s_kv + n * kTileN, job.kv_head, keys.first_key + keys.s_kv,
+                         kernel::kBoundedRows - keys.s_kv + n * kTileN, work.kv_head, keys.first_key + keys.s_kv,
                          kernel::kBoundedRows);
       } else {
         ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                         n * kTileN, job.kv_head, job.tile.batch);
+                         n * kTileN, work.kv_head, work.tile.batch);
       }
     }
   }
@@ -598,63 +592,63 @@ struct Forward {
   // The KV tile that a K buffer holds, for the consumers.
   FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kLayout.listed + 4 * stage; }
 
-  FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& job) const {
-    const ForwardTile& tile = job.tile;
+  FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {
+    const ForwardTile& tile = work.tile;
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    post(slot.index, job);
-    if constexpr (kDynamic) ptx::mbarrier_arrive(job_full(slot.index));  // for the thread that copies V
+    post(slot.index, work);
+    if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(slot.index));  // for the thread that copies V
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
     int row = Config::kPackGqa ? first_row_of(tile) / params.group : first_row_of(tile);
-    if constexpr (kVarlen) row += job.sequence.first_row;  // rows behind the sequence come along, and are not stored
+    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
       ptx::tma_load_5d(q_shared(slot.index) + slab * QTile::kSlabBytes, p.map_q, q_full(slot.index),
-                       ptx::L2Policy::evict_first, slab * kSlabColumns, job.head_in_group, row, job.kv_head,
+                       ptx::L2Policy::evict_first, slab * kSlabColumns, work.head_in_group, row, work.kv_head,
                        kVarlen ? 0 : tile.batch);
     }
     slot.advance();
   }
 
-  // ---- drawers: with dropout, warps that decide what is kept of each KV tile's P, ahead of the consumers
+  // ---- dropout RNG warps: they decide what is kept of each KV tile's P, ahead of the consumers
 
-  FA_DEVICE void draw_masks() const {
+  FA_DEVICE void write_masks() const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0) - (4 - kDrawerWarps);
+    const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0) - (4 - kDropoutWarps);
     RingSlot<kMaskBuffers> slot;
     RingSlot<kQBuffers> q_slot;
     Cursor cursor;
-    while (seek(cursor, q_slot)) {
-      release(q_empty(q_slot.index), lane);  // of Q they need the job alone
+    while (consume_work(cursor, q_slot)) {
+      release(q_empty(q_slot.index), lane);  // of Q they need the descriptor alone
       q_slot.advance();
       const ForwardTile& tile = cursor.query.tile;
       const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
       const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
       const kernel::PhiloxStream stream = dropout.stream();
-      if constexpr (kStartsRows) {
+      if constexpr (kKeepsRowBits) {
         FA_UNROLL
-        for (int i = 0; i < kDrawnBlocks; ++i) {
-          const int row = drawn_row(warp, i);
-          if (is_drawn(row)) start_row_draws(stream, tile, row, lane);
+        for (int i = 0; i < kRowBlocks; ++i) {
+          const int row = first_row_of_block(warp, i);
+          if (is_in_tile(row)) store_row_bits(stream, tile, row, lane);
         }
       }
       for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
         int n = cursor.n;
         if constexpr (kLists) n = listed(cursor.query, n);
-        if constexpr (kStartsRows) {
-          start_column_draws(stream, warp, n, lane);
+        if constexpr (kKeepsRowBits) {
+          store_column_bits(stream, warp, n, lane);
           ptx::sync_warp();  // the warp's columns are complete
         }
         ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
         FA_UNROLL_BY(1)
-        for (int first = 0; first < kDrawnBlocks; first += kBlocksTogether) {
-          if (!is_drawn(drawn_row(warp, first))) break;
+        for (int first = 0; first < kRowBlocks; first += kBlocksTogether) {
+          if (!is_in_tile(first_row_of_block(warp, first))) break;
           if constexpr (Config::kPackGqa) {
             FA_UNROLL
             for (int i = 0; i < 2 * kBlocksTogether; ++i) {
-              draw_rows(dropout, slot.index, tile, drawn_row(warp, first + i / 2) + 16 * (i % 2), n, lane);
+              write_rows(dropout, slot.index, tile, first_row_of_block(warp, first + i / 2) + 16 * (i % 2), n, lane);
             }
           } else {
-            draw_blocks(dropout, slot.index, first, n, warp, lane);
+            write_blocks(dropout, slot.index, first, n, warp, lane);
           }
         }
         ptx::sync_warp();  // the warp's rows are complete
@@ -665,17 +659,17 @@ struct Forward {
   }
 
   /// The first of a warp's 32 rows, and whether the query tile has them.
-  FA_DEVICE static int drawn_row(int warp, int block) { return 32 * (warp + kDrawerWarps * block); }
-  FA_DEVICE static bool is_drawn(int row) { return kTileM / 32 % kDrawerWarps == 0 || row < kTileM; }
+  FA_DEVICE static int first_row_of_block(int warp, int block) { return 32 * (warp + kDropoutWarps * block); }
+  FA_DEVICE static bool is_in_tile(int row) { return kTileM / 32 % kDropoutWarps == 0 || row < kTileM; }
 
-  /// For a warp's 32 rows of block `first`, and of the next where two are drawn for together.
-  FA_DEVICE void draw_blocks(const kernel::Dropout& dropout, int index, int first, int n, int warp, int lane) const {
+  /// For a warp's 32 rows of block `first`, and of the next where two are done together.
+  FA_DEVICE void write_blocks(const kernel::Dropout& dropout, int index, int first, int n, int warp, int lane) const {
     uint32_t drawn[kBlocksTogether][4 * Mask::kPartWords] = {};
     kernel::PhiloxPart rows[kBlocksTogether];
     FA_UNROLL
-    for (int i = 0; i < kBlocksTogether; ++i) rows[i] = row_draws(drawn_row(warp, first + i), lane);
+    for (int i = 0; i < kBlocksTogether; ++i) rows[i] = row_bits(first_row_of_block(warp, first + i), lane);
     const bool odd = kernel::Dropout::is_odd(lane);
-    const uint32_t columns = column_draws_shared(warp, lane % 4);
+    const uint32_t columns = column_bits_shared(warp, lane % 4);
     const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
     FA_UNROLL
     for (int step = 0; step < Mask::kDrawn; ++step) {
@@ -705,15 +699,15 @@ struct Forward {
       }
       FA_UNROLL
       for (int part = 0; part < 2; ++part) {
-        const int row = drawn_row(warp, first + rows16 / 2) + 16 * (rows16 % 2);
+        const int row = first_row_of_block(warp, first + rows16 / 2) + 16 * (rows16 % 2);
         Mask::store_part(mask_shared(index, row, lane ^ 4 * part), odd, parts[part]);
       }
     }
   }
 
   /// For 16 rows of several query heads.
-  FA_DEVICE void draw_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
-                           int lane) const {
+  FA_DEVICE void write_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
+                            int lane) const {
     uint32_t parts[2][Mask::kPartWords] = {};
     const int first_row = tile.m_block * kTileM + row;
     const Rows rows{params.group, tile.head};
@@ -743,7 +737,7 @@ struct Forward {
   /// The KV tile whose scores are in the making.
   FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
 
-  /// Takes the KV tile's number from beside its K, which has landed.
+  /// Takes the KV tile's number from next to its K, which has landed.
   FA_DEVICE void read_listed(Cursor& cursor, int stage) const {
     if constexpr (kLists) {
       cursor.listed = static_cast<int>(ptx::ld_shared_b32(listed_shared(stage)));
@@ -769,34 +763,35 @@ struct Forward {
     [[maybe_unused]] float factor[2] = {1.f, 1.f};
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
-    if constexpr (!kEmptyAside && (Config::kCausal || Config::kSplit)) {
+    if constexpr (!kEmptyWarp && (Config::kCausal || Config::kSplit)) {
       if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
     }
 
     Cursor ahead;
     Slopes slopes;
-    if (!seek(ahead, q_slot)) return;
-    if (Config::kTakeTurns && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
+    if (!consume_work(ahead, q_slot)) return;
+    if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
 
-    // Once, or with kOwnEnds once for each stretch of query tiles behind KV tiles that are hidden from this warpgroup.
-    for (bool more = true, passes = false; more; passes = true) {
+    // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
+    // warpgroup.
+    for (bool more = true, skips = false; more; skips = true) {
       more = false;
       if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
-      if constexpr (kOwnEnds) {
-        pass_hidden(ahead, consumer, warp_row, k_slot, v_slot, passes, lane);
-        if constexpr (Config::kTakeTurns) await_turn(consumer);
+      if constexpr (kOwnRanges) {
+        skip_hidden(ahead, consumer, warp_row, k_slot, v_slot, skips, lane);
+        if constexpr (kPingpong) await_pingpong(consumer);
       }
       ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
       read_listed(ahead, k_slot.index);
       if constexpr (kTurnsSlopes) turn_slopes(slopes, ahead, warp_row, lane);
-      issue_scores(s, slopes, kOwnEnds ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
-      if constexpr (kOwnEnds && Config::kTakeTurns) give_turn(consumer);
+      issue_scores(s, slopes, kOwnRanges ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
+      if constexpr (kOwnRanges && kPingpong) signal_pingpong(consumer);
       if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
       int limit = first_limit(ahead, warp_row);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       release_k(k_slot, lane);
-      if (kOwnEnds && kStageO && staged) release_staged(q_slot.index, lane);
+      if (kOwnRanges && kStageO && staged) release_staged(q_slot.index, lane);
       staged = false;
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
@@ -818,9 +813,9 @@ struct Forward {
       bool first = true;          // of its KV tiles: O is not yet defined
       float inverse_sum[2];
       while (true) {
-        const bool crosses = ahead.n == ahead.query.range.begin;
-        if (crosses) {
-          if constexpr (!kFinishAside) {
+        const bool spans = ahead.n == ahead.query.range.begin;
+        if (spans) {
+          if constexpr (!kFinishOverlapped) {
             finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
             softmax = Softmax();
           }
@@ -828,10 +823,10 @@ struct Forward {
           if (kStageO && staged) release_staged(q_slot.index, lane);
           staged = false;
           q_slot.advance();
-          if (!seek(ahead, q_slot)) break;
+          if (!consume_work(ahead, q_slot)) break;
           if constexpr (kExchange) warp_row = other_rows(warp_row, consumer);
-          if constexpr (kOwnEnds) {
-            more = own_end(ahead.query, warp_row) < ahead.query.range.end;
+          if constexpr (kOwnRanges) {
+            more = own_range_end(ahead.query, warp_row) < ahead.query.range.end;
             if (more) break;
           }
           if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
@@ -844,22 +839,22 @@ struct Forward {
         ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
         read_listed(ahead, k_slot.index);
         if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
-        if (Config::kTakeTurns) await_turn(consumer);
+        if (kPingpong) await_pingpong(consumer);
         issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
         if constexpr (kExactMax) {
           if (risen) multiply(o, factor);
         }
         ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
         issue_output(o, probabilities, v_slot.index, !first);
-        if (Config::kTakeTurns) give_turn(consumer);
+        if (kPingpong) signal_pingpong(consumer);
         if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
         const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
         limit = first_limit(ahead, warp_row);
-        if (kFinishAside && (crosses || (kStageO && staged))) {  // beside the products
+        if (kFinishOverlapped && (spans || (kStageO && staged))) {  // overlapped with the products
           if (kStageO && staged) release_staged(q_slot.index, lane);
           staged = false;
-          if (crosses) {
-            if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+          if (spans) {
+            if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
             finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
             softmax = Softmax();
           }
@@ -869,8 +864,8 @@ struct Forward {
         ptx::wgmma_tie(s);
         release_k(k_slot, lane);
         const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
-                                                 in_chunks, dropped, crosses);
-        if constexpr (kDropout) {  // here what is kept is known too, beside the product
+                                                 in_chunks, dropped, spans);
+        if constexpr (kDropout) {  // here what is kept is known too, overlapped with the product
           if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
         }
         FA_UNROLL
@@ -879,7 +874,7 @@ struct Forward {
           if constexpr (!kSummed) ptx::settle(softmax.sum[r], shared + kLayout.work);
         }
         // One branch in the usual case.
-        const bool rare = crosses || (!kExactMax && rescale) || (!kFinishAside && kStageO && staged);
+        const bool rare = spans || (!kExactMax && rescale) || (!kFinishOverlapped && kStageO && staged);
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(o);
         release(v_empty(v_slot.index), lane);
@@ -889,11 +884,11 @@ struct Forward {
           if constexpr (kSummed && !kDropout) {
             if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
           }
-          if (!kFinishAside && kStageO && staged) release_staged(q_slot.index, lane);
-          if constexpr (!kFinishAside) staged = false;
-          if (crosses) {
-            // A job still lies beside its Q where that is not yet released: fewer registers over the loop.
-            if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+          if (!kFinishOverlapped && kStageO && staged) release_staged(q_slot.index, lane);
+          if constexpr (!kFinishOverlapped) staged = false;
+          if (spans) {
+            // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
+            if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
             store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
             query = ahead.query;
             first = staged = true;
@@ -903,7 +898,7 @@ struct Forward {
         }
         if constexpr (kSummed) softmax.add_own();
         if constexpr (kExactMax) {
-          risen = rescale && !crosses;
+          risen = rescale && !spans;
           FA_UNROLL
           for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
         }
@@ -915,37 +910,37 @@ struct Forward {
         }
       }
 
-      constexpr bool kPassesTurns = kOwnEnds && Config::kTakeTurns;
-      if (kPassesTurns && more) await_turn(consumer);  // of the first KV tile that is passed over
+      constexpr bool kSkipsInTurn = kOwnRanges && kPingpong;
+      if (kSkipsInTurn && more) await_pingpong(consumer);  // of the first KV tile that is skipped
       ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
       if constexpr (kExactMax) {
         if (risen) multiply(o, factor);
         risen = false;
       }
       issue_output(o, probabilities, v_slot.index, !first);
-      if (kPassesTurns && more) give_turn(consumer);
-      if constexpr (kStageO) query = read(kQBuffers - 1 - q_slot.index);
+      if (kSkipsInTurn && more) signal_pingpong(consumer);
+      if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
       const int stored_row = kExchange && more ? other_rows(warp_row, consumer) : warp_row;
-      if constexpr (kFinishAside) {
+      if constexpr (kFinishOverlapped) {
         finish_rows(softmax, inverse_sum, query, stored_row, lane);
         softmax = Softmax();
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(o);
-      if constexpr (kOwnEnds) {
+      if constexpr (kOwnRanges) {
         release(v_empty(v_slot.index), lane);
         v_slot.advance();
         staged = true;
       }
-      if constexpr (kStageO && Config::kTakeTurns) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no turn follows
+      if constexpr (kStageO && kPingpong) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no ping-pong barrier follows
       store(o, inverse_sum, query, stored_row, lane, q_slot.index);
     }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
   }
 
-  // Consumers feed the tensor cores one after the other, once for each KV tile.
-  FA_DEVICE static void await_turn(int consumer) { ptx::barrier_sync(1 + consumer, 2 * kWarpgroup); }
-  FA_DEVICE static void give_turn(int consumer) {
+  // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.
+  FA_DEVICE static void await_pingpong(int consumer) { ptx::barrier_sync(1 + consumer, 2 * kWarpgroup); }
+  FA_DEVICE static void signal_pingpong(int consumer) {
     ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);
   }
 
@@ -956,7 +951,7 @@ struct Forward {
   }
 
   /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
-  FA_DEVICE int own_end(const Query& query, int warp_row) const {
+  FA_DEVICE int own_range_end(const Query& query, int warp_row) const {
     const Rows rows{params.group, 0};
     const int first = first_row_of(query.tile) + warp_row / 64 * 64;
     const int end = row_count(query);
@@ -966,23 +961,24 @@ struct Forward {
     return tiles_seen > query.range.begin ? tiles_seen : query.range.begin + 1;
   }
 
-  /// Lets KV tiles go that are hidden from this warpgroup, each with its turn; that of the first may be over.
-  FA_DEVICE void pass_hidden(Cursor& cursor, int consumer, int warp_row, RingSlot<kStages>& k_slot,
-                             RingSlot<kStages>& v_slot, bool had_turn, int lane) const {
-    const int end = own_end(cursor.query, warp_row);
+  /// Releases KV tiles that are hidden from this warpgroup, each in its turn of the ping-pong; that of the first may be
+  /// over.
+  FA_DEVICE void skip_hidden(Cursor& cursor, int consumer, int warp_row, RingSlot<kStages>& k_slot,
+                             RingSlot<kStages>& v_slot, bool had_pingpong, int lane) const {
+    const int end = own_range_end(cursor.query, warp_row);
     for (; cursor.n >= end; --cursor.n) {
-      if (Config::kTakeTurns && !had_turn) {
-        await_turn(consumer);
-        give_turn(consumer);
+      if (kPingpong && !had_pingpong) {
+        await_pingpong(consumer);
+        signal_pingpong(consumer);
       }
-      had_turn = false;
-      pass(k_full(k_slot.index), k_empty(k_slot.index), k_slot, lane);
-      pass(v_full(v_slot.index), v_empty(v_slot.index), v_slot, lane);
+      had_pingpong = false;
+      skip(k_full(k_slot.index), k_empty(k_slot.index), k_slot, lane);
+      skip(v_full(v_slot.index), v_empty(v_slot.index), v_slot, lane);
     }
   }
 
   /// A buffer is released after it is filled: else this would count for what was there before.
-  FA_DEVICE void pass(uint32_t full, uint32_t empty, RingSlot<kStages>& slot, int lane) const {
+  FA_DEVICE void skip(uint32_t full, uint32_t empty, RingSlot<kStages>& slot, int lane) const {
     ptx::mbarrier_wait(full, slot.parity);
     ptx::sync_warp();  // all lanes have waited
     release(empty, lane);
@@ -990,9 +986,9 @@ struct Forward {
   }
 
   /// The last KV tile of the next query tile; false at the end.
-  FA_DEVICE bool seek(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
+  FA_DEVICE bool consume_work(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
     ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
-    cursor.query = read(q_slot.index);
+    cursor.query = read_work(q_slot.index);
     ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     cursor.n = cursor.query.range.end - 1;
     return cursor.query.range.begin < cursor.query.range.end;
@@ -1140,10 +1136,10 @@ struct Forward {
   template <bool kBegins>
   FA_DEVICE bool exponentiate(S& s, int& visible, Softmax& softmax, const AffineRows& rows, const Cursor& cursor,
                               int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks,
-                              [[maybe_unused]] Dropped& dropped, [[maybe_unused]] bool crosses) const {
+                              [[maybe_unused]] Dropped& dropped, [[maybe_unused]] bool spans) const {
     float shift[2];
-    if constexpr (kScoreBeside && !kBegins) {
-      if (!crosses && limit >= kTileN && !ptx::vote_any(softmax.may_lack_offset())) {
+    if constexpr (kScoreOverlapped && !kBegins) {
+      if (!spans && limit >= kTileN && !ptx::vote_any(softmax.may_lack_offset())) {
         visible = kPieces;
         shift[0] = shift[1] = 0.f;
         return exponentiate_summed(s, visible, softmax, shift, dropped, [&](int n) { apply_score_to_tile(s, n); });
@@ -1157,8 +1153,8 @@ struct Forward {
     const float scale = softmax_scale_log2();
     if constexpr (kSummed) {
       // Without holes a tile that a row sees any of shows it its first key, and of the tile behind it sees none.
-      const bool may_begin = crosses || limit <= kTileN;
-      if (kBegins || (kHoles ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
+      const bool may_begin = spans || limit <= kTileN;
+      if (kBegins || (kNonContiguous ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
         softmax.take_greatest(s, scale, shift);
       }
       return exponentiate_summed(s, visible, softmax, shift, dropped, [](int) {});
@@ -1174,8 +1170,8 @@ struct Forward {
                                                             [&](int n) { convert_dropped(dropped, s, n); });
   }
 
-  /// P of n8 tile n and what is kept of it, beside the exponentials. Without dropout P is converted in place of what
-  /// the product before still reads.
+  /// P of n8 tile n and what is kept of it, overlapped with the exponentials. Without dropout P is converted in place
+  /// of what the product before still reads.
   FA_DEVICE static void convert_dropped([[maybe_unused]] Dropped& dropped, [[maybe_unused]] const S& s,
                                         [[maybe_unused]] int n) {
     if constexpr (kDropout) {
@@ -1200,7 +1196,7 @@ struct Forward {
     constexpr int kRounds = kDropout ? 2 : 1;
     FA_UNROLL_BY(1)
     for (int round = 0; round < kRounds && softmax.template lost<kDropout>(kLeastLost); ++round) {
-      multiply_again(s, dropped, q_buffer, cursor, warp_row);
+      recompute_scores(s, dropped, q_buffer, cursor, warp_row);
       softmax.rebase(s, softmax_scale_log2(), [&](int n) { convert_dropped(dropped, s, n); });
     }
     softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
@@ -1226,8 +1222,8 @@ struct Forward {
 
   /// The scores of the warp's 16 rows once more, by the warp alone, from Q and from K in memory: its buffer may hold
   /// other keys by now. What is hidden, of which P is 0, stays so.
-  FA_DEVICE void multiply_again(S& s, [[maybe_unused]] const Dropped& dropped, int q_buffer, const Cursor& cursor,
-                                int warp_row) const {
+  FA_DEVICE void recompute_scores(S& s, [[maybe_unused]] const Dropped& dropped, int q_buffer, const Cursor& cursor,
+                                  int warp_row) const {
     const uint32_t q = q_shared(q_buffer) + warp_row * QTile::kRowBytes;
     const int last_key = lengths_of(cursor.query).s_kv - 1 - kv_tile(cursor) * kTileN;
     const T* const keys = first_key(cursor, q_buffer);
@@ -1271,7 +1267,7 @@ struct Forward {
     int64_t key = kv_tile(cursor) * kTileN;
     int64_t before = query.kv_head * params.stride_k_h;
     if constexpr (kVarlen) {
-      key += static_cast<int>(ptx::ld_shared_b32(job_shared(q_buffer) + kFirstKeyWord * 4));
+      key += static_cast<int>(ptx::ld_shared_b32(work_shared(q_buffer) + kFirstKeyWord * 4));
     } else {
       before += query.tile.batch * params.stride_k_b;
     }
@@ -1335,13 +1331,13 @@ struct Forward {
       for (int i = 0; i < kTileN / 2; ++i) s[i] *= scale_sign();
     }
     if constexpr (Variant::kMask && !kLists) apply_mask(s, cursor, warp_row, lane);
-    if constexpr (kLists || kTwoSided) {
+    if constexpr (kLists || kWindowed) {
       if (cursor.n >= cursor.query.range.plain_begin && cursor.n < cursor.query.range.plain_end) return kPieces;
     }
     if constexpr (kLists) {
       if (cursor.n >= cursor.query.range.kept_end) apply_mask(s, cursor, warp_row, lane);
     }
-    if constexpr (kTwoSided) {
+    if constexpr (kWindowed) {
       hide_outside(s, cursor, warp_row, lane);
       return kPieces;
     } else {
@@ -1500,7 +1496,7 @@ struct Forward {
   /// The key of a KV tile from which on causality or the end of the keys hides all from the warp's first row, and so
   /// the first that it hides from any.
   FA_DEVICE int first_limit([[maybe_unused]] const Cursor& cursor, [[maybe_unused]] int warp_row) const {
-    if constexpr (kTwoSided) {
+    if constexpr (kWindowed) {
       return 0;
     } else {
       const Rows rows{params.group, 0};
@@ -1557,35 +1553,35 @@ struct Forward {
   FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f; }
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
-  FA_DEVICE void start_row_draws(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
-    stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_draws_shared(row, lane));
+  FA_DEVICE void store_row_bits(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
+    stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_bits_shared(row, lane));
   }
-  FA_DEVICE kernel::PhiloxPart row_draws(int row, int lane) const {
-    return kernel::PhiloxPart::load(row_draws_shared(row, lane));
+  FA_DEVICE kernel::PhiloxPart row_bits(int row, int lane) const {
+    return kernel::PhiloxPart::load(row_bits_shared(row, lane));
   }
-  FA_DEVICE uint32_t row_draws_shared(int row, int lane) const {
+  FA_DEVICE uint32_t row_bits_shared(int row, int lane) const {
     return shared + kLayout.row_bits + kernel::PhiloxPart::kBytes * (row + lane);
   }
 
   /// Of KV tile n, for the same warp.
-  FA_DEVICE void start_column_draws(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
+  FA_DEVICE void store_column_bits(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
     constexpr int kColumns = kTileN / 4;
     FA_UNROLL
     for (int first = 0; first < kColumns; first += kWarpSize) {
       const int column = first + lane;
       if (kColumns - first >= kWarpSize || column < kColumns) {
-        stream.column(static_cast<uint32_t>(n * kColumns + column)).store(column_draws_shared(warp, column));
+        stream.column(static_cast<uint32_t>(n * kColumns + column)).store(column_bits_shared(warp, column));
       }
     }
   }
   static constexpr int kStepBytes = 4 * kernel::PhiloxPart::kBytes;
   /// Whether the first keys of KV tile n are an odd block.
   FA_DEVICE static bool turned(int n) { return kPSteps % 2 != 0 && n % 2 != 0; }
-  FA_DEVICE uint32_t column_draws_shared(int warp, int column) const {
+  FA_DEVICE uint32_t column_bits_shared(int warp, int column) const {
     return shared + kLayout.column_bits + kLayout.column_bits_bytes * warp + kernel::PhiloxPart::kBytes * column;
   }
 
-  /// What the drawers keep of the accumulators of S.
+  /// What the dropout RNG warps keep of the accumulators of S.
   FA_DEVICE Mask take_mask(RingSlot<kMaskBuffers>& slot, int warp_row, int lane) const {
     ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
     const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
@@ -1694,8 +1690,8 @@ struct Forward {
 
   /// A warp's rows of O through the place of its rows of Q, by the copy engine.
   FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
-    // Every warp of the warpgroup has left Q: with turns, the barrier of this step's turn has said so.
-    if constexpr (!Config::kTakeTurns) ptx::barrier_sync(7 + ptx::thread_index() / kWarpgroup, kWarpgroup);
+    // Every warp of the warpgroup has left Q: with ping-pong scheduling, the barrier of this step has said so.
+    if constexpr (!kPingpong) ptx::barrier_sync(7 + ptx::thread_index() / kWarpgroup, kWarpgroup);
     const int place = ptx::thread_index() % kWarpSize;  // the lane, anew: no address is kept over the loop
     const int row = warp_row + place % 16;
     FA_UNROLL
@@ -1803,9 +1799,9 @@ struct Forward {
   FA_DEVICE void store_empty(int warp_row, int lane) const {
     const Rounds own = rounds();
     for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query job = query(round);
-      if (job.range.begin < job.range.end) continue;
-      store_empty_rows(job, warp_row, lane);
+      const Query work = query(round);
+      if (work.range.begin < work.range.end) continue;
+      store_empty_rows(work, warp_row, lane);
     }
   }
 
@@ -1816,25 +1812,25 @@ struct Forward {
     constexpr int kChunks = kHeadDimV / kColumns;  // of a row
     const Rounds own = rounds();
     for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query job = query(round);
-      if (job.range.begin < job.range.end || !has_rows(job)) continue;
-      const Rows rows{params.group, job.tile.head};
-      const int first = job.tile.m_block * kTileM;
-      const int end = first + kTileM < row_count(job) ? first + kTileM : row_count(job);
+      const Query work = query(round);
+      if (work.range.begin < work.range.end || !has_rows(work)) continue;
+      const Rows rows{params.group, work.tile.head};
+      const int first = work.tile.m_block * kTileM;
+      const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
       FA_UNROLL_BY(1)
       for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
         const int row = first + i / kChunks;
         const int column = i % kChunks * kColumns;
         if constexpr (Config::kSplit) {
-          ptx::st_global_chunk(params.partial_o + partial_row(job.tile, rows, row) * kHeadDimV + column, {});
+          ptx::st_global_chunk(params.partial_o + partial_row(work.tile, rows, row) * kHeadDimV + column, {});
         } else {
-          ptx::st_global_chunk(o_row(job, rows, row) + column, o_without_keys(rows.query_head(row)));
+          ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
         }
         if (column != 0) continue;
         if constexpr (Config::kSplit) {
-          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(job.tile, rows, row));
+          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
         } else if (params.lse != nullptr) {
-          ptx::st_global(lse_row(job, rows, row), lse_without_keys(rows.query_head(row)));
+          ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
         }
       }
     }
@@ -1861,13 +1857,13 @@ struct Forward {
   }
 
   /// O = 0, log-sum-exp = -inf or the sink's logit.
-  FA_DEVICE void store_empty_rows(const Query& job, int warp_row, int lane) const {
+  FA_DEVICE void store_empty_rows(const Query& work, int warp_row, int lane) const {
     Softmax no_keys;
     float inverse_sum[2];
-    finish_rows(no_keys, inverse_sum, job, warp_row, lane);
+    finish_rows(no_keys, inverse_sum, work, warp_row, lane);
     O zeros = {};
     if constexpr (Variant::kSink) multiply(zeros, inverse_sum);  // NaN of a sink
-    store_direct(zeros, job, first_row_of(job.tile) + warp_row, lane);
+    store_direct(zeros, work, first_row_of(work.tile) + warp_row, lane);
   }
 };
 
