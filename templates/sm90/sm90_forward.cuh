@@ -24,6 +24,7 @@
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_ring.cuh>
+#include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
 
@@ -257,10 +258,11 @@ struct Forward {
     }
     ptx::sync_threads();  // the barriers exist for all, and the seed of dropout
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
-    if (warpgroup == 0) {
+    const WarpgroupRole role = role_of(warpgroup);
+    if (role == WarpgroupRole::producer) {
       ptx::decrease_registers<kProducerRegisters>();
       produce();
-    } else if (kDropoutWarpgroup && warpgroup > kConsumers) {
+    } else if (role == WarpgroupRole::dropout_rng) {
       if constexpr (kDropoutWarpgroup) {
         ptx::decrease_registers<kDropoutRegisters>();
         write_masks();
@@ -269,6 +271,11 @@ struct Forward {
       ptx::increase_registers<kConsumerRegisters>();
       consume(warpgroup - 1);
     }
+  }
+
+  FA_DEVICE static WarpgroupRole role_of(int warpgroup) {
+    if (warpgroup == 0) return WarpgroupRole::producer;
+    return kDropoutWarpgroup && warpgroup > kConsumers ? WarpgroupRole::dropout_rng : WarpgroupRole::consumer;
   }
 
   FA_DEVICE void init_barriers() const {
@@ -770,7 +777,7 @@ struct Forward {
     Cursor ahead;
     Slopes slopes;
     if (!consume_work(ahead, q_slot)) return;
-    if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(1, 2 * kWarpgroup);
+    if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
 
     // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
     // warpgroup.
@@ -932,16 +939,20 @@ struct Forward {
         v_slot.advance();
         staged = true;
       }
-      if constexpr (kStageO && kPingpong) ptx::barrier_sync(8 + consumer, kWarpgroup);  // no ping-pong barrier follows
+      if constexpr (kStageO && kPingpong)
+        ptx::barrier_sync(first_of(NamedBarrier::staged_o) + consumer, kWarpgroup);  // no ping-pong barrier follows
       store(o, inverse_sum, query, stored_row, lane, q_slot.index);
     }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
   }
 
   // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.
-  FA_DEVICE static void await_pingpong(int consumer) { ptx::barrier_sync(1 + consumer, 2 * kWarpgroup); }
+  FA_DEVICE static void await_pingpong(int consumer) {
+    ptx::barrier_sync(first_of(NamedBarrier::pingpong) + consumer, 2 * kWarpgroup);
+  }
   FA_DEVICE static void signal_pingpong(int consumer) {
-    ptx::barrier_arrive(1 + (consumer + 1 == kConsumers ? 0 : consumer + 1), 2 * kWarpgroup);
+    ptx::barrier_arrive(first_of(NamedBarrier::pingpong) + (consumer + 1 == kConsumers ? 0 : consumer + 1),
+                        2 * kWarpgroup);
   }
 
   /// The warp's first row in the query tiles before and behind this one.
@@ -1691,7 +1702,8 @@ struct Forward {
   /// A warp's rows of O through the place of its rows of Q, by the copy engine.
   FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
     // Every warp of the warpgroup has left Q: with ping-pong scheduling, the barrier of this step has said so.
-    if constexpr (!kPingpong) ptx::barrier_sync(7 + ptx::thread_index() / kWarpgroup, kWarpgroup);
+    if constexpr (!kPingpong)
+      ptx::barrier_sync(first_of(NamedBarrier::staged_o) - 1 + ptx::thread_index() / kWarpgroup, kWarpgroup);
     const int place = ptx::thread_index() % kWarpSize;  // the lane, anew: no address is kept over the loop
     const int row = warp_row + place % 16;
     FA_UNROLL
