@@ -27,6 +27,7 @@ std::vector<Mutation> all_mutations() {
                            &sm80_tf32x3_mutations,
                            &sm80_backward_mutations,
                            &sm80_backward_dq_mutations,
+                           &sm90_forward_traits_mutations,
                            &sm90_forward_mutations,
                            &sm90_affine_mutations,
                            &sm90_shared_tile_mutations,

@@ -5,6 +5,17 @@
 
 namespace emulator {
 
+std::vector<Mutation> sm90_forward_traits_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_forward_traits.cuh", {
+                                                {"hopper_odd_registers",
+                                                 "kThreads < 4 * kWarpgroup ? 40",
+                                                 "kThreads < 4 * kWarpgroup ? 44",
+                                                 sm90(),
+                                                 {register_pool}},
+                                            });
+}
+
 std::vector<Mutation> sm90_forward_mutations() {
   using enum FaultKind;
   return in(
@@ -67,13 +78,13 @@ std::vector<Mutation> sm90_forward_mutations() {
            "ptx::mbarrier_wait(mask_full(slot.index), slot.parity);",
            "",
            sm90_dropout(),
-           {shared_race, shared_uninitialised}},  // they run ahead by any number of phases
+           {shared_race, shared_uninitialised}},
           {"hopper_mask_released_before_all_lanes_have_read_it",
            "ptx::sync_warp();  // all lanes have read it before one of them releases the buffer\n    "
            "release(mask_empty",
            "release(mask_empty",
            sm90_dropout(),
-           {shared_race}},
+           {shared_race}},  // they run ahead by any number of phases
           {"hopper_mask_announced_before_all_lanes_have_written_it",
            "ptx::sync_warp();  // the warp's rows are complete\n        release(mask_full",
            "release(mask_full",
@@ -248,11 +259,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            sm90(),
            {barrier_misuse, deadlock}},
           {"hopper_registers_not_given_back", "ptx::decrease_registers<kProducerRegisters>();", "", sm90(), {deadlock}},
-          {"hopper_odd_registers",
-           "kThreads < 4 * kWarpgroup ? 40",
-           "kThreads < 4 * kWarpgroup ? 44",
-           sm90(),
-           {register_pool}},
           {"hopper_lse_past_the_end",
            "if (has_row(query, first_row)) ptx::st_global(target, lse[0]);",
            "ptx::st_global(target, lse[0]);",
