@@ -21,11 +21,13 @@
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_affine.cuh>
+#include <sm90/sm90_forward_block.cuh>
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_forward_traits.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
+#include <sm90/sm90_schedule.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
 
@@ -37,12 +39,11 @@ namespace fa::sm90 {
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
 /// tiles. With dropout further warps make its random bits.
 template <class Config>
-struct Forward : ForwardTraits<Config> {
+struct Forward : Schedule<ForwardTraits<Config>> {
   using Traits = ForwardTraits<Config>;
-  using Base = ForwardTraits<Config>;
+  using Base = Schedule<ForwardTraits<Config>>;
   using T = typename Base::T;
   using Variant = typename Base::Variant;
-  using Params = typename Base::Params;
   using KeyNumbers = typename Base::KeyNumbers;
   using QTile = typename Base::QTile;
   using KTile = typename Base::KTile;
@@ -59,47 +60,23 @@ struct Forward : ForwardTraits<Config> {
   using Softmax = typename Base::Softmax;
   using OTile = typename Base::OTile;
   using Query = typename Base::Query;
+  using Cursor = typename Base::Cursor;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kQBuffers, Base::kConsumers,
       Base::kSSteps, Base::kPSteps, Base::kPieces, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kWindowed,
       Base::kLists, Base::kWaves, Base::kAffine, Base::kAffineProduct, Base::kThreads, Base::kDropoutWarpgroup,
-      Base::kEmptyWarp, Base::kDistancePruning, Base::kNonContiguous, Base::kPartial, Base::kOwnRanges,
-      Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kDynamic, Base::kExactMax, Base::kDropoutRegisters,
-      Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed,
-      Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::kKeepsRowBits,
-      Base::kRowBlocks, Base::kBlocksTogether;
+      Base::kEmptyWarp, Base::kNonContiguous, Base::kPartial, Base::kOwnRanges, Base::kExchange, Base::kDynamic,
+      Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
+      Base::kLoadAhead, Base::kSummed, Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
+      Base::kKeepsRowBits, Base::kRowBlocks, Base::kBlocksTogether, Base::p, Base::params, Base::shared, Base::q_shared,
+      Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full,
+      Base::q_empty, Base::work_full, Base::mask_full, Base::mask_empty, Base::dropout_shared, Base::mask_shared,
+      Base::init_barriers, Base::work_shared, Base::listed_shared, Base::release, Base::softmax_scale_log2,
+      Base::scale_sign, Base::row_bits_shared, Base::kStepBytes, Base::column_bits_shared, Base::tiles, Base::rounds,
+      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
+      Base::query_of_round, Base::query_of, Base::listed, Base::kFirstKeyWord, Base::post, Base::read_work,
+      Base::kv_tile, Base::read_listed, Base::consume_work, Base::place;
 
-  const Params& p;
-  const kernel::ForwardParamsOf<Config>& params;
-  const uint32_t shared = ptx::dynamic_shared();
-  const int dense_rows;
-  const int before_rows;  // places in a head's first query tile
-  const int tiles;
-
-  FA_DEVICE explicit Forward(const Params& all)
-      : p(all),
-        params(all.base),
-        dense_rows(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
-        before_rows(kEndsAligned ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
-        tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
-
-  FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kLayout.q_bytes; }
-  FA_DEVICE uint32_t k_shared(int stage) const { return shared + kLayout.k + stage * KTile::kBytes; }
-  FA_DEVICE uint32_t v_shared(int stage) const { return shared + kLayout.v + stage * VTile::kBytes; }
-  // "Full": the copy has landed. "Empty": every warp has read the buffer.
-  FA_DEVICE uint32_t k_full(int stage) const { return shared + kLayout.mbarriers + 8 * stage; }
-  FA_DEVICE uint32_t k_empty(int stage) const { return k_full(kStages + stage); }
-  FA_DEVICE uint32_t v_full(int stage) const { return k_full(2 * kStages + stage); }
-  FA_DEVICE uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
-  FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
-  FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
-  FA_DEVICE uint32_t work_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
-  FA_DEVICE uint32_t mask_full(int stage) const { return shared + kLayout.mask_mbarriers + 8 * stage; }
-  FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMaskBuffers + stage); }
-  FA_DEVICE uint32_t dropout_shared() const { return shared + kLayout.seed; }
-  /// A lane's words of the mask for the 16 rows from `row` on.
-  FA_DEVICE uint32_t mask_shared(int stage, int row, int lane) const {
-    return shared + kLayout.masks + stage * kLayout.mask_bytes + (row * 2 + lane) * Mask::kBytes;
-  }
+  using Base::Base;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -130,194 +107,10 @@ struct Forward : ForwardTraits<Config> {
     return kDropoutWarpgroup && warpgroup > kConsumers ? WarpgroupRole::dropout_rng : WarpgroupRole::consumer;
   }
 
-  FA_DEVICE void init_barriers() const {
-    constexpr int kReaders = 4 * kConsumers;  // warps
-    constexpr int kReadersOfWork = kReaders + (kDropout ? kDropoutWarps : 0) + (kDynamic ? 1 : 0);
-    FA_UNROLL
-    for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(k_full(i), 1);
-      ptx::mbarrier_init(k_empty(i), kReaders);
-      ptx::mbarrier_init(v_full(i), 1);
-      ptx::mbarrier_init(v_empty(i), kReaders);
-    }
-    FA_UNROLL
-    for (int i = 0; i < kQBuffers; ++i) {
-      ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), kReadersOfWork);
-      if constexpr (kDynamic) ptx::mbarrier_init(work_full(i), 1);
-    }
-    if constexpr (kDropout) {
-      FA_UNROLL
-      for (int i = 0; i < kMaskBuffers; ++i) {
-        ptx::mbarrier_init(mask_full(i), kDropoutWarps);
-        ptx::mbarrier_init(mask_empty(i), kReaders);
-      }
-    }
-    ptx::fence_mbarrier_init();
-  }
-
   FA_DEVICE void number_keys() const {
     static_assert(kTileN <= kThreads, "one key a thread");
     if (ptx::thread_index() < kTileN) KeyNumbers::store_key(shared + kLayout.key_numbers, ptx::thread_index());
     ptx::fence_proxy_async();  // products read them
-  }
-
-  // The persistent tile scheduler is static where the order of rounds evens out the tiles: blocks stay for all rounds.
-  // Where tiles differ by more the grid has several waves of blocks.
-  FA_DEVICE int wave_size() const { return kWaves ? params.sequences.wave : ptx::block_count(); }
-  FA_DEVICE int place_in_wave() const {
-    return kWaves ? ptx::block_index() % params.sequences.wave : ptx::block_index();
-  }
-  FA_DEVICE Rounds rounds() const {
-    if constexpr (!kWaves) return {0, 0};
-    return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
-  }
-  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
-  FA_DEVICE bool has_tile(const Rounds& own, int round) const {
-    return (!kWaves || round < own.end) && tile_index(round) < tiles;
-  }
-
-  /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
-  FA_DEVICE const auto& lengths_of(const Query& query) const {
-    if constexpr (kVarlen) {
-      return query.sequence;
-    } else {
-      return static_cast<const kernel::ForwardParams&>(params);
-    }
-  }
-
-  /// The (packed) row of a head with which a query tile begins.
-  FA_DEVICE int first_row_of(const ForwardTile& tile) const { return tile.m_block * kTileM - before_rows; }
-
-  /// Whether there is such a row.
-  FA_DEVICE bool has_row(const Query& query, int row) const {
-    return static_cast<uint32_t>(row) < static_cast<uint32_t>(row_count(query));
-  }
-
-  /// (Packed) rows of a head.
-  FA_DEVICE int row_count(const Query& query) const {
-    if constexpr (!kVarlen) return dense_rows;
-    return Config::kPackGqa ? lengths_of(query).s_q * params.group : lengths_of(query).s_q;
-  }
-
-  /// Not so of the slots of a packed batch that have no tile.
-  FA_DEVICE bool has_rows(const Query& query) const {
-    if constexpr (!kVarlen) return true;
-    return query.tile.m_block >= 0 && query.tile.m_block * kTileM < row_count(query);
-  }
-
-  /// Called by whole warps where the batch is packed.
-  FA_DEVICE Query query_of_round(int round) const { return query_of(tile_index(round)); }
-
-  /// Likewise.
-  FA_DEVICE Query query_of(int index) const {
-    Query query;
-    if constexpr (kVarlen) {
-      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
-      query.sequence = kernel::sequence_of(params, query.tile.batch);
-    } else {
-      query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
-      if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
-      // ALiBi prunes least in the last heads: long tiles first.
-      if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
-    }
-    const Rows rows{params.group, query.tile.head};
-    const int first = first_row_of(query.tile);
-    const int end = row_count(query);
-    const int last = (first + kTileM < end ? first + kTileM : end) - 1;
-    query.range = visible(query, rows.position(first), rows.position(last));
-    if constexpr (kDistancePruning) {
-      query.range = kernel::within<kTileN>(
-          query.range, kernel::AffineReach<Variant, Config::kCausal>::of(params, query.tile.batch, query.tile.head,
-                                                                         first < 0 ? 0 : first, last));
-    }
-    if constexpr (kVarlen) {
-      if (!has_rows(query)) query.range = {};
-    }
-    query.kv_head = rows.kv_head();
-    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
-    return query;
-  }
-
-  /// By the pair of rounds in which the head begins.
-  FA_DEVICE int rotated(const ForwardTile& tile) const {
-    const int pair = (tile.batch * params.heads + tile.head) * params.m_blocks / (2 * ptx::block_count());
-    return (tile.m_block + pair) % params.m_blocks;
-  }
-
-  FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
-    if constexpr (kLists) {
-      return kernel::list_range(tile_list(query.tile), params.splits, query.tile.split);
-    } else if constexpr (kWindowed) {
-      return kernel::variant_range<Config::kCausal, Variant, kTileN>(params, lengths_of(query), first_row, last_row,
-                                                                     query.tile.split);
-    } else {
-      return kernel::kv_range<Config::kCausal, kTileN>(lengths_of(query), first_row, last_row, query.tile.split);
-    }
-  }
-
-  FA_DEVICE const int32_t* tile_list(const ForwardTile& tile) const {
-    return kernel::tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block,
-                                         params.m_blocks);
-  }
-
-  /// The KV tile at a place of a tile list.
-  FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
-
-  // A query travels from the producer to the consumers as a work descriptor next to its Q: the divisions behind it are
-  // done by a warp that has time.
-  static constexpr int kFirstKeyWord = 11;  // of a work descriptor
-  FA_DEVICE uint32_t work_shared(int buffer) const { return shared + kLayout.work + kLayout.work_bytes * buffer; }
-
-  FA_DEVICE void post(int buffer, const Query& query) const {
-    const auto word = [&](int i, int value) {
-      ptx::st_shared_b32(work_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
-    };
-    word(0, query.tile.m_block);
-    word(1, query.tile.head);
-    word(2, query.tile.batch);
-    word(3, query.tile.split);
-    word(4, query.range.begin);
-    word(5, query.range.end);
-    word(6, query.kv_head);
-    word(7, query.head_in_group);
-    if constexpr (kLayout.work_bytes > 32) {
-      word(8, query.range.plain_begin);
-      word(9, query.range.plain_end);
-      word(10, query.range.kept_end);
-    }
-    if constexpr (kVarlen) {
-      word(kFirstKeyWord, query.sequence.first_key);
-      word(12, query.sequence.s_q);
-      word(13, query.sequence.s_kv);
-      word(14, query.sequence.diagonal);
-      word(15, query.sequence.first_row);
-    }
-  }
-
-  FA_DEVICE Query read_work(int buffer) const {
-    const kernel::Chunk tile = ptx::ld_shared_chunk(work_shared(buffer));
-    const kernel::Chunk rest = ptx::ld_shared_chunk(work_shared(buffer) + 16);
-    const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
-    Query query{{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
-                {word(rest, 0), 0, word(rest, 1)},
-                word(rest, 2),
-                word(rest, 3),
-                {}};
-    if constexpr (kWindowed || kLists) {
-      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
-      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
-      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
-    }
-    if constexpr (kVarlen) {
-      const kernel::Chunk of_sequence = ptx::ld_shared_chunk(work_shared(buffer) + 48);
-      query.sequence.s_q = word(of_sequence, 0);
-      query.sequence.s_kv = word(of_sequence, 1);
-      query.sequence.diagonal = word(of_sequence, 2);
-      query.sequence.first_row = word(of_sequence, 3);
-      query.sequence.causal_shift = query.sequence.diagonal + params.causal_shift;
-    }
-    return query;
   }
 
   // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
@@ -434,9 +227,6 @@ struct Forward : ForwardTraits<Config> {
       }
     }
   }
-
-  // The KV tile that a K buffer holds, for the consumers.
-  FA_DEVICE uint32_t listed_shared(int stage) const { return shared + kLayout.listed + 4 * stage; }
 
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {
     const ForwardTile& tile = work.tile;
@@ -567,24 +357,6 @@ struct Forward : ForwardTraits<Config> {
     }
     FA_UNROLL
     for (int part = 0; part < 2; ++part) Mask::store_part(mask_shared(index, row, lane), part != 0, parts[part]);
-  }
-
-  /// A consumer's place in the stream of KV tiles.
-  struct Cursor {
-    Query query;
-    int n;       // place in the range
-    int listed;  // KV tile of that place, where there are tile lists
-  };
-
-  /// The KV tile whose scores are in the making.
-  FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
-
-  /// Takes the KV tile's number from next to its K, which has landed.
-  FA_DEVICE void read_listed(Cursor& cursor, int stage) const {
-    if constexpr (kLists) {
-      cursor.listed = static_cast<int>(ptx::ld_shared_b32(listed_shared(stage)));
-      ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
-    }
   }
 
   FA_DEVICE void consume(int consumer) const {
@@ -829,20 +601,6 @@ struct Forward : ForwardTraits<Config> {
     ptx::sync_warp();  // all lanes have waited
     release(empty, lane);
     slot.advance();
-  }
-
-  /// The last KV tile of the next query tile; false at the end.
-  FA_DEVICE bool consume_work(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
-    ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
-    cursor.query = read_work(q_slot.index);
-    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
-    cursor.n = cursor.query.range.end - 1;
-    return cursor.query.range.begin < cursor.query.range.end;
-  }
-
-  /// One arrival a warp: its share of every wgmma that read the buffer is complete.
-  FA_DEVICE void release(uint32_t barrier, int lane) const {
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
 
   FA_DEVICE void release_k(RingSlot<kStages>& slot, int lane) const {
@@ -1213,18 +971,6 @@ struct Forward : ForwardTraits<Config> {
     }
   }
 
-  /// Where element 0 of register pair r stands.
-  FA_DEVICE kernel::Place place(const Cursor& cursor, int warp_row, int r, int lane) const {
-    const Rows rows{params.group, cursor.query.tile.head};
-    const auto& lengths = lengths_of(cursor.query);
-    const int row = first_row_of(cursor.query.tile) + warp_row + lane / 4 + 8 * r;
-    const int existing = kEndsAligned && row < 0 ? 0 : rows.position(row);
-    const int position = kernel::inside(existing, lengths.s_q);
-    const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);
-    return {cursor.query.tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv,
-            params.variant.scale};
-  }
-
   /// Reads what score is given of the tile; false: each lane what belongs to its scores, true: the lanes of a quad 16
   /// bytes each in place of a word of each, to be exchanged when they have come.
   FA_DEVICE bool load_ahead(Loaded& loaded, const Cursor& cursor, int warp_row, int lane) const {
@@ -1389,24 +1135,12 @@ struct Forward : ForwardTraits<Config> {
     return visible;
   }
 
-  FA_DEVICE float softmax_scale_log2() const {
-    if constexpr (Variant::kScore && !kAffine) return Variant::kFactor * kernel::kLog2e;
-    if constexpr (Config::kPositiveScale) return params.scale_log2;
-    return params.scale_log2 == 0.f ? 1.f : ptx::abs(params.scale_log2);
-  }
-
-  /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
-  FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f; }
-
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void store_row_bits(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
     stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_bits_shared(row, lane));
   }
   FA_DEVICE kernel::PhiloxPart row_bits(int row, int lane) const {
     return kernel::PhiloxPart::load(row_bits_shared(row, lane));
-  }
-  FA_DEVICE uint32_t row_bits_shared(int row, int lane) const {
-    return shared + kLayout.row_bits + kernel::PhiloxPart::kBytes * (row + lane);
   }
 
   /// Of KV tile n, for the same warp.
@@ -1420,12 +1154,8 @@ struct Forward : ForwardTraits<Config> {
       }
     }
   }
-  static constexpr int kStepBytes = 4 * kernel::PhiloxPart::kBytes;
   /// Whether the first keys of KV tile n are an odd block.
   FA_DEVICE static bool turned(int n) { return kPSteps % 2 != 0 && n % 2 != 0; }
-  FA_DEVICE uint32_t column_bits_shared(int warp, int column) const {
-    return shared + kLayout.column_bits + kLayout.column_bits_bytes * warp + kernel::PhiloxPart::kBytes * column;
-  }
 
   /// What the dropout RNG warps keep of the accumulators of S.
   FA_DEVICE Mask take_mask(RingSlot<kMaskBuffers>& slot, int warp_row, int lane) const {

@@ -28,6 +28,8 @@ std::vector<Mutation> sm80_tf32x3_mutations();
 std::vector<Mutation> sm80_backward_mutations();
 std::vector<Mutation> sm80_backward_dq_mutations();
 std::vector<Mutation> sm90_forward_traits_mutations();
+std::vector<Mutation> sm90_forward_block_mutations();
+std::vector<Mutation> sm90_schedule_mutations();
 std::vector<Mutation> sm90_forward_mutations();
 std::vector<Mutation> sm90_affine_mutations();
 std::vector<Mutation> sm90_shared_tile_mutations();

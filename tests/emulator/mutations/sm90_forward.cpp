@@ -16,6 +16,24 @@ std::vector<Mutation> sm90_forward_traits_mutations() {
                                             });
 }
 
+std::vector<Mutation> sm90_forward_block_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_forward_block.cuh",
+            {
+                {"hopper_barrier_counts_one_reader_less",
+                 "constexpr int kReaders = 4 * kConsumers;",
+                 "constexpr int kReaders = 4 * kConsumers - 1;",
+                 sm90(),
+                 {shared_race, source_overwritten, deadlock, barrier_misuse}},
+                {"hopper_drawers_counted_out",
+                 "mbarrier_init(mask_full(i), kDropoutWarps)",
+                 "mbarrier_init(mask_full(i), kDropoutWarps - 1)",
+                 sm90_dropout(),
+                 {shared_race, shared_uninitialised, deadlock, barrier_misuse}},
+                {"hopper_barriers_unfenced", "ptx::fence_mbarrier_init();", "", sm90(), {unfenced}},
+            });
+}
+
 std::vector<Mutation> sm90_forward_mutations() {
   using enum FaultKind;
   return in(
@@ -64,11 +82,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            "mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kSlabBytes);",
            sm90(),
            {deadlock, shared_in_flight, shared_uninitialised}},
-          {"hopper_barrier_counts_one_reader_less",
-           "constexpr int kReaders = 4 * kConsumers;",
-           "constexpr int kReaders = 4 * kConsumers - 1;",
-           sm90(),
-           {shared_race, source_overwritten, deadlock, barrier_misuse}},
           {"hopper_mask_drawn_without_waiting",
            "ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);",
            "",
@@ -96,11 +109,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            "// of Q",
            sm90_dropout(),
            {deadlock}},
-          {"hopper_drawers_counted_out",
-           "mbarrier_init(mask_full(i), kDropoutWarps)",
-           "mbarrier_init(mask_full(i), kDropoutWarps - 1)",
-           sm90_dropout(),
-           {shared_race, shared_uninitialised, deadlock, barrier_misuse}},
           {"hopper_columns_drawn_before_all_lanes_have_written_them",
            "store_column_bits(stream, warp, n, lane);\n          ptx::sync_warp();",
            "store_column_bits(stream, warp, n, lane);",
@@ -116,7 +124,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            "if constexpr (kKeepsRowBits) {\n        if (cursor.query.tile.m_block == 0) for",
            sm90_dropout(),
            {}},
-          {"hopper_barriers_unfenced", "ptx::fence_mbarrier_init();", "", sm90(), {unfenced}},
           {"hopper_barriers_without_block_barrier", "ptx::sync_threads();", "", sm90(), {barrier_misuse, shared_race}},
           {"hopper_scores_without_fence",
            "ptx::wgmma_tie(s);\n    ptx::wgmma_fence();",
@@ -166,16 +173,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            "if (first_row < row_count(query)) ptx",
            sm90_own_ends(),
            {global_out_of_bounds, global_not_writable}},
-          {"hopper_first_rows_left_out",
-           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16",
-           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 + 16",
-           sm90_own_ends(),
-           {global_uninitialised}},
-          {"hopper_rotated_tile_behind_the_head",
-           "return (tile.m_block + pair) % params.m_blocks;",
-           "return (tile.m_block + pair + 1) % (params.m_blocks + 1);",
-           sm90_rotating(),
-           {global_uninitialised}},
           {"hopper_rows_not_exchanged",
            "if constexpr (kExchange) warp_row = other_rows(warp_row, consumer);",
            "",
@@ -342,11 +339,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            "",
            two_entries(steep(sm90())),
            {}},
-          {"hopper_scores_made_again_of_another_sequence",
-           "word(kFirstKeyWord, query.sequence.first_key);",
-           "word(kFirstKeyWord, 0);",
-           steep(sm90_varlen()),
-           {global_uninitialised}},
           {"hopper_score_beside_exponentials_left_out",
            "[&](int n) { apply_score_to_tile(s, n); }",
            "[](int) {}",

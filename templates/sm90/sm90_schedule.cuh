@@ -1,0 +1,243 @@
+#ifndef FA_TEMPLATES_SM90_SM90_SCHEDULE_CUH_
+#define FA_TEMPLATES_SM90_SM90_SCHEDULE_CUH_
+
+#include <common/affine_reach.cuh>
+#include <common/forward_schedule.cuh>
+#include <common/sequences.cuh>
+#include <common/variant.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm90/sm90_forward_block.cuh>
+#include <sm90/sm90_ring.cuh>
+
+namespace fa::sm90 {
+
+/// Which query tiles a thread block works on, what each sees, and how its warps hear of it.
+///
+/// The persistent tile scheduler has three kinds: static rounds over the tiles, waves of blocks, and dynamic, by an
+/// atomic counter. A producer posts each query tile as a work descriptor next to its Q; consumers and dropout RNG warps
+/// consume it.
+template <class Traits>
+struct Schedule : ForwardBlock<Traits> {
+  using Base = ForwardBlock<Traits>;
+  using Variant = typename Base::Variant;
+  using Rows = typename Base::Rows;
+  using Config = typename Base::Config;
+  using Params = typename Base::Params;
+  using Query = typename Base::Query;
+  using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kVarlen, Base::kWindowed, Base::kLists, Base::kWaves,
+      Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kLayout, Base::params, Base::q_full,
+      Base::work_shared, Base::listed_shared;
+
+  const int dense_rows;
+  const int before_rows;  // places in a head's first query tile
+  const int tiles;
+
+  FA_DEVICE explicit Schedule(const Params& all)
+      : Base(all),
+        dense_rows(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
+        before_rows(kEndsAligned ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
+        tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
+
+  // The persistent tile scheduler is static where the order of rounds evens out the tiles: blocks stay for all rounds.
+  // Where tiles differ by more the grid has several waves of blocks.
+  FA_DEVICE int wave_size() const { return kWaves ? params.sequences.wave : ptx::block_count(); }
+  FA_DEVICE int place_in_wave() const {
+    return kWaves ? ptx::block_index() % params.sequences.wave : ptx::block_index();
+  }
+  FA_DEVICE Rounds rounds() const {
+    if constexpr (!kWaves) return {0, 0};
+    return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
+  }
+  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
+  FA_DEVICE bool has_tile(const Rounds& own, int round) const {
+    return (!kWaves || round < own.end) && tile_index(round) < tiles;
+  }
+
+  /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
+  FA_DEVICE const auto& lengths_of(const Query& query) const {
+    if constexpr (kVarlen) {
+      return query.sequence;
+    } else {
+      return static_cast<const kernel::ForwardParams&>(params);
+    }
+  }
+
+  /// The (packed) row of a head with which a query tile begins.
+  FA_DEVICE int first_row_of(const ForwardTile& tile) const { return tile.m_block * kTileM - before_rows; }
+
+  /// Whether there is such a row.
+  FA_DEVICE bool has_row(const Query& query, int row) const {
+    return static_cast<uint32_t>(row) < static_cast<uint32_t>(row_count(query));
+  }
+
+  /// (Packed) rows of a head.
+  FA_DEVICE int row_count(const Query& query) const {
+    if constexpr (!kVarlen) return dense_rows;
+    return Config::kPackGqa ? lengths_of(query).s_q * params.group : lengths_of(query).s_q;
+  }
+
+  /// Not so of the slots of a packed batch that have no tile.
+  FA_DEVICE bool has_rows(const Query& query) const {
+    if constexpr (!kVarlen) return true;
+    return query.tile.m_block >= 0 && query.tile.m_block * kTileM < row_count(query);
+  }
+
+  /// Called by whole warps where the batch is packed.
+  FA_DEVICE Query query_of_round(int round) const { return query_of(tile_index(round)); }
+
+  /// Likewise.
+  FA_DEVICE Query query_of(int index) const {
+    Query query;
+    if constexpr (kVarlen) {
+      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
+      query.sequence = kernel::sequence_of(params, query.tile.batch);
+    } else {
+      query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
+      if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
+      // ALiBi prunes least in the last heads: long tiles first.
+      if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
+    }
+    const Rows rows{params.group, query.tile.head};
+    const int first = first_row_of(query.tile);
+    const int end = row_count(query);
+    const int last = (first + kTileM < end ? first + kTileM : end) - 1;
+    query.range = visible(query, rows.position(first), rows.position(last));
+    if constexpr (kDistancePruning) {
+      query.range = kernel::within<kTileN>(
+          query.range, kernel::AffineReach<Variant, Config::kCausal>::of(params, query.tile.batch, query.tile.head,
+                                                                         first < 0 ? 0 : first, last));
+    }
+    if constexpr (kVarlen) {
+      if (!has_rows(query)) query.range = {};
+    }
+    query.kv_head = rows.kv_head();
+    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
+    return query;
+  }
+
+  /// By the pair of rounds in which the head begins.
+  FA_DEVICE int rotated(const ForwardTile& tile) const {
+    const int pair = (tile.batch * params.heads + tile.head) * params.m_blocks / (2 * ptx::block_count());
+    return (tile.m_block + pair) % params.m_blocks;
+  }
+
+  FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
+    if constexpr (kLists) {
+      return kernel::list_range(tile_list(query.tile), params.splits, query.tile.split);
+    } else if constexpr (kWindowed) {
+      return kernel::variant_range<Config::kCausal, Variant, kTileN>(params, lengths_of(query), first_row, last_row,
+                                                                     query.tile.split);
+    } else {
+      return kernel::kv_range<Config::kCausal, kTileN>(lengths_of(query), first_row, last_row, query.tile.split);
+    }
+  }
+
+  FA_DEVICE const int32_t* tile_list(const ForwardTile& tile) const {
+    return kernel::tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.heads, tile.m_block,
+                                         params.m_blocks);
+  }
+
+  /// The KV tile at a place of a tile list.
+  FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
+
+  // A query travels from the producer to the consumers as a work descriptor next to its Q: the divisions behind it are
+  // done by a warp that has time.
+  static constexpr int kFirstKeyWord = 11;  // of a work descriptor
+
+  FA_DEVICE void post(int buffer, const Query& query) const {
+    const auto word = [&](int i, int value) {
+      ptx::st_shared_b32(work_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
+    };
+    word(0, query.tile.m_block);
+    word(1, query.tile.head);
+    word(2, query.tile.batch);
+    word(3, query.tile.split);
+    word(4, query.range.begin);
+    word(5, query.range.end);
+    word(6, query.kv_head);
+    word(7, query.head_in_group);
+    if constexpr (kLayout.work_bytes > 32) {
+      word(8, query.range.plain_begin);
+      word(9, query.range.plain_end);
+      word(10, query.range.kept_end);
+    }
+    if constexpr (kVarlen) {
+      word(kFirstKeyWord, query.sequence.first_key);
+      word(12, query.sequence.s_q);
+      word(13, query.sequence.s_kv);
+      word(14, query.sequence.diagonal);
+      word(15, query.sequence.first_row);
+    }
+  }
+
+  FA_DEVICE Query read_work(int buffer) const {
+    const kernel::Chunk tile = ptx::ld_shared_chunk(work_shared(buffer));
+    const kernel::Chunk rest = ptx::ld_shared_chunk(work_shared(buffer) + 16);
+    const auto word = [](const kernel::Chunk& chunk, int i) { return static_cast<int>(chunk.word[i]); };
+    Query query{{word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)},
+                {word(rest, 0), 0, word(rest, 1)},
+                word(rest, 2),
+                word(rest, 3),
+                {}};
+    if constexpr (kWindowed || kLists) {
+      query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
+      query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
+      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
+    }
+    if constexpr (kVarlen) {
+      const kernel::Chunk of_sequence = ptx::ld_shared_chunk(work_shared(buffer) + 48);
+      query.sequence.s_q = word(of_sequence, 0);
+      query.sequence.s_kv = word(of_sequence, 1);
+      query.sequence.diagonal = word(of_sequence, 2);
+      query.sequence.first_row = word(of_sequence, 3);
+      query.sequence.causal_shift = query.sequence.diagonal + params.causal_shift;
+    }
+    return query;
+  }
+
+  /// A consumer's place in the stream of KV tiles.
+  struct Cursor {
+    Query query;
+    int n;       // place in the range
+    int listed;  // KV tile of that place, where there are tile lists
+  };
+
+  /// The KV tile whose scores are in the making.
+  FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
+
+  /// Takes the KV tile's number from next to its K, which has landed.
+  FA_DEVICE void read_listed(Cursor& cursor, int stage) const {
+    if constexpr (kLists) {
+      cursor.listed = static_cast<int>(ptx::ld_shared_b32(listed_shared(stage)));
+      ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
+    }
+  }
+
+  /// The last KV tile of the next query tile; false at the end.
+  FA_DEVICE bool consume_work(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
+    ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
+    cursor.query = read_work(q_slot.index);
+    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
+    cursor.n = cursor.query.range.end - 1;
+    return cursor.query.range.begin < cursor.query.range.end;
+  }
+
+  /// Where element 0 of register pair r stands.
+  FA_DEVICE kernel::Place place(const Cursor& cursor, int warp_row, int r, int lane) const {
+    const Rows rows{params.group, cursor.query.tile.head};
+    const auto& lengths = lengths_of(cursor.query);
+    const int row = first_row_of(cursor.query.tile) + warp_row + lane / 4 + 8 * r;
+    const int existing = kEndsAligned && row < 0 ? 0 : rows.position(row);
+    const int position = kernel::inside(existing, lengths.s_q);
+    const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);
+    return {cursor.query.tile.batch, rows.query_head(row), position, key, 0, 0, lengths.s_q, lengths.s_kv,
+            params.variant.scale};
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_SCHEDULE_CUH_
