@@ -25,6 +25,7 @@
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_forward_traits.cuh>
+#include <sm90/sm90_producer.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_schedule.cuh>
@@ -63,18 +64,17 @@ struct Forward : Schedule<ForwardTraits<Config>> {
   using Cursor = typename Base::Cursor;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kQBuffers, Base::kConsumers,
       Base::kSSteps, Base::kPSteps, Base::kPieces, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kWindowed,
-      Base::kLists, Base::kWaves, Base::kAffine, Base::kAffineProduct, Base::kThreads, Base::kDropoutWarpgroup,
-      Base::kEmptyWarp, Base::kNonContiguous, Base::kPartial, Base::kOwnRanges, Base::kExchange, Base::kDynamic,
-      Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
-      Base::kLoadAhead, Base::kSummed, Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
-      Base::kKeepsRowBits, Base::kRowBlocks, Base::kBlocksTogether, Base::p, Base::params, Base::shared, Base::q_shared,
-      Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full,
-      Base::q_empty, Base::work_full, Base::mask_full, Base::mask_empty, Base::dropout_shared, Base::mask_shared,
-      Base::init_barriers, Base::work_shared, Base::listed_shared, Base::release, Base::softmax_scale_log2,
-      Base::scale_sign, Base::row_bits_shared, Base::kStepBytes, Base::column_bits_shared, Base::tiles, Base::rounds,
-      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
-      Base::query_of_round, Base::query_of, Base::listed, Base::kFirstKeyWord, Base::post, Base::read_work,
-      Base::kv_tile, Base::read_listed, Base::consume_work, Base::place;
+      Base::kLists, Base::kAffine, Base::kAffineProduct, Base::kThreads, Base::kDropoutWarpgroup, Base::kEmptyWarp,
+      Base::kNonContiguous, Base::kPartial, Base::kOwnRanges, Base::kExchange, Base::kExactMax, Base::kDropoutRegisters,
+      Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed,
+      Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::kKeepsRowBits,
+      Base::kRowBlocks, Base::kBlocksTogether, Base::p, Base::params, Base::shared, Base::q_shared, Base::k_shared,
+      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::mask_full,
+      Base::mask_empty, Base::dropout_shared, Base::mask_shared, Base::init_barriers, Base::work_shared, Base::release,
+      Base::softmax_scale_log2, Base::scale_sign, Base::row_bits_shared, Base::kStepBytes, Base::column_bits_shared,
+      Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count,
+      Base::has_rows, Base::query_of_round, Base::listed, Base::kFirstKeyWord, Base::read_work, Base::kv_tile,
+      Base::read_listed, Base::consume_work, Base::place;
 
   using Base::Base;
 
@@ -113,136 +113,20 @@ struct Forward : Schedule<ForwardTraits<Config>> {
     ptx::fence_proxy_async();  // products read them
   }
 
-  // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
-  static constexpr int kLoadCopies = kWaves ? 1 : 0;
-
   FA_DEVICE void produce() const {
     if constexpr (kEmptyWarp) {
       const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
       const int lane = ptx::thread_index() % kWarpSize;
-      if (warp == 0 && (kVarlen || lane == 0)) produce_q_and_k(lane == 0);
-      if (warp == 1 && (kVarlen || lane == 0)) produce_v(lane == 0);
+      if (warp == 0 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
+      if (warp == 1 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
       if (warp == 2) store_empty_tiles(lane);
     } else {
-      if (ptx::thread_index() == 0) produce_q_and_k(true);
-      if (ptx::thread_index() == kWarpSize) produce_v(true);
+      if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);
+      if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
     }
     if constexpr (kDropout && !kDropoutWarpgroup) {
       if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) write_masks();
     }
-  }
-
-  FA_DEVICE void produce_q_and_k(bool leads) const {
-    ptx::prefetch_tensor_map(p.map_q);
-    ptx::prefetch_tensor_map(p.map_k);
-    RingSlot<kStages> k_slot;
-    RingSlot<kQBuffers> q_slot;
-    if constexpr (kDynamic) {
-      int index = ptx::block_index();
-      while (index < tiles) {
-        // Asked for a query tile ahead: the answer is there when it is needed.
-        const int next = ptx::block_count() + ptx::atomic_add_global(params.next_tile, 1);
-        load_q_and_k(k_slot, q_slot, query_of(index));
-        index = next;
-      }
-    } else {
-      const Rounds own = rounds();
-      for (int round = own.begin; has_tile(own, round); ++round) {
-        const Query work = query_of_round(round);
-        if (leads) load_q_and_k(k_slot, q_slot, work);
-      }
-      if (!leads) return;
-    }
-    ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the descriptor that was there
-    post(q_slot.index, {});                                        // the end: no KV tile
-    if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
-    ptx::mbarrier_arrive(q_full(q_slot.index));
-    ptx::griddepcontrol_launch_dependents();  // the last query tile is left
-  }
-
-  FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
-    if (work.range.begin >= work.range.end) return;
-    load_k(k_slot, work.range.end - 1, work);
-    load_q(q_slot, work);
-    FA_UNROLL_BY(kLoadCopies)
-    for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work);
-  }
-
-  FA_DEVICE void produce_v(bool leads) const {
-    ptx::prefetch_tensor_map(p.map_v);
-    RingSlot<kStages> v_slot;
-    if constexpr (kDynamic) {
-      RingSlot<kQBuffers> work_slot;
-      while (true) {
-        ptx::mbarrier_wait(work_full(work_slot.index), work_slot.parity);
-        const Query work = read_work(work_slot.index);
-        ptx::mbarrier_arrive(q_empty(work_slot.index));
-        work_slot.advance();
-        if (work.range.begin >= work.range.end) return;
-        FA_UNROLL_BY(kLoadCopies)
-        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
-      }
-    } else {
-      const Rounds own = rounds();
-      for (int round = own.begin; has_tile(own, round); ++round) {
-        const Query work = query_of_round(round);
-        if (!leads) continue;
-        FA_UNROLL_BY(kLoadCopies)
-        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
-      }
-    }
-  }
-
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work) const {
-    if constexpr (kLists) n = listed(work, n);
-    ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
-    ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
-    load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, work);
-    slot.advance();
-  }
-
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work) const {
-    if constexpr (kLists) n = listed(work, n);
-    ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
-    load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, work);
-    slot.advance();
-  }
-
-  /// KV tile n of K or V, [tile_n, d]; zeros behind the last key.
-  template <class Tile>
-  FA_DEVICE void load_keys(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
-                           const Query& work) const {
-    FA_UNROLL
-    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      if constexpr (kVarlen) {
-        const kernel::Sequence& keys = work.sequence;
-        ptx::tma_load_5d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                         kernel::kBoundedRows - keys.s_kv + n * kTileN, work.kv_head, keys.first_key + keys.s_kv,
-                         kernel::kBoundedRows);
-      } else {
-        ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                         n * kTileN, work.kv_head, work.tile.batch);
-      }
-    }
-  }
-
-  FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {
-    const ForwardTile& tile = work.tile;
-    ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    post(slot.index, work);
-    if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(slot.index));  // for the thread that copies V
-    ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    int row = Config::kPackGqa ? first_row_of(tile) / params.group : first_row_of(tile);
-    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
-    FA_UNROLL
-    for (int slab = 0; slab < QTile::kSlabs; ++slab) {
-      ptx::tma_load_5d(q_shared(slot.index) + slab * QTile::kSlabBytes, p.map_q, q_full(slot.index),
-                       ptx::L2Policy::evict_first, slab * kSlabColumns, work.head_in_group, row, work.kv_head,
-                       kVarlen ? 0 : tile.batch);
-    }
-    slot.advance();
   }
 
   FA_DEVICE void write_masks() const {

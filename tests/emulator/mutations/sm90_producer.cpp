@@ -1,0 +1,60 @@
+// Mistakes in the producers of the Hopper forward.
+
+#include "emulator/mutations/pieces.hpp"
+#include "emulator/mutations/subjects.hpp"
+
+namespace emulator {
+
+std::vector<Mutation> sm90_producer_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_producer.cuh",
+            {
+                {"hopper_k_loaded_without_waiting",
+                 "ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);",
+                 "",
+                 sm90(),
+                 {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+                {"hopper_wrong_parity_of_empty",
+                 "ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);",
+                 "ptx::mbarrier_wait(v_empty(slot.index), slot.parity);",
+                 sm90(),
+                 {deadlock}},
+                {"hopper_too_many_bytes_announced",
+                 "mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);",
+                 "mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes + 16);",
+                 sm90(),
+                 {deadlock}},
+                {"hopper_one_slab_announced",
+                 "mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);",
+                 "mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kSlabBytes);",
+                 sm90(),
+                 {deadlock, shared_in_flight, shared_uninitialised}},
+                {"hopper_tile_of_the_counter_left_out",
+                 "const int next = ptx::block_count() +",
+                 "const int next = 1 + ptx::block_count() +",
+                 sm90_own_ends(),
+                 {global_uninitialised}},
+                {"hopper_job_not_announced_to_v",
+                 "if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(slot.index));",
+                 "",
+                 sm90_own_ends(),
+                 {deadlock}},
+                {"hopper_job_not_released_by_v",
+                 "ptx::mbarrier_arrive(q_empty(work_slot.index));",
+                 "",
+                 sm90_own_ends(),
+                 {deadlock}},
+                {"hopper_k_of_another_map",
+                 "p.map_k, k_full(slot.index)",
+                 "p.map_q, k_full(slot.index)",
+                 sm90(),
+                 {bad_descriptor}},
+                {"hopper_listed_tile_not_posted",
+                 "if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));",
+                 "",
+                 sm90_variant("strided"),
+                 {shared_uninitialised}},
+            });
+}
+
+}  // namespace emulator
