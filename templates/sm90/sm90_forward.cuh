@@ -21,6 +21,7 @@
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_affine.cuh>
+#include <sm90/sm90_dropout_warps.cuh>
 #include <sm90/sm90_forward_block.cuh>
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -67,14 +68,13 @@ struct Forward : Schedule<ForwardTraits<Config>> {
       Base::kLists, Base::kAffine, Base::kAffineProduct, Base::kThreads, Base::kDropoutWarpgroup, Base::kEmptyWarp,
       Base::kNonContiguous, Base::kPartial, Base::kOwnRanges, Base::kExchange, Base::kExactMax, Base::kDropoutRegisters,
       Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed,
-      Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::kKeepsRowBits,
-      Base::kRowBlocks, Base::kBlocksTogether, Base::p, Base::params, Base::shared, Base::q_shared, Base::k_shared,
-      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::mask_full,
-      Base::mask_empty, Base::dropout_shared, Base::mask_shared, Base::init_barriers, Base::work_shared, Base::release,
-      Base::softmax_scale_log2, Base::scale_sign, Base::row_bits_shared, Base::kStepBytes, Base::column_bits_shared,
-      Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count,
-      Base::has_rows, Base::query_of_round, Base::listed, Base::kFirstKeyWord, Base::read_work, Base::kv_tile,
-      Base::read_listed, Base::consume_work, Base::place;
+      Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
+      Base::shared, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
+      Base::v_empty, Base::q_empty, Base::mask_full, Base::mask_empty, Base::dropout_shared, Base::mask_shared,
+      Base::init_barriers, Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::rounds,
+      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
+      Base::query_of_round, Base::kFirstKeyWord, Base::read_work, Base::kv_tile, Base::read_listed, Base::consume_work,
+      Base::place;
 
   using Base::Base;
 
@@ -94,7 +94,7 @@ struct Forward : Schedule<ForwardTraits<Config>> {
     } else if (role == WarpgroupRole::dropout_rng) {
       if constexpr (kDropoutWarpgroup) {
         ptx::decrease_registers<kDropoutRegisters>();
-        write_masks();
+        DropoutWarps<Traits>(*this).write_masks();
       }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
@@ -125,122 +125,8 @@ struct Forward : Schedule<ForwardTraits<Config>> {
       if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
     }
     if constexpr (kDropout && !kDropoutWarpgroup) {
-      if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) write_masks();
+      if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) DropoutWarps<Traits>(*this).write_masks();
     }
-  }
-
-  FA_DEVICE void write_masks() const {
-    const int lane = ptx::thread_index() % kWarpSize;
-    const int warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0) - (4 - kDropoutWarps);
-    RingSlot<kMaskBuffers> slot;
-    RingSlot<kQBuffers> q_slot;
-    Cursor cursor;
-    while (consume_work(cursor, q_slot)) {
-      release(q_empty(q_slot.index), lane);  // of Q they need the descriptor alone
-      q_slot.advance();
-      const ForwardTile& tile = cursor.query.tile;
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
-      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
-      const kernel::PhiloxStream stream = dropout.stream();
-      if constexpr (kKeepsRowBits) {
-        FA_UNROLL
-        for (int i = 0; i < kRowBlocks; ++i) {
-          const int row = first_row_of_block(warp, i);
-          if (is_in_tile(row)) store_row_bits(stream, tile, row, lane);
-        }
-      }
-      for (; cursor.n >= cursor.query.range.begin; --cursor.n) {
-        int n = cursor.n;
-        if constexpr (kLists) n = listed(cursor.query, n);
-        if constexpr (kKeepsRowBits) {
-          store_column_bits(stream, warp, n, lane);
-          ptx::sync_warp();  // the warp's columns are complete
-        }
-        ptx::mbarrier_wait(mask_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-        FA_UNROLL_BY(1)
-        for (int first = 0; first < kRowBlocks; first += kBlocksTogether) {
-          if (!is_in_tile(first_row_of_block(warp, first))) break;
-          if constexpr (Config::kPackGqa) {
-            FA_UNROLL
-            for (int i = 0; i < 2 * kBlocksTogether; ++i) {
-              write_rows(dropout, slot.index, tile, first_row_of_block(warp, first + i / 2) + 16 * (i % 2), n, lane);
-            }
-          } else {
-            write_blocks(dropout, slot.index, first, n, warp, lane);
-          }
-        }
-        ptx::sync_warp();  // the warp's rows are complete
-        release(mask_full(slot.index), lane);
-        slot.advance();
-      }
-    }
-  }
-
-  /// The first of a warp's 32 rows, and whether the query tile has them.
-  FA_DEVICE static int first_row_of_block(int warp, int block) { return 32 * (warp + kDropoutWarps * block); }
-  FA_DEVICE static bool is_in_tile(int row) { return kTileM / 32 % kDropoutWarps == 0 || row < kTileM; }
-
-  /// For a warp's 32 rows of block `first`, and of the next where two are done together.
-  FA_DEVICE void write_blocks(const kernel::Dropout& dropout, int index, int first, int n, int warp, int lane) const {
-    uint32_t drawn[kBlocksTogether][4 * Mask::kPartWords] = {};
-    kernel::PhiloxPart rows[kBlocksTogether];
-    FA_UNROLL
-    for (int i = 0; i < kBlocksTogether; ++i) rows[i] = row_bits(first_row_of_block(warp, first + i), lane);
-    const bool odd = kernel::Dropout::is_odd(lane);
-    const uint32_t columns = column_bits_shared(warp, lane % 4);
-    const uint32_t own_columns = columns + (odd ? kStepBytes : 0);
-    FA_UNROLL
-    for (int step = 0; step < Mask::kDrawn; ++step) {
-      const bool last = 2 * step + 1 == kPSteps;  // and of no use to the odd rows' lanes
-      const auto column = kernel::PhiloxPart::load((last ? columns : own_columns) + 2 * kStepBytes * step);
-      FA_UNROLL
-      for (int i = 0; i < kBlocksTogether; ++i) drawn[i][step] = dropout.draw(rows[i], column);
-    }
-    FA_UNROLL
-    for (int rows16 = 0; rows16 < 2 * kBlocksTogether; ++rows16) {
-      const uint32_t(&calls)[4 * Mask::kPartWords] = drawn[rows16 / 2];
-      uint32_t parts[2][Mask::kPartWords];  // of the lane's own mask and of its neighbour's
-      FA_UNROLL
-      for (int word = 0; word < Mask::kPartWords; ++word) {
-        uint32_t pairs[2];
-        FA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int step = 4 * word + 2 * i;
-          uint32_t selector = rows16 % 2 == 0 ? 0x5140u : 0x7362u;  // own bytes of two calls, their neighbour's
-          selector ^= turned(n) ? 0x1111u : 0;
-          if (2 * step + 1 == kPSteps) selector ^= odd ? 0x0101u : 0;
-          if (2 * step + 3 == kPSteps) selector ^= odd ? 0x1010u : 0;
-          pairs[i] = ptx::prmt(calls[step], calls[step + 1], selector);
-        }
-        parts[0][word] = ptx::prmt(pairs[0], pairs[1], 0x5410);
-        parts[1][word] = ptx::prmt(pairs[0], pairs[1], 0x7632);
-      }
-      FA_UNROLL
-      for (int part = 0; part < 2; ++part) {
-        const int row = first_row_of_block(warp, first + rows16 / 2) + 16 * (rows16 % 2);
-        Mask::store_part(mask_shared(index, row, lane ^ 4 * part), odd, parts[part]);
-      }
-    }
-  }
-
-  /// For 16 rows of several query heads.
-  FA_DEVICE void write_rows(const kernel::Dropout& dropout, int index, const ForwardTile& tile, int row, int n,
-                            int lane) const {
-    uint32_t parts[2][Mask::kPartWords] = {};
-    const int first_row = tile.m_block * kTileM + row;
-    const Rows rows{params.group, tile.head};
-    FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int place = first_row + lane / 4 + 8 * r;
-        parts[step % 2][step / 8] |=
-            dropout.draw_row(r, rows.position(place), rows.query_head(place), n * kTileN + 16 * step, lane)
-            << 8 * (step / 2 % 4);
-      }
-    }
-    FA_UNROLL
-    for (int part = 0; part < 2; ++part) Mask::store_part(mask_shared(index, row, lane), part != 0, parts[part]);
   }
 
   FA_DEVICE void consume(int consumer) const {
@@ -1018,28 +904,6 @@ struct Forward : Schedule<ForwardTraits<Config>> {
     }
     return visible;
   }
-
-  /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
-  FA_DEVICE void store_row_bits(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
-    stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_bits_shared(row, lane));
-  }
-  FA_DEVICE kernel::PhiloxPart row_bits(int row, int lane) const {
-    return kernel::PhiloxPart::load(row_bits_shared(row, lane));
-  }
-
-  /// Of KV tile n, for the same warp.
-  FA_DEVICE void store_column_bits(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
-    constexpr int kColumns = kTileN / 4;
-    FA_UNROLL
-    for (int first = 0; first < kColumns; first += kWarpSize) {
-      const int column = first + lane;
-      if (kColumns - first >= kWarpSize || column < kColumns) {
-        stream.column(static_cast<uint32_t>(n * kColumns + column)).store(column_bits_shared(warp, column));
-      }
-    }
-  }
-  /// Whether the first keys of KV tile n are an odd block.
-  FA_DEVICE static bool turned(int n) { return kPSteps % 2 != 0 && n % 2 != 0; }
 
   /// What the dropout RNG warps keep of the accumulators of S.
   FA_DEVICE Mask take_mask(RingSlot<kMaskBuffers>& slot, int warp_row, int lane) const {
