@@ -206,25 +206,10 @@ std::vector<Mutation> sm90_forward_mutations() {
            "shift[r] = 0.f;",
            sm90_variant("alibi"),
            {}},
-          {"hopper_numbers_of_keys_without_a_proxy_fence",
-           "    ptx::fence_proxy_async();  // products read them\n",
-           "",
-           sm90_variant("steep_distance"),
-           {unfenced}},
           {"hopper_slopes_of_the_head_before",
            "          if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);\n        } else",
            "        } else",
            sm90_variant("steep_distance"),
-           {}},
-          {"hopper_slopes_of_the_wrong_side",
-           "n < slopes.low ? -1 : n > slopes.high ? 1 : 0",
-           "n < slopes.low ? 1 : n > slopes.high ? 1 : 0",
-           sm90_variant("turning"),
-           {}},
-          {"hopper_turn_of_one_row_for_all",
-           "    if constexpr (kTurnsSlopes) share_turn(slopes);\n",
-           "",
-           sm90_variant("turning"),
            {}},
           {"hopper_mixed_tile_taken_for_a_kept_one",
            "if (cursor.n >= cursor.query.range.kept_end)",
@@ -285,22 +270,6 @@ std::vector<Mutation> sm90_forward_mutations() {
            sm90_variant("two_sided"),
            {}},
       });
-}
-
-std::vector<Mutation> sm90_affine_mutations() {
-  using enum FaultKind;
-  return in("sm90/sm90_affine.cuh", {
-                                        {"hopper_part_of_a_slope_left_out",
-                                         "ptx::convert_pair<T>(high, middle)",
-                                         "ptx::convert_pair<T>(high, 0.f)",
-                                         sm90_variant("steep_distance"),
-                                         {}},
-                                        {"hopper_keys_numbered_from_one",
-                                         "static_cast<float>(key)",
-                                         "static_cast<float>(key + 1)",
-                                         sm90_variant("steep_distance"),
-                                         {}},
-                                    });
 }
 
 std::vector<Mutation> sm90_shared_tile_mutations() {
