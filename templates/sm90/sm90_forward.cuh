@@ -27,6 +27,7 @@
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_forward_traits.cuh>
+#include <sm90/sm90_probabilities.cuh>
 #include <sm90/sm90_producer.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
@@ -43,9 +44,9 @@ namespace fa::sm90 {
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
 /// tiles. With dropout further warps make its random bits.
 template <class Config>
-struct Forward : Scores<ForwardTraits<Config>> {
+struct Forward : Probabilities<ForwardTraits<Config>> {
   using Traits = ForwardTraits<Config>;
-  using Base = Scores<ForwardTraits<Config>>;
+  using Base = Probabilities<ForwardTraits<Config>>;
   using T = typename Base::T;
   using Variant = typename Base::Variant;
   using KeyNumbers = typename Base::KeyNumbers;
@@ -58,7 +59,6 @@ struct Forward : Scores<ForwardTraits<Config>> {
   using P = typename Base::P;
   using O = typename Base::O;
   using Rows = typename Base::Rows;
-  using Mask = typename Base::Mask;
   using Dropped = typename Base::Dropped;
   using Loaded = typename Base::Loaded;
   using Softmax = typename Base::Softmax;
@@ -67,20 +67,17 @@ struct Forward : Scores<ForwardTraits<Config>> {
   using Cursor = typename Base::Cursor;
   using Slopes = typename Base::Slopes;
   using AffineRows = typename Base::AffineRows;
-  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kQBuffers, Base::kConsumers,
-      Base::kSSteps, Base::kPSteps, Base::kPieces, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kLists,
-      Base::kAffine, Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kNonContiguous,
-      Base::kPartial, Base::kOwnRanges, Base::kExchange, Base::kExactMax, Base::kDropoutRegisters,
-      Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed,
-      Base::kScoreOverlapped, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
+  using Base::kTileM, Base::kTileN, Base::kHeadDimV, Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kSSteps,
+      Base::kPSteps, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffineProduct,
+      Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange, Base::kExactMax,
+      Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
+      Base::kLoadAhead, Base::kSummed, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
       Base::shared, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
-      Base::v_empty, Base::q_empty, Base::mask_full, Base::mask_empty, Base::dropout_shared, Base::mask_shared,
-      Base::init_barriers, Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::rounds,
-      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
-      Base::query_of_round, Base::kFirstKeyWord, Base::read_work, Base::kv_tile, Base::read_listed, Base::consume_work,
-      Base::place, Base::number_keys, Base::kTurnsSlopes, Base::start_slopes, Base::turn_slopes, Base::affine_rows,
-      Base::add_affine_to_tile, Base::apply_score_to_tile, Base::first_tile, Base::finish_scores, Base::load_ahead,
-      Base::first_limit;
+      Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers, Base::release, Base::softmax_scale_log2,
+      Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count,
+      Base::has_rows, Base::query_of_round, Base::read_work, Base::read_listed, Base::consume_work, Base::number_keys,
+      Base::kTurnsSlopes, Base::start_slopes, Base::turn_slopes, Base::affine_rows, Base::load_ahead, Base::first_limit,
+      Base::exponentiate, Base::rescue, Base::clear_hidden, Base::take_mask, Base::convert, Base::keep;
 
   using Base::Base;
 
@@ -180,8 +177,8 @@ struct Forward : Scores<ForwardTraits<Config>> {
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
       int visible;
-      const bool far = exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane, loaded,
-                                          in_chunks, dropped, true);
+      const bool far = this->template exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane,
+                                                         loaded, in_chunks, dropped, true);
       if constexpr (kSummed) {
         if (far) rescue(s, softmax, dropped, ptx::shfl(q_slot.index, 0), ahead, warp_row);
         softmax.add_own();
@@ -247,8 +244,8 @@ struct Forward : Scores<ForwardTraits<Config>> {
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(s);
         release_k(k_slot, lane);
-        const bool rescale = exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane, loaded,
-                                                 in_chunks, dropped, spans);
+        const bool rescale = this->template exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane,
+                                                                loaded, in_chunks, dropped, spans);
         if constexpr (kDropout) {  // here what is kept is known too, overlapped with the product
           if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
         }
@@ -405,196 +402,6 @@ struct Forward : Scores<ForwardTraits<Config>> {
                                       accumulate || step != 0);
     }
     ptx::wgmma_commit();
-  }
-
-  /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
-  /// and none for rows behind the last. True when O must be rescaled, with kSummed after `rescue`. kBegins: there is
-  /// no O yet.
-  template <bool kBegins>
-  FA_DEVICE bool exponentiate(S& s, int& visible, Softmax& softmax, const AffineRows& rows, const Cursor& cursor,
-                              int limit, int warp_row, int lane, Loaded& loaded, bool in_chunks,
-                              [[maybe_unused]] Dropped& dropped, [[maybe_unused]] bool spans) const {
-    float shift[2];
-    if constexpr (kScoreOverlapped && !kBegins) {
-      if (!spans && limit >= kTileN && !ptx::vote_any(softmax.may_lack_offset())) {
-        visible = kPieces;
-        shift[0] = shift[1] = 0.f;
-        return exponentiate_summed(s, visible, softmax, shift, dropped, [&](int n) { apply_score_to_tile(s, n); });
-      }
-    }
-    visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
-    if (kPartial && visible == 0) {
-      if constexpr (kSummed) softmax.own[0] = softmax.own[1] = 0.f;
-      return false;
-    }
-    const float scale = softmax_scale_log2();
-    if constexpr (kSummed) {
-      // Without holes a tile that a row sees any of shows it its first key, and of the tile behind it sees none.
-      const bool may_begin = spans || limit <= kTileN;
-      if (kBegins || (kNonContiguous ? ptx::vote_any(softmax.may_lack_offset()) : may_begin)) {
-        softmax.take_greatest(s, scale, shift);
-      }
-      return exponentiate_summed(s, visible, softmax, shift, dropped, [](int) {});
-    } else {
-      return softmax.update(s, scale);
-    }
-  }
-
-  template <class Before>
-  FA_DEVICE bool exponentiate_summed(S& s, int visible, Softmax& softmax, const float (&shift)[2],
-                                     [[maybe_unused]] Dropped& dropped, const Before& before) const {
-    return softmax.template exponentiate<kPieces, kPartial>(s, softmax_scale_log2(), shift, visible, before,
-                                                            [&](int n) { convert_dropped(dropped, s, n); });
-  }
-
-  /// P of n8 tile n and what is kept of it, overlapped with the exponentials. Without dropout P is converted in place
-  /// of what the product before still reads.
-  FA_DEVICE static void convert_dropped([[maybe_unused]] Dropped& dropped, [[maybe_unused]] const S& s,
-                                        [[maybe_unused]] int n) {
-    if constexpr (kDropout) {
-      convert_tile(dropped.pairs, s, n);
-      dropped.mask.expand_tile(dropped.kept, n);
-    }
-  }
-
-  /// After `exponentiate` returned true: offsets rise, and P with them.
-  FA_DEVICE void rescue(S& s, Softmax& softmax, Dropped& dropped, int q_buffer, const Cursor& cursor,
-                        int warp_row) const {
-    softmax.factor[0] = softmax.factor[1] = 1.f;
-    // Once is enough. With dropout ptxas spills in a branch that it does not know for a loop.
-    constexpr int kRounds = kDropout ? 2 : 1;
-    FA_UNROLL_BY(1)
-    for (int round = 0; round < kRounds && softmax.template lost<kDropout>(kLeastLost); ++round) {
-      recompute_scores(s, dropped, q_buffer, cursor, warp_row);
-      softmax.rebase(s, softmax_scale_log2(), [&](int n) { convert_dropped(dropped, s, n); });
-    }
-    softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
-  }
-
-  /// P of row half r times a power of two.
-  FA_DEVICE static void shrink(S& s, [[maybe_unused]] Dropped& dropped, int r, float step) {
-    if constexpr (kDropout) {
-      const uint32_t steps = ptx::convert_pair<T>(step, step);
-      FA_UNROLL
-      for (int i = r; i < kTileN / 4; i += 2) {
-        const uint32_t pair = dropped.pairs[i / 4][i % 4] & dropped.kept[i / 4][i % 4];
-        dropped.pairs[i / 4][i % 4] = ptx::multiply_pair<T>(pair, steps);
-      }
-    } else {
-      FA_UNROLL
-      for (int i = 2 * r; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) s[i] *= step;
-    }
-  }
-
-  // A sum of P from which on P is taken for lost.
-  static constexpr float kLeastLost = kDropout ? LeastLost<T>::kOfPairs : LeastLost<T>::kOfFloats;
-
-  /// The scores of the warp's 16 rows once more, by the warp alone, from Q and from K in memory: its buffer may hold
-  /// other keys by now. What is hidden, of which P is 0, stays so.
-  FA_DEVICE void recompute_scores(S& s, [[maybe_unused]] const Dropped& dropped, int q_buffer, const Cursor& cursor,
-                                  int warp_row) const {
-    const uint32_t q = q_shared(q_buffer) + warp_row * QTile::kRowBytes;
-    const int last_key = lengths_of(cursor.query).s_kv - 1 - kv_tile(cursor) * kTileN;
-    const T* const keys = first_key(cursor, q_buffer);
-    FA_UNROLL
-    for (int n = 0; n < kTileN / 8; ++n) {
-      const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarpSize;   // anew: nothing is kept for this
-      const int key = kernel::minimum(8 * n + static_cast<int>(lane / 4), last_key);  // those behind it are hidden
-      const T* const columns = keys + key * params.stride_k_s + lane % 4 * 2;
-      float d[4] = {};
-      FA_UNROLL_BY(1)
-      for (uint32_t step = 0; step < kHeadDimQk / 8; ++step) {
-        const uint32_t a = QTile::fragment(q, lane, step);
-        ptx::mma_m16n8k8<T>(d, ptx::ld_shared_b32(a), ptx::ld_shared_b32(a + 8 * QTile::kRowBytes),
-                            ptx::ld_global_nc(reinterpret_cast<const uint32_t*>(columns + 8 * step)));
-      }
-      if constexpr (kAffine) {
-        add_affine_to_tile(d, cursor, warp_row, static_cast<int>(lane), 8 * n);
-      } else if constexpr (Variant::kScore) {
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          kernel::Place at = place(cursor, warp_row, r, static_cast<int>(lane));
-          at.kv += 8 * n;
-          kernel::apply_score<Variant, 1>(params.variant, at, [&](int, int e) -> float& { return d[2 * r + e]; });
-        }
-      } else if constexpr (!Config::kPositiveScale) {
-        FA_UNROLL
-        for (int e = 0; e < 4; ++e) d[e] *= scale_sign();
-      }
-      FA_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        const float before = p_of(s, dropped, 4 * n + e);
-        s[4 * n + e] = Softmax::is_seen(before, d[e]) ? d[e] : -kInfinity;
-      }
-    }
-    ptx::sync_warp();  // all lanes have read Q before one of them releases the buffer
-  }
-
-  /// The KV tile's first row of K in memory.
-  FA_DEVICE const T* first_key(const Cursor& cursor, [[maybe_unused]] int q_buffer) const {
-    const Query& query = cursor.query;
-    int64_t key = kv_tile(cursor) * kTileN;
-    int64_t before = query.kv_head * params.stride_k_h;
-    if constexpr (kVarlen) {
-      key += static_cast<int>(ptx::ld_shared_b32(work_shared(q_buffer) + kFirstKeyWord * 4));
-    } else {
-      before += query.tile.batch * params.stride_k_b;
-    }
-    return static_cast<const T*>(params.k) + before + key * params.stride_k_s;
-  }
-
-  FA_DEVICE static float p_of(const S& s, [[maybe_unused]] const Dropped& dropped, int i) {
-    if constexpr (kDropout) {  // P is found in the operand's registers alone
-      return kernel::half_of<T>(dropped.pairs[i / 8][i / 2 % 4], i % 2);
-    } else {
-      return s[i];
-    }
-  }
-
-  /// P of the pieces without a visible key. Rows behind the last keep what is there: nobody reads their O.
-  FA_DEVICE static void clear_hidden(P& probabilities, [[maybe_unused]] int visible) {
-    if constexpr (kPartial) {
-      if (visible == kPieces) return;
-      FA_UNROLL
-      for (int piece = 0; piece < kPieces; ++piece) {
-        if (piece < visible) continue;
-        FA_UNROLL
-        for (int i = 2 * first_tile(piece); i < 2 * first_tile(piece + 1); ++i) probabilities[i / 4][i % 4] = 0;
-      }
-    }
-  }
-
-  /// What the dropout RNG warps keep of the accumulators of S.
-  FA_DEVICE Mask take_mask(RingSlot<kMaskBuffers>& slot, int warp_row, int lane) const {
-    ptx::mbarrier_wait(mask_full(slot.index), slot.parity);
-    const Mask mask = Mask::load(mask_shared(slot.index, warp_row, lane));
-    ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
-    release(mask_empty(slot.index), lane);
-    slot.advance();
-    return mask;
-  }
-
-  /// Accumulators become the A operand of the next product,
-  FA_DEVICE static void convert(P& pairs, const S& s) {
-    FA_UNROLL
-    for (int n = 0; n < kTileN / 8; ++n) convert_tile(pairs, s, n);
-  }
-
-  /// those of n8 tile n alone,
-  FA_DEVICE static void convert_tile(P& pairs, const S& s, int n) {
-    FA_UNROLL
-    for (int i = 2 * n; i < 2 * n + 2; ++i) convert_pair(pairs, s, i);
-  }
-
-  /// those of elements 2i and 2i + 1 alone,
-  FA_DEVICE static void convert_pair(P& pairs, const S& s, int i) {
-    pairs[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
-  }
-
-  /// without those that are dropped, which the row sums have taken all the same.
-  FA_DEVICE static void keep(P& probabilities, const P& pairs, const P& kept) {
-    FA_UNROLL
-    for (int i = 0; i < kTileN / 4; ++i) probabilities[i / 4][i % 4] = pairs[i / 4][i % 4] & kept[i / 4][i % 4];
   }
 
   FA_DEVICE static void multiply(O& o, const float (&factor)[2]) {
