@@ -1,31 +1,17 @@
 #ifndef FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
 #define FA_TEMPLATES_SM90_SM90_FORWARD_CUH_
 
-#include <common/affine_reach.cuh>
 #include <common/constants.cuh>
-#include <common/dropout.cuh>
-#include <common/forward_schedule.cuh>
-#include <common/mask.cuh>
-#include <common/sequences.cuh>
-#include <common/switches.cuh>
-#include <common/transpose.cuh>
-#include <common/variant.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
-#include <ptx/ldmatrix.cuh>
-#include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
-#include <ptx/memory.cuh>
-#include <ptx/mma.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
-#include <sm90/sm90_affine.cuh>
 #include <sm90/sm90_affine_scores.cuh>
 #include <sm90/sm90_dropout_warps.cuh>
+#include <sm90/sm90_epilogue.cuh>
 #include <sm90/sm90_forward_block.cuh>
-#include <sm90/sm90_forward_layout.cuh>
-#include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_forward_traits.cuh>
 #include <sm90/sm90_probabilities.cuh>
 #include <sm90/sm90_producer.cuh>
@@ -34,7 +20,6 @@
 #include <sm90/sm90_schedule.cuh>
 #include <sm90/sm90_scores.cuh>
 #include <sm90/sm90_shared_tile.cuh>
-#include <sm90/sm90_softmax.cuh>
 
 namespace fa::sm90 {
 
@@ -47,8 +32,6 @@ template <class Config>
 struct Forward : Probabilities<ForwardTraits<Config>> {
   using Traits = ForwardTraits<Config>;
   using Base = Probabilities<ForwardTraits<Config>>;
-  using T = typename Base::T;
-  using Variant = typename Base::Variant;
   using KeyNumbers = typename Base::KeyNumbers;
   using QTile = typename Base::QTile;
   using KTile = typename Base::KTile;
@@ -62,24 +45,25 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
   using Dropped = typename Base::Dropped;
   using Loaded = typename Base::Loaded;
   using Softmax = typename Base::Softmax;
-  using OTile = typename Base::OTile;
   using Query = typename Base::Query;
   using Cursor = typename Base::Cursor;
   using Slopes = typename Base::Slopes;
   using AffineRows = typename Base::AffineRows;
-  using Base::kTileM, Base::kTileN, Base::kHeadDimV, Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kSSteps,
-      Base::kPSteps, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffineProduct,
-      Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange, Base::kExactMax,
-      Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
-      Base::kLoadAhead, Base::kSummed, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
-      Base::shared, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
-      Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers, Base::release, Base::softmax_scale_log2,
-      Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count,
-      Base::has_rows, Base::query_of_round, Base::read_work, Base::read_listed, Base::consume_work, Base::number_keys,
-      Base::kTurnsSlopes, Base::start_slopes, Base::turn_slopes, Base::affine_rows, Base::load_ahead, Base::first_limit,
-      Base::exponentiate, Base::rescue, Base::clear_hidden, Base::take_mask, Base::convert, Base::keep;
+  using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kSSteps, Base::kPSteps, Base::kPingpong,
+      Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp,
+      Base::kOwnRanges, Base::kExchange, Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters,
+      Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed, Base::kFinishOverlapped,
+      Base::kLayout, Base::kStageO, Base::params, Base::shared, Base::q_shared, Base::k_shared, Base::v_shared,
+      Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
+      Base::init_barriers, Base::release, Base::lengths_of, Base::first_row_of, Base::row_count, Base::read_work,
+      Base::read_listed, Base::consume_work, Base::number_keys, Base::kTurnsSlopes, Base::start_slopes,
+      Base::turn_slopes, Base::affine_rows, Base::load_ahead, Base::first_limit, Base::exponentiate, Base::rescue,
+      Base::clear_hidden, Base::take_mask, Base::convert, Base::keep;
 
   using Base::Base;
+
+  // A copy in front of the loop, or a member, costs registers there.
+  FA_DEVICE Epilogue<Traits> epilogue() const { return Epilogue<Traits>(*this); }
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -116,7 +100,7 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
       if (warp == 1 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
-      if (warp == 2) store_empty_tiles(lane);
+      if (warp == 2) epilogue().store_empty_tiles(lane);
     } else {
       if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
@@ -145,7 +129,7 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
 
     if constexpr (!kEmptyWarp && (Config::kCausal || Config::kSplit)) {
-      if (Config::kSplit || params.causal_shift < 0) store_empty(warp_row, lane);
+      if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(warp_row, lane);
     }
 
     Cursor ahead;
@@ -172,7 +156,7 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       release_k(k_slot, lane);
-      if (kOwnRanges && kStageO && staged) release_staged(q_slot.index, lane);
+      if (kOwnRanges && kStageO && staged) epilogue().release_staged(q_slot.index, lane);
       staged = false;
       const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
       if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
@@ -197,11 +181,11 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
         const bool spans = ahead.n == ahead.query.range.begin;
         if (spans) {
           if constexpr (!kFinishOverlapped) {
-            finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
+            epilogue().finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
             softmax = Softmax();
           }
           if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
-          if (kStageO && staged) release_staged(q_slot.index, lane);
+          if (kStageO && staged) epilogue().release_staged(q_slot.index, lane);
           staged = false;
           q_slot.advance();
           if (!consume_work(ahead, q_slot)) break;
@@ -232,11 +216,11 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
         const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
         limit = first_limit(ahead, warp_row);
         if (kFinishOverlapped && (spans || (kStageO && staged))) {  // overlapped with the products
-          if (kStageO && staged) release_staged(q_slot.index, lane);
+          if (kStageO && staged) epilogue().release_staged(q_slot.index, lane);
           staged = false;
           if (spans) {
             if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
-            finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
+            epilogue().finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
             softmax = Softmax();
           }
         }
@@ -265,12 +249,12 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
           if constexpr (kSummed && !kDropout) {
             if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
           }
-          if (!kFinishOverlapped && kStageO && staged) release_staged(q_slot.index, lane);
+          if (!kFinishOverlapped && kStageO && staged) epilogue().release_staged(q_slot.index, lane);
           if constexpr (!kFinishOverlapped) staged = false;
           if (spans) {
             // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
             if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
-            store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
+            epilogue().store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
             query = ahead.query;
             first = staged = true;
           } else if (!kExactMax && rescale) {
@@ -303,7 +287,7 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
       if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
       const int stored_row = kExchange && more ? other_rows(warp_row, consumer) : warp_row;
       if constexpr (kFinishOverlapped) {
-        finish_rows(softmax, inverse_sum, query, stored_row, lane);
+        epilogue().finish_rows(softmax, inverse_sum, query, stored_row, lane);
         softmax = Softmax();
       }
       ptx::wgmma_wait<0>();
@@ -315,7 +299,7 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
       }
       if constexpr (kStageO && kPingpong)
         ptx::barrier_sync(first_of(NamedBarrier::staged_o) + consumer, kWarpgroup);  // no ping-pong barrier follows
-      store(o, inverse_sum, query, stored_row, lane, q_slot.index);
+      epilogue().store(o, inverse_sum, query, stored_row, lane, q_slot.index);
     }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
   }
@@ -402,259 +386,6 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
                                       accumulate || step != 0);
     }
     ptx::wgmma_commit();
-  }
-
-  FA_DEVICE static void multiply(O& o, const float (&factor)[2]) {
-    FA_UNROLL
-    for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
-  }
-
-  FA_DEVICE T* o_row(const Query& query, const Rows& rows, int row) const {
-    return static_cast<T*>(params.o) + first_row(query, params.stride_o_b, params.stride_o_s) +
-           rows.query_head(row) * params.stride_o_h + rows.position(row) * params.stride_o_s;
-  }
-
-  /// Offset of the batch entry's first row.
-  FA_DEVICE int64_t first_row(const Query& query, int64_t stride_b, int64_t stride_s) const {
-    return kernel::offset_of_rows<kVarlen>(lengths_of(query), query.tile.batch, stride_b, stride_s);
-  }
-
-  /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
-  FA_DEVICE void finish_rows(Softmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
-                             int lane) const {
-    softmax.finish();
-    const Rows rows{params.group, query.tile.head};
-    const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
-    kernel::LogSum sums[2];
-    float lse[2];
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      inverse_sum[r] = softmax.inverse_sum(r);
-      sums[r] = softmax.log_sum(r, softmax_scale_log2());
-      lse[r] = sums[r].value();
-      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
-        const float keys = lse[r];
-        lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
-        inverse_sum[r] *= kernel::weight_of(keys, lse[r]);
-      }
-      if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
-    }
-    if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
-    if constexpr (Config::kSplit) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_row + 8 * r;
-        if (has_row(query, row)) sums[r].store(params.partial_lse, partial_row(query.tile, rows, row));
-      }
-      return;
-    }
-    float* const target = lse_row(query, rows, first_row);
-    if (has_row(query, first_row)) ptx::st_global(target, lse[0]);
-    if (has_row(query, first_row + 8)) {
-      float* const second = target + 8 * params.stride_lse_s;
-      ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : second, lse[1]);
-    }
-  }
-
-  /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
-  FA_DEVICE void store(O& o, const float (&inverse_sum)[2], const Query& query, int warp_row, int lane,
-                       int q_buffer) const {
-    multiply(o, inverse_sum);
-    if constexpr (kStageO) {
-      store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
-    } else {
-      store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
-    }
-  }
-
-  /// Into [splits, b, h_q, s_q].
-  FA_DEVICE int64_t partial_row(const ForwardTile& tile, const Rows& rows, int row) const {
-    const int64_t batch = static_cast<int64_t>(tile.split) * params.b + tile.batch;
-    return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
-  }
-
-  FA_DEVICE float* lse_row(const Query& query, const Rows& rows, int row) const {
-    return params.lse + first_row(query, params.stride_lse_b, params.stride_lse_s) +
-           rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
-  }
-
-  /// A warp's rows of O through the place of its rows of Q, by the copy engine.
-  FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
-    // Every warp of the warpgroup has left Q: with ping-pong scheduling, the barrier of this step has said so.
-    if constexpr (!kPingpong)
-      ptx::barrier_sync(first_of(NamedBarrier::staged_o) - 1 + ptx::thread_index() / kWarpgroup, kWarpgroup);
-    const int place = ptx::thread_index() % kWarpSize;  // the lane, anew: no address is kept over the loop
-    const int row = warp_row + place % 16;
-    FA_UNROLL
-    for (int block = 0; block < ceil_div(kHeadDimV, 16); ++block) {  // 16 columns
-      const int chunk = 2 * block % 8 + place / 16;
-      const uint32_t address =
-          q_shared(buffer) + block / 4 * OTile::kSlabBytes + row * 128 + (chunk ^ row % 8) * kernel::kChunkBytes;
-      uint32_t words[4] = {};
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (8 * block + 2 * i < kHeadDimV / 2) {
-          words[i] = ptx::convert_pair<T>(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]);
-        }
-      }
-      if (16 * block + 16 <= kHeadDimV) {
-        ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
-      } else {
-        ptx::stmatrix_x2(address, words[0], words[1]);
-      }
-    }
-    ptx::fence_proxy_async();
-    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-    const int first_row = first_row_of(query.tile) + warp_row;
-    if (lane == 0 && first_row >= 0) {  // the engine stores nowhere before the first row
-      FA_UNROLL
-      for (int slab = 0; slab < OTile::kSlabs; ++slab) {
-        const uint32_t source = q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128;
-        if constexpr (kVarlen) {
-          const kernel::Sequence& own = query.sequence;
-          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, kernel::kBoundedRows - own.s_q + first_row,
-                            query.tile.head, own.first_row + own.s_q, kernel::kBoundedRows);
-        } else {
-          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, query.head_in_group, first_row, query.kv_head,
-                            query.tile.batch);
-        }
-      }
-      ptx::tma_commit();
-    }
-  }
-
-  /// The Q buffer from which this warp's O left is free for the next Q but one.
-  FA_DEVICE void release_staged(int q_buffer, int lane) const {
-    if (lane != 0) return;
-    ptx::tma_wait_read();
-    ptx::mbarrier_arrive(q_empty(kQBuffers - 1 - q_buffer));
-  }
-
-  /// A warp's rows of O from registers: the result, or a split's part of it.
-  FA_DEVICE void store_direct(const O& o, const Query& query, int first_row, int lane) const {
-    if constexpr (Config::kSplit) {
-      store_partial(o, query, first_row, lane);
-    } else {
-      store_rows(o, query, first_row, lane);
-    }
-  }
-
-  /// In float, for forward_combine.
-  FA_DEVICE void store_partial(const O& o, const Query& query, int first_row, int lane) const {
-    const Rows rows{params.group, query.tile.head};
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + lane / 4 + 8 * r;
-      if (row >= row_count(query)) continue;
-      float* const target = params.partial_o + partial_row(query.tile, rows, row) * kHeadDimV + 2 * (lane % 4);
-      FA_UNROLL
-      for (int j = 0; j < kHeadDimV / 8; ++j) {
-        ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
-        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
-      }
-    }
-  }
-
-  /// Straight from registers: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that
-  /// each stores 16 bytes.
-  FA_DEVICE void store_rows(const O& o, const Query& query, int first_row, int lane) const {
-    const Rows rows{params.group, query.tile.head};
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + lane / 4 + 8 * r;
-      const bool inside = has_row(query, row);
-      T* const target = o_row(query, rows, inside ? row : 0);
-      FA_UNROLL
-      for (int j = 0; j + 4 <= kHeadDimV / 8; j += 4) {
-        uint32_t words[4];
-        FA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          words[i] = ptx::convert_pair<T>(o[4 * (j + i) + 2 * r], o[4 * (j + i) + 2 * r + 1]);
-        }
-        kernel::transpose_quad(words, lane);
-        if (inside) {
-          ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
-        }
-      }
-      FA_UNROLL
-      for (int j = kHeadDimV / 32 * 4; j < kHeadDimV / 8; ++j) {
-        if (inside) {
-          ptx::st_global(reinterpret_cast<uint32_t*>(target + 8 * j + 2 * (lane % 4)),
-                         ptx::convert_pair<T>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]));
-        }
-      }
-    }
-  }
-
-  /// This warp's rows of all query tiles that no key is visible to.
-  FA_DEVICE void store_empty(int warp_row, int lane) const {
-    const Rounds own = rounds();
-    for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query work = query_of_round(round);
-      if (work.range.begin < work.range.end) continue;
-      store_empty_rows(work, warp_row, lane);
-    }
-  }
-
-  /// All rows of these tiles, by one warp, 16 bytes of O a lane: with few registers, which the consumers need.
-  FA_DEVICE void store_empty_tiles(int lane) const {
-    using Value = typename kernel::Either<float, T, Config::kSplit>::type;
-    constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
-    constexpr int kChunks = kHeadDimV / kColumns;  // of a row
-    const Rounds own = rounds();
-    for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query work = query_of_round(round);
-      if (work.range.begin < work.range.end || !has_rows(work)) continue;
-      const Rows rows{params.group, work.tile.head};
-      const int first = work.tile.m_block * kTileM;
-      const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
-      FA_UNROLL_BY(1)
-      for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
-        const int row = first + i / kChunks;
-        const int column = i % kChunks * kColumns;
-        if constexpr (Config::kSplit) {
-          ptx::st_global_chunk(params.partial_o + partial_row(work.tile, rows, row) * kHeadDimV + column, {});
-        } else {
-          ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
-        }
-        if (column != 0) continue;
-        if constexpr (Config::kSplit) {
-          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
-        } else if (params.lse != nullptr) {
-          ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
-        }
-      }
-    }
-  }
-
-  /// Log-sum-exp of a row that no key is visible to: that of the sink alone.
-  FA_DEVICE float lse_without_keys(int query_head) const {
-    if constexpr (Variant::kSink && !Config::kSplit) {
-      return kernel::log_add(-kInfinity, kernel::sink_of(params.variant, query_head));
-    } else {
-      return -kInfinity;
-    }
-  }
-
-  /// Eight elements of O of such a row: 0, but of a sink without a sum.
-  FA_DEVICE kernel::Chunk o_without_keys(int query_head) const {
-    if constexpr (Variant::kSink) {
-      const float weight = kernel::weight_of(-kInfinity, lse_without_keys(query_head));
-      const uint32_t pair = ptx::convert_pair<T>(weight, weight);
-      return {{pair, pair, pair, pair}};
-    } else {
-      return {};
-    }
-  }
-
-  /// O = 0, log-sum-exp = -inf or the sink's logit.
-  FA_DEVICE void store_empty_rows(const Query& work, int warp_row, int lane) const {
-    Softmax no_keys;
-    float inverse_sum[2];
-    finish_rows(no_keys, inverse_sum, work, warp_row, lane);
-    O zeros = {};
-    if constexpr (Variant::kSink) multiply(zeros, inverse_sum);  // NaN of a sink
-    store_direct(zeros, work, first_row_of(work.tile) + warp_row, lane);
   }
 };
 

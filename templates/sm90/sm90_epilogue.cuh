@@ -1,0 +1,295 @@
+#ifndef FA_TEMPLATES_SM90_SM90_EPILOGUE_CUH_
+#define FA_TEMPLATES_SM90_SM90_EPILOGUE_CUH_
+
+#include <common/log_sum.cuh>
+#include <common/transpose.cuh>
+#include <common/variant.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/tma.cuh>
+#include <sm90/sm90_roles.cuh>
+#include <sm90/sm90_schedule.cuh>
+
+namespace fa::sm90 {
+
+/// O of two rows times a factor each.
+template <int kCount>
+FA_DEVICE void multiply(float (&o)[kCount], const float (&factor)[2]) {
+  FA_UNROLL
+  for (int i = 0; i < kCount; ++i) o[i] *= factor[i / 2 % 2];
+}
+
+/// What ends a query tile: the log-sum-exp of its rows, and O on its way to memory; and query tiles that no key is
+/// visible to.
+template <class Traits>
+struct Epilogue : Schedule<Traits> {
+  using Base = Schedule<Traits>;
+  using T = typename Base::T;
+  using Variant = typename Base::Variant;
+  using O = typename Base::O;
+  using Rows = typename Base::Rows;
+  using Softmax = typename Base::Softmax;
+  using OTile = typename Base::OTile;
+  using Config = typename Base::Config;
+  using Query = typename Base::Query;
+  using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kStageO,
+      Base::p, Base::params, Base::q_shared, Base::q_empty, Base::softmax_scale_log2, Base::rounds, Base::has_tile,
+      Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round;
+
+  FA_DEVICE explicit Epilogue(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
+
+  FA_DEVICE T* o_row(const Query& query, const Rows& rows, int row) const {
+    return static_cast<T*>(params.o) + first_row(query, params.stride_o_b, params.stride_o_s) +
+           rows.query_head(row) * params.stride_o_h + rows.position(row) * params.stride_o_s;
+  }
+
+  /// Offset of the batch entry's first row.
+  FA_DEVICE int64_t first_row(const Query& query, int64_t stride_b, int64_t stride_s) const {
+    return kernel::offset_of_rows<kVarlen>(lengths_of(query), query.tile.batch, stride_b, stride_s);
+  }
+
+  /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
+  FA_DEVICE void finish_rows(Softmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
+                             int lane) const {
+    softmax.finish();
+    const Rows rows{params.group, query.tile.head};
+    const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
+    kernel::LogSum sums[2];
+    float lse[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      inverse_sum[r] = softmax.inverse_sum(r);
+      sums[r] = softmax.log_sum(r, softmax_scale_log2());
+      lse[r] = sums[r].value();
+      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
+        const float keys = lse[r];
+        lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
+        inverse_sum[r] *= kernel::weight_of(keys, lse[r]);
+      }
+      if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
+    }
+    if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
+    if constexpr (Config::kSplit) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + 8 * r;
+        if (has_row(query, row)) sums[r].store(params.partial_lse, partial_row(query.tile, rows, row));
+      }
+      return;
+    }
+    float* const target = lse_row(query, rows, first_row);
+    if (has_row(query, first_row)) ptx::st_global(target, lse[0]);
+    if (has_row(query, first_row + 8)) {
+      float* const second = target + 8 * params.stride_lse_s;
+      ptx::st_global(Config::kPackGqa ? lse_row(query, rows, first_row + 8) : second, lse[1]);
+    }
+  }
+
+  /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
+  FA_DEVICE void store(O& o, const float (&inverse_sum)[2], const Query& query, int warp_row, int lane,
+                       int q_buffer) const {
+    multiply(o, inverse_sum);
+    if constexpr (kStageO) {
+      store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
+    } else {
+      store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
+    }
+  }
+
+  /// Into [splits, b, h_q, s_q].
+  FA_DEVICE int64_t partial_row(const ForwardTile& tile, const Rows& rows, int row) const {
+    const int64_t batch = static_cast<int64_t>(tile.split) * params.b + tile.batch;
+    return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
+  }
+
+  FA_DEVICE float* lse_row(const Query& query, const Rows& rows, int row) const {
+    return params.lse + first_row(query, params.stride_lse_b, params.stride_lse_s) +
+           rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
+  }
+
+  /// A warp's rows of O through the place of its rows of Q, by the copy engine.
+  FA_DEVICE void store_staged(const O& o, const Query& query, int warp_row, int lane, int buffer) const {
+    // Every warp of the warpgroup has left Q: with ping-pong scheduling, the barrier of this step has said so.
+    if constexpr (!kPingpong)
+      ptx::barrier_sync(first_of(NamedBarrier::staged_o) - 1 + ptx::thread_index() / kWarpgroup, kWarpgroup);
+    const int place = ptx::thread_index() % kWarpSize;  // the lane, anew: no address is kept over the loop
+    const int row = warp_row + place % 16;
+    FA_UNROLL
+    for (int block = 0; block < ceil_div(kHeadDimV, 16); ++block) {  // 16 columns
+      const int chunk = 2 * block % 8 + place / 16;
+      const uint32_t address =
+          q_shared(buffer) + block / 4 * OTile::kSlabBytes + row * 128 + (chunk ^ row % 8) * kernel::kChunkBytes;
+      uint32_t words[4] = {};
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (8 * block + 2 * i < kHeadDimV / 2) {
+          words[i] = ptx::convert_pair<T>(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]);
+        }
+      }
+      if (16 * block + 16 <= kHeadDimV) {
+        ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
+      } else {
+        ptx::stmatrix_x2(address, words[0], words[1]);
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
+    const int first_row = first_row_of(query.tile) + warp_row;
+    if (lane == 0 && first_row >= 0) {  // the engine stores nowhere before the first row
+      FA_UNROLL
+      for (int slab = 0; slab < OTile::kSlabs; ++slab) {
+        const uint32_t source = q_shared(buffer) + slab * OTile::kSlabBytes + warp_row * 128;
+        if constexpr (kVarlen) {
+          const kernel::Sequence& own = query.sequence;
+          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, kernel::kBoundedRows - own.s_q + first_row,
+                            query.tile.head, own.first_row + own.s_q, kernel::kBoundedRows);
+        } else {
+          ptx::tma_store_5d(p.map_o, source, slab * kSlabColumns, query.head_in_group, first_row, query.kv_head,
+                            query.tile.batch);
+        }
+      }
+      ptx::tma_commit();
+    }
+  }
+
+  /// The Q buffer from which this warp's O left is free for the next Q but one.
+  FA_DEVICE void release_staged(int q_buffer, int lane) const {
+    if (lane != 0) return;
+    ptx::tma_wait_read();
+    ptx::mbarrier_arrive(q_empty(kQBuffers - 1 - q_buffer));
+  }
+
+  /// A warp's rows of O from registers: the result, or a split's part of it.
+  FA_DEVICE void store_direct(const O& o, const Query& query, int first_row, int lane) const {
+    if constexpr (Config::kSplit) {
+      store_partial(o, query, first_row, lane);
+    } else {
+      store_rows(o, query, first_row, lane);
+    }
+  }
+
+  /// In float, for forward_combine.
+  FA_DEVICE void store_partial(const O& o, const Query& query, int first_row, int lane) const {
+    const Rows rows{params.group, query.tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      if (row >= row_count(query)) continue;
+      float* const target = params.partial_o + partial_row(query.tile, rows, row) * kHeadDimV + 2 * (lane % 4);
+      FA_UNROLL
+      for (int j = 0; j < kHeadDimV / 8; ++j) {
+        ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
+        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
+      }
+    }
+  }
+
+  /// Straight from registers: the four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that
+  /// each stores 16 bytes.
+  FA_DEVICE void store_rows(const O& o, const Query& query, int first_row, int lane) const {
+    const Rows rows{params.group, query.tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      const bool inside = has_row(query, row);
+      T* const target = o_row(query, rows, inside ? row : 0);
+      FA_UNROLL
+      for (int j = 0; j + 4 <= kHeadDimV / 8; j += 4) {
+        uint32_t words[4];
+        FA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          words[i] = ptx::convert_pair<T>(o[4 * (j + i) + 2 * r], o[4 * (j + i) + 2 * r + 1]);
+        }
+        kernel::transpose_quad(words, lane);
+        if (inside) {
+          ptx::st_global_chunk(target + 8 * (j + lane % 4), {{words[0], words[1], words[2], words[3]}});
+        }
+      }
+      FA_UNROLL
+      for (int j = kHeadDimV / 32 * 4; j < kHeadDimV / 8; ++j) {
+        if (inside) {
+          ptx::st_global(reinterpret_cast<uint32_t*>(target + 8 * j + 2 * (lane % 4)),
+                         ptx::convert_pair<T>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]));
+        }
+      }
+    }
+  }
+
+  /// This warp's rows of all query tiles that no key is visible to.
+  FA_DEVICE void store_empty(int warp_row, int lane) const {
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
+      const Query work = query_of_round(round);
+      if (work.range.begin < work.range.end) continue;
+      store_empty_rows(work, warp_row, lane);
+    }
+  }
+
+  /// All rows of these tiles, by one warp, 16 bytes of O a lane: with few registers, which the consumers need.
+  FA_DEVICE void store_empty_tiles(int lane) const {
+    using Value = typename kernel::Either<float, T, Config::kSplit>::type;
+    constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
+    constexpr int kChunks = kHeadDimV / kColumns;  // of a row
+    const Rounds own = rounds();
+    for (int round = own.begin; has_tile(own, round); ++round) {
+      const Query work = query_of_round(round);
+      if (work.range.begin < work.range.end || !has_rows(work)) continue;
+      const Rows rows{params.group, work.tile.head};
+      const int first = work.tile.m_block * kTileM;
+      const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
+      FA_UNROLL_BY(1)
+      for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
+        const int row = first + i / kChunks;
+        const int column = i % kChunks * kColumns;
+        if constexpr (Config::kSplit) {
+          ptx::st_global_chunk(params.partial_o + partial_row(work.tile, rows, row) * kHeadDimV + column, {});
+        } else {
+          ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
+        }
+        if (column != 0) continue;
+        if constexpr (Config::kSplit) {
+          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
+        } else if (params.lse != nullptr) {
+          ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
+        }
+      }
+    }
+  }
+
+  /// Log-sum-exp of a row that no key is visible to: that of the sink alone.
+  FA_DEVICE float lse_without_keys(int query_head) const {
+    if constexpr (Variant::kSink && !Config::kSplit) {
+      return kernel::log_add(-kInfinity, kernel::sink_of(params.variant, query_head));
+    } else {
+      return -kInfinity;
+    }
+  }
+
+  /// Eight elements of O of such a row: 0, but of a sink without a sum.
+  FA_DEVICE kernel::Chunk o_without_keys(int query_head) const {
+    if constexpr (Variant::kSink) {
+      const float weight = kernel::weight_of(-kInfinity, lse_without_keys(query_head));
+      const uint32_t pair = ptx::convert_pair<T>(weight, weight);
+      return {{pair, pair, pair, pair}};
+    } else {
+      return {};
+    }
+  }
+
+  /// O = 0, log-sum-exp = -inf or the sink's logit.
+  FA_DEVICE void store_empty_rows(const Query& work, int warp_row, int lane) const {
+    Softmax no_keys;
+    float inverse_sum[2];
+    finish_rows(no_keys, inverse_sum, work, warp_row, lane);
+    O zeros = {};
+    if constexpr (Variant::kSink) multiply(zeros, inverse_sum);  // NaN of a sink
+    store_direct(zeros, work, first_row_of(work.tile) + warp_row, lane);
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_EPILOGUE_CUH_
