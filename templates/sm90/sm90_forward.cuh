@@ -15,6 +15,7 @@
 #include <sm90/sm90_forward_traits.cuh>
 #include <sm90/sm90_probabilities.cuh>
 #include <sm90/sm90_producer.cuh>
+#include <sm90/sm90_products.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_schedule.cuh>
@@ -29,40 +30,28 @@ namespace fa::sm90 {
 /// runs; the next KV tile may belong to the next query tile, so that the tensor cores see no boundary between query
 /// tiles. With dropout further warps make its random bits.
 template <class Config>
-struct Forward : Probabilities<ForwardTraits<Config>> {
+struct Forward : Products<ForwardTraits<Config>> {
   using Traits = ForwardTraits<Config>;
-  using Base = Probabilities<ForwardTraits<Config>>;
-  using KeyNumbers = typename Base::KeyNumbers;
-  using QTile = typename Base::QTile;
-  using KTile = typename Base::KTile;
-  using VTile = typename Base::VTile;
-  using SGemm = typename Base::SGemm;
-  using OGemm = typename Base::OGemm;
+  using Base = Products<ForwardTraits<Config>>;
   using S = typename Base::S;
   using P = typename Base::P;
   using O = typename Base::O;
-  using Rows = typename Base::Rows;
-  using Dropped = typename Base::Dropped;
-  using Loaded = typename Base::Loaded;
   using Softmax = typename Base::Softmax;
   using Query = typename Base::Query;
   using Cursor = typename Base::Cursor;
-  using Slopes = typename Base::Slopes;
-  using AffineRows = typename Base::AffineRows;
-  using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kSSteps, Base::kPSteps, Base::kPingpong,
-      Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp,
-      Base::kOwnRanges, Base::kExchange, Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters,
-      Base::kConsumerRegisters, Base::kDropoutWarps, Base::kLoadAhead, Base::kSummed, Base::kFinishOverlapped,
-      Base::kLayout, Base::kStageO, Base::params, Base::shared, Base::q_shared, Base::k_shared, Base::v_shared,
+  using Tile = typename Base::Tile;
+  using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen, Base::kDropout,
+      Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
+      Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
+      Base::kSummed, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared,
       Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
-      Base::init_barriers, Base::release, Base::lengths_of, Base::first_row_of, Base::row_count, Base::read_work,
-      Base::read_listed, Base::consume_work, Base::number_keys, Base::kTurnsSlopes, Base::start_slopes,
-      Base::turn_slopes, Base::affine_rows, Base::load_ahead, Base::first_limit, Base::exponentiate, Base::rescue,
-      Base::clear_hidden, Base::take_mask, Base::convert, Base::keep;
+      Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::consume_work,
+      Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
+      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
 
   using Base::Base;
 
-  // A copy in front of the loop, or a member, costs registers there.
+  // Made where it is used. A member costs instructions in the main loop: what it copies stays in registers.
   FA_DEVICE Epilogue<Traits> epilogue() const { return Epilogue<Traits>(*this); }
 
   FA_DEVICE void run() {
@@ -110,198 +99,225 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
     }
   }
 
-  FA_DEVICE void consume(int consumer) const {
-    const int lane = ptx::thread_index() % kWarpSize;
-    // The warp's first row in the query tile.
-    int warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
+  /// What a consumer carries from KV tile to KV tile. It is not made as an aggregate, which would clear S and O.
+  struct Stream {
+    int consumer;
+    int lane;
+    int warp_row;  // the warp's first row in the query tile
     RingSlot<kStages> k_slot, v_slot;
     RingSlot<kQBuffers> q_slot;
-    RingSlot<kMaskBuffers> mask_slot;
     S s;
-    P probabilities;
+    P p;
     O o;
-    [[maybe_unused]] Dropped dropped;  // of the scores in `s`
-    [[maybe_unused]] Loaded loaded;
-    [[maybe_unused]] bool in_chunks = false;  // `loaded`
+    Tile tile;  // ahead, whose scores are in the making
     Softmax softmax;
     [[maybe_unused]] bool risen = false;  // maxima have: with kExactMax, O is to be multiplied by
     [[maybe_unused]] float factor[2] = {1.f, 1.f};
     bool staged = false;  // O is on its way out of the Q buffer that is not in use
+    Cursor ahead;         // the place of the tile ahead
+    Query query;          // whose O is in the making
+    bool first;           // of its KV tiles: O is not yet defined
+    float inverse_sum[2];
+  };
 
+  FA_DEVICE void consume(int consumer) const {
+    Stream at;
+    at.consumer = consumer;
+    at.lane = ptx::thread_index() % kWarpSize;
+    at.warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     if constexpr (!kEmptyWarp && (Config::kCausal || Config::kSplit)) {
-      if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(warp_row, lane);
+      if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(at.warp_row, at.lane);
     }
-
-    Cursor ahead;
-    Slopes slopes;
-    if (!consume_work(ahead, q_slot)) return;
+    if (!consume_work(at.ahead, at.q_slot)) return;
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
 
     // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
     // warpgroup.
     for (bool more = true, skips = false; more; skips = true) {
       more = false;
-      if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
-      if constexpr (kOwnRanges) {
-        skip_hidden(ahead, consumer, warp_row, k_slot, v_slot, skips, lane);
-        if constexpr (kPingpong) await_pingpong(consumer);
-      }
-      ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
-      read_listed(ahead, k_slot.index);
-      if constexpr (kTurnsSlopes) turn_slopes(slopes, ahead, warp_row, lane);
-      issue_scores(s, slopes, kOwnRanges ? ptx::shfl(q_slot.index, 0) : q_slot.index, consumer, k_slot.index);
-      if constexpr (kOwnRanges && kPingpong) signal_pingpong(consumer);
-      if constexpr (kLoadAhead) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-      int limit = first_limit(ahead, warp_row);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(s);
-      release_k(k_slot, lane);
-      if (kOwnRanges && kStageO && staged) epilogue().release_staged(q_slot.index, lane);
-      staged = false;
-      const AffineRows first_rows = affine_rows(slopes, ahead, warp_row, lane);
-      if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
-      int visible;
-      const bool far = this->template exponentiate<true>(s, visible, softmax, first_rows, ahead, limit, warp_row, lane,
-                                                         loaded, in_chunks, dropped, true);
-      if constexpr (kSummed) {
-        if (far) rescue(s, softmax, dropped, ptx::shfl(q_slot.index, 0), ahead, warp_row);
-        softmax.add_own();
-      }
-      if constexpr (kDropout) {
-        keep(probabilities, dropped.pairs, dropped.kept);
-      } else {
-        convert(probabilities, s);
-        clear_hidden(probabilities, visible);
-      }
-
-      Query query = ahead.query;  // whose O is in the making
-      bool first = true;          // of its KV tiles: O is not yet defined
-      float inverse_sum[2];
+      begin(at, skips);
       while (true) {
-        const bool spans = ahead.n == ahead.query.range.begin;
+        const bool spans = at.ahead.n == at.ahead.query.range.begin;
         if (spans) {
-          if constexpr (!kFinishOverlapped) {
-            epilogue().finish_rows(softmax, inverse_sum, ahead.query, warp_row, lane);
-            softmax = Softmax();
-          }
-          if constexpr (!kStageO) release(q_empty(q_slot.index), lane);
-          if (kStageO && staged) epilogue().release_staged(q_slot.index, lane);
-          staged = false;
-          q_slot.advance();
-          if (!consume_work(ahead, q_slot)) break;
-          if constexpr (kExchange) warp_row = other_rows(warp_row, consumer);
-          if constexpr (kOwnRanges) {
-            more = own_range_end(ahead.query, warp_row) < ahead.query.range.end;
-            if (more) break;
-          }
-          if constexpr (kAffineProduct) start_slopes(slopes, ahead, warp_row, lane);
+          if (!next_query(at, more)) break;
         } else {
-          --ahead.n;
+          --at.ahead.n;
         }
-        const int q_buffer = ptx::shfl(q_slot.index, 0);
-        if constexpr (kLoadAhead && !kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-        if constexpr (kTurnsSlopes && !kLists) turn_slopes(slopes, ahead, warp_row, lane);
-        ptx::mbarrier_wait(k_full(k_slot.index), k_slot.parity);
-        read_listed(ahead, k_slot.index);
-        if constexpr (kTurnsSlopes && kLists) turn_slopes(slopes, ahead, warp_row, lane);
-        if (kPingpong) await_pingpong(consumer);
-        issue_scores(s, slopes, q_buffer, consumer, k_slot.index);
-        if constexpr (kExactMax) {
-          if (risen) multiply(o, factor);
-        }
-        ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
-        issue_output(o, probabilities, v_slot.index, !first);
-        if (kPingpong) signal_pingpong(consumer);
-        if constexpr (kLoadAhead && kLists) in_chunks = load_ahead(loaded, ahead, warp_row, lane);
-        const AffineRows rows = affine_rows(slopes, ahead, warp_row, lane);
-        limit = first_limit(ahead, warp_row);
-        if (kFinishOverlapped && (spans || (kStageO && staged))) {  // overlapped with the products
-          if (kStageO && staged) epilogue().release_staged(q_slot.index, lane);
-          staged = false;
-          if (spans) {
-            if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
-            epilogue().finish_rows(softmax, inverse_sum, query, other_rows(warp_row, consumer), lane);
-            softmax = Softmax();
-          }
-        }
-        if constexpr (kDropout) dropped.mask = take_mask(mask_slot, warp_row, lane);
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_tie(s);
-        release_k(k_slot, lane);
-        const bool rescale = this->template exponentiate<false>(s, visible, softmax, rows, ahead, limit, warp_row, lane,
-                                                                loaded, in_chunks, dropped, spans);
-        if constexpr (kDropout) {  // here what is kept is known too, overlapped with the product
-          if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
-        }
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          if constexpr (kSummed) ptx::settle(softmax.own[r], rescale, shared + kLayout.work);
-          if constexpr (!kSummed) ptx::settle(softmax.sum[r], shared + kLayout.work);
-        }
-        // One branch in the usual case.
-        const bool rare = spans || (!kExactMax && rescale) || (!kFinishOverlapped && kStageO && staged);
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_tie(o);
-        release(v_empty(v_slot.index), lane);
-        v_slot.advance();
-        first = false;
-        if (rare) {
-          if constexpr (kSummed && !kDropout) {
-            if (rescale) rescue(s, softmax, dropped, q_buffer, ahead, warp_row);
-          }
-          if (!kFinishOverlapped && kStageO && staged) epilogue().release_staged(q_slot.index, lane);
-          if constexpr (!kFinishOverlapped) staged = false;
-          if (spans) {
-            // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
-            if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
-            epilogue().store(o, inverse_sum, query, other_rows(warp_row, consumer), lane, q_slot.index);
-            query = ahead.query;
-            first = staged = true;
-          } else if (!kExactMax && rescale) {
-            multiply(o, softmax.factor);
-          }
-        }
-        if constexpr (kSummed) softmax.add_own();
-        if constexpr (kExactMax) {
-          risen = rescale && !spans;
-          FA_UNROLL
-          for (int r = 0; r < 2; ++r) factor[r] = softmax.factor[r];
-        }
-        if constexpr (kDropout) {
-          keep(probabilities, dropped.pairs, dropped.kept);
-        } else {
-          convert(probabilities, s);
-          clear_hidden(probabilities, visible);
-        }
+        step(at, spans);
       }
-
-      constexpr bool kSkipsInTurn = kOwnRanges && kPingpong;
-      if (kSkipsInTurn && more) await_pingpong(consumer);  // of the first KV tile that is skipped
-      ptx::mbarrier_wait(v_full(v_slot.index), v_slot.parity);
-      if constexpr (kExactMax) {
-        if (risen) multiply(o, factor);
-        risen = false;
-      }
-      issue_output(o, probabilities, v_slot.index, !first);
-      if (kSkipsInTurn && more) signal_pingpong(consumer);
-      if constexpr (kStageO) query = read_work(kQBuffers - 1 - q_slot.index);
-      const int stored_row = kExchange && more ? other_rows(warp_row, consumer) : warp_row;
-      if constexpr (kFinishOverlapped) {
-        epilogue().finish_rows(softmax, inverse_sum, query, stored_row, lane);
-        softmax = Softmax();
-      }
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(o);
-      if constexpr (kOwnRanges) {
-        release(v_empty(v_slot.index), lane);
-        v_slot.advance();
-        staged = true;
-      }
-      if constexpr (kStageO && kPingpong)
-        ptx::barrier_sync(first_of(NamedBarrier::staged_o) + consumer, kWarpgroup);  // no ping-pong barrier follows
-      epilogue().store(o, inverse_sum, query, stored_row, lane, q_slot.index);
+      end(at, more);
     }
     if constexpr (kStageO) ptx::tma_wait();  // shared memory must outlive the copy
+  }
+
+  /// P of the first KV tile of a stretch.
+  FA_DEVICE void begin(Stream& at, [[maybe_unused]] bool skips) const {
+    begin_rows(at.tile, at.ahead, at.warp_row, at.lane);
+    if constexpr (kOwnRanges) {
+      skip_hidden(at.ahead, at.consumer, at.warp_row, at.k_slot, at.v_slot, skips, at.lane);
+      if constexpr (kPingpong) await_pingpong(at.consumer);
+    }
+    ptx::mbarrier_wait(k_full(at.k_slot.index), at.k_slot.parity);
+    this->template with_keys<true>(at.tile, at.ahead, at.k_slot.index, at.warp_row, at.lane);
+    issue_scores(at.s, at.tile, kOwnRanges ? ptx::shfl(at.q_slot.index, 0) : at.q_slot.index, at.consumer,
+                 at.k_slot.index);
+    if constexpr (kOwnRanges && kPingpong) signal_pingpong(at.consumer);
+    this->template with_products<true>(at.tile, at.ahead, at.warp_row, at.lane);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(at.s);
+    release_k(at.k_slot, at.lane);
+    if (kOwnRanges && kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
+    at.staged = false;
+    this->template before_softmax<true>(at.tile, at.ahead, at.warp_row, at.lane);
+    const bool far = this->template exponentiate<true>(at.s, at.tile.visible, at.softmax, at.tile.rows, at.ahead,
+                                                       at.tile.limit, at.warp_row, at.lane, at.tile.loaded,
+                                                       at.tile.in_chunks, at.tile.dropped, true);
+    if constexpr (kSummed) {
+      if (far) rescue(at.s, at.softmax, at.tile.dropped, ptx::shfl(at.q_slot.index, 0), at.ahead, at.warp_row);
+      at.softmax.add_own();
+    }
+    pack(at.p, at.s, at.tile);
+    at.query = at.ahead.query;
+    at.first = true;
+  }
+
+  /// The query tile behind the one whose last scores have been taken. False at the end, and where KV tiles have to be
+  /// skipped first: then there are `more`.
+  FA_DEVICE bool next_query(Stream& at, [[maybe_unused]] bool& more) const {
+    if constexpr (!kFinishOverlapped) {
+      epilogue().finish_rows(at.softmax, at.inverse_sum, at.ahead.query, at.warp_row, at.lane);
+      at.softmax = Softmax();
+    }
+    if constexpr (!kStageO) release(q_empty(at.q_slot.index), at.lane);
+    if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
+    at.staged = false;
+    at.q_slot.advance();
+    if (!consume_work(at.ahead, at.q_slot)) return false;
+    if constexpr (kExchange) at.warp_row = other_rows(at.warp_row, at.consumer);
+    if constexpr (kOwnRanges) {
+      more = own_range_end(at.ahead.query, at.warp_row) < at.ahead.query.range.end;
+      if (more) return false;
+    }
+    begin_rows(at.tile, at.ahead, at.warp_row, at.lane);
+    return true;
+  }
+
+  /// S of the KV tile ahead, and O += P V of the one before it; the softmax of the former is overlapped with the
+  /// latter. spans: the tile ahead is of the next query tile.
+  FA_DEVICE void step(Stream& at, bool spans) const {
+    const int q_buffer = ptx::shfl(at.q_slot.index, 0);
+    before_keys(at.tile, at.ahead, at.warp_row, at.lane);
+    ptx::mbarrier_wait(k_full(at.k_slot.index), at.k_slot.parity);
+    this->template with_keys<false>(at.tile, at.ahead, at.k_slot.index, at.warp_row, at.lane);
+    if (kPingpong) await_pingpong(at.consumer);
+    issue_scores(at.s, at.tile, q_buffer, at.consumer, at.k_slot.index);
+    multiply_risen(at);
+    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+    issue_output(at.o, at.p, at.v_slot.index, !at.first);
+    if (kPingpong) signal_pingpong(at.consumer);
+    this->template with_products<false>(at.tile, at.ahead, at.warp_row, at.lane);
+    if constexpr (kFinishOverlapped) finish_overlapped(at, spans);
+    this->template before_softmax<false>(at.tile, at.ahead, at.warp_row, at.lane);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_tie(at.s);
+    release_k(at.k_slot, at.lane);
+    const bool rescale = take_softmax(at, q_buffer, spans);
+    // One branch in the usual case.
+    const bool rare = spans || (!kExactMax && rescale) || (!kFinishOverlapped && kStageO && at.staged);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(at.o);
+    release(v_empty(at.v_slot.index), at.lane);
+    at.v_slot.advance();
+    at.first = false;
+    if (rare) leave_query(at, rescale, q_buffer, spans);
+    if constexpr (kSummed) at.softmax.add_own();
+    if constexpr (kExactMax) note_risen(at, rescale && !spans);
+    pack(at.p, at.s, at.tile);
+  }
+
+  /// The last product of a stretch, and its query tile's end.
+  FA_DEVICE void end(Stream& at, bool more) const {
+    constexpr bool kSkipsInTurn = kOwnRanges && kPingpong;
+    if (kSkipsInTurn && more) await_pingpong(at.consumer);  // of the first KV tile that is skipped
+    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+    multiply_risen(at);
+    if constexpr (kExactMax) at.risen = false;
+    issue_output(at.o, at.p, at.v_slot.index, !at.first);
+    if (kSkipsInTurn && more) signal_pingpong(at.consumer);
+    if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+    const int stored_row = kExchange && more ? other_rows(at.warp_row, at.consumer) : at.warp_row;
+    if constexpr (kFinishOverlapped) {
+      epilogue().finish_rows(at.softmax, at.inverse_sum, at.query, stored_row, at.lane);
+      at.softmax = Softmax();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(at.o);
+    if constexpr (kOwnRanges) {
+      release(v_empty(at.v_slot.index), at.lane);
+      at.v_slot.advance();
+      at.staged = true;
+    }
+    if constexpr (kStageO && kPingpong) {  // no ping-pong barrier follows
+      ptx::barrier_sync(first_of(NamedBarrier::staged_o) + at.consumer, kWarpgroup);
+    }
+    epilogue().store(at.o, at.inverse_sum, at.query, stored_row, at.lane, at.q_slot.index);
+  }
+
+  /// O of the KV tiles before, where exact maxima have risen.
+  FA_DEVICE static void multiply_risen(Stream& at) {
+    if constexpr (kExactMax) {
+      if (at.risen) multiply(at.o, at.factor);
+    }
+  }
+  FA_DEVICE static void note_risen(Stream& at, bool risen) {
+    at.risen = risen;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) at.factor[r] = at.softmax.factor[r];
+  }
+
+  /// The rows of the query tile before, overlapped with the products.
+  FA_DEVICE void finish_overlapped(Stream& at, bool spans) const {
+    if (!spans && !(kStageO && at.staged)) return;
+    if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
+    at.staged = false;
+    if (!spans) return;
+    if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+    epilogue().finish_rows(at.softmax, at.inverse_sum, at.query, other_rows(at.warp_row, at.consumer), at.lane);
+    at.softmax = Softmax();
+  }
+
+  /// P of the KV tile ahead, in place of its scores. True when O must be rescaled, or else P after `rescue`.
+  FA_DEVICE bool take_softmax(Stream& at, int q_buffer, bool spans) const {
+    const bool rescale = this->template exponentiate<false>(at.s, at.tile.visible, at.softmax, at.tile.rows, at.ahead,
+                                                            at.tile.limit, at.warp_row, at.lane, at.tile.loaded,
+                                                            at.tile.in_chunks, at.tile.dropped, spans);
+    if constexpr (kDropout) {  // here what is kept is known too, overlapped with the product
+      if (rescale) rescue(at.s, at.softmax, at.tile.dropped, q_buffer, at.ahead, at.warp_row);
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (kSummed) ptx::settle(at.softmax.own[r], rescale, shared + kLayout.work);
+      if constexpr (!kSummed) ptx::settle(at.softmax.sum[r], shared + kLayout.work);
+    }
+    return rescale;
+  }
+
+  /// O is complete: it leaves with its query tile, is multiplied, or only its staged predecessor is waited for.
+  FA_DEVICE void leave_query(Stream& at, bool rescale, [[maybe_unused]] int q_buffer, bool spans) const {
+    if constexpr (kSummed && !kDropout) {
+      if (rescale) rescue(at.s, at.softmax, at.tile.dropped, q_buffer, at.ahead, at.warp_row);
+    }
+    if (!kFinishOverlapped && kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
+    if constexpr (!kFinishOverlapped) at.staged = false;
+    if (spans) {
+      // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
+      if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+      epilogue().store(at.o, at.inverse_sum, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
+      at.query = at.ahead.query;
+      at.first = at.staged = true;
+    } else if (!kExactMax && rescale) {
+      multiply(at.o, at.softmax.factor);
+    }
   }
 
   // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.
@@ -311,23 +327,6 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
   FA_DEVICE static void signal_pingpong(int consumer) {
     ptx::barrier_arrive(first_of(NamedBarrier::pingpong) + (consumer + 1 == kConsumers ? 0 : consumer + 1),
                         2 * kWarpgroup);
-  }
-
-  /// The warp's first row in the query tiles before and behind this one.
-  FA_DEVICE static int other_rows(int warp_row, int consumer) {
-    if constexpr (!kExchange) return warp_row;
-    return warp_row % 64 + (warp_row / 64 == consumer ? kConsumers - 1 - consumer : consumer) * 64;
-  }
-
-  /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
-  FA_DEVICE int own_range_end(const Query& query, int warp_row) const {
-    const Rows rows{params.group, 0};
-    const int first = first_row_of(query.tile) + warp_row / 64 * 64;
-    const int end = row_count(query);
-    const int last = first + 63 < end ? first + 63 : end - 1;
-    const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), rows.position(last));
-    const int tiles_seen = first < end && last >= 0 ? kernel::ceil_div(limit, kTileN) : 0;
-    return tiles_seen > query.range.begin ? tiles_seen : query.range.begin + 1;
   }
 
   /// Releases KV tiles that are hidden from this warpgroup, each in its turn of the ping-pong; that of the first may be
@@ -357,35 +356,6 @@ struct Forward : Probabilities<ForwardTraits<Config>> {
   FA_DEVICE void release_k(RingSlot<kStages>& slot, int lane) const {
     release(k_empty(slot.index), lane);
     slot.advance();
-  }
-
-  /// Starts S = Q K^T, [64, tile_n], with `slopes` of its keys' numbers added.
-  FA_DEVICE void issue_scores(S& s, [[maybe_unused]] const Slopes& slopes, int q_buffer, int consumer,
-                              int stage) const {
-    const int rows = 64 * (kExchange && q_buffer != 0 ? kConsumers - 1 - consumer : consumer);
-    ptx::wgmma_tie(s);
-    ptx::wgmma_fence();
-    FA_UNROLL
-    for (int step = 0; step < kSSteps; ++step) {
-      SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), rows, step),
-                                    KTile::k_major(k_shared(stage), 0, step), step != 0);
-    }
-    if constexpr (kAffineProduct) {
-      SGemm::template registers<false>(s, slopes.operand, KeyNumbers::descriptor(shared + kLayout.key_numbers), true);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// Starts O += P V, [64, d_v].
-  FA_DEVICE void issue_output(O& o, const P& probabilities, int stage, bool accumulate) const {
-    ptx::wgmma_tie(o);
-    ptx::wgmma_fence();
-    FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(o, probabilities[step], VTile::mn_major(v_shared(stage), step),
-                                      accumulate || step != 0);
-    }
-    ptx::wgmma_commit();
   }
 };
 

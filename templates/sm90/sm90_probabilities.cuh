@@ -18,6 +18,7 @@ namespace fa::sm90 {
 template <class Traits>
 struct Probabilities : Scores<Traits> {
   using Base = Scores<Traits>;
+  using Config = typename Base::Config;
   using T = typename Base::T;
   using Variant = typename Base::Variant;
   using QTile = typename Base::QTile;
@@ -27,17 +28,80 @@ struct Probabilities : Scores<Traits> {
   using Dropped = typename Base::Dropped;
   using Loaded = typename Base::Loaded;
   using Softmax = typename Base::Softmax;
-  using Config = typename Base::Config;
   using Query = typename Base::Query;
   using Cursor = typename Base::Cursor;
+  using Slopes = typename Base::Slopes;
   using AffineRows = typename Base::AffineRows;
-  using Base::kTileN, Base::kHeadDimQk, Base::kPieces, Base::kVarlen, Base::kDropout, Base::kAffine,
-      Base::kNonContiguous, Base::kPartial, Base::kSummed, Base::kScoreOverlapped, Base::params, Base::q_shared,
-      Base::mask_full, Base::mask_empty, Base::mask_shared, Base::work_shared, Base::release, Base::softmax_scale_log2,
-      Base::scale_sign, Base::lengths_of, Base::kFirstKeyWord, Base::kv_tile, Base::place, Base::add_affine_to_tile,
-      Base::apply_score_to_tile, Base::first_tile, Base::finish_scores;
+  using Base::kTileN, Base::kHeadDimQk, Base::kPieces, Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffine,
+      Base::kAffineProduct, Base::kNonContiguous, Base::kPartial, Base::kLoadAhead, Base::kSummed,
+      Base::kScoreOverlapped, Base::params, Base::q_shared, Base::mask_full, Base::mask_empty, Base::mask_shared,
+      Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of,
+      Base::kFirstKeyWord, Base::kv_tile, Base::read_listed, Base::place, Base::kTurnsSlopes, Base::start_slopes,
+      Base::turn_slopes, Base::affine_rows, Base::add_affine_to_tile, Base::apply_score_to_tile, Base::first_tile,
+      Base::finish_scores, Base::load_ahead, Base::first_limit;
 
   using Base::Base;
+
+  /// What a consumer knows of the KV tile whose scores are in the making, besides its place.
+  struct Tile {
+    RingSlot<kMaskBuffers> mask_slot;
+    [[maybe_unused]] Dropped dropped;
+    [[maybe_unused]] Loaded loaded;
+    [[maybe_unused]] bool in_chunks = false;  // `loaded`
+    [[maybe_unused]] Slopes slopes;
+    [[maybe_unused]] AffineRows rows;
+    int limit;    // first_limit
+    int visible;  // pieces of the softmax that hold keys that the warp sees
+  };
+
+  // What variants do, in the order of a step. None of it is there in a kernel without them.
+
+  /// For the first KV tile of a query tile.
+  FA_DEVICE void begin_rows([[maybe_unused]] Tile& tile, [[maybe_unused]] const Cursor& cursor,
+                            [[maybe_unused]] int warp_row, [[maybe_unused]] int lane) const {
+    if constexpr (kAffineProduct) start_slopes(tile.slopes, cursor, warp_row, lane);
+  }
+
+  /// Before K has landed. With tile lists the tile is not known yet.
+  FA_DEVICE void before_keys([[maybe_unused]] Tile& tile, [[maybe_unused]] const Cursor& cursor,
+                             [[maybe_unused]] int warp_row, [[maybe_unused]] int lane) const {
+    if constexpr (kLoadAhead && !kLists) tile.in_chunks = load_ahead(tile.loaded, cursor, warp_row, lane);
+    if constexpr (kTurnsSlopes && !kLists) turn_slopes(tile.slopes, cursor, warp_row, lane);
+  }
+
+  /// When K has landed in `stage`. kBegins: nothing was done before.
+  template <bool kBegins>
+  FA_DEVICE void with_keys([[maybe_unused]] Tile& tile, Cursor& cursor, int stage, [[maybe_unused]] int warp_row,
+                           [[maybe_unused]] int lane) const {
+    read_listed(cursor, stage);
+    if constexpr (kTurnsSlopes && (kLists || kBegins)) turn_slopes(tile.slopes, cursor, warp_row, lane);
+  }
+
+  /// Overlapped with the products.
+  template <bool kBegins>
+  FA_DEVICE void with_products(Tile& tile, const Cursor& cursor, int warp_row, int lane) const {
+    if constexpr (kLoadAhead && (kLists || kBegins)) tile.in_chunks = load_ahead(tile.loaded, cursor, warp_row, lane);
+    if constexpr (!kBegins) tile.rows = affine_rows(tile.slopes, cursor, warp_row, lane);
+    tile.limit = first_limit(cursor, warp_row);
+  }
+
+  /// The last before the scores are there; kBegins: when they are.
+  template <bool kBegins>
+  FA_DEVICE void before_softmax(Tile& tile, [[maybe_unused]] const Cursor& cursor, [[maybe_unused]] int warp_row,
+                                [[maybe_unused]] int lane) const {
+    if constexpr (kBegins) tile.rows = affine_rows(tile.slopes, cursor, warp_row, lane);
+    if constexpr (kDropout) tile.dropped.mask = take_mask(tile.mask_slot, warp_row, lane);
+  }
+
+  /// P as the operand of the next product.
+  FA_DEVICE static void pack(P& probabilities, [[maybe_unused]] const S& s, const Tile& tile) {
+    if constexpr (kDropout) {
+      keep(probabilities, tile.dropped.pairs, tile.dropped.kept);
+    } else {
+      convert(probabilities, s);
+      clear_hidden(probabilities, tile.visible);
+    }
+  }
 
   /// Turns the scores of a KV tile into P, in the pieces that hold keys that the warp sees: not behind the diagonal,
   /// and none for rows behind the last. True when O must be rescaled, with kSummed after `rescue`. kBegins: there is

@@ -22,14 +22,14 @@ namespace fa::sm90 {
 template <class Traits>
 struct Schedule : ForwardBlock<Traits> {
   using Base = ForwardBlock<Traits>;
-  using Variant = typename Base::Variant;
-  using Rows = typename Base::Rows;
   using Config = typename Base::Config;
+  using Variant = typename Base::Variant;
   using Params = typename Base::Params;
+  using Rows = typename Base::Rows;
   using Query = typename Base::Query;
-  using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kVarlen, Base::kWindowed, Base::kLists, Base::kWaves,
-      Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kLayout, Base::params, Base::q_full,
-      Base::work_shared, Base::listed_shared;
+  using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kWindowed, Base::kLists,
+      Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout,
+      Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int before_rows;  // places in a head's first query tile
@@ -133,6 +133,23 @@ struct Schedule : ForwardBlock<Traits> {
     } else {
       return kernel::kv_range<Config::kCausal, kTileN>(lengths_of(query), first_row, last_row, query.tile.split);
     }
+  }
+
+  /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
+  FA_DEVICE int own_range_end(const Query& query, int warp_row) const {
+    const Rows rows{params.group, 0};
+    const int first = first_row_of(query.tile) + warp_row / 64 * 64;
+    const int end = row_count(query);
+    const int last = first + 63 < end ? first + 63 : end - 1;
+    const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), rows.position(last));
+    const int tiles_seen = first < end && last >= 0 ? kernel::ceil_div(limit, kTileN) : 0;
+    return tiles_seen > query.range.begin ? tiles_seen : query.range.begin + 1;
+  }
+
+  /// The warp's first row in the query tiles before and behind this one.
+  FA_DEVICE static int other_rows(int warp_row, int consumer) {
+    if constexpr (!kExchange) return warp_row;
+    return warp_row % 64 + (warp_row / 64 == consumer ? kConsumers - 1 - consumer : consumer) * 64;
   }
 
   FA_DEVICE const int32_t* tile_list(const ForwardTile& tile) const {

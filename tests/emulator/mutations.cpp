@@ -35,6 +35,7 @@ std::vector<Mutation> all_mutations() {
                            &sm90_affine_scores_mutations,
                            &sm90_scores_mutations,
                            &sm90_probabilities_mutations,
+                           &sm90_products_mutations,
                            &sm90_epilogue_mutations,
                            &sm90_forward_mutations,
                            &sm90_affine_mutations,

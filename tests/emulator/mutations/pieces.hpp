@@ -35,6 +35,7 @@ std::vector<Mutation> sm90_dropout_warps_mutations();
 std::vector<Mutation> sm90_affine_scores_mutations();
 std::vector<Mutation> sm90_scores_mutations();
 std::vector<Mutation> sm90_probabilities_mutations();
+std::vector<Mutation> sm90_products_mutations();
 std::vector<Mutation> sm90_epilogue_mutations();
 std::vector<Mutation> sm90_forward_mutations();
 std::vector<Mutation> sm90_affine_mutations();

@@ -7,23 +7,27 @@ namespace emulator {
 
 std::vector<Mutation> sm90_schedule_mutations() {
   using enum FaultKind;
-  return in("sm90/sm90_schedule.cuh", {
-                                          {"hopper_first_rows_left_out",
-                                           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16",
-                                           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 + 16",
-                                           sm90_own_ends(),
-                                           {global_uninitialised}},
-                                          {"hopper_rotated_tile_behind_the_head",
-                                           "return (tile.m_block + pair) % params.m_blocks;",
-                                           "return (tile.m_block + pair + 1) % (params.m_blocks + 1);",
-                                           sm90_rotating(),
-                                           {global_uninitialised}},
-                                          {"hopper_scores_made_again_of_another_sequence",
-                                           "word(kFirstKeyWord, query.sequence.first_key);",
-                                           "word(kFirstKeyWord, 0);",
-                                           steep(sm90_varlen()),
-                                           {global_uninitialised}},
-                                      });
+  return in(
+      "sm90/sm90_schedule.cuh",
+      {
+          {"hopper_end_of_the_first_row", "first + 63 < end ? first + 63 : end - 1", "first", sm90_own_ends(), {}},
+
+          {"hopper_first_rows_left_out",
+           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16",
+           "(all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 + 16",
+           sm90_own_ends(),
+           {global_uninitialised}},
+          {"hopper_rotated_tile_behind_the_head",
+           "return (tile.m_block + pair) % params.m_blocks;",
+           "return (tile.m_block + pair + 1) % (params.m_blocks + 1);",
+           sm90_rotating(),
+           {global_uninitialised}},
+          {"hopper_scores_made_again_of_another_sequence",
+           "word(kFirstKeyWord, query.sequence.first_key);",
+           "word(kFirstKeyWord, 0);",
+           steep(sm90_varlen()),
+           {global_uninitialised}},
+      });
 }
 
 }  // namespace emulator
