@@ -7,6 +7,7 @@
 #include <span>
 
 #include <fa/error.hpp>
+#include <sm90/sm90_backward_layout.cuh>
 
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
@@ -17,11 +18,10 @@
 namespace fa::plan {
 namespace {
 
-constexpr int kWarpgroupKeys = 64;
+using sm90::kSlabColumns;
+
+constexpr int kWarpgroupKeys = sm90::kWarpgroupRows;  // rows of scores, which are transposed
 constexpr int kMaxConsumers = 3;
-constexpr int kSlabColumns = 64;  // the 128 bytes that the swizzle spans
-constexpr int kBarrierBytes = 128;
-constexpr int kJobBytes = 192;  // of a packed batch: two tiles and their barriers
 // What ptxas gives accumulators and operands of a consumer thread without spilling, by consumer warpgroups: of 255, 240
 // and 160.
 constexpr int kFragmentRegisters[] = {224, 212, 128};
@@ -57,17 +57,23 @@ std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
   return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
 }
 
+/// What the kernel lays its shared memory and its warps out by.
+sm90::BackwardShape shape_of(const KernelSpec& spec) {
+  return {.tile_m = spec.tile_m,
+          .tile_n = spec.tile_n,
+          .d_qk = spec.d_qk,
+          .d_v = spec.d_v,
+          .stages = spec.stages,
+          .write_dq = spec.write_dq,
+          .varlen = spec.varlen};
+}
+
 int consumers(const KernelSpec& spec) {
-  return spec.tile_n / kWarpgroupKeys;
+  return shape_of(spec).consumers();
 }
 
 bool dq_by_rows(const KernelSpec& spec) {
-  return spec.tile_m == 64 * consumers(spec);
-}
-
-/// Columns of dQ that a warpgroup computes.
-int dq_columns(const KernelSpec& spec) {
-  return dq_by_rows(spec) ? spec.d_qk : kSlabColumns;
+  return shape_of(spec).dq_by_rows();
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const BackwardChoice& choice,
@@ -83,7 +89,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
-  spec.warps = 4 * (spec.tile_n / kWarpgroupKeys + 1);
+  spec.warps = shape_of(spec).threads() / 32;
   const bool ordered = deterministic && !needs_tile_lists(problem);
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.write_dq = !deterministic || ordered;
@@ -136,13 +142,7 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
 }
 
 int sm90_backward_shared_bytes(const KernelSpec& spec) {
-  const auto row_bytes = [](int d) { return (d + kSlabColumns - 1) / kSlabColumns * kSlabColumns * 2; };
-  const int rows = row_bytes(spec.d_qk) + row_bytes(spec.d_v);
-  const int statistics = 2 * static_cast<int>(sizeof(float));
-  const int ds = 2 * spec.tile_m * spec.tile_n * 2;  // of two steps
-  const int dq = spec.tile_m * spec.d_qk * static_cast<int>(sizeof(float));
-  return spec.tile_n * rows + spec.stages * spec.tile_m * (rows + statistics) + (spec.write_dq ? ds + dq : 0) +
-         kBarrierBytes + (spec.varlen ? kJobBytes : 0);
+  return sm90::shared_layout(shape_of(spec)).bytes;
 }
 
 int sm90_backward_registers(const KernelSpec& spec) {
@@ -151,7 +151,7 @@ int sm90_backward_registers(const KernelSpec& spec) {
   const int operand = spec.tile_m / 4;  // P or dS, rounded
   // The product for dV takes P's operand while dQ leaves its registers, and at tile_m = 64 while that for dP runs.
   const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);
-  const int dq = spec.write_dq ? scores + operand + dq_columns(spec) / 2 : 0;
+  const int dq = spec.write_dq ? scores + operand + shape_of(spec).dq_columns() / 2 : 0;
   return sums + std::max(softmax, dq);
 }
 

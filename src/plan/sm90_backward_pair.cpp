@@ -4,16 +4,20 @@
 
 #include <algorithm>
 
+#include <sm90/sm90_sizes.cuh>
+
 namespace fa::plan {
 namespace {
 
+using sm90::kSlabColumns;
+using sm90::kSlabRowBytes;
+
 constexpr int kAboveOne = 128;  // head dims that one block serves
-constexpr int kSlabColumns = 64;
 constexpr int kMaxHeadDim = 256;
 constexpr int kTileM = 64;
 constexpr int kTileN = 128;
-constexpr int kRowSlabBytes = kTileM * 128;
-constexpr int kKeySlabBytes = kTileN * 128;
+constexpr int kRowSlabBytes = kTileM * kSlabRowBytes;
+constexpr int kKeySlabBytes = kTileN * kSlabRowBytes;
 constexpr int kBarrierBytes = 1024;
 
 int slabs(int d) noexcept {

@@ -17,10 +17,12 @@
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
+#include <sm90/sm90_backward_layout.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
 #include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_ring.cuh>
+#include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
 namespace fa::sm90 {
@@ -125,23 +127,25 @@ struct Backward {
   static constexpr bool kLoadAhead = kernel::kLoadsAhead<Variant> && kTileM == 64;
 
   static constexpr int kDqRowBytes = 16 * kHeadDimQk * 4;  // of 16 rows
-  static constexpr int kStatsBytes = kTileM * 4;
 
-  static constexpr int kVOffset = KTile::kBytes;
-  static constexpr int kQOffset = kVOffset + VTile::kBytes;
-  static constexpr int kDoOffset = kQOffset + kStages * QTile::kBytes;
-  static constexpr int kDsOffset = kDoOffset + kStages * DoTile::kBytes;
-  static constexpr int kDqOffset = kDsOffset + kDsBuffers * DsTile::kBytes;
-  static constexpr int kLseOffset = kDqOffset + (Config::kWriteDq ? kTileM / 16 * kDqRowBytes : 0);
-  static constexpr int kDeltaOffset = kLseOffset + kStages * kStatsBytes;
-  static constexpr int kBarrierOffset = kDeltaOffset + kStages * kStatsBytes;
-  static constexpr int kJobOffset = kBarrierOffset + 128;
-  static constexpr int kJobBytes = 64;
-  static constexpr int kSharedBytes = kJobOffset + (kVarlen ? 2 * kJobBytes + 64 : 0);
-  static_assert(8 * (4 + 3 * kStages + (Config::kWriteDq ? 2 : 0)) <= 128, "the barriers have 128 bytes");
+  static constexpr BackwardShape kShape = {.tile_m = kTileM,
+                                           .tile_n = kTileN,
+                                           .d_qk = kHeadDimQk,
+                                           .d_v = kHeadDimV,
+                                           .stages = kStages,
+                                           .write_dq = Config::kWriteDq,
+                                           .varlen = kVarlen};
+  static constexpr BackwardSharedLayout kLayout = shared_layout(kShape);
+  static constexpr int kSharedBytes = kLayout.bytes;
+  static_assert(kThreads == kShape.threads() && kDqByRows == kShape.dq_by_rows() && kDqColumns == kShape.dq_columns());
+  static_assert(kLayout.v == KTile::kBytes && kLayout.q == kLayout.v + VTile::kBytes);
+  static_assert(kLayout.dout == kLayout.q + kStages * QTile::kBytes);
+  static_assert(kLayout.ds == kLayout.dout + kStages * DoTile::kBytes);
+  static_assert(kLayout.dq == kLayout.ds + kDsBuffers * DsTile::kBytes);
+  static_assert(kLayout.work >= kLayout.mbarriers + kMbarrierBytes * kShape.mbarriers(), "the barriers fit");
   // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
   static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
-  static constexpr int kTilesOffset = kBarrierOffset + 124;
+  static constexpr int kTilesOffset = kLayout.work - 4;
 
   const AllParams& p;
   const Params& params;
@@ -154,14 +158,14 @@ struct Backward {
         tiles(all.base.n_blocks * all.base.h_kv * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   FA_DEVICE uint32_t k_shared() const { return shared; }
-  FA_DEVICE uint32_t v_shared() const { return shared + kVOffset; }
-  FA_DEVICE uint32_t q_shared(int stage) const { return shared + kQOffset + stage * QTile::kBytes; }
-  FA_DEVICE uint32_t do_shared(int stage) const { return shared + kDoOffset + stage * DoTile::kBytes; }
-  FA_DEVICE uint32_t ds_shared(int buffer) const { return shared + kDsOffset + buffer * DsTile::kBytes; }
-  FA_DEVICE uint32_t lse_shared(int stage) const { return shared + kLseOffset + stage * kStatsBytes; }
-  FA_DEVICE uint32_t delta_shared(int stage) const { return shared + kDeltaOffset + stage * kStatsBytes; }
+  FA_DEVICE uint32_t v_shared() const { return shared + kLayout.v; }
+  FA_DEVICE uint32_t q_shared(int stage) const { return shared + kLayout.q + stage * QTile::kBytes; }
+  FA_DEVICE uint32_t do_shared(int stage) const { return shared + kLayout.dout + stage * DoTile::kBytes; }
+  FA_DEVICE uint32_t ds_shared(int buffer) const { return shared + kLayout.ds + buffer * DsTile::kBytes; }
+  FA_DEVICE uint32_t lse_shared(int stage) const { return shared + kLayout.lse + stage * kLayout.stats_bytes; }
+  FA_DEVICE uint32_t delta_shared(int stage) const { return shared + kLayout.delta + stage * kLayout.stats_bytes; }
   // "Full": the copy has landed. "Empty": every warp has read the buffer.
-  FA_DEVICE uint32_t k_full() const { return shared + kBarrierOffset; }
+  FA_DEVICE uint32_t k_full() const { return shared + kLayout.mbarriers; }
   FA_DEVICE uint32_t k_empty() const { return k_full() + 8; }
   FA_DEVICE uint32_t v_full() const { return k_full() + 16; }
   FA_DEVICE uint32_t v_empty() const { return k_full() + 24; }
@@ -172,7 +176,7 @@ struct Backward {
   FA_DEVICE uint32_t dq_empty() const { return q_full(3 * kStages + 1); }
 
   // Of a packed batch: two jobs on their way from the warp that finds them to the others.
-  FA_DEVICE uint32_t job_shared(int slot) const { return shared + kJobOffset + slot * kJobBytes; }
+  FA_DEVICE uint32_t job_shared(int slot) const { return shared + kLayout.work + slot * kLayout.work_bytes; }
   FA_DEVICE uint32_t job_full(int slot) const { return job_shared(2) + 8 * slot; }
   FA_DEVICE uint32_t job_empty(int slot) const { return job_full(2 + slot); }
 
@@ -558,7 +562,7 @@ struct Backward {
   }
 
   FA_DEVICE void load_q(int stage, const Job& work, const Query& query) const {
-    ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kStatsBytes);
+    ptx::mbarrier_arrive_expect_tx(q_full(stage), QTile::kBytes + kLayout.stats_bytes);
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
       ptx::tma_load_4d(q_shared(stage) + slab * QTile::kSlabBytes, p.map_q, q_full(stage), ptx::L2Policy::evict_last,
@@ -566,11 +570,11 @@ struct Backward {
     }
   }
   FA_DEVICE void load_lse(int stage, const Job& work, const Query& query) const {
-    ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kStatsBytes, q_full(stage));
+    ptx::bulk_load(lse_shared(stage), params.lse_log2 + row_index(work, query), kLayout.stats_bytes, q_full(stage));
   }
 
   FA_DEVICE void load_dout(int stage, const Job& work, const Query& query) const {
-    ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kStatsBytes);
+    ptx::mbarrier_arrive_expect_tx(do_full(stage), DoTile::kBytes + kLayout.stats_bytes);
     FA_UNROLL
     for (int slab = 0; slab < DoTile::kSlabs; ++slab) {
       ptx::tma_load_4d(do_shared(stage) + slab * DoTile::kSlabBytes, p.map_dout, do_full(stage),
@@ -579,7 +583,7 @@ struct Backward {
     }
   }
   FA_DEVICE void load_delta(int stage, const Job& work, const Query& query) const {
-    ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kStatsBytes, do_full(stage));
+    ptx::bulk_load(delta_shared(stage), params.delta + row_index(work, query), kLayout.stats_bytes, do_full(stage));
   }
 
   /// The same of a packed batch: a tile of Q or dO, and the row statistics that the sequence has.
@@ -753,7 +757,7 @@ struct Backward {
     int rows = kTileM;
     if constexpr (kVarlen) rows = kernel::minimum(kTileM, work.lengths.padded_rows - at.m_block * kTileM);
     const int64_t group = at.row_group;
-    ptx::bulk_add_f32(params.dq_accum + group * (kernel::kRowGroup * kHeadDimQk), shared + kDqOffset,
+    ptx::bulk_add_f32(params.dq_accum + group * (kernel::kRowGroup * kHeadDimQk), shared + kLayout.dq,
                       rows / kernel::kRowGroup * kDqRowBytes);
     ptx::tma_commit();
     ptx::tma_wait_read();
@@ -844,12 +848,13 @@ struct Backward {
     if constexpr (kLanded) {
       await_dout(count);
     } else {
-      ptx::barrier_sync(2, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles
+      ptx::barrier_sync(first_of(NamedBarrier::clean_tiles),
+                        kConsumers * kWarpgroup);  // no warpgroup's products read the tiles
     }
   }
   FA_DEVICE void end_to_clear() const {
     ptx::fence_proxy_async();
-    ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tiles are clean for all
+    ptx::barrier_sync(first_of(NamedBarrier::clean_tiles), kConsumers * kWarpgroup);  // the tiles are clean for all
   }
 
   FA_DEVICE static int consumer_thread() { return ptx::thread_index() - kWarpgroup; }
@@ -961,7 +966,7 @@ struct Backward {
       if (left == 0) {
         issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
         if constexpr (Config::kWriteDq) {
-          ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+          ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
           issue_dq(dq, buffer, consumer_index());
         }
         ptx::wgmma_wait<0>();
@@ -987,7 +992,7 @@ struct Backward {
       issue_scores(s, stage_of(count), consumer);
       issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
-        ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+        ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
       }
       ptx::wgmma_wait<0>();  // dK, whose operand leaves room for dQ, and the next S
       ptx::wgmma_tie(dk);
@@ -1058,7 +1063,7 @@ struct Backward {
       functions(work, next, stage).add(by_capture);
       if (left == 0) {
         if constexpr (Config::kWriteDq) {
-          ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+          ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
           issue_dq(dq, buffer, consumer_index());
         }
         ptx::wgmma_wait<0>();
@@ -1076,7 +1081,7 @@ struct Backward {
         return true;
       }
       if constexpr (Config::kWriteDq) {
-        ptx::barrier_sync(1, kConsumers * kWarpgroup);  // dS of all warpgroups
+        ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
       }
       ptx::wgmma_wait<0>();  // dV and dK, whose operands leave room for dQ and the next dP
       ptx::wgmma_tie(dv);
@@ -1348,7 +1353,7 @@ struct Backward {
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();
     const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
-    const uint32_t own = shared + kDqOffset + row_group * kDqRowBytes + column_group * 512 + lane * 16;
+    const uint32_t own = shared + kLayout.dq + row_group * kDqRowBytes + column_group * 512 + lane * 16;
     ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count) % 2);  // the last step's has left
     if (!kVarlen || 16 * row_group < rows) {
       FA_UNROLL

@@ -19,6 +19,7 @@
 #include <sm90/sm90_backward_store.cuh>
 #include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_ring.cuh>
+#include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
 namespace fa::sm90 {
@@ -581,7 +582,8 @@ struct BackwardPair {
           clear_first_rows<L::kDoSlabs>(do_shared<kRank>(ring_do.stage), rows);
           clear_first_rows<L::kQSlabs>(q_shared<kRank>(ring_q.stage), rows);
           ptx::fence_proxy_async();
-          ptx::barrier_sync(1, 2 * kWarpgroup);  // the tiles are clean for both warpgroups
+          ptx::barrier_sync(first_of(NamedBarrier::clean_tiles),
+                            2 * kWarpgroup);  // the tiles are clean for both warpgroups
         }
         query.advance(work, params);
       }

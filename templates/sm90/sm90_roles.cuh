@@ -9,14 +9,18 @@ namespace fa::sm90 {
 /// What a warpgroup of a thread block does. The first is the producers', consumers follow.
 enum class WarpgroupRole { producer, consumer, dropout_rng };
 
-/// Hardware barriers of a forward, but for that of all threads (0).
+/// Hardware barriers, but for that of all threads (0).
 enum class NamedBarrier : int {
-  pingpong = 1,  // 4, one a consumer: it may feed the tensor cores
-  staged_o = 8,  // 4, one a consumer: all of its warps have left Q
+  // Of a forward, 4 each, one a consumer.
+  pingpong = 1,  // it may feed the tensor cores
+  staged_o = 8,  // all of its warps have left Q
+  // Of a backward, of all consumers.
+  ds = 1,           // dS of all warpgroups is in shared memory
+  clean_tiles = 2,  // products may read tiles that were cleared in part; before: none reads them
 };
 
-/// The number of the first consumer's barrier. That of another is added where it is used: as an argument of a function
-/// it costs instructions in the main loop.
+/// The number of a barrier, or of the first consumer's. That of another is added where it is used: as an argument of a
+/// function it costs instructions in the forward's main loop.
 FA_DEVICE constexpr int first_of(NamedBarrier barrier) {
   return static_cast<int>(barrier);
 }

@@ -28,7 +28,7 @@ std::vector<Mutation> sm90_backward_variant_mutations() {
            {}},  // with a mask dQ would be computed once more
           {"hopper_backward_rows_of_others_not_cleared", "clear_rows<QTile>(q_shared(stage), rows);", "", packed, {}},
           {"hopper_backward_tiles_read_before_they_are_clean",
-           "ptx::barrier_sync(2, kConsumers * kWarpgroup);  // the tiles are clean",
+           "ptx::barrier_sync(first_of(NamedBarrier::clean_tiles), kConsumers * kWarpgroup);  // the tiles are clean",
            "// the tiles are clean",
            packed,
            {shared_race}},
