@@ -18,16 +18,23 @@
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
-/// Exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients, by FlashAttention kernels that are
-/// rendered, compiled, cached and launched at run time (Dao, "FlashAttention-2: Faster Attention with Better
-/// Parallelism and Work Partitioning", 2023).
+/// Exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients. FlashAttention kernels are rendered,
+/// compiled, cached and launched at run time.
 ///
-/// Axis vocabulary, here and everywhere in the project: b batch, h_q query heads, h_kv key/value heads, s_q query rows,
-/// s_kv keys, d_qk head dim of q and k, d_v head dim of v and o. dX is the gradient of a loss with respect to X; the
-/// one that comes in, of o, is called dout.
+/// Sources: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023. On Hopper
+/// also Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024. What
+/// exactly is computed, with bounds of errors, is in docs/numerics.md.
+///
+/// Axis vocabulary, here and everywhere in the project:
+/// - b batch, h_q query heads, h_kv key/value heads,
+/// - s_q query rows, s_kv keys,
+/// - d_qk head dim of q and k, d_v head dim of v and o.
+///
+/// dX is the gradient of a loss with respect to X. The one that comes in, of o, is called dout.
 namespace fa {
 
-/// Where compiled kernels are kept.
+/// Where compiled kernels are kept (docs/cache-format.md). Read by Attention::create and find_kernels; every Attention
+/// of a process with an equal policy shares one cache.
 struct CachePolicy {
   enum class Mode : std::uint8_t {
     disk,    ///< files in `directory`, and memory
@@ -37,20 +44,22 @@ struct CachePolicy {
   /// Empty: FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa, else memory only. A directory that others can
   /// write to, or that cannot be written, costs speed and one warning, never the run.
   std::string directory = {};
-  /// Files made by `fa pack`, searched before the directory and never written, with those that FA_CACHE_PACKS names
-  /// (separated by colons) behind them. One that cannot be used costs a warning. A pack is code that runs on the GPU
-  /// with all that the process may do there: take packs from where you take programs. Kernels for lower compute
-  /// capabilities 8.x serve where they fit and there are none for the GPU's own (docs/cache-format.md).
+  /// Files made by `fa pack`, searched before the directory and never written. Those that FA_CACHE_PACKS names
+  /// (separated by colons) come behind them. One that cannot be used costs a warning.
+  ///
+  /// A pack is code that runs on the GPU with all that the process may do there: take packs from where you take
+  /// programs. Kernels for lower compute capabilities 8.x serve where they fit and there are none for the GPU's own.
   std::vector<std::string> packs = {};
-  /// The SHA-256 of `packs`, 64 hex digits for each, in their order (`fa pack` prints it); "", or none: any. A pack of
-  /// another one is not used, as if it were damaged. Reads each pinned pack whole when the cache is opened.
+  /// The SHA-256 of `packs`, 64 hex digits for each, in their order (`fa pack` prints it). "" or nothing accepts any
+  /// pack. One with another SHA-256 is not used, as if it were damaged. Each pinned pack is read whole when the cache
+  /// is opened.
   std::vector<std::string> pack_sha256 = {};
-  /// Caps of the directory: what was used least recently goes. 0: FA_CACHE_MAX_BYTES (may end in K, M or G), else 256
-  /// MiB; negative: none.
+  /// Cap of the directory in bytes: what was used least recently goes. 0: FA_CACHE_MAX_BYTES (may end in K, M or G),
+  /// else 256 MiB; negative: none.
   std::int64_t max_bytes = 0;
-  std::int64_t max_entries = 0;  ///< 0: FA_CACHE_MAX_ENTRIES, else 4096; negative: none
-  /// Which NVRTC versions may have compiled what is stored, and may compile: "13.0" exactly that one, ">=12.8" that one
-  /// or later, "any". Empty: FA_CACHE_COMPILERS, else any.
+  std::int64_t max_entries = 0;  ///< kernels; 0: FA_CACHE_MAX_ENTRIES, else 4096; negative: none
+  /// Which NVRTC versions may have compiled what is stored, and may compile. "13.0": exactly that one; ">=12.8": that
+  /// one or later; "any". Empty: FA_CACHE_COMPILERS, else any.
   std::string compilers = {};
   bool keep_source = false;  ///< puts the source of every kernel compiled from now on beside it, as one file for nvcc
 };
@@ -58,8 +67,8 @@ struct CachePolicy {
 /// Whether a kernel may be compiled when the cache has none.
 enum class CompilePolicy : std::uint8_t {
   allow,  ///< compile with NVRTC, in the calling thread
-  /// Take the best kernel that is stored; without any fail with ErrorCode::cache_miss (fields: kernel, key, command),
-  /// whose message is the `fa` command that would build it. Never opens NVRTC.
+  /// Take the best kernel that is stored. Without any, fail with ErrorCode::cache_miss (fields: kernel, key, command);
+  /// its message has the `fa` command that would build the kernel. Never opens NVRTC.
   never,
 };
 
@@ -68,23 +77,23 @@ enum class CompilePolicy : std::uint8_t {
 enum class TunePolicy : std::uint8_t {
   off,     ///< the planner's rules alone
   cached,  ///< what was found out before, in the cache directory or by the tables that come with the library
-  /// Where nothing is known, tune: the first call (or `prepare`) of a kind of problem compiles and times candidates,
-  /// for some 2 s at most, on scratch memory. Never during stream capture, for problems too small to gain, or on the
-  /// host.
+  /// Where nothing is known, tune. The first call (or `prepare`) of a kind of problem compiles and times candidates,
+  /// for some 2 s at most, on memory and a stream of the tuner's own. Never during stream capture, for problems too
+  /// small to gain, or on the host.
   on,
 };
 
-/// One compilation, as AttentionConfig::on_compile is told of it.
+/// One compilation, as AttentionConfig::on_compile hears of it. Valid during the call only.
 struct CompileEvent {
   enum class Phase : std::uint8_t { started, finished, failed };
   Phase phase = Phase::started;
   std::string spec;         ///< every choice of the planner, in one line
   std::string target;       ///< "sm_90a"
   double milliseconds = 0;  ///< of a finished one
-  std::string problem;      ///< of a failed one
+  std::string problem;      ///< what went wrong, of a failed one
 };
 
-/// Everything that is fixed over the life of an Attention.
+/// Everything that is fixed over the life of an Attention. Attention::create copies and checks it.
 struct AttentionConfig {
   int head_dim = 0;           ///< d_qk: a multiple of 8 from 8 to 256
   int head_dim_v = 0;         ///< d_v: likewise; 0 means head_dim
@@ -94,56 +103,64 @@ struct AttentionConfig {
   CausalAlign causal_align = CausalAlign::bottom_right;  ///< of windows and chunks too
   ScoreFunction score = {};                              ///< what becomes of scaled scores, before every mask
   MaskFunction mask = {};                                ///< which scores are kept, of those that the other masks keep
-  /// Row i stands at key i' = i + s_kv - s_q (top_left: i) and keeps the keys from i' - window_left to i' +
-  /// window_right, both included; -1, like any number from 2^31 on: unbounded. With `causal` window_right is 0 or
+  /// Row i stands at key i' = i + s_kv - s_q (top_left: at key i). It keeps the keys from i' - window_left to i' +
+  /// window_right, both included. -1, like any number from 2^31 on, is unbounded. With `causal`, window_right is 0 or
   /// unbounded.
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::int64_t chunk = 0;  ///< keeps the keys of i' 's chunk: those from floor(i' / chunk) * chunk on, `chunk` of them
   bool sink = false;  ///< a logit of each query head, ForwardInputs::sink, takes part in the sum of each of its rows
-  /// Never swap the kernel of a problem between runs, and make dq bitwise repeatable too, which costs time and scratch
-  /// memory (`backward_workspace_size`). o, lse, dk, dv and dsink of one kernel are bitwise repeatable without it.
-  /// Gradients of captures are not, and are refused on a GPU with it.
+  /// Never swap the kernel of a problem between runs, and make dq bitwise repeatable too. That costs time and scratch
+  /// memory (`backward_workspace_size`). The other outputs of one kernel (o, lse, dk, dv, dsink) are bitwise repeatable
+  /// without it. Gradients of captures are not, and are refused on a GPU with it.
   bool deterministic = false;
   CachePolicy cache = {};
   CompilePolicy compile = CompilePolicy::allow;         ///< never: nothing is tuned either
   TunePolicy tune = TunePolicy::on;                     ///< with `deterministic`: the library's own tables alone
   std::optional<KernelOverride> kernel = std::nullopt;  ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
-  /// Packed batches: sequences of different lengths lie one after the other in tensors without a batch axis, and each
-  /// call says where, in PackedSequences. q is [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk], lse [h_q, total_q], and
-  /// so on. Causal masks are of each sequence.
+  /// Packed batches (docs/packed_batches.md): sequences of different lengths lie one after the other in tensors without
+  /// a batch axis. Each call says where, in PackedSequences. Shapes are [total_q, h_q, d_qk] for q, [total_kv, h_kv,
+  /// d_qk] for k, [h_q, total_q] for lse, and so on. Masks are of each sequence.
   bool varlen = false;
   /// varlen: rows that belong to no sequence, or lie behind its used rows, become 0 in o, dq, dk and dv and -inf in
   /// lse. Else they are not touched.
   bool zero_padding = false;
-  /// varlen: every call waits for its stream, reads the lengths back and refuses wrong ones with an fa::Error; it
-  /// cannot be captured. Without it wrong lengths give wrong results, never an access outside of a tensor. The host
-  /// device always checks.
+  /// varlen: every call waits for its stream, reads the lengths back and refuses wrong ones with an fa::Error. Such a
+  /// call cannot be captured. Without it wrong lengths give wrong results, never an access outside of a tensor. The
+  /// host device always checks.
   bool check_sequences = false;
-  /// The probability, in [0, 1), with which an element of P is dropped: O = (P o Z / (1 - p)) V, where Z is the mask of
-  /// the call's DropoutState. lse is that of the whole P. Rounded to a multiple of 2^-16, in the factor too.
+  /// The probability p, in [0, 1), with which an element of P is dropped: O = (P o Z / (1 - p)) V. Z is the mask of the
+  /// call's DropoutState, drawn by Philox4x32-7 (Salmon et al., 2011). The log-sum-exp is that of the whole P. p is
+  /// rounded to a multiple of 2^-16, in the factor too.
   float dropout = 0;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
-  /// Told of every compilation by the thread that compiles, before and after: a program that has finished starting up
-  /// expects none. What it throws when one starts ends the call, with nothing compiled; after that nothing may be
-  /// thrown. A call from inside of it that needs a kernel which is being compiled, this one or another thread's, is
-  /// refused.
+  /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
+  /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
+  /// be thrown. A call from inside of it that needs a kernel which any thread is compiling is refused.
   std::function<void(const CompileEvent&)> on_compile = nullptr;
 };
 
-/// Memory for what is known of a mask function's tiles, of at least `mask_tiles_size(shape)` bytes (of backward:
-/// `backward_mask_tiles_size(shape)`), 256-byte aligned. Which tiles of scores a mask keeps something of is found out
-/// by a kernel before attention; calls of the same shape whose captures hold the same values may share its result: the
-/// first is given memory, the others the same with `filled`. Without it every call finds out anew, in its workspace.
-/// The process remembers what was listed in which memory: `filled` is refused (invalid_argument) where no call has
-/// filled it, or one of another shape, mask, captured number, operation or kernel, as strides and alignment choose it.
+/// Memory in which calls share what a kernel before attention finds out about a mask function: the lists of tiles that
+/// it keeps something of.
+///
+/// Calls of the same shape whose captures hold the same values may share it. The first is given memory and fills it;
+/// the others are given the same with `filled`, on the same stream or behind it. Without it every call finds out anew,
+/// in its workspace.
+///
+/// The process remembers what was listed in which memory. A call with `filled` is refused (invalid_argument) where
+/// - no call has filled the memory,
+/// - the one that did had another shape, mask, captured number or operation (forward, backward),
+/// - or strides and alignment choose another kernel now.
+///
+/// What captured tensors hold is the caller's matter.
 struct MaskTiles {
-  void* data = nullptr;
-  std::size_t size = 0;
-  bool filled = false;
+  void* data = nullptr;  ///< on the Attention's device, 256-byte aligned; lives until the last such call has run
+  std::size_t size = 0;  ///< bytes: at least `mask_tiles_size(shape)`, of backward `backward_mask_tiles_size(shape)`
+  bool filled = false;   ///< by an earlier call
 };
 
+/// What forward reads, all on the Attention's device, and unchanged until the queued work has run.
 struct ForwardInputs {
   TensorView q;            ///< [b, h_q, s_q, d_qk]
   TensorView k;            ///< [b, h_kv, s_kv, d_qk]
@@ -155,15 +172,17 @@ struct ForwardInputs {
   MaskTiles tiles = {};            ///< with a mask function; the host needs none
 };
 
+/// What forward writes, whole but for the padding of packed batches.
 struct ForwardOutputs {
-  TensorView o;  ///< [b, h_q, s_q, d_v]; must not overlap itself, lse or an input
-  /// [b, h_q, s_q], natural log, the sink included; for a row without keys -inf (the sink, where there is one);
-  /// optional
+  TensorView o;  ///< [b, h_q, s_q, d_v], of the config's dtype; must not overlap itself, lse or an input
+  /// The log-sum-exp, [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included. A row without keys has -inf, or
+  /// the sink where there is one. Optional.
   TensorView lse = {};
 };
 
-/// What forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
-/// broadcast (stride 0) over b, h or s.
+/// What forward was given and what it computed, and the gradient of a loss with respect to that. All on the Attention's
+/// device, of the config's dtype but for lse, dlse and sink, and unchanged until the queued work has run. Any of them
+/// may be broadcast (stride 0) over b, h or s.
 struct BackwardInputs {
   TensorView q;                    ///< [b, h_q, s_q, d_qk]
   TensorView k;                    ///< [b, h_kv, s_kv, d_qk]
@@ -179,9 +198,8 @@ struct BackwardInputs {
   MaskTiles tiles = {};            ///< of backward: not those of forward
 };
 
-/// Every element is written (but for the padding of packed batches), and none is read: rows and keys that nothing
-/// depends on get 0. An output must not overlap
-/// itself, another output or an input.
+/// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
+/// keys that nothing depends on get 0. An output must not overlap itself, another output or an input.
 struct BackwardOutputs {
   TensorView dq;  ///< [b, h_q, s_q, d_qk]
   TensorView dk;  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
@@ -192,12 +210,11 @@ struct BackwardOutputs {
   TensorView dsink = {};  ///< [h_q], of the sink's dtype; optional
 };
 
-/// Scratch memory of one call, at least `workspace_size(shape)` bytes (of backward: `backward_workspace_size(shape)`)
-/// on the Attention's device, 256-byte aligned. Calls that may overlap in time need one each. An empty workspace makes
-/// the call allocate from the stream's memory pool.
+/// Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. An empty
+/// workspace makes the call allocate from the stream's memory pool. Too small a one is refused (out_of_memory).
 struct Workspace {
-  void* data = nullptr;
-  std::size_t size = 0;
+  void* data = nullptr;  ///< on the Attention's device, 256-byte aligned; lives until the queued work has run
+  std::size_t size = 0;  ///< bytes: at least `workspace_size(shape)`, of backward `backward_workspace_size(shape)`
 };
 
 /// What serves a shape, and what it cost to get it.
@@ -233,10 +250,11 @@ namespace api {
 struct TuningAccess;
 }
 
+/// Computes attention for one AttentionConfig on one device. Threads may share it.
 class FA_API Attention {
  public:
-  /// Validates `config` and binds a device; compiles nothing. Throws fa::Error: invalid_argument, unsupported,
-  /// no_driver, cuda.
+  /// Validates `config` and binds a device; compiles nothing. The Attention retains a primary context that it binds,
+  /// and copies `config`. Throws fa::Error: invalid_argument, unsupported, no_driver, cuda.
   static Attention create(const AttentionConfig& config, Device device = Device::current());
 
   Attention(Attention&&) noexcept;
@@ -246,42 +264,54 @@ class FA_API Attention {
   /// Queued work may still be running; its kernels stay loaded.
   ~Attention();
 
-  /// Computes outputs.o and, if given, outputs.lse. Queued on `stream`; returns before the work is done (on the host
-  /// device: after). A shape served for the first time is planned, compiled if need be, and loaded; after that a call
-  /// allocates nothing (given a workspace), takes no lock and may be captured into a CUDA graph. Threads may share an
-  /// Attention.
+  /// Computes outputs.o and, if given, outputs.lse (docs/numerics.md; Dao, 2023, algorithm 1).
   ///
-  /// Throws fa::Error before anything is launched: invalid_argument, no_compiler, compile_failed, cache_miss, cuda,
-  /// out_of_memory. b, h_q or s_q = 0 succeeds without a launch.
+  /// Stream: the work is queued on `stream`, and the call returns before it is done. On the host device the stream is
+  /// ignored, and the call returns after it. Tensors and workspace must live until the work has run.
+  ///
+  /// Cost: a shape served for the first time is planned, compiled if need be, and loaded. After that a call with a
+  /// workspace allocates nothing, takes no lock and may be captured into a CUDA graph. Threads may share an Attention.
+  ///
+  /// Errors: throws fa::Error before anything is launched: invalid_argument, no_compiler, compile_failed, cache_miss,
+  /// cuda, out_of_memory. b, h_q or s_q = 0 succeeds without a launch.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr,
                Workspace workspace = {}) const;
 
-  /// Computes the gradients of q, k and v: with P = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse),
-  ///   dV = P^T dout,  dS = P o (dout V^T - rowsum(dout o O) + dlse),  dQ = scale * dS K,  dK = scale * dS^T Q,
-  /// P recomputed tile by tile. Exact gradients of what `forward` of an Attention with the same configuration computed;
-  /// o and lse must come from it, or from a merge of such states over shards of the keys, in which case every shard's
-  /// call is given the merged o and lse. Queued on `stream` like `forward`, under the same promises and errors; rows
-  /// without keys (or of infinite lse) give and get exact zeros.
+  /// Computes the gradients of q, k and v, and those of captures and the sink where they are given (docs/numerics.md;
+  /// Dao, 2023, algorithm 2). P is recomputed tile by tile:
+  ///   P  = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse)
+  ///   dV = P^T dout
+  ///   dS = P o (dout V^T - rowsum(dout o O) + dlse)
+  ///   dQ = scale * dS K
+  ///   dK = scale * dS^T Q
+  ///
+  /// They are the exact gradients of what `forward` of an Attention with the same configuration computed, from which
+  /// inputs.o and inputs.lse must come. Where the keys were computed in shards and merged, every shard's call is given
+  /// the merged o and lse, and yields the shard's part of the gradients. Rows without keys, or of infinite lse, give
+  /// and get exact zeros.
+  ///
+  /// Stream, cost and errors are those of `forward`.
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = nullptr,
                 Workspace workspace = {}) const;
 
-  /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured.
+  /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
+  /// until that is done; throws the errors of `forward`.
   void prepare(const AttentionShape& shape) const;
 
   /// Bytes of scratch that `forward` needs for `shape`, whatever the strides of its tensors, if their rows are aligned
-  /// as `shape` says; often 0, of causal attention on Hopper 256, and 4 b (h_q + h_kv) more with a score function that
-  /// takes by distance, as ALiBi's.
+  /// as `shape` says. It is often 0. Causal attention on Hopper takes 256, and 4 b (h_q + h_kv) more with a score
+  /// function by distance, as ALiBi is. Throws the errors of planning: invalid_argument, unsupported.
   std::size_t workspace_size(const AttentionShape& shape) const;
 
-  /// Which kernel serves `shape`; prepares it first.
+  /// Which kernel serves `shape`; prepares it first, with the errors of `prepare`.
   KernelInfo kernel_info(const AttentionShape& shape) const;
 
   /// Bytes that MaskTiles of `forward` and of `backward` take for `shape`; 0 without a mask function.
   std::size_t mask_tiles_size(const AttentionShape& shape) const;
   std::size_t backward_mask_tiles_size(const AttentionShape& shape) const;
 
-  /// The same three for `backward`: what it needs for `shape` is made ready; its bytes of scratch; its main kernel,
-  /// with the times of every kernel of the call.
+  /// The same three for `backward`. The information is that of its main kernel, with the times of every kernel of the
+  /// call.
   void prepare_backward(const AttentionShape& shape) const;
   std::size_t backward_workspace_size(const AttentionShape& shape) const;
   KernelInfo backward_kernel_info(const AttentionShape& shape) const;
@@ -297,10 +327,11 @@ class FA_API Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order, behind them those that clear
-/// padding: found in the cache or compiled, as `config` says, and not loaded. Needs no GPU. A program that ships a pack
-/// proves with CompilePolicy::never that the pack is complete; with CompilePolicy::allow it fills a cache. Throws
-/// fa::Error: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss.
+/// The kernels that `forward` runs for `shape` on a GPU of `arch` ("sm_90a"), in order, and behind them those that
+/// clear padding. They are found in the cache or compiled, as `config` says, and not loaded. Needs no GPU.
+///
+/// A program that ships a pack proves with CompilePolicy::never that the pack is complete. With CompilePolicy::allow it
+/// fills a cache. Throws fa::Error: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss.
 FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                             const std::string& arch);
 
@@ -308,9 +339,9 @@ FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const
 FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                                      const std::string& arch);
 
-/// The mask of AttentionConfig::dropout = `probability`, computed on the host (`state.device` is not read): keep [b,
-/// h_q, s_q, s_kv], row-major, 1 for a kept element and 0 for a dropped one. In a packed batch b numbers the sequences,
-/// and rows and keys count from the first of each. Throws fa::Error(invalid_argument).
+/// The mask of AttentionConfig::dropout = `probability`, computed on the host; `state.device` is not read. `keep` is
+/// [b, h_q, s_q, s_kv], row-major, and gets 1 for a kept element and 0 for a dropped one. In a packed batch b numbers
+/// the sequences, and rows and keys count from the first of each. Throws fa::Error(invalid_argument).
 FA_API void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q,
                          std::int64_t s_q, std::int64_t s_kv, std::uint8_t* keep);
 

@@ -2,9 +2,10 @@
 #define FA_FA_H_
 
 /* The C ABI of fa: exact attention, O = softmax(scale * Q K^T + mask) V, and its gradients, by FlashAttention kernels
- * that are rendered, compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language
- * and, unlike the C++ API, is binary-stable: what is here keeps its meaning, new fields are appended to structs, new
- * functions are added.
+ * that are rendered, compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language.
+ * Unlike the C++ API it is binary-stable: what is here keeps its meaning, new fields are appended to structs, new
+ * functions are added. What exactly is computed is in docs/numerics.md (Dao, "FlashAttention-2", 2023; on Hopper Shah
+ * et al., "FlashAttention-3", 2024).
  *
  * A complete call:
  *
@@ -21,13 +22,15 @@
  *
  * Structs. Each begins with `struct_size`, which the caller sets to the sizeof it was compiled with. A field left at
  * zero has its default. A smaller size than the library's (an older program) leaves the missing fields at their
- * defaults; a larger one (a newer program) is accepted while everything the library does not know is zero, and refused
+ * defaults. A larger one (a newer program) is accepted while everything the library does not know is zero, and refused
  * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture and fa_captured, passed in arrays,
- * never grow.
+ * never grow. A call reads its structs before it returns and keeps none of them.
  *
  * Errors. Every function that can fail returns FA_OK or one of the codes below, and never throws. What went wrong is
- * then told by fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was
- * launched by a call that fails with FA_INVALID_ARGUMENT.
+ * then in fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was launched
+ * by a call that fails with FA_INVALID_ARGUMENT.
+ *
+ * Lifetime. Memory of tensors, workspaces and arrays must stay valid until the work queued on the stream has run.
  *
  * Threads. Threads may share a fa_attention; creating, using and destroying different ones is independent.
  *
@@ -103,11 +106,12 @@ enum fa_tune_policy {
   FA_TUNE_OFF = 1,     /* the planner's rules alone */
   FA_TUNE_CACHED = 2,  /* what was found out before, in the cache directory or by the library's own tables */
   FA_TUNE_ON = 3       /* where nothing is known, the first call of a kind of problem tunes, for some 2 s at most, on
-                        * scratch memory; never during stream capture, for problems too small to gain, or on the host */
+                        * memory of the tuner's own. Never during stream capture, for problems too small to gain, or on
+                        * the host */
 };
 
-/* One compilation, as fa_config.on_compile is told of it, by the thread that compiles, before and after. The texts are
- * valid during the call only. A call from inside of it that needs a kernel which is being compiled is refused. */
+/* One compilation, as fa_config.on_compile hears of it, from the thread that compiles, before and after. The texts are
+ * valid during the call only. A call from inside of it that needs a kernel which any thread is compiling is refused. */
 enum fa_compile_phase { FA_COMPILE_STARTED = 0, FA_COMPILE_FINISHED = 1, FA_COMPILE_ABORTED = 2 };
 typedef struct fa_compile_event {
   uint32_t struct_size;
@@ -145,11 +149,11 @@ typedef struct fa_kernel_override {
   int32_t pack_gqa;       /* enum fa_choice: query heads of a KV head share a tile */
   int32_t splits;         /* thread blocks that share the keys of a query tile */
   int32_t q_buffers;      /* sm90: query tiles in flight */
-  int32_t take_turns;     /* enum fa_choice: sm90: warpgroups feed the tensor cores one after the other */
+  int32_t take_turns;     /* enum fa_choice: sm90: ping-pong scheduling of the warpgroups */
   int32_t warps_n;        /* sm80, forward: 2: pairs of warps share query rows; 1: none do */
   int32_t affine_product; /* enum fa_choice: sm90, forward: the tensor cores add an affine score function */
   int32_t exact_max;      /* enum fa_choice: sm90, forward: P is relative to the exact maximum of a row's scores */
-  int32_t affine_reach;   /* enum fa_choice: sm90, forward: keys out of an affine function's reach are left out */
+  int32_t affine_reach;   /* enum fa_choice: sm90, forward: distance pruning under an affine score function */
   /* All of the above in words, and fields of later versions. What is said twice must be the same; a field that the
    * kernel does not have is refused. */
   const char* kernel; /* a family, "sm90", or a kernel, "sm90_forward"; NULL or "": any */
@@ -204,7 +208,7 @@ typedef struct fa_config {
   int64_t cache_max_bytes;
   int64_t cache_max_entries;
   const char* cache_compilers;    /* "13.0", ">=12.8" or "any" NVRTC. NULL or "": FA_CACHE_COMPILERS, else any */
-  fa_compile_callback on_compile; /* NULL: nobody is told */
+  fa_compile_callback on_compile; /* NULL: none */
   void* on_compile_user;
   int32_t cache_keep_source; /* nonzero: puts the source of every kernel compiled from now on beside it */
   int32_t tune;              /* enum fa_tune_policy */
@@ -220,9 +224,9 @@ typedef struct fa_config {
   int32_t sink;            /* nonzero: a logit of each query head takes part in the sum of each of its rows */
   const fa_function* score; /* what becomes of scaled scores; NULL: nothing */
   const fa_function* mask;  /* which scores are kept; NULL: all */
-  /* Row i stands at key i' = i + s_kv - s_q (top left: i) and keeps the keys from i' - window_left to i' +
-   * window_right, both included, where has_window_* is nonzero; from 2^31 on: unbounded. With `causal` window_right is
-   * 0 or unbounded. */
+  /* Row i stands at key i' = i + s_kv - s_q (top left: at key i). Where has_window_* is nonzero, it keeps the keys from
+   * i' - window_left to i' + window_right, both included; from 2^31 on a side is unbounded. With `causal`, window_right
+   * is 0 or unbounded. */
   int32_t has_window_left;
   int32_t has_window_right;
   int64_t window_left;
@@ -253,8 +257,9 @@ typedef struct fa_tensor {
   int64_t strides[4]; /* in elements */
 } fa_tensor;
 
-/* Where the sequences of a packed batch lie (fa_config.varlen): sequence i has the rows [cu_seqlens_q[i],
- * cu_seqlens_q[i + 1]) of q, o and their gradients, and the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]) of k and v.
+/* Where the sequences of a packed batch lie (fa_config.varlen). Of q, o and their gradients sequence i has the rows
+ * [cu_seqlens_q[i], cu_seqlens_q[i + 1]), of k and v the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]).
+ *
  * The arrays are in memory of the attention's device, are read when the kernels run, and may change between replays of
  * a captured call. Lengths that leave the tensors give wrong results, never an access outside of them. */
 typedef struct fa_sequences {
@@ -281,17 +286,20 @@ typedef struct fa_dropout_state {
                              the two values above; may be NULL */
 } fa_dropout_state;
 
-/* Memory for what is known of a mask function's tiles, of at least fa_mask_tiles_size (fa_backward_mask_tiles_size)
- * bytes, 256-byte aligned. Calls of the same shape whose captures hold the same values may share it: the first is given
- * memory, the others the same with `filled`, which is refused where what was listed there last is of another call's
- * shape, mask, captured numbers, operation or kernel. */
+/* Memory in which calls share what a kernel before attention finds out about a mask function: the lists of tiles that
+ * it keeps something of. Calls of the same shape whose captures hold the same values may share it. The first is given
+ * memory and fills it; the others are given the same with `filled`, on the same stream or behind it.
+ *
+ * `filled` is refused where no call has filled the memory, or where the one that did had another shape, mask, captured
+ * number, operation or kernel. What captured tensors hold is the caller's matter. */
 typedef struct fa_mask_tiles {
   uint32_t struct_size;
   int32_t filled; /* nonzero: by an earlier call */
-  void* data;
-  size_t size;
+  void* data;     /* on the attention's device, 256-byte aligned */
+  size_t size;    /* bytes: at least fa_mask_tiles_size, of backward fa_backward_mask_tiles_size */
 } fa_mask_tiles;
 
+/* What fa_forward reads, all on the attention's device. */
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
   uint32_t reserved;               /* 0 */
@@ -306,15 +314,17 @@ typedef struct fa_forward_inputs {
   const fa_mask_tiles* tiles; /* may be NULL */
 } fa_forward_inputs;
 
+/* What fa_forward writes, whole but for the padding of packed batches. */
 typedef struct fa_forward_outputs {
   uint32_t struct_size;
   uint32_t reserved;    /* 0 */
   const fa_tensor* o;   /* [b, h_q, s_q, d_v]; must not overlap itself, lse or an input */
-  const fa_tensor* lse; /* [b, h_q, s_q], natural log, -inf for a row without keys; may be NULL */
+  const fa_tensor* lse; /* [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included; -inf, or the sink, for a
+                           row without keys; may be NULL */
 } fa_forward_outputs;
 
-/* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. Any of them may be
- * broadcast (stride 0) over b, h or s. */
+/* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. All are of the
+ * config's dtype but for lse, dlse and sink, and any may be broadcast (stride 0) over b, h or s. */
 typedef struct fa_backward_inputs {
   uint32_t struct_size;
   uint32_t reserved;             /* 0 */
@@ -333,8 +343,8 @@ typedef struct fa_backward_inputs {
   const fa_mask_tiles* tiles; /* of backward: not those of forward; may be NULL */
 } fa_backward_inputs;
 
-/* Every element is written, and none is read: rows and keys that nothing depends on get 0. An output must not overlap
- * itself, another output or an input. */
+/* What fa_backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
+ * keys that nothing depends on get 0. An output must not overlap itself, another output or an input. */
 typedef struct fa_backward_outputs {
   uint32_t struct_size;
   uint32_t reserved;   /* 0 */
@@ -363,13 +373,12 @@ typedef struct fa_shape {
   int64_t total_kv;
 } fa_shape;
 
-/* Scratch memory of one call, at least fa_workspace_size (fa_backward_workspace_size) bytes on the attention's device,
- * 256-byte aligned. Calls that may overlap in time need one each. */
+/* Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. */
 typedef struct fa_workspace {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */
-  void* data;
-  size_t size;
+  void* data;        /* on the attention's device, 256-byte aligned */
+  size_t size;       /* bytes: at least fa_workspace_size, of backward fa_backward_workspace_size */
 } fa_workspace;
 
 /* What serves a shape, and what it cost to get it. Texts end with NUL and are cut where they do not fit. */
@@ -405,29 +414,44 @@ typedef struct fa_cache_counters {
 /* Computes attention for one fa_config on one device. */
 typedef struct fa_attention fa_attention;
 
-/* Validates `config` and binds `device`; compiles nothing. On success *out is the caller's, to be given to fa_destroy;
- * on failure it is NULL. */
+/* Validates `config` and binds `device`; compiles nothing. What `config` points to is read before the call returns;
+ * only on_compile_user must outlive the attention. On success *out is the caller's, to be given to fa_destroy; on
+ * failure it is NULL. Errors: FA_INVALID_ARGUMENT, FA_UNSUPPORTED, FA_NO_DRIVER, FA_CUDA. */
 FA_C_API int fa_create(const fa_config* config, fa_device device, fa_attention** out);
 
 /* NULL is accepted. Queued work may still be running; its kernels stay loaded. */
 FA_C_API void fa_destroy(fa_attention* attention);
 
-/* Computes outputs->o and, if given, outputs->lse. Queued on `stream` (a CUstream or cudaStream_t; NULL is the legacy
- * default stream); returns before the work is done, on the host device after. A shape served for the first time is
- * planned, compiled if need be, and loaded; after that a call allocates nothing when `workspace` is given, takes no
- * lock and may be captured into a CUDA graph. `workspace` NULL: scratch, where needed, comes from the stream's memory
- * pool. b, h_q or s_q = 0 succeeds without a launch. */
+/* Computes outputs->o and, if given, outputs->lse.
+ *
+ * The work is queued on `stream`, a CUstream or cudaStream_t; NULL is the legacy default stream. The call returns
+ * before the work is done, on the host device after it. `workspace` NULL: scratch, where needed, comes from the
+ * stream's memory pool.
+ *
+ * A shape served for the first time is planned, compiled if need be, and loaded. After that a call with a workspace
+ * allocates nothing, takes no lock and may be captured into a CUDA graph.
+ *
+ * Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_NO_COMPILER, FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA,
+ * FA_OUT_OF_MEMORY. b, h_q or s_q = 0 succeeds without a launch. */
 FA_C_API int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs,
                         const fa_forward_outputs* outputs, void* stream, const fa_workspace* workspace);
 
-/* Computes the gradients of q, k and v: with P = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse),
- *   dV = P^T dout,  dS = P o (dout V^T - rowsum(dout o O) + dlse),  dQ = scale * dS K,  dK = scale * dS^T Q,
- * P recomputed tile by tile. o and lse are those that fa_forward of an attention with the same configuration computed.
- * Queued on `stream` like fa_forward, under the same promises; rows without keys give and get exact zeros. */
+/* Computes the gradients of q, k and v, and those of captures and the sink where they are given. P is recomputed tile
+ * by tile:
+ *
+ *   P  = softmax(scale * Q K^T + mask) = exp(scale * Q K^T + mask - lse),
+ *   dV = P^T dout,
+ *   dS = P o (dout V^T - rowsum(dout o O) + dlse),
+ *   dQ = scale * dS K,
+ *   dK = scale * dS^T Q.
+ *
+ * The arguments inputs->o and inputs->lse are those that fa_forward of an attention with the same configuration
+ * computed. Rows without keys give and get exact zeros. Stream, cost and errors are those of fa_forward. */
 FA_C_API int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs,
                          const fa_backward_outputs* outputs, void* stream, const fa_workspace* workspace);
 
-/* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. */
+/* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
+ * until that is done; errors as fa_forward. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
 
 /* Bytes of scratch that fa_forward needs for `shape`, whatever the strides of its tensors, if their rows are aligned as
@@ -437,8 +461,8 @@ FA_C_API int fa_workspace_size(const fa_attention* attention, const fa_shape* sh
 /* Which kernel serves `shape`; prepares it first. The caller sets info->struct_size; no byte beyond it is written. */
 FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);
 
-/* The same three for fa_backward; the information is that of its main kernel, with the times of every kernel of the
- * call. */
+/* The same three for fa_backward (fa_backward_kernel_info_get is below). The information is that of its main kernel,
+ * with the times of every kernel of the call. */
 FA_C_API int fa_prepare_backward(const fa_attention* attention, const fa_shape* shape);
 FA_C_API int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
 
@@ -450,10 +474,10 @@ FA_C_API int fa_backward_kernel_info_get(const fa_attention* attention, const fa
 /* Zero on the host device. The caller sets counters->struct_size; no byte beyond it is written. */
 FA_C_API int fa_cache_counters_get(const fa_attention* attention, fa_cache_counters* counters);
 
-/* The attention kernel for `shape` on a GPU of `arch` ("sm_90a"), found in the cache or compiled, as `config` says,
- * with every other kernel that the shape needs; nothing is loaded, and no GPU is needed. A program that ships a pack
- * proves with FA_COMPILE_NEVER that the pack is complete. After FA_CACHE_MISS, fa_last_error_field("command") is the
- * `fa` command that builds what is missing. `info` may be NULL; else the caller sets info->struct_size. */
+/* The attention kernel for `shape` on a GPU of `arch` ("sm_90a"), with every other kernel that the shape needs. They
+ * are found in the cache or compiled, as `config` says. Nothing is loaded, and no GPU is needed. A program that ships a
+ * pack proves with FA_COMPILE_NEVER that the pack is complete. After FA_CACHE_MISS, fa_last_error_field("command") is
+ * the `fa` command that builds what is missing. `info` may be NULL; else the caller sets info->struct_size. */
 FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, const char* arch, fa_kernel_info* info);
 
 /* The same for fa_backward; `info` is about its main kernel. */

@@ -43,8 +43,9 @@ struct MaskFunction {
   std::vector<Capture> captures = {};
 };
 
-/// What a call gives for a declared capture: a tensor on the Attention's device, whose axes of length 1 are broadcast,
-/// or, for a scalar, a number or a tensor of one element.
+/// What a call gives for a declared capture: a tensor on the Attention's device, of the declared dtype, whose axes of
+/// length 1 are broadcast. For a scalar it is a number, or a tensor of one element. `name` is read during the call
+/// only.
 struct Captured {
   std::string_view name = {};
   TensorView tensor = {};
@@ -85,8 +86,9 @@ FA_API ScoreFunction softcap(double cap);
 /// 2022). Captures slope [h_q], f32.
 FA_API ScoreFunction alibi(bool requires_grad = false);
 
-/// score + bias[...], of the axes named in `axes`, in this order: "bhqk" for a tensor [b, h_q, s_q, s_kv], "hqk" for
-/// [h_q, s_q, s_kv], "k" for [s_kv], ...; axes of length 1 are broadcast.
+/// score + bias[...]. `axes` names the axes of bias in their order: "bhqk" for [b, h_q, s_q, s_kv], "hqk" for [h_q,
+/// s_q, s_kv], "k" for [s_kv], and so on. Axes of length 1 are broadcast. Captures bias, of `dtype`. Throws
+/// fa::Error(invalid_argument) for other letters.
 FA_API ScoreFunction bias(std::string_view axes = "bhqk", DType dtype = DType::f32, bool requires_grad = false);
 
 /// score + table[h, clamp(kv - (q + s_kv - s_q), -distance, distance) + distance]: captures table

@@ -10,8 +10,9 @@ namespace fa {
 
 enum class LogLevel : int { debug = 0, info = 1, warning = 2, error = 3, off = 4 };
 
-/// Called with one message, without a line end. It may be called from any thread, one call at a time, and must not call
-/// `set_log_callback` itself, nor call what would wait for a kernel that another thread compiles, which is refused.
+/// Called with one message, without a line end, from any thread, one call at a time. The text is valid during the call
+/// only. It must not call `set_log_callback` itself. Calls that would wait for a kernel that another thread compiles
+/// are refused from inside of it.
 ///
 /// A child of fork may log, whatever the threads of its parent did meanwhile.
 using LogCallback = std::function<void(LogLevel, std::string_view message)>;

@@ -134,8 +134,8 @@ struct Holder : ::torch::CustomClassHolder {
 
 }  // namespace torch_detail
 
-/// The gradients of a TorchAttention, which are a node of their own because only a node can refuse to be
-/// differentiated: second derivatives would come out too small, without a word. Inputs q, k, v, o, lse, dout and, where
+/// The gradients of a TorchAttention. They are a node of their own because only a node can refuse to be differentiated:
+/// second derivatives would come out too small, without a word. Inputs q, k, v, o, lse, dout and, where
 /// there is one, dlse; outputs dq, dk, dv.
 class TorchAttentionGradients : public ::torch::autograd::Function<TorchAttentionGradients> {
  public:
@@ -201,10 +201,13 @@ class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
   }
 };
 
-/// o [b, h_q, s_q, d_v] and its log-sum-exp [b, h_q, s_q] (natural log, fp32), as nodes of LibTorch's graph, of
-/// q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v]. No copies while the head dim is
-/// contiguous. Throws fa::Error like Attention::forward, also for tensors on another device than `attention`'s. Only
-/// first derivatives: a backward through dq, dk or dv throws fa::Error(unsupported).
+/// o [b, h_q, s_q, d_v] and its log-sum-exp [b, h_q, s_q] (natural log, f32; f64 for f64), as nodes of LibTorch's
+/// graph. Shapes: q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of the attention's dtype. No
+/// copies while the head dim is contiguous.
+///
+/// Runs on LibTorch's current stream of the tensors' device, with scratch memory of its allocator; the graph keeps
+/// `attention` alive. Throws fa::Error like Attention::forward, also for tensors on another device than `attention`'s.
+/// Only first derivatives: a backward through dq, dk or dv throws fa::Error(unsupported).
 inline std::tuple<at::Tensor, at::Tensor> torch_attention(const std::shared_ptr<const Attention>& attention,
                                                           const at::Tensor& q, const at::Tensor& k,
                                                           const at::Tensor& v) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-/// Words of which configurations and calls are made (attention.hpp), without what they are given to.
+/// What configurations and calls are made of (attention.hpp), without what they are given to.
 namespace fa {
 
 /// Which diagonal a causal mask follows when s_q != s_kv. Row i keeps key j when
@@ -52,8 +52,9 @@ struct AttentionShape {
   std::int64_t total_kv = 0;
 };
 
-/// Where the sequences of a packed batch lie (AttentionConfig::varlen): sequence i has the rows [cu_seqlens_q[i],
-/// cu_seqlens_q[i + 1]) of q, o and their gradients, and the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]) of k and v.
+/// Where the sequences of a packed batch lie (AttentionConfig::varlen). Of q, o and their gradients sequence i has the
+/// rows [cu_seqlens_q[i], cu_seqlens_q[i + 1]), of k and v the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]).
+///
 /// The arrays are in memory of the Attention's device, are read when the kernels run, and may change between replays of
 /// a captured call.
 struct PackedSequences {
@@ -66,14 +67,14 @@ struct PackedSequences {
   std::int64_t max_s_kv = 0;                    ///< likewise
 };
 
-/// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key: the same values
-/// give the same mask in forward and backward, on every device and with every kernel of a version. Calls whose offsets
-/// are at least b * h_q apart have independent masks.
+/// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key
+/// (docs/packed_batches.md). The same values give the same mask in forward and backward, on every device and with every
+/// kernel of a version. Calls of one seed whose offsets are at least b * h_q apart have independent masks.
 struct DropoutState {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
-  /// {seed, offset} in memory of the Attention's device, read when the kernels run, so that a captured call can
-  /// advance; instead of the two values above.
+  /// {seed, offset} in memory of the Attention's device, instead of the two values above. Read when the kernels run, so
+  /// that a captured call can advance.
   const std::uint64_t* device = nullptr;
 };
 
