@@ -184,6 +184,13 @@ else
   count skip "clang-format (not installed)"
 fi
 
+if command -v python3 >/dev/null; then
+  check "sentences of at most 30 words, links that lead somewhere" \
+    python3 tools/check_prose.py README.md CONTRIBUTING.md docs include
+else
+  count skip "pages (no python3)"
+fi
+
 if [[ $mode != quick ]]; then
   stage 2 "clang-tidy"
   if ! git rev-parse --git-dir >/dev/null 2>&1; then

@@ -33,7 +33,7 @@ struct KernelOverride {
   ///   sm80_forward   q_in_registers, loop_bodies (2: masked tiles have their own), warps_n (2: pairs share query rows)
   ///   sm90_forward   q_buffers (query tiles in flight), take_turns (warpgroups at the tensor cores),
   ///                  affine_product (the tensor cores add an affine score function),
-  ///                  affine_reach (keys out of its reach are left out),
+  ///                  affine_reach (distance pruning under it),
   ///                  exact_max (P is relative to the exact maximum of a row's scores)
   std::string text = {};
 };
