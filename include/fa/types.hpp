@@ -15,10 +15,11 @@ enum class CausalAlign : std::uint8_t { bottom_right = 0, top_left = 1 };
 /// Fixes part of the kernel instead of leaving it to the planner. What names no field, does not fit the kernel, or does
 /// not fit the GPU is refused when the Attention is created, with what is accepted.
 ///
-/// Calls that the named family cannot serve run on sm80, and follow the override as far as that has such a kernel; else
-/// they run with a tile of the planner's. The copy engine of sm90 serves no unaligned rows, zero or negative strides,
-/// or calls without keys; above head dim 128 it computes no gradients of more than plain attention, or of head dims up
-/// to 64.
+/// Calls that the named family cannot serve run on sm80, and follow the override as far as that has such a kernel.
+/// Where it has none, they run with a tile of the planner's.
+///
+/// The copy engine of sm90 serves no unaligned rows, zero or negative strides, or calls without keys. Above head dim
+/// 128 sm90 computes no gradients of more than plain attention, or of head dims up to 64.
 struct KernelOverride {
   /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
   ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
