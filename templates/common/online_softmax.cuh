@@ -61,8 +61,12 @@ struct OnlineSoftmax {
         subtracted[m][r] = offset(new_max[m][r], scale_log2);
       }
     }
+    if constexpr (!kConditional) {
+      rescale_always<kNTiles>(s, o, new_max, scale_log2);
+      return;
+    }
     // One branch in the usual case. Whether a row is far changes only where its maximum grows.
-    if (!kConditional || ptx::vote_any(grew || far)) {
+    if (ptx::vote_any(grew || far)) {
       float shrink[kMTiles][2];
       shrinks(shrink, subtracted, scale_log2);
       const bool was_far = far;
@@ -73,11 +77,7 @@ struct OnlineSoftmax {
       }
       rescale<kOTiles>(o, new_max, shrink);
     }
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, subtracted[m][r]);
-    }
+    exponentiate_rows<kNTiles>(s, scale_log2, subtracted);
   }
 
   /// Sums over the quad; afterwards `sum` is the softmax denominator relative to `max`.
@@ -120,6 +120,53 @@ struct OnlineSoftmax {
       for (int r = 0; r < 2; ++r) any = any || is_far(subtracted[m][r]);
     }
     return any;
+  }
+
+  /// What update_to does where every step rescales, with no array but the maxima alive: head dims that take it have no
+  /// register for one.
+  template <int kNTiles, int kOTiles>
+  FA_DEVICE void rescale_always(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o,
+                                const float (&new_max)[kMTiles][2], float scale_log2) {
+    bool any_far = false;
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        any_far = any_far || is_far(offset(max[m][r], scale_log2)) || is_far(offset(new_max[m][r], scale_log2));
+      }
+    }
+    if (ptx::vote_any(any_far)) {
+      float subtracted[kMTiles][2];
+      float shrink[kMTiles][2];
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) subtracted[m][r] = offset(new_max[m][r], scale_log2);
+      }
+      shrinks(shrink, subtracted, scale_log2);
+      far_shrinks(shrink, new_max, scale_log2);
+      subtract_far<kNTiles>(s, new_max, subtracted);
+      rescale<kOTiles>(o, new_max, shrink);
+      exponentiate_rows<kNTiles>(s, scale_log2, subtracted);
+      return;
+    }
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float next = offset(new_max[m][r], scale_log2);
+        const float shrink = max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - next);
+        max[m][r] = new_max[m][r];
+        shrink_row<kOTiles>(o[m], m, r, shrink);
+      }
+    }
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, offset(max[m][r], scale_log2));
+      }
+    }
   }
 
   /// In far rows the maximum is subtracted before the scale, and nothing behind it.
@@ -178,13 +225,29 @@ struct OnlineSoftmax {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         max[m][r] = new_max[m][r];
-        sum[m][r] *= shrink[m][r];
-        FA_UNROLL
-        for (int n = 0; n < kOTiles; ++n) {
-          o[m][n][2 * r] *= shrink[m][r];
-          o[m][n][2 * r + 1] *= shrink[m][r];
-        }
+        shrink_row<kOTiles>(o[m], m, r, shrink[m][r]);
       }
+    }
+  }
+
+  template <int kOTiles>
+  FA_DEVICE void shrink_row(float (&o)[kOTiles][4], int m, int r, float shrink) {
+    sum[m][r] *= shrink;
+    FA_UNROLL
+    for (int n = 0; n < kOTiles; ++n) {
+      o[n][2 * r] *= shrink;
+      o[n][2 * r + 1] *= shrink;
+    }
+  }
+
+  /// Makes scores P, and adds them to the sums of rows.
+  template <int kNTiles>
+  FA_DEVICE void exponentiate_rows(Fragment<kMTiles, kNTiles>& s, float scale_log2,
+                                   const float (&subtracted)[kMTiles][2]) {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, subtracted[m][r]);
     }
   }
 
