@@ -106,7 +106,7 @@ struct OnlineSoftmax {
  private:
   /// A row without keys so far subtracts 0 instead of -inf, so that exp2(-inf) = 0 and never inf - inf.
   static FA_DEVICE float offset(float row_max, float scale_log2) {
-    return row_max == -kInfinity ? 0.f : row_max * scale_log2;
+    return row_max == -kInfinity ? 0.f : ptx::multiply(row_max, scale_log2);
   }
 
   /// Whether no float is near enough to a row's scaled maximum.

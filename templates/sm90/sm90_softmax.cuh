@@ -276,7 +276,7 @@ struct SummedSoftmax : RowStatistics {
     const float sum_of_far = ptx::shfl_quad(sum[r], kSumLane);
     const float sum_of_near = quad_sum(sum[r]);
     const bool first = (was_far ? sum_of_far : sum_of_near) == 0.f;
-    const float scaled = best * scale_log2;
+    const float scaled = ptx::multiply(best, scale_log2);  // as it is subtracted from itself
     const bool moves = first ? best != -kInfinity : was_far ? best > score : scaled > subtracted;
     const bool far = moves ? !fits(scaled) : was_far;
     const float next_score = !far ? 0.f : moves ? best : score;
