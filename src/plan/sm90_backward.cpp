@@ -89,7 +89,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
-  spec.warps = shape_of(spec).threads() / 32;
+  spec.warps = 4 * (consumers(spec) + 1);  // an override's tile_n may be anything so far
   const bool ordered = deterministic && !needs_tile_lists(problem);
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.write_dq = !deterministic || ordered;
