@@ -18,6 +18,7 @@ instead). Beside them runs fa's own plain attention as fa_plain, where that is o
   varlen    64 sequences of lengths uniform in [1, 4096], d 64 and 128; fa_plain is a dense batch of the mean length, by
             its own count. With --seqs: lengths in [1, 2 s], as many sequences as 16384 rows or --packed-batch give
   dropout   0.1, s 4k or --seqs, d 64 and 128; also as varlen+dropout
+  grouped   fewer KV heads than query heads: GROUPED, as far as --head-dims, --seqs and --causal leave it
 
 Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal, --variants); other rows of the
 results file are kept while the templates are the same.
@@ -49,7 +50,12 @@ F32_FAMILIES = ("automatic", "sm80")
 # Bounds on fa's error in units of FlashAttention-2's on the same inputs; fp32 and the log-sum-exp have absolute ones.
 MEAN_RATIO, MAX_RATIO, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-3, 1e-5
 F32_GRADIENT_BOUND = 2e-5
-VARIANTS = ("plain", "dropout", "varlen", "varlen+dropout", *compare_variants.KINDS)
+VARIANTS = ("plain", "dropout", "varlen", "varlen+dropout", "grouped", *compare_variants.KINDS)
+# b, h_q, h_kv, s, d, causal
+GROUPED = [(b, *heads, s, 128, True) for heads in ((16, 1), (16, 2), (16, 4), (32, 4), (32, 8), (40, 8), (64, 4), (64, 8))
+           for b, s in ((4, 4096), (1, 4096), (1, 16384), (1, 32768))]
+GROUPED += [(b, h_q, 8, s, d, causal) for h_q in (32, 64) for d, causal in ((64, True), (64, False), (128, False), (256, True), (256, False))
+            for b, s in ((4, 4096), (1, 16384))]
 SEQS, HEAD_DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
 # Rows of dropout and of packed batches, unless they are asked for: lengths, head dims, sequences of a packed batch.
 DROPOUT_SEQS, PACKED_SEQS, VARIANT_HEAD_DIMS, PACKED_BATCH = (4096,), (2048,), (64, 128), 64
@@ -210,6 +216,8 @@ def print_accuracy(entry):
 def print_row(entry, worst):
     size = (f"{entry['op']:<8} {entry['family']} {entry['dtype']:<5} d {entry['d_qk']:<3} "
             f"{'causal' if entry['causal'] else 'full  '} s {entry['s_q']:<6}")
+    if entry["h_q"] != entry["h_kv"]:
+        size += f" b {entry['b']} {entry['h_q']}/{entry['h_kv']}"
     rates = "  ".join(f"{name} {rate:7.1f}" for name, rate in entry["tflops"].items())
     peer = entry["tflops"].get("fa2") or entry["tflops"].get("mem_efficient")
     ratio = f"  ratio {entry['tflops']['fa'] / peer:.3f}" if peer else ""
@@ -217,13 +225,14 @@ def print_row(entry, worst):
     print(f"{size} {rates}{ratio}{error} {entry['variant']}".rstrip(), flush=True)
 
 
-def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, deterministic=False, dropout=0.0, packed=False):
+def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, deterministic=False, dropout=0.0, packed=False,
+            h_kv=None):
     """One row of the results; nothing where the family does not do it."""
     try:
         if packed:
             row = PackedRow(library, op, family, b, h, s, d, dtype, causal, peers, dropout)
         else:
-            row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic, dropout)
+            row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic, dropout, h_kv)
         if packed or dropout:  # beside a dense batch of the mean length, and without dropout
             row.beside_plain(Row(library, op, family, b, h, s, s, d, d, dtype, causal, []))
     except fa_ctypes.Unsupported as refusal:
@@ -270,6 +279,9 @@ def measure_all(library, args, op, family, peers, rows):
     for d in args.head_dims or VARIANT_HEAD_DIMS:
         for causal in causals:
             rows += measure_packed_and_dropout(library, args, op, family, d, causal)
+    for b, h_q, h_kv, s, d, causal in GROUPED if "grouped" in args.variants else ():
+        if d in (args.head_dims or [d]) and s in (args.seqs or [s]) and causal in causals:
+            rows += measure(library, args, op, family, b, h_q, s, d, torch.bfloat16, causal, peers, h_kv=h_kv)
     for kind in args.variants:
         if kind in compare_variants.KINDS:
             rows += compare_variants.measure(library, args, op, family, kind)

@@ -86,7 +86,8 @@ def errors(actual, expected):
 def sdpa(backend, q, k, v, causal, square=True, dropout=0.0):
     mask = None if square or not causal else causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(BACKENDS[backend]):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and square)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and square,
+                                              enable_gqa=q.shape[1] != k.shape[1])
 
 
 def output_of(result):
@@ -120,12 +121,13 @@ class Row:
     """One problem: its tensors, and a callable for each library."""
 
     def __init__(self, library, op, family, b, h, s_q, s_kv, d_qk, d_v, dtype, causal, peers, deterministic=False,
-                 dropout=0.0):
-        self.size = dict(b=b, h_q=h, h_kv=h, s_q=s_q, s_kv=s_kv, d_qk=d_qk, d_v=d_v)
+                 dropout=0.0, h_kv=None):
+        h_kv = h_kv or h
+        self.size = dict(b=b, h_q=h, h_kv=h_kv, s_q=s_q, s_kv=s_kv, d_qk=d_qk, d_v=d_v)
         self.op, self.family, self.causal, self.dtype = op, family, causal, dtype
         self.variant = "deterministic" if deterministic else f"dropout={dropout:g}" if dropout else ""
         self.fa, self.dropout = library, dropout
-        self.q, self.k, self.v = make_inputs(b, h, h, s_q, s_kv, d_qk, d_v, dtype)
+        self.q, self.k, self.v = make_inputs(b, h, h_kv, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device=DEVICE, dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device=DEVICE)
         self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
@@ -194,21 +196,28 @@ class Row:
         return self.plain.flops() if name == "fa_plain" else self.flops()
 
     def check(self):
-        """The first and the last head of the batch against float64. Returns the greatest ratios (mean, max) of fa's errors to
+        """The first and the last query head of the batch, and their KV heads, against float64. Returns the greatest ratios (mean, max) of fa's errors to
         FlashAttention-2's, by the name of the gradient."""
         self.calls["fa"]()
         bound = BOUNDS[self.dtype]
         comparable = self.op == "backward" and "fa2" in self.calls and not self.dropout  # masks differ
         peer = self.calls["fa2"]() if comparable else None
         worst = {}
+        group = self.size["h_q"] // self.size["h_kv"]
         for b, h in {(0, 0), (self.size["b"] - 1, self.size["h_q"] - 1)}:
-            head = lambda t: self._head(t, b, h)  # noqa: E731, B023
+            head = lambda t: self._head(t, b, h * t.shape[1] // self.size["h_q"] if group > 1 else h)  # noqa: E731, B023
             cut = [head(t) for t in (self.q, self.k, self.v)]
             keep = self._keep(b, h, cut[0].shape[2], cut[1].shape[2])
             if self.op == "forward":
                 named = {"o": (self.o, reference(*cut, self.causal, keep)[0])}
             else:
                 wanted = reference_gradients(*cut, head(self.dout), self.causal, keep)
+                for other in range(h // group * group, h // group * group + group):
+                    if other == h:
+                        continue
+                    q, dout = self._head(self.q, b, other), self._head(self.dout, b, other)
+                    for sum_of, more in zip(wanted[1:], reference_gradients(q, *cut[1:], dout, self.causal)[1:]):
+                        sum_of += more
                 named = dict(zip(GRADIENTS, zip(self.gradients, wanted)))
             for n, (name, (actual, expected)) in enumerate(named.items()):
                 mean, largest = errors(head(actual), expected)

@@ -31,7 +31,8 @@ def main():
     args = parser.parse_args()
 
     result = json.loads(args.results.read_text())
-    rows = [r for r in result["attention"] if r["op"] == args.op and r["dtype"] == args.dtype and not r["variant"]]
+    rows = [r for r in result["attention"] if r["op"] == args.op and r["dtype"] == args.dtype and not r["variant"]
+            and r["h_q"] == r["h_kv"]]
     head_dims = sorted({r["d_qk"] for r in rows})
     figure, axes = plt.subplots(2, len(head_dims), figsize=(3.4 * len(head_dims), 4.8), sharey=True, squeeze=False)
     for line, causal in zip(axes, (False, True)):
