@@ -12,6 +12,7 @@
 
 #include "api/build.hpp"
 #include "api/views.hpp"
+#include "plan/backward.hpp"
 #include "plan/fixed.hpp"
 #include "support/text.hpp"
 
@@ -45,8 +46,13 @@ void check_enum(std::string_view name, Enum value, Enum last, std::string_view a
 }
 
 void check_override(std::string_view name, const std::optional<KernelOverride>& given, plan::Op op) {
-  const int splits = plan::read_override(given, op, name).number("splits");
-  if (splits > kMaxSplits) throw_invalid(fmt::format("{}.splits", name), splits, fmt::format("0 to {}", kMaxSplits));
+  const plan::Fixed fixed = plan::read_override(given, op, name);
+  const auto check = [&](std::string_view field, int most) {
+    const int value = fixed.number(field);
+    if (value > most) throw_invalid(fmt::format("{}.{}", name, field), value, fmt::format("0 to {}", most));
+  };
+  check("splits", kMaxSplits);
+  if (op == plan::Op::backward) check("split_blocks", plan::BackwardChoice::kMaxSplitBlocks);
 }
 
 void check_size(std::string_view name, std::int64_t value) {

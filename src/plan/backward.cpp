@@ -65,6 +65,18 @@ void check_family(const BackwardFamily& wanted, const Problem& problem) {
               {{"argument", "kernel_backward.kernel"}, {"value", to_string(wanted.family)}, {"accepted", misfit}});
 }
 
+/// Into how many parts the query tiles of a key tile are dealt out. The work of packed sequences the host does not
+/// know.
+int choose_splits(const Problem& problem, const Fixed& fixed, const BackwardFamily& family) noexcept {
+  if (problem.varlen) return 1;
+  if (fixed.has("splits")) return fixed.number("splits");
+  const std::int64_t enough = family.enough_blocks(problem);
+  const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
+  const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
+  if (blocks == 0 || 2 * blocks > enough) return 1;
+  return static_cast<int>(std::max<std::int64_t>(std::min({enough / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
+}
+
 }  // namespace
 
 BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexcept {
@@ -74,16 +86,12 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
     choice.family = family->family;
     if (serves(*family, problem, fixed)) break;
   }
-  if (problem.varlen) return choice;  // how much work a sequence is, the host does not know
-  const std::int64_t enough = backward_family(choice.family).enough_blocks(problem);
-  const std::int64_t blocks = ceil_div(problem.s_kv, kKeysPerBlock) * problem.h_kv * problem.b;
-  const std::int64_t rows = problem.s_q * group_of(problem);  // that meet in one key tile
-  if (fixed.has("splits")) {
-    choice.splits = fixed.number("splits");
-  } else if (blocks != 0 && 2 * blocks <= enough) {
-    choice.splits =
-        static_cast<int>(std::max<std::int64_t>(std::min({enough / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
-  }
+  const BackwardFamily& family = backward_family(choice.family);
+  choice.splits = choose_splits(problem, fixed, family);
+  if (family.split_blocks == nullptr) return choice;
+  const int planned = fixed.has("splits") ? 1 : family.split_blocks(problem, choice.splits);
+  choice.split_blocks = std::clamp(fixed.number("split_blocks", planned), 1, BackwardChoice::kMaxSplitBlocks);
+  if (choice.split_blocks > 1) choice.splits = 1;
   return choice;
 }
 

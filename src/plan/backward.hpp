@@ -19,10 +19,14 @@ struct BackwardChoice {
   Family family = Family::sm80;
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
+  int split_blocks = 1;  ///< the same by the blocks of a cluster, which leave nothing to another kernel
 
   /// Dense, below kSlots.
-  int slot() const noexcept { return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | index_of(family) * 4; }
-  static constexpr int kSlots = kFamilies * 4;
+  int slot() const noexcept {
+    return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (index_of(family) + kFamilies * (split_blocks - 1)) * 4;
+  }
+  static constexpr int kMaxSplitBlocks = 8;  ///< of a portable cluster
+  static constexpr int kSlots = kFamilies * 4 * kMaxSplitBlocks;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

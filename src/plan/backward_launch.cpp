@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include <fa/error.hpp>
 
@@ -17,7 +18,7 @@ constexpr double kLog2e = 1.4426950408889634;
 // L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
 constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
-constexpr int kLongTile = 64;                   // steps, measured on an H200
+constexpr int kLongTile = 32;                   // steps of all query heads, measured on an H100
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -32,6 +33,20 @@ std::int64_t group_of(const Problem& problem) noexcept {
 bool has_equal_tiles(const Problem& problem) noexcept {
   const bool cut = problem.variants != nullptr && (problem.variants->left_window || problem.variants->chunked);
   return !problem.causal && !cut;
+}
+
+/// Sections of heads in a grid whose tiles are of unequal length and start longest first (kernel::section_of_tile). As
+/// many heads as the L2 cache has room for run together, and no fewer than fill the GPU: those run side by side anyway.
+/// The last section has the tiles of three rounds: the shortest of many heads end the grid.
+void set_sections(std::int64_t blocks, std::int64_t heads, std::int64_t in_cache, std::int64_t multiprocessors,
+                  kernel::BackwardParams& params) noexcept {
+  constexpr std::int64_t kLastRounds = 3;
+  const std::int64_t many = std::max<std::int64_t>(heads, 1);
+  const std::int64_t at_once =
+      std::clamp<std::int64_t>(std::max(multiprocessors / std::max<std::int64_t>(blocks, 1), in_cache), 1, many);
+  const std::int64_t last = ceil_div(kLastRounds * multiprocessors, std::max<std::int64_t>(blocks, 1));
+  params.heads_in_flight = static_cast<int>(at_once);
+  params.last_section = static_cast<int>(std::max<std::int64_t>(many - last, 0) / at_once);
 }
 
 /// Heads whose key tiles an ordered grid takes side by side, so that few of a head wait for each other: at most `most`,
@@ -112,30 +127,38 @@ void set_sizes(const Problem& problem, const BackwardChoice& choice, const Kerne
   params.m_blocks = static_cast<int>(ceil_div(problem.s_q, main.tile_m));
   params.n_blocks = static_cast<int>(problem.varlen ? slots(problem.total_kv, main.tile_n, problem.b)
                                                     : ceil_div(problem.s_kv, main.tile_n));
-  params.splits = choice.splits;
+  // Blocks that share a key tile; those of a cluster leave no partial sums.
+  params.last_section = std::numeric_limits<int>::max();
+  params.splits = choice.splits * (main.cluster() / main.kernel().cluster);
 }
 
 /// The blocks of the main kernel; tells `params` how they share the heads.
-std::int64_t deal_out(const Problem& problem, int splits, const KernelSpec& main, int multiprocessors,
+std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multiprocessors,
                       kernel::BackwardVariantParams& params) noexcept {
+  const std::int64_t splits = params.splits;
   const std::int64_t entries = entries_of(problem);
   const std::int64_t head_bytes = head_bytes_of(problem, params.group);
   std::int64_t grid = std::int64_t{params.n_blocks} * problem.h_kv * entries * splits;
   // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
   // length are balanced better by the hardware.
-  const bool long_tiles = problem.causal && std::max(problem.d_qk, problem.d_v) > 64 && params.m_blocks >= kLongTile;
+  const bool long_tiles = problem.causal && std::int64_t{params.m_blocks} * params.group >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
   const int cluster = main.cluster();
+  const int pair = main.kernel().cluster;
   const bool ordered = main.ordered_dq();
   if (cluster == 1 && main.kernel().persistent && !long_tiles && !unequal && !ordered) {
-    params.heads_in_flight =
-        balanced_heads(std::int64_t{params.n_blocks} * splits, entries * problem.h_kv, multiprocessors);
+    params.heads_in_flight = balanced_heads(params.n_blocks * splits, entries * problem.h_kv, multiprocessors);
     return std::min<std::int64_t>(grid, multiprocessors);
   }
-  grid *= cluster;
+  grid *= pair;
   params.heads_in_flight = static_cast<int>(
       std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(entries * problem.h_kv, 1)));
-  if (!ordered || unequal) return grid;
+  if (!ordered || unequal) {
+    if (problem.causal) {
+      set_sections(params.n_blocks * splits, entries * problem.h_kv, params.heads_in_flight, multiprocessors, params);
+    }
+    return grid;
+  }
   // A block may wait for one in front of it only if that has started for certain, whatever else is on the GPU: it has a
   // lower number, and no block goes on to another tile; or a block has all key tiles of its heads.
   const std::int64_t heads = problem.b * problem.h_kv;
@@ -144,10 +167,11 @@ std::int64_t deal_out(const Problem& problem, int splits, const KernelSpec& main
     params.heads_in_flight = static_cast<int>(whole);
     grid = whole;
   } else if (!has_equal_tiles(problem)) {  // of pairs the order follows from it: never a function of the GPU
-    params.heads_in_flight =
-        heads_side_by_side(std::int64_t{params.n_blocks} * splits,
-                           std::min<std::int64_t>(2 * kL2Budget / head_bytes, heads), kMultiprocessors / cluster);
-  } else if (cluster > 1) {  // two at least: a queue of all pairs is as slow as the slowest
+    const std::int64_t units = kMultiprocessors / pair;
+    const std::int64_t blocks = std::max<std::int64_t>(params.n_blocks * splits, 1);
+    const std::int64_t most = std::max(2 * kL2Budget / head_bytes, units / blocks);
+    params.heads_in_flight = heads_side_by_side(blocks, std::min(most, heads), units);
+  } else if (pair > 1) {  // two at least: a queue of all pairs is as slow as the slowest
     params.heads_in_flight = static_cast<int>(
         std::clamp<std::int64_t>(ceil_div(kL2Budget, head_bytes), 2, std::max<std::int64_t>(heads, 2)));
   }
@@ -163,6 +187,7 @@ std::int64_t deal_out_dq(const Problem& problem, const KernelSpec& dq, kernel::B
                                                     : ceil_div(problem.s_q, dq.tile_m));
   const std::int64_t kv_bytes =
       std::max<std::int64_t>(problem.typical_s_kv() * (problem.d_qk + problem.d_v) * element, 1);
+  params.last_section = std::numeric_limits<int>::max();
   params.heads_in_flight =
       static_cast<int>(std::clamp<std::int64_t>(kL2Budget / kv_bytes * group, std::max<std::int64_t>(group, 1),
                                                 std::max<std::int64_t>(entries * problem.h_q, 1)));
@@ -196,7 +221,7 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
     grids.sink = problem.h_q;
   }
   grids.preprocess = entries_of(problem) * problem.h_q * (rows / kernel::kRowGroup);
-  grids.main = deal_out(problem, choice.splits, kernels.main, multiprocessors, params);
+  grids.main = deal_out(problem, kernels.main, multiprocessors, params);
   if (choice.splits > 1) {
     grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
   }

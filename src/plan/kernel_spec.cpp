@@ -26,7 +26,8 @@ Family KernelSpec::family() const noexcept {
 }
 
 int KernelSpec::cluster() const noexcept {
-  return kernel().cluster;
+  const auto* const backward = std::get_if<Sm90Backward>(&own);
+  return backward != nullptr ? backward->split_blocks : kernel().cluster;
 }
 
 bool KernelSpec::dynamic() const noexcept {

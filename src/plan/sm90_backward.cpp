@@ -92,6 +92,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.warps = 4 * (consumers(spec) + 1);  // an override's tile_n may be anything so far
   const bool ordered = deterministic && !needs_tile_lists(problem);
   spec.as<Sm90Backward>().ordered_dq = ordered;
+  spec.as<Sm90Backward>().split_blocks = choice.split_blocks;
   spec.write_dq = !deterministic || ordered;
   spec.split = choice.splits > 1;
   spec.varlen = problem.varlen;
@@ -171,6 +172,17 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
     return fmt::format("stages = {}: accepted are 2 to {}", spec.stages, most_stages);
   }
   if (spec.as<Sm90Backward>().ordered_dq && !spec.write_dq) return "ordered_dq = true: accepted with write_dq = true";
+  const int split_blocks = spec.as<Sm90Backward>().split_blocks;
+  if (split_blocks < 1 || split_blocks > BackwardChoice::kMaxSplitBlocks) {
+    return fmt::format("split_blocks = {}: accepted are 1 to {}", split_blocks, BackwardChoice::kMaxSplitBlocks);
+  }
+  if (split_blocks > 1 && spec.split) return "splits > 1: accepted with split_blocks = 1";
+  // What the blocks of a cluster add up takes the place of tiles.
+  const int sums = spec.tile_n * (spec.d_qk + spec.d_v) * static_cast<int>(sizeof(float));
+  if (split_blocks > 1 && sums > sm90::shared_layout(shape_of(spec)).dq) {
+    return fmt::format("split_blocks = {}: tile_m = {} and stages = {} leave too little room for sums", split_blocks,
+                       spec.tile_m, spec.stages);
+  }
   const int shared = sm90_backward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {

@@ -52,7 +52,8 @@ struct BackwardParams {
   int32_t m_blocks;         // query tiles of a head
   int32_t n_blocks;         // key tiles of a head
   int32_t heads_in_flight;  // KV heads whose Q, dO and dQ share the L2 cache while their key tiles run
-  int32_t splits;           // blocks that share the query tiles of one key tile
+  int32_t last_section;  // of a causal grid: it has all heads that are left, so that tiles of many heads end the grid
+  int32_t splits;        // blocks that share the query tiles of one key tile
 
   float scale;       // natural units
   float scale_log2;  // scale * log2(e)

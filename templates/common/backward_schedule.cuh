@@ -18,6 +18,29 @@ struct BackwardTile {
   int split;
 };
 
+/// Heads of a causal grid whose tiles run together.
+struct Section {
+  int index;
+  int first_head;
+  int heads;
+  int place;  // of a tile among theirs
+};
+
+/// That of a tile, of `blocks` a head. Every section has `heads_in_flight` heads but the last, which has all that are
+/// left of `heads`.
+FA_DEVICE Section section_of_tile(const BackwardParams& params, int index, int blocks, int heads) {
+  const int section_size = params.heads_in_flight * blocks;
+  Section section;
+  section.index = index / section_size;
+  if (section.index > params.last_section) section.index = params.last_section;
+  section.first_head = section.index * params.heads_in_flight;
+  const int rest = heads - section.first_head;
+  const bool takes_all = section.index == params.last_section || rest < params.heads_in_flight;
+  section.heads = takes_all ? rest : params.heads_in_flight;
+  section.place = index - section.index * section_size;
+  return section;
+}
+
 /// Block index -> tile. Tiles of `heads_in_flight` heads run together, so that what they share stays in the L2 cache;
 /// among them the longest of a causal grid start first: the first keys, or with kLastFirst the last rows. Heads follow
 /// each other as those of `place_of_head`.
@@ -27,14 +50,11 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
   tile.split = kLastFirst ? 0 : index % params.splits;
   if constexpr (!kLastFirst) index /= params.splits;
   if constexpr (kCausal) {
-    const int section_size = params.heads_in_flight * blocks;
-    const int section = index / section_size;
-    const int first_head = section * params.heads_in_flight;
-    const int rest = heads * params.b - first_head;
-    const int in_section = rest < params.heads_in_flight ? rest : params.heads_in_flight;
-    const int place = index - section * section_size;
-    place_of_head<Variant>(tile.batch, tile.head, first_head + place % in_section, params.b, heads);
-    tile.block = kLastFirst ? blocks - 1 - place / in_section : place / in_section;
+    const Section section = section_of_tile(params, index, blocks, heads * params.b);
+    const int head = section.first_head + section.place % section.heads;
+    place_of_head<Variant>(tile.batch, tile.head, head, params.b, heads);
+    tile.block = section.place / section.heads;
+    if constexpr (kLastFirst) tile.block = blocks - 1 - tile.block;
   } else {
     tile.block = index % blocks;
     place_of_head<Variant>(tile.batch, tile.head, index / blocks, params.b, heads);
@@ -42,7 +62,7 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
   return tile;
 }
 
-/// The section of heads that a tile of a causal grid is in.
+/// The section of heads that a tile of a causal grid is in, where the last has no more heads than others.
 FA_DEVICE int section_of(const BackwardParams& params, int index, int blocks) {
   return index / params.splits / (params.heads_in_flight * blocks);
 }
@@ -52,19 +72,15 @@ FA_DEVICE int section_of(const BackwardParams& params, int index, int blocks) {
 /// has one before the first row or after the last.
 template <int kTile, bool kLastFirst>
 FA_DEVICE BackwardTile backward_tile_of_batch(const BackwardParams& params, int index, int blocks, int heads) {
-  const int section_size = params.heads_in_flight * blocks;
-  const int section = index / section_size;
-  const int first_head = section * params.heads_in_flight;
-  const int rest = heads - first_head;
-  const int in_section = rest < params.heads_in_flight ? rest : params.heads_in_flight;
-  const int place = index - section * section_size;
-  const int slot = kLastFirst ? blocks - 1 - place / in_section : place / in_section;
+  const Section section = section_of_tile(params, index, blocks, heads);
+  const int place = section.place / section.heads;
+  const int slot = kLastFirst ? blocks - 1 - place : place;
   const SequenceParams& sequences = params.sequences;
   const int32_t* cu = kLastFirst ? sequences.cu_q : sequences.cu_kv;
   const int total = kLastFirst ? sequences.total_q : sequences.total_kv;
   BackwardTile tile;
   tile.split = 0;
-  tile.head = first_head + place % in_section;
+  tile.head = section.first_head + section.place % section.heads;
   tile.batch = sequence_of_slot<kTile>(cu, params.b, total, 1, slot);
   tile.block = slot - first_slot<kTile>(cu, tile.batch, total, 1);
   return tile;

@@ -74,6 +74,12 @@ FA_DEVICE constexpr bool wants_ordered_dq() {
 }
 
 template <class Config>
+FA_DEVICE constexpr int split_blocks_of() {
+  if constexpr (requires { Config::kSplitBlocks; }) return Config::kSplitBlocks;
+  return 1;
+}
+
+template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
@@ -93,6 +99,8 @@ template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
+template <class Config>
+inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
 

@@ -70,6 +70,17 @@ FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, in
                : "memory");
 }
 
+/// ld.shared::cluster: 16 bytes of any block of the cluster, at a multiple of 16. Between the stores there and this
+/// load stands a `cluster_sync`, and between this load and the exit of that block another.
+FA_DEVICE Chunk ld_shared_cluster_chunk(uint32_t cluster_address) {
+  Chunk value;
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "r"(cluster_address)
+               : "memory");
+  return value;
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_CLUSTER_CUH_

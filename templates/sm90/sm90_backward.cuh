@@ -8,6 +8,7 @@
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/variant_backward.cuh>
+#include <ptx/cluster.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/ldmatrix.cuh>
@@ -17,6 +18,7 @@
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <ptx/wgmma.cuh>
+#include <sm90/sm90_backward_cluster.cuh>
 #include <sm90/sm90_backward_layout.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
@@ -87,6 +89,8 @@ struct Backward {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
+  // Of a cluster: they share the query tiles of a key tile, add up dK and dV, and have no other tile.
+  static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
@@ -143,6 +147,10 @@ struct Backward {
   static_assert(kLayout.ds == kLayout.dout + kStages * DoTile::kBytes);
   static_assert(kLayout.dq == kLayout.ds + kDsBuffers * DsTile::kBytes);
   static_assert(kLayout.work >= kLayout.mbarriers + kMbarrierBytes * kShape.mbarriers(), "the barriers fit");
+  using DkSums = ClusterSums<kSplitBlocks, 4 * kConsumers, kHeadDimQk / 8>;
+  using DvSums = ClusterSums<kSplitBlocks, 4 * kConsumers, kHeadDimV / 8>;
+  static_assert(kSplitBlocks == 1 || DkSums::kBytes + DvSums::kBytes <= kLayout.dq, "sums take the place of tiles");
+  static_assert(kSplitBlocks == 1 || !Config::kSplit, "sums of a cluster are whole");
   // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
   static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
   static constexpr int kTilesOffset = kLayout.work - 4;
@@ -164,6 +172,11 @@ struct Backward {
   FA_DEVICE uint32_t ds_shared(int buffer) const { return shared + kLayout.ds + buffer * DsTile::kBytes; }
   FA_DEVICE uint32_t lse_shared(int stage) const { return shared + kLayout.lse + stage * kLayout.stats_bytes; }
   FA_DEVICE uint32_t delta_shared(int stage) const { return shared + kLayout.delta + stage * kLayout.stats_bytes; }
+  /// As matrix descriptors have it.
+  FA_DEVICE static uint32_t described(uint32_t tile) {
+    if constexpr (kSplitBlocks > 1) return ptx::without_rank(tile);
+    return tile;
+  }
   // "Full": the copy has landed. "Empty": every warp has read the buffer.
   FA_DEVICE uint32_t k_full() const { return shared + kLayout.mbarriers; }
   FA_DEVICE uint32_t k_empty() const { return k_full() + 8; }
@@ -366,8 +379,8 @@ struct Backward {
       for (int j = 0; j < 4; ++j) values[4 * i + j] = static_cast<int>(chunk.word[j]);
     }
     Job job;
-    job.tile = {values[0], values[1], values[2], 0};
-    job.steps = {values[3], 0, values[4], values[5]};
+    job.tile = {values[0], values[1], values[2], kSplitBlocks > 1 ? values[14] : 0};
+    job.steps = {values[3], kSplitBlocks > 1 ? values[15] : 0, values[4], values[5]};
     job.lengths.s_q = values[6];
     job.lengths.s_kv = values[7];
     job.lengths.causal_shift = values[8];
@@ -377,7 +390,7 @@ struct Backward {
     job.lengths.padded_rows = values[12];
     job.lengths.first_padded_row = values[13];
     job.lengths.group = params.group;
-    job.lengths.splits = 1;
+    job.lengths.splits = kSplitBlocks;
     job.lengths.m_blocks = 0;
     return job;
   }
@@ -394,7 +407,7 @@ struct Backward {
       const auto told = [&](int i) { return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2) + 4 * i)); };
       Job part;
       part.tile = {told(0), told(1), 0, 0};
-      part.steps = {told(3), 0, told(4), told(5)};
+      part.steps = {told(3), kSplitBlocks > 1 ? told(15) : 0, told(4), told(5)};
       part.lengths.first_row = told(10);
       part.lengths.first_key = told(11);
       part.lengths.padded_rows = told(12);
@@ -420,7 +433,9 @@ struct Backward {
                             job.lengths.first_row,
                             job.lengths.first_key,
                             job.lengths.padded_rows,
-                            job.lengths.first_padded_row};
+                            job.lengths.first_padded_row,
+                            job.tile.split,
+                            job.steps.begin};
     const int slot = count % 2;
     ptx::mbarrier_wait(job_empty(slot), static_cast<uint32_t>(count) / 2 % 2 ^ 1);  // all have left the last but one
     FA_UNROLL
@@ -439,8 +454,13 @@ struct Backward {
     int count = 0;
     for (int round = 0; tile_index(round) < tiles; ++round) {
       Job job;
-      job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      job.tile = kernel::backward_tile_of_batch<kTileN, false>(params, tile_index(round) / kSplitBlocks,
+                                                               params.n_blocks, params.h_kv);
       job.lengths = kernel::backward_entry<true, kTileM>(params, job.tile.batch);
+      if constexpr (kSplitBlocks > 1) {
+        job.tile.split = tile_index(round) % kSplitBlocks;
+        job.lengths.splits = kSplitBlocks;
+      }
       if (job.first_key() < 0 || job.first_key() >= job.lengths.s_kv) continue;  // a slot without a tile
       job.steps = steps_of(job.tile, job.lengths);
       if (lane_index() == 0) tell(job, count);
@@ -644,7 +664,9 @@ struct Backward {
         FA_UNROLL
         for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
       }
-      if constexpr (Config::kSplit) {
+      if constexpr (kSplitBlocks > 1) {
+        add_up(dk, dv, work);
+      } else if constexpr (Config::kSplit) {
         constexpr int kRow = kHeadDimQk + kHeadDimV;
         const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
         float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
@@ -660,13 +682,36 @@ struct Backward {
     }
   }
 
+  /// Stores dK and dV of a key tile that the blocks of this cluster share; all of its consumers. They take the place of
+  /// the tiles that the block's products have read.
+  FA_DEVICE void add_up(const Dk& dk, const Dv& dv, const Job& work) const {
+    const DkSums dk_sums{shared};
+    const DvSums dv_sums{shared + DkSums::kBytes};
+    const int lane = lane_index();
+    const int warp = 4 * consumer_index() + warp_index();
+    ptx::barrier_sync(1, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles
+    dk_sums.leave(dk, warp, lane);
+    dv_sums.leave(dv, warp, lane);
+    ptx::cluster_sync();  // all sums are there
+    const int first = work.tile.split * 4 * kConsumers + warp;
+    dk_sums.store(rows_of_keys(params.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work),
+                  params.stride_dk_s, work.first_key(), work.lengths.s_kv, params.scale, first, lane);
+    dv_sums.store(rows_of_keys(params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work),
+                  params.stride_dv_s, work.first_key(), work.lengths.s_kv, 1.f, first, lane);
+    ptx::sync_warp();
+    ptx::cluster_sync();  // another block may still read sums here
+  }
+
+  FA_DEVICE T* rows_of_keys(void* base, int64_t stride_b, int64_t stride_h, int64_t stride_s, const Job& work) const {
+    return static_cast<T*>(base) + kernel::offset_of_keys<kVarlen>(work.lengths, work.tile.batch, stride_b, stride_s) +
+           work.tile.head * stride_h;
+  }
+
   template <class Sum>
   FA_DEVICE void store(const Sum& sum, void* base, int64_t stride_b, int64_t stride_h, int64_t stride_s,
                        const Job& work, int first_key, int lane) const {
-    T* const rows = static_cast<T*>(base) +
-                    kernel::offset_of_keys<kVarlen>(work.lengths, work.tile.batch, stride_b, stride_s) +
-                    work.tile.head * stride_h;
-    store_rows(sum, rows, stride_s, first_key, work.lengths.s_kv, lane);
+    store_rows(sum, rows_of_keys(base, stride_b, stride_h, stride_s, work), stride_s, first_key, work.lengths.s_kv,
+               lane);
   }
 
   /// A consumer's place in the stream of query tiles.
@@ -1174,8 +1219,8 @@ struct Backward {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
-      SGemm::template shared<false>(s, KTile::k_major(k_shared(), consumer * 64, step),
-                                    QTile::k_major(q_shared(stage), 0, step), step != 0);
+      SGemm::template shared<false>(s, KTile::k_major(described(k_shared()), consumer * 64, step),
+                                    QTile::k_major(described(q_shared(stage)), 0, step), step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -1186,8 +1231,8 @@ struct Backward {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kVSteps; ++step) {
-      SGemm::template shared<false>(dp, VTile::k_major(v_shared(), consumer * 64, step),
-                                    DoTile::k_major(do_shared(stage), 0, step), step != 0);
+      SGemm::template shared<false>(dp, VTile::k_major(described(v_shared()), consumer * 64, step),
+                                    DoTile::k_major(described(do_shared(stage)), 0, step), step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -1199,7 +1244,7 @@ struct Backward {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kMSteps; ++step) {
-      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(tile, step), true);
+      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(described(tile), step), true);
     }
     ptx::wgmma_commit();
   }
@@ -1214,8 +1259,8 @@ struct Backward {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kTileN / 16; ++step) {
-      DqGemm::template shared<true>(dq, DsTile::k_major(ds_shared(buffer), row, step),
-                                    KTile::mn_major(k_shared() + columns, step), step != 0);
+      DqGemm::template shared<true>(dq, DsTile::k_major(described(ds_shared(buffer)), row, step),
+                                    KTile::mn_major(described(k_shared() + columns), step), step != 0);
     }
     ptx::wgmma_commit();
   }

@@ -109,6 +109,7 @@ struct Sm90Shape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, stages;
   bool causal, write_dq, split, ordered = false;
+  int split_blocks = 1;
 };
 
 // dQ by columns (64 x 128 and 64 x 192) and by rows; head dims that fill their slabs or not, that leave warpgroups
@@ -128,6 +129,11 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 128, 128, 2, false, true, false, true},
     {DType::f16, 96, 96, 64, 128, 3, true, true, false, true},
     {DType::bf16, 40, 24, 64, 64, 2, true, true, true, true},
+    // By the blocks of a cluster: as many as may be emulated, whole groups of columns and parts, dQ in order.
+    {DType::bf16, 64, 64, 64, 128, 2, true, true, false, false, 2},
+    {DType::f16, 72, 24, 64, 64, 3, false, true, false, false, 4},
+    {DType::bf16, 40, 48, 128, 128, 2, true, true, false, true, 2},
+    {DType::f16, 128, 128, 64, 64, 2, true, false, false, false, 3},
 };
 
 // By pairs of blocks: columns in two halves, in unequal ones, in parts of slabs; rings of two and three.
@@ -156,6 +162,7 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.main.stages = shape.stages;
   both.main.write_dq = shape.write_dq;
   both.main.as<fa::plan::Sm90Backward>().ordered_dq = shape.ordered;
+  both.main.as<fa::plan::Sm90Backward>().split_blocks = shape.split_blocks;
   both.main.split = shape.split;
   both.dq.own = fa::plan::Sm80BackwardDq{};
   both.dq.tile_m = kDqTiles[0].tile_m;

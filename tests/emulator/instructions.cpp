@@ -529,6 +529,21 @@ void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const 
   std::memcpy(value, Machine::shared(lane).at(address), bytes);
 }
 
+void load_shared_cluster(std::uint32_t cluster_address, void* value, std::uint32_t bytes, const char* name,
+                         const Site& site) {
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  check_shared_alignment(lane, cluster_address, bytes, name, site);
+  const Place place = machine.resolve(lane, cluster_address, name, site);
+  SharedMemory& memory = place.block->shared;
+  if (const Conflict conflict =
+          memory.read(place.address, bytes, machine.observer(lane, *place.block), machine.reader(lane))) {
+    machine.raise(conflict, lane, memory, name, place.address, site);
+  }
+  machine.reach(lane, *place.block);
+  std::memcpy(value, memory.at(place.address), bytes);
+}
+
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site) {
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);

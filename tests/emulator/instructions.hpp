@@ -47,6 +47,9 @@ std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const 
 /// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site);
 
+/// Of any block of the cluster.
+void load_shared_cluster(std::uint32_t cluster_address, void* value, std::uint32_t bytes, const char* name,
+                         const Site& site);
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site);
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site);
 

@@ -270,13 +270,15 @@ void Machine::check_block_exit(const Lane& lane) {
   for (std::size_t agent = 0; agent < block.reached.entries.size(); ++agent) {
     const std::uint32_t tick = block.reached.entries[agent];
     if (gathered.known.at(agent) >= tick || (agent < kFirstProduct && tick < floor_)) continue;
-    raise(FaultKind::exited_block, lane, "exit", 0, Site(),
-          agent < kFirstProduct
-              ? fmt::format("the last thread leaves, and {} may still arrive at a barrier here: nobody waited for that",
-                            name(static_cast<int>(agent)))
-              : fmt::format("the last thread leaves, and a copy for the {} may still be under way: nobody waited for "
-                            "that",
-                            barriers_[agent - kFirstBarrier].describe()));
+    raise(
+        FaultKind::exited_block, lane, "exit", 0, Site(),
+        agent < kFirstProduct
+            ? fmt::format(
+                  "the last thread leaves, and {} may still arrive at a barrier here, or read: nobody waited for that",
+                  name(static_cast<int>(agent)))
+            : fmt::format("the last thread leaves, and a copy for the {} may still be under way: nobody waited for "
+                          "that",
+                          barriers_[agent - kFirstBarrier].describe()));
   }
 }
 
@@ -699,7 +701,7 @@ void Machine::arrive(Lane& lane, Mbarrier& barrier, int bytes, const char* name,
   }
   const bool remote = barrier.block != lane.warp->block;
   release(lane, remote ? barrier.gathered_remotely : barrier.gathered);
-  if (remote) barrier.block->reached.raise(static_cast<std::size_t>(lane.agent), tick_);
+  reach(lane, *barrier.block);
   ++tick_;
   barrier.bytes += bytes;
   --barrier.pending;
@@ -878,6 +880,10 @@ void Machine::start_cluster_copy(Lane& lane, std::uint32_t target, std::uint32_t
     }
   });
   launch_copy(lane, {box, to, signalled.number, lane.agent, own(lane, source)}, signalled, name, site);
+}
+
+void Machine::reach(const Lane& lane, Block& block) const {
+  if (&block != lane.warp->block) block.reached.raise(static_cast<std::size_t>(lane.agent), tick_);
 }
 
 void Machine::finish_source(const TensorCopy& copy, std::uint32_t phase) {

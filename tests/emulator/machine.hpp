@@ -235,6 +235,10 @@ class Machine {
   Reader reader(const Warp& warp) const {
     return {tick_, 0xffffffffu, static_cast<std::uint16_t>(warp.index), Reader::lanes_of_warp};
   }
+  /// The thread has done something to another block's memory, before whose exit a barrier has to stand.
+  void reach(const Lane& lane, Block& block) const;
+  /// Where a shared::cluster address, or one of the thread's own block, lies.
+  Place resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const;
   Conflict read_as_warp(const Warp& warp, std::uint32_t address, std::uint32_t bytes);
 
   /// Adds what the thread has done and knows.
@@ -315,7 +319,6 @@ class Machine {
   void finish_cluster_barrier_if_complete();
   void keep_own_block(const Lane& lane, Clock& clock) const;
   Place own(const Lane& lane, std::uint32_t address) const { return {lane.warp->block, address}; }
-  Place resolve(const Lane& lane, std::uint32_t address, const char* name, const Site& site) const;
   Mbarrier& barrier_at(const Lane& lane, const Place& place, const char* name, const Site& site);
   void arrive(Lane& lane, Mbarrier& barrier, int bytes, const char* name, const Site& site);
   void launch_copy(Lane& lane, TensorCopy copy, const Mbarrier& signalled, const char* name, const Site& site);

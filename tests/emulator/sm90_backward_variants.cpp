@@ -39,6 +39,16 @@ std::vector<Sm90BackwardVariant> chosen() {
       {.choice = "everything", .causal = true, .tile_n = 128, .varlen = true, .dropout = true},
       {.choice = "bias", .dtype = DType::f16, .d_qk = 8, .d_v = 16, .varlen = true, .dropout = true},
       {.choice = "prefix", .tile_n = 128, .varlen = true},
+      {.choice = "plain", .d_qk = 40, .d_v = 64, .causal = true, .tile_n = 128, .varlen = true, .split_blocks = 2},
+      {.choice = "documents", .dtype = DType::f16, .causal = true, .split_blocks = 3},
+      {.choice = "everything",
+       .d_qk = 16,
+       .d_v = 24,
+       .causal = true,
+       .tile_n = 128,
+       .dropout = true,
+       .split_blocks = 2},
+      {.choice = "plain", .varlen = true, .dropout = true, .split_blocks = 4, .deterministic = true},
   };
 }
 
@@ -106,7 +116,8 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
   fixed.family = fa::plan::Family::sm90;
   fixed.set("tile_m", variant.tile_m);
   fixed.set("tile_n", variant.tile_n);
-  fixed.set("splits", variant.splits);
+  if (variant.split_blocks == 1) fixed.set("splits", variant.splits);
+  fixed.set("split_blocks", variant.split_blocks);
   const fa::plan::BackwardPlan plan = plan_backward(problem, fixed, variant.deterministic);
   BackwardSpecs specs{plan.main.front(), {}};
   if (!plan.dq.empty()) specs.dq = plan.dq.front();

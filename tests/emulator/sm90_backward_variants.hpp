@@ -21,6 +21,7 @@ struct Sm90BackwardVariant {
   bool varlen = false;
   bool dropout = false;
   int splits = 1;
+  int split_blocks = 1;
   bool deterministic = false;
   float scale = 0;  ///< 0: the default
 };

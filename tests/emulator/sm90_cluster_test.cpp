@@ -112,6 +112,37 @@ TEST(Cluster, BlocksKnowTheirRanks) {
   }
 }
 
+std::uint32_t load_of_peer(std::uint32_t offset) {
+  std::uint32_t value[4] = {};
+  load_shared_cluster(peer(own(offset)), value, 16, "ld.shared::cluster.v4.b32", here());
+  return value[0];
+}
+
+TEST(Cluster, LoadsFromAnotherBlock) {
+  expect_no_fault([] {
+    const auto offset = static_cast<std::uint32_t>(16 * thread_index());
+    for (std::uint32_t i = 0; i < 4; ++i) store_word(offset + 4 * i, static_cast<std::uint32_t>(block_index()));
+    cluster_sync(here());
+    EXPECT_EQ(load_of_peer(offset), static_cast<std::uint32_t>(block_index() ^ 1));
+    cluster_sync(here());
+    store_word(offset, 0);
+  });
+  expect_fault(FaultKind::shared_race, "no barrier is in between", [] {
+    const auto offset = static_cast<std::uint32_t>(16 * thread_index());
+    for (std::uint32_t i = 0; i < 4; ++i) store_word(offset + 4 * i, 1);
+    cluster_sync(here());
+    load_of_peer(offset);
+    bar_sync(here());  // of a block alone
+    store_word(offset, 2);
+    cluster_sync(here());
+  });
+  expect_fault(FaultKind::exited_block, "block", [] {
+    for (std::uint32_t i = 0; i < 4; ++i) store_word(static_cast<std::uint32_t>(16 * thread_index()) + 4 * i, 1);
+    cluster_sync(here());
+    if (cluster_rank() == 1) load_of_peer(static_cast<std::uint32_t>(16 * thread_index()));
+  });
+}
+
 TEST(Cluster, AddressesCarryTheRank) {
   for (const int cluster : {1, 2, 4}) {
     run([] { EXPECT_EQ(own(), 0x400u | static_cast<std::uint32_t>(cluster_rank()) << 24); }, 1, 128, cluster, 4);

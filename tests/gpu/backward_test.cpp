@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -197,6 +198,60 @@ TEST_F(Backward, PairsOfBlocks) {
     config.kernel_backward = KernelOverride{"sm90", i % 7 == 0 ? "splits=3" : ""};
     run_backward_case(c, config, pick(0, 1) == 1);
     if (HasFailure()) break;
+  }
+}
+
+/// Clusters whose blocks share the query tiles of a key tile, of every size, also where some of them get none.
+TEST_F(Backward, ClustersOfBlocks) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  std::mt19937_64 random(33);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int i = 0; i < 64; ++i) {
+    AttentionCase c;
+    c.b = pick(1, 3);
+    c.h_kv = pick(1, 3);
+    c.h_q = c.h_kv * pick(1, 9);
+    c.s_q = i % 4 == 0 ? pick(1, 64) : pick(1, 900);
+    c.s_kv = i % 4 == 1 ? pick(1, 128) : pick(1, 1100);
+    const std::array<std::int64_t, 2> dims[] = {{128, 128}, {64, 64}, {96, 128}, {40, 24}, {128, 72}, {8, 80}, {72, 8}};
+    c.d_qk = dims[i % 7][0];
+    c.d_v = dims[i % 7][1];
+    c.dtype = pick(0, 1) == 1 ? DType::bf16 : DType::f16;
+    c.causal = pick(0, 1) == 1;
+    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+    c.layout = static_cast<Layout>(pick(0, 1));
+    c.seed = random();
+    AttentionConfig config = config_of(c);
+    config.deterministic = pick(0, 2) == 0;
+    config.kernel_backward = KernelOverride{"sm90", fmt::format("split_blocks={}", 2 + i % 7)};
+    run_backward_case(c, config, pick(0, 1) == 1);
+    if (HasFailure()) break;
+  }
+}
+
+/// dK and dV of a cluster are the same bits each time: the blocks' sums are added in one order.
+TEST_F(Backward, ClustersAreRepeatable) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  const AttentionCase c{.b = 2, .h_q = 12, .h_kv = 2, .s_q = 700, .s_kv = 900, .d_qk = 128, .d_v = 128, .causal = true};
+  AttentionConfig config = config_of(c);
+  config.kernel_backward = KernelOverride{"sm90", "split_blocks=4"};
+  const Attention attention = Attention::create(config);
+  DeviceBackwardCase device(c);
+  std::vector<std::byte> dk, dv;
+  for (int round = 0; round < 10; ++round) {
+    device.forget();
+    attention.backward(device.inputs(), device.outputs());
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    if (round == 0) {
+      dk = device.dk.buffer.read();
+      dv = device.dv.buffer.read();
+      expect_correct(device);
+    } else {
+      EXPECT_EQ(device.dk.buffer.read(), dk);
+      EXPECT_EQ(device.dv.buffer.read(), dv);
+    }
   }
 }
 

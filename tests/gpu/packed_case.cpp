@@ -85,6 +85,7 @@ AttentionConfig PackedCase::config() const {
   config.dropout = dropout;
   config.deterministic = deterministic;
   config.kernel = kernel;
+  config.kernel_backward = kernel_backward;
   return config;
 }
 

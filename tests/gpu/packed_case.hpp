@@ -39,6 +39,7 @@ struct PackedCase {
   bool deterministic = false;
   bool dlse = false;
   KernelOverride kernel = {};
+  KernelOverride kernel_backward = {};
   /// Functions, windows, chunks and sinks, if any, for the same dtype, head dims and mask; its b counts the sequences.
   std::shared_ptr<const VariantCase> variant = nullptr;
 

@@ -1,5 +1,6 @@
 // Packed batches and dropout on the device.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -192,6 +193,24 @@ TEST_F(Packed, MasksAreThoseOfTheHost) {
         wrong += (dv.at(b, h, j, i) != 0) != kept;
       }
       EXPECT_EQ(wrong, 0);
+    }
+  }
+}
+
+/// Clusters of the backward: the blocks that share the query tiles of a key tile.
+TEST_F(Packed, ClustersOfBlocks) {
+  std::mt19937 random(7);
+  for (const int blocks : {2, 3, 8}) {
+    for (const float dropout : {0.f, 0.3f}) {
+      for (const std::int64_t d : {64, 128}) {
+        PackedCase c;
+        c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = true};
+        make_packed(random, c);
+        c.dropout = dropout;
+        c.deterministic = blocks == 3;
+        c.kernel_backward = KernelOverride{"", fmt::format("split_blocks={}", blocks)};
+        run(c);
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/early_start.hpp"
 #include "plan/sm90_backward_pair.hpp"
+#include "plan/sm90_backward_split.hpp"
 
 namespace fa::plan {
 namespace {
@@ -20,6 +21,11 @@ constexpr Field kFields[] = {
     field<&SpecHead::split>("split").as("kSplit"),
     launched("splits", "Thread blocks that share the query rows of a key tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
+    field<&Sm90Backward::split_blocks>("split_blocks")
+        .when_set()
+        .as("kSplitBlocks", "of a cluster, for a key tile")
+        .open("Thread blocks of a cluster that share the query rows of a key tile")
+        .by_call(),
     field<&Sm90Backward::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
@@ -124,6 +130,7 @@ constinit const BackwardFamily kSm90BackwardFamily{
     .obstacle = sm90_backward_obstacle,
     .follows = follows,
     .may_spill = may_spill,
+    .split_blocks = sm90_backward_split_blocks,
     .specs = sm90_backward_specs,
     .candidates = sm90_backward_candidates,
 };

@@ -148,6 +148,14 @@ TEST(ConfigTest, OverridesAreCheckedEachByItsName) {
   }
 }
 
+TEST(ConfigTest, ClustersOfBackwardHaveAtMostEightBlocks) {
+  AttentionConfig config = config_f32();
+  config.kernel_backward = KernelOverride{"", "split_blocks=9"};
+  expect_invalid("kernel_backward.split_blocks", [&] { create(config); });
+  config.kernel_backward = KernelOverride{"", "split_blocks=8"};
+  EXPECT_NO_THROW(create(config));
+}
+
 TEST(ConfigTest, VersionIsThatOfTheProject) {
   EXPECT_STREQ(version(), "0.1.0");
 }

@@ -318,9 +318,82 @@ TEST(Sm90BackwardChoice, SplitsFillAPersistentGrid) {
   EXPECT_EQ(choose_backward(p, {}).splits, 16);  // 8 tiles of keys, 132 blocks
   EXPECT_TRUE(first_of(p).split);
   p.s_q = 128;
-  EXPECT_EQ(choose_backward(p, {}).splits, 4);  // 2,048 rows in all
+  EXPECT_EQ(choose_backward(p, {}).split_blocks, 4);  // 2,048 rows in all: too few for a kernel that adds up
+  EXPECT_EQ(choose_backward(p, {{"split_blocks", 1}}).splits, 4);
   p.s_kv = 67 * 128;
   EXPECT_EQ(choose_backward(p, {}).splits, 1);  // more than half of the grid
+}
+
+// ---- clusters that share the query tiles of a key tile
+
+TEST(Sm90BackwardClusters, HeadsThatFillTheGpuHaveNone) {
+  Problem p = problem_of(128, 128);
+  EXPECT_EQ(choose_backward(p, {}).split_blocks, 1);
+  p.causal = false;
+  EXPECT_EQ(choose_backward(p, {}).split_blocks, 1);
+}
+
+TEST(Sm90BackwardClusters, FewKvHeadsOfManyQueryHeadsAreShared) {
+  Problem p = problem_of(128, 128);
+  p.b = 1;
+  p.h_q = 32;
+  p.h_kv = 4;  // 128 key tiles, of which the longest is twice the mean
+  const BackwardChoice choice = choose_backward(p, {});
+  EXPECT_GT(choice.split_blocks, 1);
+  EXPECT_EQ(choice.splits, 1);
+  EXPECT_FALSE(first_of(p).split);
+  EXPECT_EQ(first_of(p).cluster(), choice.split_blocks);
+  p.h_kv = 1;
+  EXPECT_GE(choose_backward(p, {}).split_blocks, choice.split_blocks);
+}
+
+TEST(Sm90BackwardClusters, ShortKeyTilesAreNotShared) {
+  Problem p = problem_of(128, 128);
+  p.b = 1;
+  p.h_q = p.h_kv = 32;
+  p.s_q = p.s_kv = 256;  // four steps at most
+  EXPECT_EQ(choose_backward(p, {}).split_blocks, 1);
+}
+
+TEST(Sm90BackwardClusters, WindowsLeaveShortKeyTiles) {
+  Problem p = problem_of(128, 128);
+  p.b = 1;
+  p.h_q = 32;
+  p.h_kv = 1;  // 32 key tiles
+  Variants variants;
+  variants.left_window = true;
+  p.variants = &variants;
+  p.window_left = 1024;
+  const BackwardChoice wide = choose_backward(p, {});
+  EXPECT_GT(wide.split_blocks * wide.splits, 1);
+  p.h_kv = p.h_q;
+  p.window_left = 64;
+  EXPECT_EQ(choose_backward(p, {}).split_blocks, 1) << "three steps at most";
+}
+
+TEST(Sm90BackwardClusters, EverySizeHasAKernelForEveryHeadDim) {
+  for (const int d_qk : {8, 40, 64, 72, 96, 128}) {
+    for (const int d_v : {8, 64, 80, 128}) {
+      for (int blocks = 1; blocks <= BackwardChoice::kMaxSplitBlocks; ++blocks) {
+        for (const bool varlen : {false, true}) {
+          Problem p = problem_of(d_qk, d_v);
+          p.varlen = varlen;
+          const Fixed fixed{{"split_blocks", blocks}};
+          EXPECT_EQ(first_of(p, fixed).cluster(), blocks) << d_qk << '/' << d_v;
+          EXPECT_EQ(choose_backward(p, fixed).split_blocks, blocks);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90BackwardClusters, GivenSplitsAreKept) {
+  Problem p = problem_of(128, 128);
+  p.b = 1;
+  p.h_q = 32;
+  p.h_kv = 4;
+  EXPECT_EQ(choose_backward(p, {{"splits", 3}}).splits, 3);
+  EXPECT_EQ(choose_backward(p, {{"splits", 3}}).split_blocks, 1);
 }
 
 TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
@@ -370,7 +443,10 @@ TEST(Sm90BackwardLaunch, PackedBatchesAndTileListsHaveABlockATile) {
     const BackwardChoice choice{.family = Family::sm90};
     return backward_launch(p, {}, 1, choice, kernels, 132).grids.main;
   };
+  EXPECT_EQ(grid(), 128 * 16 * 4) << "long ones";
+  p.causal = false;
   EXPECT_EQ(grid(), 132);
+  p.causal = true;
   Variants mask;
   mask.mask = "q>kv";
   p.variants = &mask;
@@ -379,6 +455,24 @@ TEST(Sm90BackwardLaunch, PackedBatchesAndTileListsHaveABlockATile) {
   p.varlen = true;
   p.total_q = p.total_kv = 1 << 14;
   EXPECT_EQ(grid(), (128 + 4) * 16);
+}
+
+TEST(Sm90BackwardLaunch, LongCausalTilesEndWithThoseOfManyHeads) {
+  Problem p = problem_of(128, 128);
+  KernelSet kernels;
+  kernels[Role::attention].own = Sm90Backward{};
+  kernels[Role::attention].tile_m = 64;
+  kernels[Role::attention].tile_n = 128;
+  const auto params = [&](int multiprocessors) {
+    return backward_launch(p, {}, 1, {.family = Family::sm90}, kernels, multiprocessors).params;
+  };
+  EXPECT_EQ(params(132).heads_in_flight, 5) << "whose rows fit the L2 cache";
+  EXPECT_EQ(params(132).last_section, (64 - 13) / 5) << "13 heads are three rounds";
+  p.h_kv = 2;  // 33 MB a head
+  EXPECT_EQ(params(132).heads_in_flight, 4) << "that fill the GPU";
+  EXPECT_EQ(params(132).last_section, 0);
+  p.causal = false;
+  EXPECT_GT(params(132).last_section, 64) << "no section takes all";
 }
 
 TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {

@@ -44,6 +44,13 @@ FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, in
   emulator::bulk_copy_to_cluster(cluster_target, source, bytes, cluster_barrier, site);
 }
 
+FA_DEVICE Chunk ld_shared_cluster_chunk(uint32_t cluster_address,
+                                        const emulator::Site& site = emulator::Site::current()) {
+  Chunk value;
+  emulator::load_shared_cluster(cluster_address, &value, sizeof value, "ld.shared::cluster.v4.b32", site);
+  return value;
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_CLUSTER_CUH_

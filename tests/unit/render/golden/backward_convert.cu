@@ -1,7 +1,7 @@
 // backward_convert arch=sm_90a dtype=bf16 d_qk=192 aligned=1 warps=8
 #include <common/backward_convert.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 536);
+static_assert(sizeof(fa::kernel::BackwardParams) == 544);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
@@ -12,10 +12,10 @@ static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 240);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 352);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 360);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 388);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 404);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 412);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 416);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 464);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 416);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 424);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 472);
 
 struct Config {
   using Element = fa::kernel::bf16;

@@ -1,7 +1,7 @@
 // sm90_backward arch=sm_90a dtype=f16 d_qk=128 d_v=72 causal=1 tile_m=64 tile_n=128 stages=2 write_dq=1 split=0 min_blocks=1
 #include <sm90/sm90_backward.cuh>
 
-static_assert(sizeof(fa::kernel::BackwardParams) == 536);
+static_assert(sizeof(fa::kernel::BackwardParams) == 544);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dout) == 32);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dv) == 72);
@@ -12,10 +12,10 @@ static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_lse_b) == 240);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, stride_dv_s) == 352);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, b) == 360);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, padded_rows) == 388);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 404);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 412);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 416);
-static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 464);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, splits) == 408);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, scale_log2) == 416);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, sequences) == 424);
+static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, dropout) == 472);
 static_assert(sizeof(fa::kernel::Sm90BackwardParams) == 1088);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_k) == 128);
 static_assert(FA_OFFSETOF(fa::kernel::Sm90BackwardParams, map_dout) == 384);

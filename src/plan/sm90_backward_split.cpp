@@ -1,0 +1,125 @@
+#include "plan/sm90_backward_split.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/backward.hpp"
+#include "plan/sm90_backward_pair.hpp"
+#include "plan/variant_launch.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+constexpr std::int64_t kKeysPerTile = 128;
+// In steps of the main loop: what a tile costs besides, and what adding up in a cluster does.
+constexpr double kTileSteps = 2;
+constexpr double kClusterSteps = 0.8;
+constexpr double kLargeCluster = 1.35;  // so much longer takes one of more than two blocks, as measured on an H100
+constexpr double kReduceSteps = 4;      // of the kernel that adds up partial sums
+constexpr double kLeastSteps = 4;       // of a block: shorter ones only start and end
+constexpr double kWorthwhile = 0.96;    // of the time without a cluster
+// Bytes of Q, dO and dQ of the KV heads that run at once: as many are read from the L2 cache, and so many more make
+// steps by kSlowestRows slower. Measured on an H100: 32 to 64 query heads, groups of 4 to 8, 4,096 rows.
+constexpr double kNearRows = 33e6;
+constexpr double kFarRows = 200e6;
+constexpr double kSlowestRows = 0.4;
+constexpr double kTilesAlike = 64;
+constexpr int kSamples = 64;  // key tiles that the model looks at
+
+/// Key tiles of a problem, in query tiles that each of them meets.
+struct Tiles {
+  double count = 0;
+  double of_head = 0;
+  double longest = 0;
+  double mean = 0;
+  double bytes_of_head = 0;  ///< Q, dO and dQ of the query heads of a KV head
+
+  bool are_equal() const noexcept { return longest <= 1.02 * mean; }
+};
+
+/// Rows that a window or a chunk leaves a key tile at most.
+std::int64_t most_rows(const Problem& problem) noexcept {
+  if (problem.variants == nullptr) return problem.typical_s_q();
+  std::int64_t rows = problem.typical_s_q();
+  if (problem.variants->left_window) {
+    const std::int64_t behind = problem.causal ? std::max<std::int64_t>(problem.window_right, 0) : rows;
+    rows = std::min(rows, std::min(problem.window_left, rows) + std::min(behind, rows) + kKeysPerTile);
+  }
+  if (problem.variants->chunked) rows = std::min(rows, problem.chunk + kKeysPerTile);
+  return rows;
+}
+
+Tiles tiles_of(const Problem& problem) noexcept {
+  const std::int64_t s_q = problem.typical_s_q();
+  const std::int64_t s_kv = problem.typical_s_kv();
+  const std::int64_t n_blocks = (s_kv + kKeysPerTile - 1) / kKeysPerTile;
+  const double rows_per_step = std::max(problem.d_qk, problem.d_v) > 64 ? 64 : 128;
+  const double group = static_cast<double>(problem.h_q) / static_cast<double>(problem.h_kv);
+  const std::int64_t shift = problem.causal ? causal_shift(problem) : 0;
+  const std::int64_t samples = std::min<std::int64_t>(n_blocks, kSamples);
+  const std::int64_t most = most_rows(problem);
+  Tiles tiles;
+  tiles.of_head = static_cast<double>(n_blocks);
+  tiles.bytes_of_head = group * static_cast<double>(s_q * ((problem.d_qk + problem.d_v) * 2 + problem.d_qk * 4));
+  tiles.count = static_cast<double>(n_blocks * problem.h_kv * problem.b);
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const std::int64_t first_key = i * n_blocks / samples * kKeysPerTile;
+    const std::int64_t hidden = problem.causal ? std::clamp<std::int64_t>(first_key - shift, 0, s_q) : 0;
+    const std::int64_t rows = std::min(s_q - hidden, most);
+    const double steps = std::ceil(static_cast<double>(rows) / rows_per_step) * group;
+    tiles.longest = std::max(tiles.longest, steps);
+    tiles.mean += steps / static_cast<double>(samples);
+  }
+  return tiles;
+}
+
+/// Clusters that run at once. Six of a Hopper GPU's groups have 16 multiprocessors, two have 18.
+int clusters_at_once(int blocks) noexcept {
+  return 6 * (16 / blocks) + 2 * (18 / blocks);
+}
+
+/// What steps take longer because the rows that blocks read do not fit into the L2 cache. Tiles of equal length read
+/// the same rows at the same time, and so do nearly those of a head of many tiles. Others are anywhere in the rows of
+/// their heads.
+double slowed_by_rows(const Tiles& tiles, double shares, double at_once) noexcept {
+  if (tiles.are_equal()) return 1;
+  const double heads = std::max(1., std::floor(at_once / (tiles.of_head * shares)));
+  const double beyond = std::min(heads, tiles.count / tiles.of_head) * tiles.bytes_of_head - kNearRows;
+  const double apart = std::min(1., kTilesAlike / tiles.of_head);
+  return 1 + kSlowestRows * apart * std::clamp(beyond / kFarRows, 0., 1.);
+}
+
+/// Steps until all tiles are done, each by `shares` blocks, of which `at_once` run. Those of unequal length, the
+/// longest first, fill the GPU to the end.
+double time_of(const Tiles& tiles, double shares, double at_once, double besides) noexcept {
+  const double rounds = tiles.count * shares / at_once;
+  const double longest = std::ceil(tiles.longest / shares) + besides;
+  if (tiles.are_equal()) return std::ceil(rounds) * longest;
+  return slowed_by_rows(tiles, shares, at_once) * std::max(longest, rounds * (tiles.mean / shares + besides));
+}
+
+double time_of_cluster(const Tiles& tiles, int blocks) noexcept {
+  const double longer = blocks > 2 ? kLargeCluster : 1;
+  return longer * time_of(tiles, blocks, blocks * clusters_at_once(blocks), kTileSteps + kClusterSteps);
+}
+
+}  // namespace
+
+int sm90_backward_split_blocks(const Problem& problem, int splits) noexcept {
+  if (is_pair(problem)) return 1;
+  const Tiles tiles = tiles_of(problem);
+  int best = 1;
+  const double reduce = splits > 1 ? kReduceSteps : 0;
+  double least = (time_of(tiles, splits, kMultiprocessors, kTileSteps) + reduce) * kWorthwhile;
+  for (int blocks = 2; blocks <= BackwardChoice::kMaxSplitBlocks; ++blocks) {
+    if (tiles.longest < kLeastSteps * blocks) break;
+    const double time = time_of_cluster(tiles, blocks);
+    if (time >= least) continue;
+    best = blocks;
+    least = time;
+  }
+  return best;
+}
+
+}  // namespace fa::plan
