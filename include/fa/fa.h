@@ -514,6 +514,11 @@ FA_C_API int fa_set_log_callback(fa_log_callback callback, void* user);
 /* Messages below `level` are dropped. The default is FA_LOG_WARNING, or the environment's FA_LOG. */
 FA_C_API int fa_set_log_level(int level);
 
+/* Where NVRTC is: its file, or the directory that holds it; NULL or "" restores the search that fa/compiler.hpp tells
+ * of. The text is copied. It is opened when the first kernel has to be compiled; after that a path has no effect. With
+ * one that cannot be used compiling fails with FA_NO_COMPILER, and no other place is tried. */
+FA_C_API int fa_set_nvrtc_path(const char* path);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,7 @@
 #include <fa/fa.h>
 
 #include <fa/attention.hpp>
+#include <fa/compiler.hpp>
 
 #include "plan/fixed.hpp"
 #include "support/text.hpp"
@@ -711,6 +712,10 @@ int fa_set_log_callback(fa_log_callback callback, void* user) {
 
 int fa_set_log_level(int level) {
   return fa::guarded([&] { fa::set_log_level(fa::to_enum(level, fa::LogLevel::off, "level")); });
+}
+
+int fa_set_nvrtc_path(const char* path) {
+  return fa::guarded([&] { fa::set_nvrtc_path(path == nullptr ? "" : path); });
 }
 
 }  // extern "C"

@@ -592,6 +592,17 @@ static void test_functions(void) {
   fa_destroy(attention);
 }
 
+/* Before anything opens NVRTC: only then does a path count. */
+static void test_nvrtc_path(void) {
+  fa_config config = {.struct_size = sizeof config, .head_dim = 64, .dtype = FA_F16, .cache_mode = FA_CACHE_MEMORY};
+  const fa_shape shape = {.struct_size = sizeof shape, .b = 1, .h_q = 1, .s_q = 64, .s_kv = 64};
+  CHECK(fa_set_nvrtc_path("/nowhere/libnvrtc.so.13") == FA_OK);
+  CHECK(fa_find_kernel(&config, &shape, "sm_80", NULL) == FA_NO_COMPILER);
+  CHECK(strstr(fa_last_error_message(), "/nowhere/libnvrtc.so.13") != NULL);
+  CHECK(fa_set_nvrtc_path("") == FA_OK);
+  CHECK(fa_set_nvrtc_path(NULL) == FA_OK);
+}
+
 static void test_version(void) {
   char text[32];
   snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
@@ -604,6 +615,7 @@ int main(void) {
   CHECK(fa_last_error_code() == FA_OK);
   CHECK(strcmp(fa_last_error_message(), "") == 0);
   test_version();
+  test_nvrtc_path();
   fill(q, B * H_Q * S_Q * D, 1);
   fill(k, B * H_KV * S_KV * D, 2);
   fill(v, B * H_KV * S_KV * D, 3);

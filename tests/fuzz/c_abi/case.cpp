@@ -184,7 +184,7 @@ class Case {
   }
 
   void texts() {
-    tally_.calls += 6;
+    tally_.calls += 8;
     if (std::strlen(fa_version()) == 0) fail("fa_version", "empty");
     if (std::strlen(fa_status_name(random_.wild32())) == 0) fail("fa_status_name", "empty");
     static_cast<void>(fa_last_error_code());
@@ -194,6 +194,8 @@ class Case {
     if (fa_set_log_callback(on_log, nullptr) != FA_OK) fail("fa_set_log_callback", "refused");
     check("fa_set_log_level", fa_set_log_level(random_.one_in(2) ? FA_LOG_WARNING : random_.wild32()));
     if (fa_set_log_level(FA_LOG_ERROR) != FA_OK) fail("fa_set_log_level", "refused");
+    if (fa_set_nvrtc_path(name.c_str()) != FA_OK) fail("fa_set_nvrtc_path", "refused");
+    if (fa_set_nvrtc_path(nullptr) != FA_OK) fail("fa_set_nvrtc_path", "NULL refused");
   }
 
   Random random_;
