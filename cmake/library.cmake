@@ -58,6 +58,15 @@ if(NOT fa_shared)
   target_compile_definitions(fa_internal PUBLIC FA_STATIC)
 endif()
 
+# A wheel has one file, which brings the C++ runtime along: nothing but the C library is asked of the user's machine.
+if(FA_PYTHON_PACKAGE)
+  set_property(TARGET fa PROPERTY VERSION)
+  set_property(TARGET fa PROPERTY SOVERSION)
+  target_link_options(fa PRIVATE -static-libstdc++ -static-libgcc)
+  install(TARGETS fa LIBRARY DESTINATION fa_attention COMPONENT python)
+  return()
+endif()
+
 install(TARGETS fa EXPORT fa-targets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fa DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT fa-targets NAMESPACE fa:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fa)

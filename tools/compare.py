@@ -38,9 +38,9 @@ import sys
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parent.parent / "python")]
 import compare_variants  # noqa: E402
-import fa_ctypes  # noqa: E402
+from fa_attention import capi  # noqa: E402
 from compare_rows import (  # noqa: E402
     DROPOUT, DTYPE_NAMES, F32_BOUND, GRADIENTS, TOKENS, WIDTH, PackedRow, Row, errors, fa3, milliseconds, peer_attention,
     reference, reference_gradients, time_row)
@@ -79,7 +79,7 @@ def parse():
     parser.add_argument("--lib", type=pathlib.Path, default=ROOT / "build/release/libfa.so")
     parser.add_argument("--cli", type=pathlib.Path, default=ROOT / "build/release/tools/fa")
     parser.add_argument("--ops", type=a_list(among=["forward", "backward"]), default=["forward", "backward"])
-    parser.add_argument("--families", "--family", type=a_list(among=list(fa_ctypes.FAMILIES)), default=["sm80"])
+    parser.add_argument("--families", "--family", type=a_list(among=list(capi.FAMILIES)), default=["sm80"])
     parser.add_argument("--head-dims", type=a_list(int), help="default: 64,128,256; of variants theirs")
     parser.add_argument("--seqs", type=a_list(int), help="default: 512 to 16384; of variants theirs")
     parser.add_argument("--causal", type=a_list(among=["no", "yes"]), default=["no", "yes"])
@@ -235,7 +235,7 @@ def measure(library, args, op, family, b, h, s, d, dtype, causal, peers, determi
             row = Row(library, op, family, b, h, s, s, d, d, dtype, causal, peers, deterministic, dropout, h_kv)
         if packed or dropout:  # beside a dense batch of the mean length, and without dropout
             row.beside_plain(Row(library, op, family, b, h, s, s, d, d, dtype, causal, []))
-    except fa_ctypes.Unsupported as refusal:
+    except capi.Unsupported as refusal:
         print(f"{op:<8} {family} {DTYPE_NAMES[dtype]} d {d} s {s}: {refusal}", flush=True)
         return []
     worst = row.check()
@@ -296,7 +296,7 @@ def stop(*_):
 
 def main():
     args = parse()
-    library = fa_ctypes.Library(args.lib)
+    library = capi.Library(args.lib)
     gpu = torch.cuda.get_device_name()
     output = args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
     info = cli_json(args.cli, "info")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-import fa_ctypes
+from fa_attention import capi
 
 try:
     import flash_attn_interface as fa3
@@ -27,7 +27,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32
 F32_BOUND = 1e-5
 BOUNDS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: F32_BOUND}
 GRADIENTS = ("dq", "dk", "dv")
-DROPOUT, RNG = 0.1, fa_ctypes.dropout_state(seed=1234, offset=5678)
+DROPOUT, RNG = 0.1, capi.dropout_state(seed=1234, offset=5678)
 
 
 def make_inputs(b, h_q, h_kv, s_q, s_kv, d_qk, d_v, dtype, seed=0):
@@ -130,7 +130,7 @@ class Row:
         self.q, self.k, self.v = make_inputs(b, h, h_kv, s_q, s_kv, d_qk, d_v, dtype)
         self.o = torch.full((b, s_q, h, d_v), float("nan"), device=DEVICE, dtype=dtype).transpose(1, 2)
         self.lse = torch.full((b, h, s_q), float("nan"), device=DEVICE)
-        self.attention = fa_ctypes.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
+        self.attention = capi.Attention(library, d_qk, dtype, causal, d_v, deterministic=deterministic, tune="cached",
                                               dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
@@ -236,7 +236,7 @@ class Row:
         """The mask of a head times its factor, or None."""
         if not self.dropout:
             return None
-        state = fa_ctypes.dropout_state(RNG.seed, RNG.offset + b * self.size["h_q"] + h)
+        state = capi.dropout_state(RNG.seed, RNG.offset + b * self.size["h_q"] + h)
         mask = self.fa.dropout_mask(state, self.dropout, 1, 1, s_q, s_kv)
         factor = 65536 / (65536 - round(self.dropout * 65536))
         return torch.frombuffer(mask, dtype=torch.uint8).view(s_q, s_kv).to(DEVICE).double() * factor
@@ -261,10 +261,10 @@ class PackedRow(Row):
         self.q, self.k, self.v = (t[0].transpose(0, 1) for t in make_inputs(1, h, h, self.total, self.total, d, d, dtype))
         self.o = torch.full((self.total, h, d), float("nan"), device=DEVICE, dtype=dtype)
         self.lse = torch.full((h, self.total), float("nan"), device=DEVICE)
-        self.attention = fa_ctypes.Attention(library, d, dtype, causal, varlen=True, dropout=dropout,
+        self.attention = capi.Attention(library, d, dtype, causal, varlen=True, dropout=dropout,
                                               **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
-        lengths = fa_ctypes.sequences(self.cumulative, self.cumulative, max_s_q=self.longest, max_s_kv=self.longest)
+        lengths = capi.sequences(self.cumulative, self.cumulative, max_s_q=self.longest, max_s_kv=self.longest)
         self.variants = {"sequences": lengths, "dropout": RNG if dropout else None}
         self._bind(peers)
 

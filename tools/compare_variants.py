@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import fa_ctypes
+from fa_attention import capi
 from compare_rows import (
     BOUNDS, DEVICE, DTYPE_NAMES, GRADIENTS, TOKENS, WIDTH, errors, fa3, make_inputs, nan_like, output_of, scratch,
     time_row)
@@ -28,7 +28,7 @@ class Kind:
     """What a row computes besides plain attention, where rows and keys are equally many."""
 
     text: str
-    fa: dict = dataclasses.field(default_factory=dict)  # arguments of fa_ctypes.Attention
+    fa: dict = dataclasses.field(default_factory=dict)  # arguments of capi.Attention
     captures: dict = dataclasses.field(default_factory=dict)  # tensors by the names that functions have for them
     learned: str = ""  # the capture that backward computes the gradient of
     score: object = None  # (scores, h, rows, keys) -> scores, of tensors that broadcast; also FlexAttention's score_mod
@@ -61,7 +61,7 @@ def window(s, h, causal):
 
 def alibi(s, h, causal):
     slope = torch.exp2(-8 * torch.arange(1, h + 1, device=DEVICE, dtype=torch.float32) / h)
-    function = fa_ctypes.function("score - slope[h] * abs(float(q + s_kv - s_q - kv))", [("slope", torch.float32)])
+    function = capi.function("score - slope[h] * abs(float(q + s_kv - s_q - kv))", [("slope", torch.float32)])
     return Kind("alibi", {"score": function}, {"slope": slope}, plain=True,
                 score=lambda score, h, rows, keys: score - slope[h] * (rows - keys).abs())
 
@@ -71,7 +71,7 @@ def softcap(s, h, causal):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return output_of(fa3.flash_attn_func(q, k, v, causal=causal, softcap=CAP)).transpose(1, 2)
 
-    function = fa_ctypes.function(f"{CAP:.1f} * tanh(score / {CAP:.1f})")
+    function = capi.function(f"{CAP:.1f} * tanh(score / {CAP:.1f})")
     return Kind(f"softcap={CAP:g}", {"score": function}, plain=True, slack=3.0, keeps_errors=True,
                 score=lambda score, h, rows, keys: CAP * torch.tanh(score / CAP), peers={"fa3": with_fa3} if fa3 else {})
 
@@ -82,14 +82,14 @@ def document(s, h, causal):
     lengths = torch.diff(torch.cat((torch.tensor([0]), starts, torch.tensor([s]))))
     doc = torch.repeat_interleave(torch.arange(DOCUMENTS), lengths).to(DEVICE, torch.int32)
     pairs = int((lengths * (lengths + 1) // 2 if causal else lengths**2).sum())
-    function = fa_ctypes.function("doc[q] == doc[kv]", [("doc", torch.int32)])
+    function = capi.function("doc[q] == doc[kv]", [("doc", torch.int32)])
     return Kind(f"documents={DOCUMENTS}, {SHARED_CALLS} calls", {"mask": function}, {"doc": doc},
                 keep=lambda rows, keys: doc[rows] == doc[keys], pairs=pairs, calls=SHARED_CALLS)
 
 
 def bias(s, h, causal):
     values = torch.randn(h, s, s, device=DEVICE, dtype=DTYPE, generator=torch.Generator(DEVICE).manual_seed(7))
-    function = fa_ctypes.function("score + bias[h, q, kv]", [("bias", DTYPE, True)])
+    function = capi.function("score + bias[h, q, kv]", [("bias", DTYPE, True)])
 
     def mem_efficient(q, k, v, mask=values):
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -164,7 +164,7 @@ class VariantRow:
         self.learned = kind.captures.get(kind.learned)
         if self.gradients and self.learned is not None:
             self.gradients.append(torch.full(self.learned.shape, float("nan"), device=DEVICE))
-        self.attention = fa_ctypes.Attention(library, d, DTYPE, causal, d, tune="cached", **kind.fa,
+        self.attention = capi.Attention(library, d, DTYPE, causal, d, tune="cached", **kind.fa,
                                              **{("family" if op == "forward" else "backward_family"): family})
         self.stream = torch.cuda.current_stream().cuda_stream
         self.calls = {"fa": self._shared(self._fa(op))}
@@ -192,7 +192,7 @@ class VariantRow:
         sizes = [self.size[name] for name in ("b", "h_q", "h_kv", "s_q", "s_kv")]
         bytes_of = self.attention.mask_tiles_size if self.op == "forward" else self.attention.backward_mask_tiles_size
         memory = scratch(bytes_of(*sizes))
-        first, others = bind(fa_ctypes.mask_tiles(memory)), bind(fa_ctypes.mask_tiles(memory, filled=True))
+        first, others = bind(capi.mask_tiles(memory)), bind(capi.mask_tiles(memory, filled=True))
 
         def run():
             first()
@@ -349,7 +349,7 @@ def measure(library, args, op, family, name):
             try:
                 row = VariantRow(library, op, family, make(s, WIDTH // d, causal), s, d, causal)
             except RuntimeError as refusal:
-                if not isinstance(refusal, fa_ctypes.Unsupported) and "family" not in str(refusal):
+                if not isinstance(refusal, capi.Unsupported) and "family" not in str(refusal):
                     raise
                 print(f"{op:<8} {family} {name} d {d} s {s}: {refusal}", flush=True)
                 continue

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""tools/fa_ctypes.py on the host device, without PyTorch: ctypes_test.py LIBRARY. Tensors are stand-ins."""
+"""The base layer, fa_attention.capi, on the host device without any package: ctypes_test.py. FA_LIBRARY names the library.
+Arrays are stand-ins for those of PyTorch, of the array interface and of DLPack."""
 
 import ctypes
+import os
 import pathlib
 import struct
 import sys
+import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tools"))
-import fa_ctypes  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
+import fa_attention  # noqa: E402
+from fa_attention import _nvrtc, capi  # noqa: E402
 
 SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.int32": 4, "torch.int64": 8, "torch.uint8": 1}
 FORMATS = {"torch.float32": "f", "torch.float64": "d", "torch.int32": "i", "torch.int64": "q", "torch.uint8": "B"}
@@ -15,7 +19,7 @@ failures = []
 
 
 class Tensor:
-    """What fa_ctypes asks of a torch.Tensor."""
+    """What capi asks of a torch.Tensor."""
 
     def __init__(self, shape, values=None, dtype="torch.float32", contiguous=True):
         self.shape, self.dtype, self._contiguous = tuple(shape), dtype, contiguous
@@ -51,62 +55,106 @@ class Tensor:
         return struct.unpack(f"{self.numel()}{FORMATS[self.dtype]}", self.memory)
 
 
+class InterfaceArray:
+    """An array of fp32 of which the array interface alone is known."""
+
+    dtype = "float32"
+
+    def __init__(self, tensor, strides=None):
+        self.tensor, self.strides = tensor, strides
+
+    @property
+    def __array_interface__(self):
+        return {"shape": self.tensor.shape, "typestr": "<f4", "data": (self.tensor.data_ptr(), False), "version": 3,
+                "strides": self.strides}
+
+
+class DlpackArray:
+    """An array of fp32 of which DLPack alone is known; the capsule has no deleter."""
+
+    def __init__(self, tensor, bits=32):
+        from fa_attention._views import _DlTensor
+
+        self.tensor = tensor
+        self.shape = (ctypes.c_int64 * tensor.dim())(*tensor.shape)
+        self.struct = _DlTensor(data=tensor.data_ptr(), device_type=1, ndim=tensor.dim(), code=2, bits=bits, lanes=1,
+                                shape=self.shape)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.struct), b"dltensor", None)
+
+
 def check(condition, text):
     if not condition:
         failures.append(text)
         print(f"FAILED: {text}")
 
 
-def refused(call, *words):
+def refused(kinds, call, *words):
     try:
         call()
         check(False, f"refused, naming {words}")
-    except RuntimeError as error:
+    except kinds as error:
         check(all(word in str(error) for word in words), f"{words} are named: {error}")
 
 
 def test_function():
-    flags = [fa_ctypes.function("score + bias[kv]", [("bias", "torch.float32", *flag)]).captures[0].requires_grad
+    flags = [capi.function("score + bias[kv]", [("bias", "torch.float32", *flag)]).captures[0].requires_grad
              for flag in ((), (False,), (True,))]
     check(flags == [0, 0, 1], f"requires_grad is what was given: {flags}")
-    refused(lambda: fa_ctypes.function("score", [("bias", "torch.int64")]), "capture bias", "torch.int64", "torch.float32")
-    refused(lambda: fa_ctypes.function("score", ["bias"]), "'bias'", "(name, dtype")
-    refused(lambda: fa_ctypes.function("score", [("bias",)]), "('bias',)", "(name, dtype")
+    refused(TypeError, lambda: capi.function("score", [("bias", "torch.int64")]), "capture bias", "torch.int64", "float32")
+    refused(ValueError, lambda: capi.function("score", ["bias"]), "'bias'", "(name, dtype")
+    refused(ValueError, lambda: capi.function("score", [("bias",)]), "('bias',)", "(name, dtype")
 
 
 def test_arguments(library):
-    host = {"device": (fa_ctypes.DEVICE_HOST, 0)}
-    attention = fa_ctypes.Attention(library, 8, "torch.float32", **host)
+    host = {"device": (capi.DEVICE_HOST, 0)}
+    attention = capi.Attention(library, 8, "torch.float32", **host)
     q = Tensor((1, 1, 2, 8))
-    refused(lambda: attention.bind_forward(q.values(), q, q, q), "q is a builtins.tuple", "torch.Tensor")
-    refused(lambda: attention.bind_forward(q, q, Tensor((1, 8), dtype="torch.int64"), q), "dtype of v", "torch.int64")
-    refused(lambda: attention.bind_forward(q, Tensor((1, 1, 1, 2, 8)), q, q), "k has 5 axes")
-    refused(attention.bind_forward(Tensor((2, 8)), q, q, q), "q", "rank")
-    refused(lambda: attention.bind_forward(q, q, q, q, captures={"bias": "1"}), "bias is a builtins.str")
-    refused(lambda: fa_ctypes.Attention(library, 8, "torch.int64", **host), "dtype is torch.int64", "torch.bfloat16")
-    refused(lambda: fa_ctypes.Attention(library, 8, "torch.float32", family="sm70", **host), "family is sm70", "sm90")
-    refused(lambda: fa_ctypes.Attention(library, 8, "torch.float32", tune="maybe", **host), "tune is maybe", "cached")
+    refused(TypeError, lambda: attention.bind_forward(q.values(), q, q, q), "q is a builtins.tuple", "torch.Tensor")
+    refused(TypeError, lambda: attention.bind_forward(q, q, Tensor((1, 8), dtype="torch.int64"), q), "dtype of v", "int64")
+    refused(ValueError, lambda: attention.bind_forward(q, Tensor((1, 1, 1, 2, 8)), q, q), "k has 5 axes")
+    refused(ValueError, attention.bind_forward(Tensor((2, 8)), q, q, q), "q", "rank")
+    refused(TypeError, lambda: attention.bind_forward(q, q, q, q, captures={"bias": "1"}), "bias is a builtins.str")
+    refused(TypeError, lambda: capi.Attention(library, 8, "torch.int64", **host), "dtype is torch.int64", "bfloat16")
+    refused(ValueError, lambda: capi.Attention(library, 8, "torch.float32", family="sm70", **host), "family is sm70", "sm90")
+    refused(ValueError, lambda: capi.Attention(library, 8, "torch.float32", tune="maybe", **host), "tune is maybe", "cached")
+    refused(RuntimeError, lambda: capi.Attention(library, 12, "torch.float32", **host), "head_dim", "12")
     gaps = Tensor((4,), dtype="torch.uint8", contiguous=False)
-    refused(lambda: attention.bind_forward(q, q, q, q, workspace=gaps), "workspace has gaps")
-    check(fa_ctypes.mask_tiles(Tensor((4,))).size == 16, "sizes of memory are in bytes")
+    refused(ValueError, lambda: attention.bind_forward(q, q, q, q, workspace=gaps), "workspace has gaps")
+    check(capi.mask_tiles(Tensor((4,))).size == 16, "sizes of memory are in bytes")
+
+
+def test_fields_of_errors(library):
+    try:
+        capi.Attention(library, 12, "float32", device=(capi.DEVICE_HOST, 0))
+        check(False, "refused")
+    except fa_attention.InvalidArgument as error:
+        check(error.code == 1 and error.fields["argument"] == "head_dim" and error.fields["value"] == "12",
+              f"a failure has its fields: {error.fields}")
 
 
 def test_arrays():
     cu, long_cu = Tensor((3,), [0, 2, 4], "torch.int32"), Tensor((3,), [0, 2, 4], "torch.int64")
-    check(fa_ctypes.sequences(cu, cu).b == 2, "sequences are counted")
-    refused(lambda: fa_ctypes.sequences(cu, long_cu), "cu_seqlens_kv is torch.int64", "torch.int32")
-    refused(lambda: fa_ctypes.sequences(cu, None), "both are needed")
-    refused(lambda: fa_ctypes.sequences(cu, Tensor((2,), dtype="torch.int32")), "cu_seqlens_kv has 2 elements", "3")
-    refused(lambda: fa_ctypes.sequences(Tensor((0,), dtype="torch.int32"), cu), "cu_seqlens_q", "at least 1")
-    refused(lambda: fa_ctypes.sequences(cu, cu, Tensor((1,), dtype="torch.int32")), "seqused_q", "at least 2")
-    refused(lambda: fa_ctypes.dropout_state(device=cu), "device is torch.int32", "torch.int64")
-    refused(lambda: fa_ctypes.dropout_state(device=Tensor((1,), dtype="torch.int64")), "at least 2")
+    check(capi.sequences(cu, cu).b == 2, "sequences are counted")
+    refused(TypeError, lambda: capi.sequences(cu, long_cu), "cu_seqlens_kv is int64", "int32")
+    refused(ValueError, lambda: capi.sequences(cu, None), "both are needed")
+    refused(ValueError, lambda: capi.sequences(cu, Tensor((2,), dtype="torch.int32")), "cu_seqlens_kv has 2 elements", "3")
+    refused(ValueError, lambda: capi.sequences(Tensor((0,), dtype="torch.int32"), cu), "cu_seqlens_q", "at least 1")
+    refused(ValueError, lambda: capi.sequences(cu, cu, Tensor((1,), dtype="torch.int32")), "seqused_q", "at least 2")
+    refused(TypeError, lambda: capi.dropout_state(device=cu), "device is int32", "int64")
+    refused(ValueError, lambda: capi.dropout_state(device=Tensor((1,), dtype="torch.int64")), "at least 2")
 
 
 def test_forward(library):
     """Rows of ones stay ones, and the gradient of a bias is 0 then."""
-    bias = fa_ctypes.function("score + bias[kv] * gain", [("bias", "torch.float32", True), ("gain", "torch.float32", False)])
-    attention = fa_ctypes.Attention(library, 8, "torch.float32", score=bias, device=(fa_ctypes.DEVICE_HOST, 0))
+    bias = capi.function("score + bias[kv] * gain", [("bias", "torch.float32", True), ("gain", "torch.float32", False)])
+    attention = capi.Attention(library, 8, "torch.float32", score=bias, device=(capi.DEVICE_HOST, 0))
     q, k, v = Tensor((1, 2, 3, 8)), Tensor((1, 1, 5, 8)), Tensor((1, 1, 5, 8), [1.0] * 40)
     o, lse, dbias = Tensor((1, 2, 3, 8)), Tensor((1, 2, 3)), Tensor((5,), [7.0] * 5)
     captures = {"bias": Tensor((5,), [0.0, 1.0, 2.0, 3.0, 4.0]), "gain": 0.5}
@@ -115,17 +163,81 @@ def test_forward(library):
     dq, dk, dv = Tensor((1, 2, 3, 8)), Tensor((1, 1, 5, 8)), Tensor((1, 1, 5, 8))
     attention.bind_backward(q, k, v, o, lse, o, dq, dk, dv, captures=captures, dcaptures={"bias": dbias})()
     check(all(abs(x) < 1e-5 for x in dbias.values()), f"dbias is 0: {dbias.values()}")
-    refused(attention.bind_backward(q, k, v, o, lse, o, dq, dk, dv, captures=captures, dcaptures={"gain": Tensor((1,))}),
-            "gain")
+    refused(ValueError, attention.bind_backward(q, k, v, o, lse, o, dq, dk, dv, captures=captures,
+                                                dcaptures={"gain": Tensor((1,))}), "gain")
+
+
+def test_protocols():
+    """The same values by each protocol give the same."""
+    values = [[((n * 7 + shift) % 11) / 5 - 1 for n in range(32)] for shift in range(3)]
+    q, k, v = (Tensor((1, 2, 2, 8), x) for x in values)
+    expected = None
+    for kind in (lambda t: t, InterfaceArray, DlpackArray):
+        o = Tensor((1, 2, 2, 8))
+        returned = fa_attention.attention(*map(kind, (q, k, v)), out=kind(o), causal=True)
+        expected = expected or o.values()
+        check(o.values() == expected and isinstance(returned, (Tensor, InterfaceArray, DlpackArray)), f"o by {kind}")
+    check(len(set(expected)) > 8, "values differ")
+    refused(TypeError, lambda: fa_attention.attention(DlpackArray(q, 8), k, v, out=q), "q has DLPack's dtype", "8 bits")
+    refused(ValueError, lambda: fa_attention.attention(InterfaceArray(q, (1, 2, 3, 5)), k, v, out=q), "q has strides of")
+    apart = InterfaceArray(q, (128, 64, 4, 8))
+    refused(ValueError, lambda: fa_attention.attention(apart, k, v, out=Tensor((1, 2, 2, 8))), "q", "strid")
+    refused(TypeError, lambda: fa_attention.attention([1.0], k, v), "q is a builtins.list", "__dlpack__")
+
+
+def test_nvrtc_places():
+    """One place after the other, and a report of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for part in ("nvidia/cu13/lib/libnvrtc.so.13", "torch/lib/libnvrtc-1234.so.12", "torch/lib/libnvrtc-builtins.so.12.8"):
+            (root / part).parent.mkdir(parents=True, exist_ok=True)
+            (root / part).touch()
+        (root / "torch/__init__.py").touch()
+        sys.path.insert(0, folder)
+        used = []
+        os.environ.pop("FA_NVRTC_PATH", None)
+        places = _nvrtc.Places(used.append)
+        places.start()
+        places.start()
+        check(used == [os.fsencode(root / "nvidia/cu13/lib/libnvrtc.so.13")], f"the wheel goes first: {used}")
+        check(places.next("is broken") and used[-1].endswith(b"libnvrtc-1234.so.12"), f"then PyTorch's own: {used}")
+        check(places.next("") and used[-1] == b"", f"then the system's: {used}")
+        check(not places.next(""), "then none")
+        text = _nvrtc.explain("no NVRTC", places.report)
+        check("is broken" in text and "PyTorch's own" in text and "pip install" in text, f"all are told of: {text}")
+        used.clear()
+        os.environ["FA_NVRTC_PATH"] = "/somewhere"
+        places = _nvrtc.Places(used.append)
+        places.start()
+        check(used == [] and not places.next(""), "the environment ends the search")
+        places.order(b"/here")
+        places.start()
+        check(used == [b"/here"] and not places.next(""), "so does a path of the user's")
+        del os.environ["FA_NVRTC_PATH"]
+        sys.path.remove(folder)
+
+
+def test_no_nvrtc(library):
+    """A kernel that cannot be compiled: the reason tells of the user's path."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FA_CACHE_DIR"] = folder
+        fa_attention.set_nvrtc_path("/nowhere/libnvrtc.so.13")
+        refused(fa_attention.NoCompiler, lambda: capi.find_kernel(library, "sm_80", (1, 1, 1, 64, 64), 64, "float16"),
+                "/nowhere/libnvrtc.so.13")
+        fa_attention.set_nvrtc_path(None)
 
 
 def main():
-    library = fa_ctypes.Library(sys.argv[1])
-    check(library.version().count(".") == 2, "a version")
+    library = capi.load()
+    check(library.version() == fa_attention.__version__, "the version of the package is that of the library")
+    test_no_nvrtc(library)
     test_function()
     test_arguments(library)
+    test_fields_of_errors(library)
     test_arrays()
     test_forward(library)
+    test_protocols()
+    test_nvrtc_places()
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 

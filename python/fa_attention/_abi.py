@@ -1,0 +1,179 @@
+"""The structs of the C ABI (fa/fa.h), field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+OK, INVALID_ARGUMENT, UNSUPPORTED, NO_DRIVER, NO_COMPILER = 0, 1, 2, 3, 4
+COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL = 5, 6, 7, 8, 9, 10
+
+F16, BF16, F32, F64, I32 = 0, 1, 2, 3, 4
+DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
+
+_Pointer = ctypes.POINTER
+
+
+class Struct(ctypes.Structure):
+    """Every struct that may grow begins with its own size."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_size=ctypes.sizeof(type(self)), **fields)
+
+
+def _many(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class KernelOverride(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("family tile_m tile_n warps stages q_in_registers loop_bodies pack_gqa splits q_buffers take_turns warps_n "
+               "affine_product exact_max affine_reach", ctypes.c_int32),
+        *_many("kernel text", ctypes.c_char_p),  # "sm90", "tile_m=192": what new fields are fixed by
+    ]
+
+
+class Capture(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_int32), ("requires_grad", ctypes.c_int32)]
+
+
+class Function(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("capture_count", ctypes.c_uint32),
+        ("expression", ctypes.c_char_p),
+        ("captures", _Pointer(Capture)),
+    ]
+
+
+class Config(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("head_dim head_dim_v dtype has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *_many("causal causal_align deterministic cache_mode compile host_f64", ctypes.c_int32),
+        ("cache_directory", ctypes.c_char_p),
+        ("kernel", _Pointer(KernelOverride)),
+        ("kernel_backward", _Pointer(KernelOverride)),
+        ("cache_packs", _Pointer(ctypes.c_char_p)),
+        ("cache_pack_count", ctypes.c_uint64),
+        *_many("cache_max_bytes cache_max_entries", ctypes.c_int64),
+        ("cache_compilers", ctypes.c_char_p),
+        *_many("on_compile on_compile_user", ctypes.c_void_p),
+        *_many("cache_keep_source tune varlen zero_padding check_sequences", ctypes.c_int32),
+        ("dropout", ctypes.c_float),
+        ("sink", ctypes.c_int32),
+        ("score", _Pointer(Function)),
+        ("mask", _Pointer(Function)),
+        *_many("has_window_left has_window_right", ctypes.c_int32),
+        *_many("window_left window_right chunk", ctypes.c_int64),
+        ("cache_pack_sha256", _Pointer(ctypes.c_char_p)),
+    ]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32)]
+
+
+class Tensor(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("flags", ctypes.c_uint32),
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 4),
+        ("strides", ctypes.c_int64 * 4),
+    ]
+
+
+TENSOR_READ_ONLY = 1
+
+
+class Sequences(Struct):
+    _fields_ = [
+        *_many("struct_size reserved", ctypes.c_uint32),
+        ("b", ctypes.c_int64),
+        *_many("cu_seqlens_q cu_seqlens_kv seqused_q seqused_kv", ctypes.c_void_p),
+        *_many("max_s_q max_s_kv", ctypes.c_int64),
+    ]
+
+
+class DropoutState(Struct):
+    _fields_ = [
+        *_many("struct_size reserved", ctypes.c_uint32),
+        *_many("seed offset", ctypes.c_uint64),
+        ("device", ctypes.c_void_p),
+    ]
+
+
+class Captured(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("tensor", _Pointer(Tensor)), ("number", ctypes.c_double)]
+
+
+class MaskTiles(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("filled", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+    ]
+
+
+_CAPTURES: list[tuple[str, Any]] = [("captures", _Pointer(Captured)), ("capture_count", ctypes.c_uint64)]
+_VARIANTS: list[tuple[str, Any]] = [
+    ("sequences", _Pointer(Sequences)),
+    ("dropout", _Pointer(DropoutState)),
+    *_CAPTURES,
+    ("sink", _Pointer(Tensor)),
+    ("tiles", _Pointer(MaskTiles)),
+]
+_HEAD: list[tuple[str, Any]] = _many("struct_size reserved", ctypes.c_uint32)
+
+
+class ForwardInputs(Struct):
+    _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS]
+
+
+class ForwardOutputs(Struct):
+    _fields_ = [*_HEAD, *_many("o lse", _Pointer(Tensor))]
+
+
+class BackwardInputs(Struct):
+    _fields_ = [*_HEAD, *_many("q k v o lse dout dlse", _Pointer(Tensor)), *_VARIANTS]
+
+
+class BackwardOutputs(Struct):
+    _fields_ = [*_HEAD, *_many("dq dk dv", _Pointer(Tensor)), *_CAPTURES, ("dsink", _Pointer(Tensor))]
+
+
+class Workspace(Struct):
+    _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+class Shape(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("unaligned", ctypes.c_int32),
+        *_many("b h_q h_kv s_q s_kv total_q total_kv", ctypes.c_int64),
+    ]
+
+
+class KernelInfo(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("registers local_bytes shared_bytes threads reserved", ctypes.c_int32),
+        *_many("compile_ms load_ms", ctypes.c_double),
+        ("name", ctypes.c_char * 64),
+        ("origin", ctypes.c_char * 16),
+        ("spec", ctypes.c_char * 512),
+        ("chosen_by", ctypes.c_char * 16),
+    ]
+
+
+class CacheCounters(Struct):
+    _fields_ = [
+        *_HEAD,
+        *_many("memory_hits pack_hits disk_hits compiles damaged unaccepted publish_failures evictions", ctypes.c_uint64),
+    ]

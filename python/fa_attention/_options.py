@@ -1,0 +1,95 @@
+"""What is fixed about a call, and the handles of the library that are made of it: one for each, kept."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Iterable, NamedTuple, Optional
+
+from . import capi
+from ._library import load
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+class Options(NamedTuple):
+    """The arguments of `attention` that are no arrays. `tensors` and `numbers` name the captures, in the order in which
+    calls give them."""
+
+    causal: bool = False
+    scale: Optional[float] = None
+    top_left: bool = False
+    window_left: Optional[int] = None
+    window_right: Optional[int] = None
+    chunk: int = 0
+    dropout: float = 0.0
+    deterministic: bool = False
+    score: Optional[str] = None
+    mask: Optional[str] = None
+    tensors: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    varlen: bool = False
+
+    @property
+    def reads_batch(self) -> bool:
+        """Whether a function depends on the index of the batch."""
+        return "b" in words(self.score) | words(self.mask)
+
+
+@lru_cache(maxsize=4096)
+def make_options(*fields: Any) -> Options:
+    """One Options for equal fields. ValueError for a capture that no function names."""
+    options = Options(*fields)
+    check_names(options.score, options.mask, options.tensors + options.numbers)
+    return options
+
+
+@lru_cache(maxsize=4096)
+def words(expression: Optional[str]) -> frozenset[str]:
+    """The identifiers in an expression."""
+    return frozenset(_WORD.findall(expression or ""))
+
+
+class HandleKey(NamedTuple):
+    """What an Attention is made of. `grads`: which captured tensors have their gradient computed."""
+
+    options: Options
+    device: tuple[int, int]
+    dtype: str
+    d_qk: int
+    d_v: int
+    sink: bool
+    dtypes: tuple[str, ...]
+    grads: tuple[bool, ...]
+
+
+def _function(key: HandleKey, expression: Optional[str]) -> Any:
+    if not expression:
+        return None
+    named = words(expression)
+    declared = [(name, dtype, grad) for name, dtype, grad in zip(key.options.tensors, key.dtypes, key.grads) if name in named]
+    declared += [(name, "float32", False) for name in key.options.numbers if name in named]
+    return capi.function(expression, declared)
+
+
+def check_names(score: Optional[str], mask: Optional[str], names: Iterable[str]) -> None:
+    """ValueError for a capture that no function names."""
+    known = words(score) | words(mask)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"captures has {name!r}: accepted is what score or mask names, {score!r} and {mask!r}")
+
+
+@lru_cache(maxsize=1024)
+def handle(key: HandleKey) -> capi.Attention:
+    options = key.options
+    in_score = words(options.score)
+    for name, grad in zip(options.tensors, key.grads):
+        if grad and name not in in_score:
+            raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
+                             "a mask has none")
+    return capi.Attention(
+        load(), key.d_qk, key.dtype, options.causal, key.d_v, options.scale, options.top_left, device=key.device,
+        deterministic=options.deterministic, varlen=options.varlen, zero_padding=options.varlen, dropout=options.dropout,
+        score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
+        window_right=options.window_right, chunk=options.chunk, sink=key.sink)

@@ -1,0 +1,232 @@
+"""The C ABI (fa/fa.h) from Python, by ctypes alone: handles, calls with preallocated outputs, facts about kernels.
+
+This is the layer below `fa_attention.attention`, for whoever wants to hold handles and bind calls. Arrays are whatever
+`fa_attention` accepts: PyTorch tensors, NumPy arrays, and what has DLPack or the array interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+
+from . import _abi, _views
+from ._abi import DEVICE_CUDA, DEVICE_CURRENT, DEVICE_HOST
+from ._errors import Error, Unsupported
+from ._library import Library, load
+from ._views import aligned
+
+__all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "Library", "TUNE_POLICIES",
+           "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "sequences"]
+
+FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
+TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
+
+
+def _number(name: str, table: Mapping[str, int], value: object) -> int:
+    if str(value) not in table:
+        raise ValueError(f"{name} is {value}: accepted are {', '.join(table)}")
+    return table[str(value)]
+
+
+def _pointer(name: str, array: Any) -> Any:
+    """NULL for None."""
+    return ctypes.pointer(_views.tensor(name, array)) if array is not None else None
+
+
+def _pointers(**arrays: Any) -> dict[str, Any]:
+    return {name: _pointer(name, array) for name, array in arrays.items()}
+
+
+def _reference(struct: Any) -> Any:
+    return ctypes.pointer(struct) if struct is not None else None
+
+
+def sequences(cu_seqlens_q: Any, cu_seqlens_kv: Any, seqused_q: Any = None, seqused_kv: Any = None, max_s_q: int = 0,
+              max_s_kv: int = 0) -> _abi.Sequences:
+    """Where the sequences of a packed batch lie, by int32 arrays on the attention's device, which it keeps alive:
+    cu_seqlens_* [b + 1], seqused_* [b]. max_s_*: the longest, 0 where that is not known."""
+    starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
+    fields = {name: _views.address(name, t, "int32", 1) for name, t in starts.items()}
+    if None in fields.values():
+        raise ValueError("cu_seqlens_q and cu_seqlens_kv: both are needed")
+    counts = {name: _views.view(name, t).elements for name, t in starts.items()}
+    b = counts["cu_seqlens_q"] - 1
+    if counts["cu_seqlens_kv"] != b + 1:
+        raise ValueError(f"cu_seqlens_kv has {counts['cu_seqlens_kv']} elements: accepted are {b + 1}, as in cu_seqlens_q")
+    used = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
+    fields.update({name: _views.address(name, t, "int32", b) for name, t in used.items()})
+    result = _abi.Sequences(b=b, max_s_q=max_s_q, max_s_kv=max_s_kv, **fields)
+    result.tensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+    return result
+
+
+def dropout_state(seed: int = 0, offset: int = 0, device: Any = None) -> _abi.DropoutState:
+    """`device`: an int64 array of seed and offset on the attention's device, which counts instead of the numbers and is
+    kept alive."""
+    result = _abi.DropoutState(seed=seed, offset=offset, device=_views.address("device", device, "int64", 2))
+    result.tensor = device
+    return result
+
+
+def _declared(name: str, dtype: object, requires_grad: bool = False) -> _abi.Capture:
+    return _abi.Capture(name=name.encode(), dtype=_views.dtype_code(f"dtype of capture {name}", dtype),
+                        requires_grad=int(bool(requires_grad)))
+
+
+def function(expression: str, captures: Iterable[Sequence[Any]] = ()) -> _abi.Function:
+    """A score or mask function (docs/variants.md). captures: (name, dtype) or (name, dtype, requires_grad), which has a
+    gradient where that is true. A dtype is one of any library, or its name."""
+    given = list(captures)
+    for capture in given:
+        if not isinstance(capture, (tuple, list)) or len(capture) not in (2, 3):
+            raise ValueError(f"capture {capture!r}: accepted are (name, dtype) and (name, dtype, requires_grad)")
+    declared = [_declared(*capture) for capture in given]
+    return _abi.Function(expression=expression.encode(), captures=(_abi.Capture * len(declared))(*declared),
+                         capture_count=len(declared))
+
+
+def mask_tiles(memory: Any, filled: bool = False) -> _abi.MaskTiles:
+    """Memory for the tiles of a mask function, an array, which it keeps alive."""
+    data, size = _views.memory("memory", memory)
+    result = _abi.MaskTiles(data=data, size=size, filled=int(filled))
+    result.tensor = memory
+    return result
+
+
+def captured(values: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields for captures, or their gradients, by name: arrays or numbers."""
+    items = [_abi.Captured(name=name.encode(), number=float(value)) if isinstance(value, numbers.Real)
+             else _abi.Captured(name=name.encode(), tensor=_pointer(name, value)) for name, value in (values or {}).items()]
+    return {"captures": (_abi.Captured * len(items))(*items), "capture_count": len(items)}
+
+
+def _variants(sequences: Optional[_abi.Sequences], dropout: Optional[_abi.DropoutState], captures: Optional[Mapping[str, Any]],
+              sink: Any, tiles: Optional[_abi.MaskTiles]) -> dict[str, Any]:
+    return {"sequences": _reference(sequences), "dropout": _reference(dropout), "sink": _pointer("sink", sink),
+            "tiles": _reference(tiles), **captured(captures)}
+
+
+def _shape(sizes: Sequence[int], rows_aligned: bool) -> _abi.Shape:
+    names = ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
+    return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)))
+
+
+def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
+                top_left: bool = False, family: str = "automatic", deterministic: bool = False, tune: str = "default",
+                backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
+                check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
+                mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
+                chunk: int = 0, sink: bool = False) -> _abi.Config:
+    """The fields of fa_config; score, mask: what `function` makes."""
+    override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
+    backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
+    return _abi.Config(
+        head_dim=head_dim, head_dim_v=head_dim_v, dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
+        causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0, deterministic=int(deterministic),
+        tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
+        check_sequences=int(check_sequences), dropout=dropout, score=_reference(score), mask=_reference(mask),
+        sink=int(sink), chunk=chunk, has_window_left=int(window_left is not None), window_left=window_left or 0,
+        has_window_right=int(window_right is not None), window_right=window_right or 0, kernel=ctypes.pointer(override),
+        kernel_backward=ctypes.pointer(backward_override))
+
+
+class Attention:
+    """An fa_attention for arrays [b, h, s, d] in any memory order, or with varlen [total, h, d].
+
+    `device` is a kind and an ordinal: (DEVICE_CURRENT, 0), (DEVICE_CUDA, n) or (DEVICE_HOST, 0). The other arguments are
+    those of `make_config`. Sizes are (b, h_q, h_kv, s_q, s_kv), with varlen also (total_q, total_kv); rows_aligned is what
+    `aligned` says of q, k, v, o and, for backward, their gradients. An Attention may be shared by threads.
+    """
+
+    def __init__(self, library: Library, head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0,
+                 scale: Optional[float] = None, top_left: bool = False, family: str = "automatic",
+                 device: tuple[int, int] = (DEVICE_CURRENT, 0), **more: Any) -> None:
+        self.library = library
+        self._destroy = library.fa.fa_destroy
+        if device[0] != DEVICE_HOST:
+            library.nvrtc.start()
+        config = make_config(head_dim, dtype, causal, head_dim_v, scale, top_left, family, **more)
+        handle = ctypes.c_void_p()
+        library.call("fa_create", ctypes.addressof(config), _abi.Device(*device), ctypes.addressof(handle))
+        self.handle: Optional[int] = handle.value
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._destroy(self.handle)
+
+    def _bind(self, name: str, inputs: _abi.Struct, outputs: _abi.Struct, stream: Optional[int], workspace: Any,
+              keep: object) -> Callable[[], None]:
+        data, size = _views.memory("workspace", workspace) if workspace is not None else (0, 0)
+        scratch = _abi.Workspace(data=data, size=size)
+        function = getattr(self.library.fa, name)
+        arguments = (self.handle, ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0,
+                     ctypes.addressof(scratch) if workspace is not None else 0)
+        library = self.library
+
+        def run(_keep: object = (keep, workspace, inputs, outputs, scratch, self)) -> None:
+            status = function(*arguments)
+            if status != 0:
+                library.failed(status, lambda: int(function(*arguments)))
+
+        return run
+
+    def bind_forward(self, q: Any, k: Any, v: Any, o: Any, lse: Any = None, stream: Optional[int] = None,
+                     workspace: Any = None, sequences: Optional[_abi.Sequences] = None,
+                     dropout: Optional[_abi.DropoutState] = None, captures: Optional[Mapping[str, Any]] = None,
+                     sink: Any = None, tiles: Optional[_abi.MaskTiles] = None) -> Callable[[], None]:
+        """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
+        by name; tiles: what `mask_tiles` makes."""
+        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles))
+        outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles)
+        return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
+
+    def bind_backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any,
+                      dlse: Any = None, stream: Optional[int] = None, workspace: Any = None,
+                      sequences: Optional[_abi.Sequences] = None, dropout: Optional[_abi.DropoutState] = None,
+                      captures: Optional[Mapping[str, Any]] = None, sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
+                      dcaptures: Optional[Mapping[str, Any]] = None, dsink: Any = None) -> Callable[[], None]:
+        """Likewise for backward; dcaptures: fp32 arrays for the gradients of captures, by name."""
+        inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
+                                     **_variants(sequences, dropout, captures, sink, tiles))
+        outputs = _abi.BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **captured(dcaptures))
+        keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink)
+        return self._bind("fa_backward", inputs, outputs, stream, workspace, keep)
+
+    def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool) -> Any:
+        shape = _shape(sizes, rows_aligned)
+        self.library.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
+        return result
+
+    def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool) -> int:
+        return int(self._get(name, ctypes.c_size_t(), sizes, rows_aligned).value)
+
+    def workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
+        return self._size("fa_workspace_size", sizes, rows_aligned)
+
+    def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
+        return self._size("fa_backward_workspace_size", sizes, rows_aligned)
+
+    def mask_tiles_size(self, *sizes: int, rows_aligned: bool = True) -> int:
+        return self._size("fa_mask_tiles_size", sizes, rows_aligned)
+
+    def backward_mask_tiles_size(self, *sizes: int, rows_aligned: bool = True) -> int:
+        return self._size("fa_backward_mask_tiles_size", sizes, rows_aligned)
+
+    def kernel_info(self, *sizes: int, rows_aligned: bool = True) -> Any:
+        return self._get("fa_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned)
+
+    def backward_kernel_info(self, *sizes: int, rows_aligned: bool = True) -> Any:
+        return self._get("fa_backward_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned)
+
+
+def find_kernel(library: Library, arch: str, sizes: Union[tuple[int, ...], list[int]], head_dim: int, dtype: object,
+                backward: bool = False, **more: Any) -> Any:
+    """The kernel that serves `sizes` on a GPU of `arch` ("sm_90a"), found in the cache or compiled; needs no GPU. `more`:
+    as of `make_config`."""
+    library.nvrtc.start()
+    config, shape, info = make_config(head_dim, dtype, **more), _shape(sizes, True), _abi.KernelInfo()
+    name = "fa_find_backward_kernel" if backward else "fa_find_kernel"
+    library.call(name, ctypes.addressof(config), ctypes.addressof(shape), arch.encode(), ctypes.addressof(info))
+    return info

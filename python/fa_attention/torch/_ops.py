@@ -1,0 +1,171 @@
+"""The operators fa_attention::forward and fa_attention::backward: what torch.compile, torch.export, fake tensors and
+functional transforms see of a call."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _options
+from . import _raw
+from ._raw import Call
+
+_SHARED = ("Tensor? sink, Tensor[] captures, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, "
+           "Tensor? seqused_kv, Tensor? rng_state, SymInt max_s_q, SymInt max_s_kv, SymInt seed, SymInt offset, "
+           "float[] numbers, bool causal, float? scale, bool top_left, SymInt? window_left, SymInt? window_right, SymInt chunk, "
+           "float dropout, bool deterministic, str? score, str? mask, str[] tensor_names, str[] number_names")
+_ARRAYS = 5  # of those behind captures
+_FORWARD = f"forward(Tensor q, Tensor k, Tensor v, {_SHARED}) -> (Tensor o, Tensor lse)"
+_BACKWARD = (f"backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SHARED}, "
+             "bool[] needed) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dcaptures)")
+
+REASON = ("the gradients of fa_attention are differentiated: accepted are first derivatives only (where create_graph=True is "
+          "meant for other parts of the graph, detach these gradients)")
+
+library = torch.library.Library("fa_attention", "DEF")
+library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
+library.define(_BACKWARD, tags=(torch.Tag.pt2_compliant_tag,))
+forward_op = torch.ops.fa_attention.forward.default
+backward_op = torch.ops.fa_attention.backward.default
+
+
+def _options_of(rest: Sequence[Any]) -> _options.Options:
+    """Of the arguments behind captures."""
+    return _options.make_options(*rest[10:20], tuple(rest[20]), tuple(rest[21]), rest[0] is not None)
+
+
+def _call(rest: Sequence[Any]) -> Call:
+    fields: list[Any] = [_options_of(rest), *rest[:9], tuple(rest[9])]
+    return Call._make(fields)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+             *rest: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = _raw.readable(q), _raw.readable(k), _raw.readable(v)
+    _, o, lse = _raw.forward(q, k, v, sink, captures, _call(rest), (False,) * len(captures))
+    assert lse is not None
+    return o, lse
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+                  *rest: Any) -> tuple[Tensor, Tensor]:
+    varlen = rest[0] is not None
+    _options.check_names(rest[18], rest[19], (*rest[20], *rest[21]))
+    _raw.check_tensors(q, k, v, varlen)
+    q = _raw.readable(q)
+    o = _raw.like(q, q.shape[1], q.shape[0 if varlen else 2], v.shape[-1])
+    shape = (q.shape[1], q.shape[0]) if varlen else (q.shape[0], q.shape[1], q.shape[2])
+    return o, q.new_empty(shape, dtype=_raw.lse_dtype(q.dtype))
+
+
+def _backward(dout: Optional[Tensor], dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+              sink: Optional[Tensor], captures: Sequence[Tensor],
+              *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    needed, call = rest[-1], _call(rest)
+    q, k, v = _raw.readable(q), _raw.readable(k), _raw.readable(v)
+    plan = _raw.find_plan(q, k, v, sink, captures, call, tuple(needed[4:]))
+    *main, dcaptures = _raw.backward(plan, dout, dlse, q, k, v, o, lse, sink, captures, call, needed)
+    dq, dk, dv, dsink = (q.new_empty((0,)) if t is None else t for t in main)
+    return dq, dk, dv, dsink, [q.new_empty((0,)) if t is None else t for t in dcaptures]
+
+
+def _backward_fake(dout: Optional[Tensor], dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+                   sink: Optional[Tensor], captures: Sequence[Tensor],
+                   *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    needed = rest[-1]
+    q, k, v = _raw.readable(q), _raw.readable(k), _raw.readable(v)
+    dq, dk, dv = (_raw.gradient_like(t) if need else q.new_empty((0,)) for t, need in zip((q, k, v), needed))
+    dsink = torch.empty_like(sink) if sink is not None and needed[3] else q.new_empty((0,))
+    dcaptures = [t.new_empty(t.shape) if need else q.new_empty((0,)) for t, need in zip(captures, needed[4:])]
+    return dq, dk, dv, dsink, dcaptures
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sink, captures, *rest = inputs
+    ctx.save_for_backward(q, k, v, *output, sink, *rest[:_ARRAYS], *captures)
+    ctx.rest = rest[_ARRAYS:]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Any, ...]:
+    nothing: tuple[Any, ...] = tuple([] if argument == [] else None for argument in ctx.rest)  # of the structure of the arguments
+    q, k, v, o, lse, sink, *others = ctx.saved_tensors
+    arrays, captures = others[:_ARRAYS], others[_ARRAYS:]
+    of_captures = ctx.needs_input_grad[4]
+    needed = [*ctx.needs_input_grad[:4], *(of_captures if isinstance(of_captures, (list, tuple)) else [])]
+    if dout is None and dlse is None:
+        return (None,) * 4 + ([None] * len(captures),) + (None,) * _ARRAYS + nothing
+    needed[3] = needed[3] and sink is not None
+    needed += [False] * (4 + len(captures) - len(needed))
+    dq, dk, dv, dsink, dcaptures = backward_op(dout, dlse, q, k, v, o, lse, sink, captures, *arrays, *ctx.rest, needed)
+    gradients = [t if need else None for t, need in zip((dq, dk, dv, dsink), needed)]
+    return (*gradients, [t if need else None for t, need in zip(dcaptures, needed[4:])], *(None,) * _ARRAYS, *nothing)
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError(REASON)
+
+
+def _select(argument: Any, dim: Any, n: int) -> Any:
+    if isinstance(argument, (list, tuple)) and isinstance(dim, (list, tuple)):
+        return [_select(part, of_part, n) for part, of_part in zip(argument, dim)]
+    return argument.select(dim, n) if dim is not None and isinstance(argument, Tensor) else argument
+
+
+def _folded(t: Tensor, dim: Optional[int], size: int) -> Tensor:
+    t = t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)
+    return t.flatten(0, 1)
+
+
+def _foldable(arguments: Sequence[Any], in_dims: Sequence[Any], main: int, needed: Sequence[bool]) -> bool:
+    """Whether the mapped axis can be part of the batch: no function, dropout, packing or gradient sees where it ends."""
+    options = _options_of(arguments[main + 2:])
+    others = [dim for dim in in_dims[main:] if not isinstance(dim, (list, tuple))]
+    others += [dim for dims in in_dims[main:] if isinstance(dims, (list, tuple)) for dim in dims]
+    return (not options.varlen and options.dropout == 0 and not options.reads_batch and not any(needed[3:])
+            and all(dim is None for dim in others))
+
+
+def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
+    """The rule of vmap for an operator whose first `main` arguments have a batch axis."""
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        size = info.batch_size
+        backward = operator is backward_op
+        needed = arguments[-1] if backward else ()
+        if _foldable(arguments, in_dims, main, needed):
+            folded = [None if t is None else _folded(t, dim, size) for t, dim in zip(arguments[:main], in_dims)]
+            results = list(operator(*folded, *arguments[main:]))
+            results = [[] if isinstance(t, list) else t.unflatten(0, (size, -1)) if t.dim() > 1 else t.expand(size, 0)
+                       for t in results]
+            dims: Any = [[] if isinstance(t, list) else 0 for t in results]
+            if backward and arguments[main + 1]:  # captures, which have no gradient here
+                results[4], dims[4] = [arguments[2].new_empty((0,)) for _ in arguments[main + 1]], [None] * len(
+                    arguments[main + 1])
+            return tuple(results), tuple(dims)
+        each = [operator(*(_select(a, dim, n) for a, dim in zip(arguments, in_dims))) for n in range(size)]
+        stacked: list[Any] = []
+        dims = []
+        for parts in zip(*each):
+            if isinstance(parts[0], (list, tuple)):
+                stacked.append([torch.stack(items) for items in zip(*parts)])
+                dims.append([0] * len(parts[0]))
+            else:
+                stacked.append(torch.stack(parts))
+                dims.append(0)
+        return tuple(stacked), tuple(dims)
+
+    return rule
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("forward", _forward, _key)
+    library.impl("backward", _backward, _key)
+torch.library.register_fake("fa_attention::forward", _forward_fake, lib=library)
+torch.library.register_fake("fa_attention::backward", _backward_fake, lib=library)
+torch.library.register_autograd("fa_attention::forward", _differentiate, setup_context=_remember, lib=library)
+torch.library.register_autograd("fa_attention::backward", _refuse, lib=library)
+torch.library.register_vmap("fa_attention::forward", _mapped(forward_op, 3), lib=library)
+torch.library.register_vmap("fa_attention::backward", _mapped(backward_op, 7), lib=library)

@@ -1,0 +1,38 @@
+"""Tests of the Python package, on the host device: python -m pytest tests/python. FA_LIBRARY names libfa.so where it is
+neither in the package nor in build/release. --device cuda runs what takes a device on a GPU."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"])
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    name = request.config.getoption("--device")
+    torch = pytest.importorskip("torch")
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA device")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return name
+
+
+def refused(kinds, call, *words):
+    """That `call` raises one of `kinds` with these words in it."""
+    with pytest.raises(kinds) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), f"{words} are named: {caught.value}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """On a GPU only what takes a device is asked for."""
+    if config.getoption("--device") != "cpu":
+        for item in items:
+            if "device" not in item.fixturenames:
+                item.add_marker(pytest.mark.skip(reason="of the host device"))
