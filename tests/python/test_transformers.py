@@ -1,0 +1,116 @@
+"""Models of transformers with random weights: results, gradients and texts beside `eager`, in fp32 on the host."""
+
+import logging
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from fa_attention.transformers import fa_attention_forward, register  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+logging.getLogger("transformers").setLevel(logging.ERROR)
+SIZES = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+PADDING = {"none": (), "left": (0, slice(0, 5)), "right": (1, slice(11, 17))}
+
+
+def make(model, config, **sizes):
+    torch.manual_seed(0)
+    config = getattr(transformers, config)(**sizes)
+    config._attn_implementation = "eager"
+    return getattr(transformers, model)(config).eval()
+
+
+def run(model, implementation, inputs, weight, output):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    result = getattr(model(**inputs), output) * weight
+    result.sin().sum().backward()
+    return [result.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def compare(model, inputs, weight=1.0, output="logits"):
+    name, calls = register("fa_test"), []
+    transformers.AttentionInterface.register(name, lambda *a, **k: calls.append(1) or fa_attention_forward(*a, **k))
+    expected, actual = (run(model, implementation, inputs, weight, output) for implementation in ("eager", name))
+    assert calls, "the implementation is used"
+    assert len(actual) == len(expected)
+    # Both are rounded at every step: some ten units in the last place of the largest value of the kind.
+    scale = max(t.abs().max().item() for t in expected[1:])
+    assert torch.allclose(actual[0], expected[0], atol=1e-5 * expected[0].abs().max().item(), rtol=0)
+    assert all(torch.allclose(x, y, atol=1e-5 * scale, rtol=0) for x, y in zip(actual[1:], expected[1:]))
+
+
+def make_tokens(padding):
+    torch.manual_seed(1)
+    inputs = {"input_ids": torch.randint(2, 100, (2, 17)), "attention_mask": torch.ones(2, 17, dtype=torch.int64)}
+    if padding != "none":
+        inputs["attention_mask"][PADDING[padding]] = 0
+    return inputs, inputs["attention_mask"][..., None].float()  # what padding computes is nobody's matter
+
+
+@pytest.mark.parametrize("padding", list(PADDING))
+def test_llama(padding):
+    compare(make("LlamaForCausalLM", "LlamaConfig", **SIZES), *make_tokens(padding))
+
+
+def test_gpt2():
+    model = make("GPT2LMHeadModel", "GPT2Config", vocab_size=100, n_embd=64, n_layer=2, n_head=4, bos_token_id=1,
+                 eos_token_id=None)
+    compare(model, *make_tokens("left"))
+
+
+def test_gemma_with_softcap_and_windows():
+    model = make("Gemma2ForCausalLM", "Gemma2Config", **SIZES, head_dim=16, sliding_window=4, attn_logit_softcapping=5.0)
+    compare(model, *make_tokens("right"))
+
+
+def test_qwen():
+    compare(make("Qwen2ForCausalLM", "Qwen2Config", **SIZES), *make_tokens("none"))
+
+
+def test_gpt_oss_with_sinks():
+    model = make("GptOssForCausalLM", "GptOssConfig", **SIZES, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
+                 sliding_window=5)
+    compare(model, *make_tokens("left"))
+
+
+def test_vit():
+    model = make("ViTModel", "ViTConfig", hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+                 image_size=32, patch_size=8)
+    compare(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, output="last_hidden_state")
+
+
+def test_t5_with_its_relative_bias():
+    model = make("T5ForConditionalGeneration", "T5Config", vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+                 decoder_start_token_id=0)
+    inputs, _ = make_tokens("right")
+    compare(model, {**inputs, "decoder_input_ids": inputs["input_ids"][:, :9]})
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generation_is_that_of_eager(cache):
+    model = make("LlamaForCausalLM", "LlamaConfig", **SIZES)
+    inputs, _ = make_tokens("left")
+    texts = []
+    for implementation in ("eager", register()):
+        model.set_attn_implementation(implementation)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            texts.append(model.generate(**inputs, max_new_tokens=64, do_sample=False, cache_implementation=cache,
+                                        disable_compile=True))
+    assert texts[0].shape == (2, 17 + 64) and torch.equal(*texts)
+
+
+def test_training_with_dropout_repeats_with_a_seed():
+    model = make("LlamaForCausalLM", "LlamaConfig", **SIZES, attention_dropout=0.3).train()
+    model.set_attn_implementation(register())
+    inputs, _ = make_tokens("left")
+    losses = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        losses.append(model(**inputs, labels=inputs["input_ids"]).loss.item())
+    assert losses[0] == losses[1] != losses[2]
