@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,9 +11,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <ctime>
 #include <optional>
-#include <random>
 #include <system_error>
 
 namespace fa::cache {
@@ -298,8 +300,12 @@ bool write_shared_file(const std::filesystem::path& named, std::span<const std::
 
 std::string temporary_name(const std::string& stem) {
   static std::atomic<unsigned> counter{0};
-  std::random_device random;
-  return fmt::format("{}.{}.{}.{:08x}{:08x}", stem, getpid(), counter.fetch_add(1), random(), random());
+  // Not std::random_device: linked into a wheel, that asks for a newer C library than the rest does.
+  std::uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) {
+    random = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  }
+  return fmt::format("{}.{}.{}.{:016x}", stem, getpid(), counter.fetch_add(1), random);
 }
 
 }  // namespace fa::cache

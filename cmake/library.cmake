@@ -58,11 +58,12 @@ if(NOT fa_shared)
   target_compile_definitions(fa_internal PUBLIC FA_STATIC)
 endif()
 
-# A wheel has one file, which brings the C++ runtime along: nothing but the C library is asked of the user's machine.
+# A wheel has one file, which brings the C++ runtime along: nothing but the C library and libgcc is asked of
+# the user's machine.
 if(FA_PYTHON_PACKAGE)
   set_property(TARGET fa PROPERTY VERSION)
   set_property(TARGET fa PROPERTY SOVERSION)
-  target_link_options(fa PRIVATE -static-libstdc++ -static-libgcc)
+  target_link_options(fa PRIVATE -static-libstdc++)
   install(TARGETS fa LIBRARY DESTINATION fa_attention COMPONENT python)
   return()
 endif()
