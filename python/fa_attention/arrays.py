@@ -125,13 +125,22 @@ def _empty(name: str, like: Any, seen: View, shape: tuple[int, ...], dtype: Opti
     return module.empty(shape, dtype=dtype or like.dtype)
 
 
+def _beside(call: _Prepared, stream: Optional[int], **arrays: Any) -> dict[str, Any]:
+    """Views of other arrays, which have to be where q is."""
+    seen: dict[str, Any] = {name: view(name, array, stream) if array is not None else None for name, array in arrays.items()}
+    for name, of_one in seen.items():
+        if of_one is not None and of_one.device != call.views["q"].device:
+            raise ValueError(f"{name} is on another device than q: accepted is one device")
+    return seen
+
+
 def _attend(given: _Inputs, out: Any, return_lse: bool) -> Any:
     call = _prepare(given)
     q, v = call.views["q"], call.views["v"]
     shape = (*q.shape[:-1], v.shape[-1])
     o = _empty("out", given.q, q, shape, None) if out is None else out
     lse = _empty("out", given.q, q, call.rows, call.lse_dtype) if return_lse else None
-    call.attention.bind_forward(q, call.views["k"], v, o, lse, **call.more)()
+    call.attention.bind_forward(q, call.views["k"], v, **_beside(call, given.stream, o=o, lse=lse), **call.more)()
     return (o, lse) if return_lse else o
 
 
@@ -148,8 +157,9 @@ def _differentiate(given: _Inputs, dout: Any, o: Any, lse: Any, dlse: Any, requi
         dsink = _empty("dsink", given.q, views["q"], views["sink"].shape, call.lse_dtype)
     dcaptures = {name: _empty(f"dcaptures[{name!r}]", given.q, views["q"], view(name, call.captures[name]).shape, call.lse_dtype)
                  for name in requires_grad}
-    call.attention.bind_backward(views["q"], views["k"], views["v"], o, lse, dout, dq, dk, dv, dlse,
-                                 **call.more, dcaptures=dcaptures, dsink=dsink)()
+    others = _beside(call, given.stream, o=o, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv, dlse=dlse)
+    call.attention.bind_backward(views["q"], views["k"], views["v"], **others, **call.more, dcaptures=dcaptures,
+                                 dsink=dsink)()
     return Gradients(dq, dk, dv, dsink, dcaptures)
 
 

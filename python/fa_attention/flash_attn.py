@@ -34,9 +34,8 @@ def _options(dropout_p: float, causal: bool, window_size: tuple[int, int], softc
             "score": score, "captures": captures}
 
 
-def _result(o: Tensor, lse: Tensor, d_v: int, return_attn_probs: bool) -> Any:
-    o = o[..., :d_v] if o.shape[-1] != d_v else o
-    return (o, lse, None) if return_attn_probs else o
+def _result(o: Tensor, d_v: int) -> Tensor:
+    return o[..., :d_v] if o.shape[-1] != d_v else o
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
@@ -48,9 +47,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     d_v = v.shape[-1]
     q, k, v, softmax_scale = padded_heads(q, k, v, softmax_scale)
     options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic)
-    o, lse = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=softmax_scale, return_lse=True,
-                       **options)
-    return _result(o.transpose(1, 2), lse, d_v, return_attn_probs)
+    result = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=softmax_scale,
+                       return_lse=return_attn_probs, **options)
+    if return_attn_probs:
+        return _result(result[0].transpose(1, 2), d_v), result[1], None
+    return _result(result.transpose(1, 2), d_v)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -76,9 +77,9 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     d_v = v.shape[-1]
     q, k, v, softmax_scale = padded_heads(q, k, v, softmax_scale)
     options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic)
-    o, lse = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_s_q=max_seqlen_q, max_s_kv=max_seqlen_k,
-                              scale=softmax_scale, return_lse=True, **options)
-    return _result(o, lse, d_v, return_attn_probs)
+    result = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_s_q=max_seqlen_q, max_s_kv=max_seqlen_k,
+                              scale=softmax_scale, return_lse=return_attn_probs, **options)
+    return (_result(result[0], d_v), result[1], None) if return_attn_probs else _result(result, d_v)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:

@@ -153,7 +153,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
             sink: Optional[Tensor], rng_state: RngState, return_lse: bool) -> Any:
     """fixed: the first fields of Options; varlen: cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv."""
     kind = q.device.type
-    direct = kind in ("cpu", "cuda") and _is_direct(q, k, v)
+    direct = kind in ("cpu", "cuda") and _is_direct(q, k, v, sink)
     if not direct:
         _raw.check_tensors(q, k, v, varlen is not None)
     if kind != "meta" and torch.is_autocast_enabled(kind):
