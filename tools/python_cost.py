@@ -103,7 +103,8 @@ def main():
     row("its operator", lambda: op(q, k, v), lambda: op(leaf, k, v), backward_too(op, q, k, v))
     for name, context in backends(args.device).items():
         with context():
-            row(name, lambda: own(q, k, v), lambda: own(leaf, k, v), backward_too(own, q, k, v))
+            for text, function in ((name, own), (f"{name}, compiled", torch.compile(own, fullgraph=True))):
+                row(text, lambda: function(q, k, v), lambda: function(leaf, k, v), backward_too(function, q, k, v))
 
 
 if __name__ == "__main__":

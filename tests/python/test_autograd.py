@@ -198,6 +198,16 @@ def test_double_backward(device):
     assert not any(t.requires_grad for t in plain), "no graph of gradients without create_graph"
 
 
+def test_what_changes_before_backward_is_told(device):
+    q = torch.randn(9, 2, 8, device=device, requires_grad=True)
+    state = torch.tensor((1, 2), dtype=torch.int64, device=device)
+    cu = torch.tensor((0, 4, 9), dtype=torch.int32, device=device)
+    for changed in (state, cu):
+        o = varlen_attention(q, q, q, cu, cu, dropout=0.5, rng_state=state)
+        changed.add_(0)
+        refused(RuntimeError, o.sum().backward, "modified by an inplace operation")
+
+
 def test_deterministic(device):
     q, k, v = (torch.randn(2, 4, 300, 64, device=device, dtype=torch.float32, requires_grad=True) for _ in range(3))
     runs = [torch.autograd.grad(attention(q, k, v, deterministic=True).square().sum(), (q, k, v)) for _ in range(5)]

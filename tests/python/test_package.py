@@ -84,6 +84,24 @@ def test_a_kernel_is_compiled_with_the_nvrtc_that_is_found(tmp_path):
     print(run.stdout)
 
 
+def test_a_broken_nvrtc_is_passed_over(tmp_path):
+    """A wheel whose library cannot be opened: the next place serves, or all of them are told of."""
+    broken = tmp_path / "site" / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no library")
+    code = (f"import sys; sys.path[:0] = ['python', {str(tmp_path / 'site')!r}]; from fa_attention import capi, NoCompiler\n"
+            "library = capi.load()\n"
+            "try:\n  print(capi.find_kernel(library, 'sm_80', (1, 1, 1, 64, 64), 64, 'float16').origin.decode())\n"
+            "except NoCompiler as problem:\n  print('none', problem)\n"
+            "print(library.nvrtc.report)")
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "FA_CACHE_DIR": str(tmp_path / "cache")},
+                         capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.startswith(("compiled", "none")), run.stderr
+    report = run.stdout.splitlines()[-1]
+    assert str(broken) in report and report.count(str(broken)) >= 2, "the loader's reason names the file again"
+    assert "the system's" in report or "PyTorch's own: /" in report
+
+
 def test_types():
     pytest.importorskip("mypy")
     run = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", str(ROOT / "build" / "mypy")], cwd=ROOT,

@@ -22,25 +22,26 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], call: Call, *captures: Tensor) -> Any:
-        grads = tuple(ctx.needs_input_grad[5:])
-        ctx.plan, o, lse = _raw.forward(q, k, v, sink, captures, call, grads)
-        ctx.save_for_backward(q, k, v, o, lse, sink, *captures)
-        ctx.call = call
+        needs = ctx.needs_input_grad
+        plan, o, lse = _raw.forward(q, k, v, sink, captures, call, needs[5:])
+        # Lengths and the state of dropout are saved to be watched: what changes them before backward is told.
+        watched = call[1:6] if call.options.varlen or call.rng_state is not None else ()
+        ctx.save_for_backward(q, k, v, o, lse, sink, *captures, *watched)
+        ctx.call = (plan, call, needs[:4] + needs[5:])
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
-        needs = ctx.needs_input_grad
+        plan, call, needed = ctx.call
         if dout is None and dlse is None:
-            return (None,) * len(needs)
-        saved = ctx.saved_tensors
-        needed = (*needs[:4], *needs[5:])
+            return (None,) * (len(needed) + 1)
+        saved = ctx.saved_tensors[: len(needed) + 2]
         if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-            gradients = _Gradients.apply(ctx.plan, ctx.call, needed, dout, dlse, *saved)
+            gradients = _Gradients.apply(plan, call, needed, dout, dlse, *saved)
             return (*gradients[:4], None, *gradients[4:])
         q, k, v, o, lse, sink, *captures = saved
-        dq, dk, dv, dsink, dcaptures = _raw.backward(ctx.plan, dout, dlse, q, k, v, o, lse, sink, captures, ctx.call, needed)
+        dq, dk, dv, dsink, dcaptures = _raw.backward(plan, dout, dlse, q, k, v, o, lse, sink, captures, call, needed)
         return (dq, dk, dv, dsink, None, *dcaptures)
 
 

@@ -294,8 +294,9 @@ def backward(plan: Plan, dout: Optional[Tensor], dlse: Optional[Tensor], q: Tens
     addresses += [t.data_ptr() for t in results[written:]]
     _run(plan, prepared, addresses, call)
     dcaptures: list[Optional[Tensor]] = []
-    gradients = iter(results[written:])
-    for t, grad in zip(captures, plan.grads or (False,) * len(captures)):
-        dcaptures.append(next(gradients).to(t.dtype) if grad else None)
-    dq, dk, dv = (t if need else None for t, need in zip(results[:3], needed))
-    return dq, dk, dv, results[3] if want_sink else None, dcaptures
+    if captures:
+        gradients = iter(results[written:])
+        for t, grad in zip(captures, plan.grads or (False,) * len(captures)):
+            dcaptures.append(next(gradients).to(t.dtype) if grad else None)
+    return (results[0] if needed[0] else None, results[1] if needed[1] else None, results[2] if needed[2] else None,
+            results[3] if want_sink else None, dcaptures)
