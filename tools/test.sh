@@ -227,6 +227,15 @@ if [[ $mode != quick ]]; then
 fi
 
 if [[ $mode == full ]]; then
+  stage 0 "models of transformers"
+  status=0
+  FA_LIBRARY=build/release/libfa.so python3 tests/python/run_pytest.py tests/python/test_transformers.py --full || status=$?
+  case $status in
+    0) count pass "models of transformers" ;;
+    77) count skip "models of transformers (python3 has no pytest, PyTorch or transformers)" ;;
+    *) count fail "models of transformers" ;;
+  esac
+
   stage 0 "build: Clang, the library alone"
   if command -v clang++ >/dev/null || apt_install clang; then
     # Not optimised: it is about what Clang accepts and warns of.

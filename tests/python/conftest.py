@@ -1,5 +1,5 @@
 """Tests of the Python package, on the host device: python -m pytest tests/python. FA_LIBRARY names libfa.so where it is
-neither in the package nor in build/release. --device cuda runs what takes a device on a GPU."""
+neither in the package nor in build/release. --device cuda runs what takes a device on a GPU, --full all models."""
 
 import pathlib
 import sys
@@ -11,6 +11,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.addoption("--full", action="store_true", help="also what takes long: tests marked `full`")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: takes long, and runs with --full alone")
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +41,7 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "device" not in item.fixturenames:
                 item.add_marker(pytest.mark.skip(reason="of the host device"))
+    if not config.getoption("--full"):
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.skip(reason="of --full"))

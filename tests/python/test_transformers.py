@@ -57,33 +57,39 @@ def test_llama(padding):
     compare(make("LlamaForCausalLM", "LlamaConfig", **SIZES), *make_tokens(padding))
 
 
+@pytest.mark.full
 def test_gpt2():
     model = make("GPT2LMHeadModel", "GPT2Config", vocab_size=100, n_embd=64, n_layer=2, n_head=4, bos_token_id=1,
                  eos_token_id=None)
     compare(model, *make_tokens("left"))
 
 
+@pytest.mark.full
 def test_gemma_with_softcap_and_windows():
     model = make("Gemma2ForCausalLM", "Gemma2Config", **SIZES, head_dim=16, sliding_window=4, attn_logit_softcapping=5.0)
     compare(model, *make_tokens("right"))
 
 
+@pytest.mark.full
 def test_qwen():
     compare(make("Qwen2ForCausalLM", "Qwen2Config", **SIZES), *make_tokens("none"))
 
 
+@pytest.mark.full
 def test_gpt_oss_with_sinks():
     model = make("GptOssForCausalLM", "GptOssConfig", **SIZES, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
                  sliding_window=5)
     compare(model, *make_tokens("left"))
 
 
+@pytest.mark.full
 def test_vit():
     model = make("ViTModel", "ViTConfig", hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
                  image_size=32, patch_size=8)
     compare(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, output="last_hidden_state")
 
 
+@pytest.mark.full
 def test_t5_with_its_relative_bias():
     model = make("T5ForConditionalGeneration", "T5Config", vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
                  decoder_start_token_id=0)
@@ -91,7 +97,7 @@ def test_t5_with_its_relative_bias():
     compare(model, {**inputs, "decoder_input_ids": inputs["input_ids"][:, :9]})
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("cache", [None, pytest.param("static", marks=pytest.mark.full)])
 def test_generation_is_that_of_eager(cache):
     model = make("LlamaForCausalLM", "LlamaConfig", **SIZES)
     inputs, _ = make_tokens("left")
@@ -105,6 +111,7 @@ def test_generation_is_that_of_eager(cache):
     assert texts[0].shape == (2, 17 + 64) and torch.equal(*texts)
 
 
+@pytest.mark.full
 def test_training_with_dropout_repeats_with_a_seed():
     model = make("LlamaForCausalLM", "LlamaConfig", **SIZES, attention_dropout=0.3).train()
     model.set_attn_implementation(register())
