@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from functools import lru_cache
 from typing import Any, Iterable, NamedTuple, Optional
 
 from . import capi
+from ._errors import type_name
 from ._library import load
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -36,10 +38,21 @@ class Options(NamedTuple):
         return "b" in words(self.score) | words(self.mask)
 
 
+_KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("scale", numbers.Real, "a number"), ("window_left", numbers.Integral, "an integer"),
+    ("window_right", numbers.Integral, "an integer"), ("chunk", numbers.Integral, "an integer"),
+    ("dropout", numbers.Real, "a number"), ("score", str, "an expression, as text"), ("mask", str, "an expression, as text"))
+
+
 @lru_cache(maxsize=4096)
 def make_options(*fields: Any) -> Options:
-    """One Options for equal fields. ValueError for a capture that no function names."""
+    """One Options for equal fields. TypeError for what is neither a number nor a text where one is accepted, ValueError for
+    a capture that no function names."""
     options = Options(*fields)
+    for name, kind, accepted in _KINDS:
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is a {type_name(value)}: accepted is {accepted}")
     check_names(options.score, options.mask, options.tensors + options.numbers)
     return options
 

@@ -123,11 +123,11 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
         head_dim=head_dim, head_dim_v=head_dim_v, dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
-        causal_align=int(top_left), has_scale=int(scale is not None), scale=scale or 0.0, deterministic=int(deterministic),
+        causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
-        check_sequences=int(check_sequences), dropout=dropout, score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=chunk, has_window_left=int(window_left is not None), window_left=window_left or 0,
-        has_window_right=int(window_right is not None), window_right=window_right or 0, kernel=ctypes.pointer(override),
+        check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
+        sink=int(sink), chunk=int(chunk), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
+        has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
 
 

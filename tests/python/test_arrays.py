@@ -87,6 +87,13 @@ def test_options():
         assert (o[~seen] == 0).all()
 
 
+def test_numbers_of_numpy():
+    q, k, v = make_arrays()
+    ours = {"scale": np.float32(0.5), "window_left": np.int64(2), "chunk": np.int32(4)}
+    own = fa_attention.attention(q, k, v, scale=0.5, window_left=2, chunk=4)
+    assert np.array_equal(fa_attention.attention(q, k, v, **ours), own)
+
+
 def test_gradients():
     q, k, v = make_arrays(s_q=2, s_kv=3)
     sink, bias = np.array([0.5, -1.0, 2.0, 0.0]), np.random.default_rng(5).standard_normal((4, 2, 3))

@@ -294,6 +294,15 @@ def test_errors_of_functions(device):
     refused(ValueError, lambda: attention(q, q, q, sink=torch.randn(3, device=device)), "sink")
 
 
+def test_errors_of_options(device):
+    q = torch.randn(1, 1, 4, 16, device=device)
+    refused(TypeError, lambda: attention(q, q, q, scale=torch.ones(())), "scale is a torch.Tensor", "a number")
+    refused(TypeError, lambda: attention(q, q, q, score=lambda score, b, h, i, j: score), "score is a builtins.function", "text")
+    refused(TypeError, lambda: attention(q, q, q, window_left=1.5), "window_left is a builtins.float", "an integer")
+    refused(ValueError, lambda: attention(q, q, q, chunk=-1), "chunk", "-1")
+    refused(ValueError, lambda: attention(q, q, q, scale=float("nan")), "scale", "nan")
+
+
 def test_errors_of_packed_batches(device):
     q = torch.randn(1, 1, 4, 16, device=device)
     packed, cu = q[0].transpose(0, 1), torch.tensor([0, 4], dtype=torch.int32, device=device)

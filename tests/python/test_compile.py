@@ -181,6 +181,10 @@ def test_gradients_under_torch_func():
         leaves = [bias[n].clone().requires_grad_(), x[n].clone().requires_grad_()]
         expected = torch.autograd.grad(function(*leaves), leaves)
         assert all(torch.allclose(a[n], e, atol=1e-5) for a, e in zip(actual, expected))
+    kept = torch.vmap(torch.func.grad(lambda x: function(bias[0], x)))(x)  # a part of the batch, with a capture
+    for n in range(3):
+        leaf = x[n].clone().requires_grad_()
+        assert torch.allclose(kept[n], torch.autograd.grad(function(bias[0], leaf), leaf)[0], atol=1e-5)
     small = torch.randn(1, 1, 2, 8, dtype=torch.float64)
     leaf = small.clone().requires_grad_()
     rows = [torch.autograd.grad(causal(leaf).flatten()[n], leaf)[0] for n in range(small.numel())]

@@ -72,7 +72,8 @@ def test_sdpa_has_pytorchs_signature():
 
 def test_sdpa_errors():
     q, k, v = make((1, 2, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8))
-    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, torch.ones(3, 3), is_causal=True), "attn_mask and is_causal")
+    both = {"attn_mask": torch.ones(3, 3), "is_causal": True}
+    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, **both), "attn_mask and is_causal")
     refused(TypeError, lambda: scaled_dot_product_attention(q, k, v, torch.ones(3, 3, dtype=torch.int64)), "attn_mask", "int64")
     refused(TypeError, lambda: scaled_dot_product_attention(None, k, v), "query", "torch.Tensor")
     refused(ValueError, lambda: scaled_dot_product_attention(q, k[0, 0, 0], v), "key has shape [8]")
