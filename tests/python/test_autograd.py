@@ -7,9 +7,10 @@ from conftest import refused
 
 torch = pytest.importorskip("torch")
 
-from fa_attention import capi  # noqa: E402
+from fa_attention import _options, capi  # noqa: E402
 from fa_attention.torch import attention, varlen_attention  # noqa: E402
 
+ATTENTION_DEFAULTS = (False, None, False, None, None, 0, 0.0, False, None, None, (), (), False)  # of a plain call
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18, torch.float64: 2.0**-46}
 
@@ -320,8 +321,8 @@ def test_layouts_are_not_confused(device):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 6, 16, device=device) for _ in range(3))
     expected = {causal: definition(q, k, v, causal)[0] for causal in (False, True)}
-    for causal, order in itertools.product((False, True, False, True), (0, 1, 0)):
-        a, b, c = ((t.transpose(1, 2).contiguous().transpose(1, 2) if order else t) for t in (q, k, v))
+    for causal, order in itertools.product((False, True, False, True), range(8)):  # each alone in another order, and together
+        a, b, c = (t.transpose(1, 2).contiguous().transpose(1, 2) if order >> n & 1 else t for n, t in enumerate((q, k, v)))
         assert torch.allclose(attention(a, b, c, causal=causal), expected[causal], atol=1e-5)
         assert torch.allclose(attention(a, b, c, causal=causal, return_lse=True)[0], expected[causal], atol=1e-5)
     unaligned = torch.randn(2 * 2 * 6 * 16 + 1, device=device)[1:].view(2, 2, 6, 16)
@@ -344,6 +345,55 @@ def test_threads(device):
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
             assert all(torch.allclose(x, y, atol=1e-4) for x, y in zip(pool.map(run, inputs), expected))
+
+
+def test_calls_at_a_time_have_structs_of_their_own(monkeypatch):
+    """A call that is still in the library when others of its layout come in: its addresses stay."""
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fa_attention import _prepared
+
+    inputs = [torch.full((1, 1, 2, 8), float(n)) for n in range(4)]
+    attention(inputs[0], inputs[0], inputs[0])
+    inside, init = threading.Barrier(4), _prepared.PreparedCall.__init__
+
+    def slow_init(self, *arguments):
+        init(self, *arguments)
+        function = self._function
+        self._function = lambda *a: inside.wait(30) and None or function(*a)
+
+    monkeypatch.setattr(_prepared.PreparedCall, "__init__", slow_init)
+    odd = [t[:, :, :, :8].repeat(1, 1, 3, 1) for t in inputs]  # a layout of this test's own
+    from fa_attention.torch import _raw
+
+    plan = _raw.find_plan(*[odd[0]] * 3, None, (), _raw.Call(_options.make_options(*ATTENTION_DEFAULTS)), ())
+    plan.forward(False)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda t: attention(t, t, t), odd))
+    assert all(torch.allclose(o, t) for o, t in zip(results, odd))
+
+
+def test_alignment_is_asked_for():
+    """Scratch memory depends on whether rows start at multiples of 16 bytes, by address and by stride."""
+    from fa_attention._prepared import Layout, PreparedCall, Spec
+
+    class Recorder:
+        library = capi.load()
+        asked = []
+
+        def workspace_size(self, *sizes, rows_aligned):
+            self.asked.append(rows_aligned)
+            return 4096 if rows_aligned else 64
+
+    def call(stride):
+        spec = Spec("float16", (1, 1, 2, 8), (16, 16, stride, 1))
+        layout = Layout([("q", spec), ("k", spec), ("v", spec)], [("o", spec)], [], [], (), False, False)
+        return PreparedCall(Recorder(), layout, (1, 1, 1, 2, 2))
+
+    even = call(8)
+    assert [even.scratch_size(a) for a in ([16, 32, 48, 64], [16, 32, 48, 66], [16, 32, 48, 80])] == [4096, 64, 4096]
+    assert call(9).scratch_size([16, 32, 48, 64]) == 64 and Recorder.asked == [True, False, False]
 
 
 def test_streams(device):
