@@ -7,6 +7,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
+collect_ignore = ["ctypes_test.py"]  # a script of its own
 
 
 def pytest_addoption(parser):

@@ -132,8 +132,8 @@ def test_frozen_inputs_get_no_gradient(device):
         leaves = [t.clone().requires_grad_(n != frozen) for n, t in enumerate((*tensors, sink, bias))]
         for n, (actual, expected) in enumerate(zip(run(*leaves), everything)):
             assert actual is None if n == frozen else torch.allclose(actual, expected, atol=1e-5, rtol=1e-5)
-    node = attention(tensors[0].clone().requires_grad_(), *tensors[1:]).grad_fn
-    assert [of is not None for of, _ in node.next_functions[:3]] == [True, False, False]
+    o = attention(tensors[0].clone().requires_grad_(), *tensors[1:])
+    assert [of is not None for of, _ in o.grad_fn.next_functions[:3]] == [True, False, False]
 
 
 @pytest.mark.parametrize("options", [

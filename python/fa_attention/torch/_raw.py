@@ -192,7 +192,7 @@ _AXES = (("[b, h_q, s_q, d_qk]", "[b, h_kv, s_kv, d_qk]", "[b, h_kv, s_kv, d_v]"
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
     """TypeError and ValueError for what the code before the library's own checks relies on."""
-    for name, t, accepted in zip(("q", "k", "v"), (q, k, v), _AXES[varlen]):
+    for name, t, accepted in zip(("q", "k", "v"), (q, k, v), _AXES[1 if varlen else 0]):
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
         if t.is_nested:
