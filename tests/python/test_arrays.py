@@ -159,6 +159,23 @@ def test_errors():
     refused(ValueError, lambda: fa_attention.gradients(q, q, k, v, q, q, requires_grad=["bias"]), "requires_grad", "'bias'")
 
 
+def test_cupy(device):
+    """Arrays of a GPU by DLPack: results and gradients beside those of the host in float64."""
+    if device != "cuda":
+        pytest.skip("of a GPU")
+    cupy = pytest.importorskip("cupy")
+    host = [t.astype(np.float32) for t in make_arrays(s_q=65, s_kv=80)]
+    arrays = [cupy.asarray(t) for t in host]
+    o, lse = fa_attention.attention(*arrays, causal=True, return_lse=True)
+    expected, expected_lse = definition(*host, causal=True)
+    assert isinstance(o, cupy.ndarray) and np.abs(o.get() - expected).max() < 1e-4
+    assert np.abs(lse.get() - expected_lse).max() < 1e-4
+    actual = fa_attention.gradients(cupy.ones_like(o), *arrays, o, lse, causal=True)
+    exact = [t.astype(np.float64) for t in host]
+    own = fa_attention.gradients(np.ones_like(expected), *exact, expected, expected_lse, causal=True)
+    assert all(np.abs(x.get() - y).max() < 1e-3 for x, y in zip(actual[:3], own[:3]))
+
+
 def test_pytorch_is_not_needed():
     code = ("import sys, numpy as np; import fa_attention; q = np.ones((1, 2, 3, 8)); fa_attention.attention(q, q, q)\n"
             "assert 'torch' not in sys.modules")

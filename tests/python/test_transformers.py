@@ -26,6 +26,9 @@ def make(model, config, **sizes):
 
 def run(model, implementation, inputs, weight, output):
     model.set_attn_implementation(implementation)
+    for part in model.modules():
+        if hasattr(part, "config"):  # in some versions the stacks of T5 have copies
+            part.config._attn_implementation = implementation
     model.zero_grad()
     result = getattr(model(**inputs), output) * weight
     result.sin().sum().backward()
