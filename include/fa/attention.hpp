@@ -15,6 +15,7 @@
 #include <fa/export.hpp>
 #include <fa/functions.hpp>
 #include <fa/log.hpp>
+#include <fa/paged.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -126,14 +127,18 @@ struct AttentionConfig {
   /// varlen: rows that belong to no sequence, or lie behind its used rows, become 0 in o, dq, dk and dv and -inf in
   /// lse. Else they are not touched.
   bool zero_padding = false;
-  /// varlen: every call waits for its stream, reads the lengths back and refuses wrong ones with an fa::Error. Such a
-  /// call cannot be captured. Without it wrong lengths give wrong results, never an access outside of a tensor. The
-  /// host device always checks.
+  /// varlen, page_size: every call waits for its stream, reads the lengths (and the block table) back and refuses wrong
+  /// ones with an fa::Error. Such a call cannot be captured. Without it wrong lengths and tables give wrong results,
+  /// never an access outside of a tensor. The host device always checks.
   bool check_sequences = false;
   /// The probability p, in [0, 1), with which an element of P is dropped: O = (P o Z / (1 - p)) V. Z is the mask of the
   /// call's DropoutState, drawn by Philox4x32-7 (Salmon et al., 2011). The log-sum-exp is that of the whole P. p is
   /// rounded to a multiple of 2^-16, in the factor too.
   float dropout = 0;
+  /// Positions of a page of the KV cache that k and v are in (paged.hpp), any number from 1; 0: they are plain tensors.
+  /// A constant of the kernel. Forward only, without dropout, and with CausalAlign::bottom_right. Queries are dense, or
+  /// packed with `varlen`; each call has its PagedCache in ForwardInputs::cache.
+  std::int64_t page_size = 0;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
@@ -163,13 +168,14 @@ struct MaskTiles {
 /// What forward reads, all on the Attention's device, and unchanged until the queued work has run.
 struct ForwardInputs {
   TensorView q;            ///< [b, h_q, s_q, d_qk]
-  TensorView k;            ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;            ///< [b, h_kv, s_kv, d_v]
+  TensorView k;            ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk]
+  TensorView v;            ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]
   Captures captures = {};  ///< what the configuration's functions name
   TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
-  PackedSequences sequences = {};  ///< with AttentionConfig::varlen
+  PackedSequences sequences = {};  ///< with AttentionConfig::varlen or page_size
   DropoutState dropout = {};       ///< with AttentionConfig::dropout
   MaskTiles tiles = {};            ///< with a mask function; the host needs none
+  PagedCache cache = {};           ///< with AttentionConfig::page_size
 };
 
 /// What forward writes, whole but for the padding of packed batches.

@@ -217,8 +217,8 @@ typedef struct fa_config {
                               [h_q, total_q], and so on; each call says where, in an fa_sequences */
   int32_t zero_padding;    /* varlen, nonzero: rows that belong to no sequence become 0 in o, dq, dk and dv and -inf in
                               lse; else they are not touched */
-  int32_t check_sequences; /* varlen, nonzero: every call waits for its stream, reads the lengths back and refuses wrong
-                              ones; it cannot be captured. The host device always checks */
+  int32_t check_sequences; /* varlen or page_size, nonzero: every call waits for its stream, reads lengths and block
+                              table back and refuses wrong ones; it cannot be captured. The host device always checks */
   float dropout;           /* probability, in [0, 1), with which an element of P is dropped; rounded to a multiple of
                               2^-16. The others are divided by 1 - dropout; lse is that of the whole P */
   int32_t sink;            /* nonzero: a logit of each query head takes part in the sum of each of its rows */
@@ -235,6 +235,9 @@ typedef struct fa_config {
   /* The SHA-256 of each of cache_packs, 64 hex digits; NULL or "" for one that may have any, NULL for all of them. A
    * pack of another SHA-256 is not used, as if it were damaged: packs are code. Read during fa_create only. */
   const char* const* cache_pack_sha256;
+  /* Positions of a page of the KV cache that k and v are in (fa_paged_cache), any number from 1; 0: they are plain
+   * tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are dense, or packed (varlen). */
+  int64_t page_size;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -260,19 +263,41 @@ typedef struct fa_tensor {
 /* Where the sequences of a packed batch lie (fa_config.varlen). Of q, o and their gradients sequence i has the rows
  * [cu_seqlens_q[i], cu_seqlens_q[i + 1]), of k and v the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]).
  *
+ * Over pages (fa_config.page_size) cu_seqlens_kv is NULL, and seqused_kv is needed: request i has the positions
+ * [0, seqused_kv[i]), new tokens counted. Row i of its s_q rows stands at position seqused_kv - s_q + i. Without varlen
+ * cu_seqlens_q and seqused_q are NULL too: request i has the rows of q's batch entry i.
+ *
  * The arrays are in memory of the attention's device, are read when the kernels run, and may change between replays of
  * a captured call. Lengths that leave the tensors give wrong results, never an access outside of them. */
 typedef struct fa_sequences {
   uint32_t struct_size;
   uint32_t reserved;            /* 0 */
-  int64_t b;                    /* how many */
+  int64_t b;                    /* how many; without varlen q's b, or 0 */
   const int32_t* cu_seqlens_q;  /* [b + 1], from at least 0, never decreasing, to at most total_q */
   const int32_t* cu_seqlens_kv; /* [b + 1], likewise */
   const int32_t* seqused_q;     /* [b], how many of a sequence's rows count, from its first; NULL: all */
   const int32_t* seqused_kv;    /* [b], likewise */
   int64_t max_s_q;              /* no sequence has more rows; 0: not known, which costs a little */
-  int64_t max_s_kv;             /* likewise */
+  int64_t max_s_kv;             /* likewise; over pages 0 stands for all that a table row has */
 } fa_sequences;
+
+/* Where the pages of a batch of requests are (fa_config.page_size). k is [pages, h_kv, page_size, d_qk] and v [pages,
+ * h_kv, page_size, d_v] by meaning, with any strides. Position j of a request is row j % page_size of page
+ * block_table[row][j / page_size]. Everything is in memory of the attention's device, is read when the kernels run, and
+ * may change between replays of a captured call. Entries that lead out of the pool give wrong results, never an access
+ * outside of it. */
+typedef struct fa_paged_cache {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  /* [rows, max_pages], i32, any strides; without batch_index rows = b. Entries that no row of the call needs are never
+   * read. They are those of pages from seqused_kv on, in front of seq_begin, and in front of the window or chunk of the
+   * first row. */
+  const fa_tensor* block_table;
+  const int32_t* batch_index; /* [b], the table row of each request; NULL: request i has row i */
+  /* [b], the first position of each request that counts; NULL: 0. What is in front is hidden from all rows, and moves
+   * no position. */
+  const int32_t* seq_begin;
+} fa_paged_cache;
 
 /* What the mask of fa_config.dropout is a function of, besides batch (in a packed batch: the sequence), query head, row
  * and key. Forward and backward of one call are given the same; calls whose offsets are at least b * h_q apart have
@@ -304,14 +329,15 @@ typedef struct fa_forward_inputs {
   uint32_t struct_size;
   uint32_t reserved;               /* 0 */
   const fa_tensor* q;              /* [b, h_q, s_q, d_qk] */
-  const fa_tensor* k;              /* [b, h_kv, s_kv, d_qk] */
-  const fa_tensor* v;              /* [b, h_kv, s_kv, d_v] */
-  const fa_sequences* sequences;   /* with fa_config.varlen, else NULL */
+  const fa_tensor* k;              /* [b, h_kv, s_kv, d_qk], or pages */
+  const fa_tensor* v;              /* [b, h_kv, s_kv, d_v], or pages */
+  const fa_sequences* sequences;   /* with fa_config.varlen or page_size, else NULL */
   const fa_dropout_state* dropout; /* with fa_config.dropout; NULL: seed 0, offset 0 */
   const fa_captured* captures;     /* what the functions name */
   uint64_t capture_count;
-  const fa_tensor* sink;      /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
-  const fa_mask_tiles* tiles; /* may be NULL */
+  const fa_tensor* sink;       /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
+  const fa_mask_tiles* tiles;  /* may be NULL */
+  const fa_paged_cache* cache; /* with fa_config.page_size, else NULL */
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. */

@@ -48,7 +48,8 @@ struct AttentionShape {
   std::int64_t s_kv = 1;
   bool aligned = true;  ///< rows of q, k, v, o and their gradients start at multiples of 16 bytes
   /// AttentionConfig::varlen: rows of the packed tensors, 0 for b * s_q and b * s_kv. b counts sequences, s_q and s_kv
-  /// are the longest ones, 0 where they are not known.
+  /// are the longest ones, 0 where they are not known. Over pages s_kv is the longest request, and there is no
+  /// total_kv.
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
 };
@@ -56,16 +57,20 @@ struct AttentionShape {
 /// Where the sequences of a packed batch lie (AttentionConfig::varlen). Of q, o and their gradients sequence i has the
 /// rows [cu_seqlens_q[i], cu_seqlens_q[i + 1]), of k and v the rows [cu_seqlens_kv[i], cu_seqlens_kv[i + 1]).
 ///
+/// Over pages (AttentionConfig::page_size) there are no cu_seqlens_kv, and seqused_kv is needed: sequence i is a
+/// request whose row of the block table has the positions [0, seqused_kv[i]). Without varlen cu_seqlens_q and seqused_q
+/// are not given either: request i has the rows of q's batch entry i.
+///
 /// The arrays are in memory of the Attention's device, are read when the kernels run, and may change between replays of
 /// a captured call.
 struct PackedSequences {
-  std::int64_t b = 0;                           ///< how many
+  std::int64_t b = 0;                           ///< how many; without varlen q's b, or 0
   const std::int32_t* cu_seqlens_q = nullptr;   ///< [b + 1], from at least 0, never decreasing, to at most total_q
   const std::int32_t* cu_seqlens_kv = nullptr;  ///< [b + 1], likewise
   const std::int32_t* seqused_q = nullptr;      ///< [b], how many of a sequence's rows count, from its first; optional
   const std::int32_t* seqused_kv = nullptr;     ///< [b], likewise
   std::int64_t max_s_q = 0;                     ///< no sequence has more rows; 0: not known, which costs a little
-  std::int64_t max_s_kv = 0;                    ///< likewise
+  std::int64_t max_s_kv = 0;                    ///< likewise; over pages 0 stands for all that a table row has
 };
 
 /// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key

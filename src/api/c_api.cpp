@@ -343,6 +343,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.zero_padding = in.zero_padding != 0;
   out.check_sequences = in.check_sequences != 0;
   out.dropout = in.dropout;
+  out.page_size = in.page_size;
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -398,6 +399,14 @@ PackedSequences to_sequences(const fa_sequences* source) {
   return {in.b, in.cu_seqlens_q, in.cu_seqlens_kv, in.seqused_q, in.seqused_kv, in.max_s_q, in.max_s_kv};
 }
 
+PagedCache to_cache(const fa_paged_cache* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_paged_cache in = read_struct(source, "cache");
+  return {to_view(in.block_table, "cache.block_table"), in.batch_index, in.seq_begin};
+}
+
 DropoutState to_dropout(const fa_dropout_state* source) {
   if (source == nullptr) {
     return {};
@@ -437,7 +446,8 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
   return {to_view(in.q, "q"),       to_view(in.k, "k"),
           to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_tiles(in.tiles)};
+          to_dropout(in.dropout),   to_tiles(in.tiles),
+          to_cache(in.cache)};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {

@@ -294,6 +294,7 @@ void validate(const AttentionConfig& config, bool host) {
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
   }
+  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0");
   if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
   if (!config.varlen && config.check_sequences) throw_invalid("check_sequences", "true", "false without varlen");
   check_override("kernel", config.kernel, plan::Op::forward);
