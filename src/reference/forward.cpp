@@ -113,11 +113,19 @@ class Forward {
 
   void load_kv(const QueryTile& tile, std::int64_t j0, std::int64_t count, Scratch<Acc>& s) const {
     const std::int64_t h = g_.kv_head(tile.h);
-    for (std::int64_t j = 0; j < count; ++j) {
-      load(a_.k, row_offset(a_.k, tile.b, h, j0 + j), a_.k.strides[3], g_.d_qk, s.row.data());
+    // What is hidden from all rows need not be there.
+    const std::int64_t hidden = std::max<std::int64_t>(g_.first_key(tile.i0) - j0, 0);
+    for (std::int64_t j = hidden; j < count; ++j) {
+      load(a_.k, key_offset(a_.k, tile.b, h, j0 + j), a_.k.strides[3], g_.d_qk, s.row.data());
       for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d];
-      load(a_.v, row_offset(a_.v, tile.b, h, j0 + j), a_.v.strides[3], g_.d_v, &s.v[j * s.width]);
+      load(a_.v, key_offset(a_.v, tile.b, h, j0 + j), a_.v.strides[3], g_.d_v, &s.v[j * s.width]);
     }
+  }
+
+  std::int64_t key_offset(const TensorView& keys, std::int64_t b, std::int64_t h, std::int64_t j) const {
+    if (a_.paged.entries == nullptr) return row_offset(keys, b, h, j);
+    const std::int64_t page_size = keys.shape[2];
+    return row_offset(keys, a_.paged.entries[j / page_size * a_.paged.stride], h, j % page_size);
   }
 
   /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.
@@ -209,7 +217,10 @@ class Forward {
 }  // namespace
 
 void forward(const ForwardArgs& args) {
-  const Geometry geometry = Geometry::of(args.q, args.k, args.v, args.causal, args.causal_align, args.variant);
+  const bool paged = args.paged.entries != nullptr;
+  Geometry geometry = Geometry::of(args.q, args.k, args.v, paged ? args.paged.s_kv : args.k.shape[2], args.causal,
+                                   args.causal_align, args.variant);
+  geometry.begin = args.paged.begin;
   if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return;
   const bool f64_input = args.q.dtype == DType::f64 || args.k.dtype == DType::f64 || args.v.dtype == DType::f64;
   if (args.f64 || f64_input) {

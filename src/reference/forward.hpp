@@ -1,6 +1,8 @@
 #ifndef FA_SRC_REFERENCE_FORWARD_HPP_
 #define FA_SRC_REFERENCE_FORWARD_HPP_
 
+#include <cstdint>
+
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -9,12 +11,20 @@
 
 namespace fa::reference {
 
+/// The keys of a batch entry that are in pages: key j is row j % page of page entries[j / page * stride].
+struct PagedKeys {
+  const std::int32_t* entries = nullptr;  ///< null: k and v are plain tensors
+  std::int64_t stride = 0;
+  std::int64_t s_kv = 0;
+  std::int64_t begin = 0;  ///< keys before it are hidden from all rows, and not read
+};
+
 /// One forward call on host memory. Every tensor has rank 4 (lse: 3), any dtype, alignment and int64 strides; shapes
 /// agree and h_kv divides h_q, which the caller has checked.
 struct ForwardArgs {
   TensorView q;    ///< [b, h_q, s_q, d_qk]
-  TensorView k;    ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;    ///< [b, h_kv, s_kv, d_v]
+  TensorView k;    ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk]
+  TensorView v;    ///< [b, h_kv, s_kv, d_v], or pages
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q], f32 or f64; optional
   double scale = 1;
@@ -22,7 +32,8 @@ struct ForwardArgs {
   CausalAlign causal_align = CausalAlign::bottom_right;
   DropoutMask dropout = {};
   VariantArgs variant = {};
-  bool f64 = false;  ///< compute in double; implied by an f64 q, k or v
+  PagedKeys paged = {};  ///< of one batch entry
+  bool f64 = false;      ///< compute in double; implied by an f64 q, k or v
 };
 
 /// FlashAttention-2 forward on the CPU, exact by the semantics of the library: the golden reference of every kernel,

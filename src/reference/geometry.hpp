@@ -28,17 +28,23 @@ struct Geometry {
   std::int64_t window_left = -1;  ///< -1: unbounded
   std::int64_t window_right = -1;
   std::int64_t chunk = 0;  ///< 0: none
+  std::int64_t begin = 0;  ///< keys before it are hidden from all rows
 
   /// Axes of q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk] and v [b, h_kv, s_kv, d_v].
   static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, bool causal, CausalAlign align,
                      const VariantArgs& variant = {}) {
+    return of(q, k, v, k.shape[2], causal, align, variant);
+  }
+  /// The same of `s_kv` keys, however k and v have them.
+  static Geometry of(const TensorView& q, const TensorView& k, const TensorView& v, std::int64_t s_kv, bool causal,
+                     CausalAlign align, const VariantArgs& variant) {
     // Windows that reach from any row to any key hide nothing, whatever their size.
-    const std::int64_t most = q.shape[2] + k.shape[2];
+    const std::int64_t most = q.shape[2] + s_kv;
     return {q.shape[0],
             q.shape[1],
             k.shape[1],
             q.shape[2],
-            k.shape[2],
+            s_kv,
             q.shape[3],
             v.shape[3],
             causal,
@@ -54,7 +60,7 @@ struct Geometry {
   /// Row i keeps the keys [first_key(i), visible_keys(i)), if there are any. Neither ever decreases with i.
   std::int64_t first_key(std::int64_t i) const {
     const std::int64_t diagonal = i + diagonal_shift();
-    std::int64_t first = 0;
+    std::int64_t first = begin;
     if (window_left >= 0) first = std::max(first, diagonal - window_left);
     if (chunk > 0) first = std::max(first, chunk_of(diagonal) * chunk);
     return first;

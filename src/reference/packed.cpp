@@ -112,7 +112,14 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.variant.part.b = i;
     forward(part);
   }
-  if (!clear) return;
+  if (clear) clear_padding(args, sequences);
+}
+
+TensorView rows_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i) {
+  return rows_of(view, span_of(sequences.cu_seqlens_q, sequences.seqused_q, i));
+}
+
+void clear_padding(const ForwardArgs& args, const PackedSequences& sequences) {
   clear_rows(args.o, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b, 0);
   clear_rows(args.lse, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b,
              -std::numeric_limits<double>::infinity());

@@ -15,6 +15,12 @@ namespace fa::reference {
 void forward(const ForwardArgs& args, const PackedSequences& sequences, bool clear);
 void backward(const BackwardArgs& args, const PackedSequences& sequences, bool clear);
 
+/// The rows of q, o or lse that sequence `i` has.
+TensorView rows_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i);
+
+/// What `clear` asks for.
+void clear_padding(const ForwardArgs& args, const PackedSequences& sequences);
+
 /// The part of such a call that is sequence `i`, which adds to the gradients of captures and sinks.
 BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& sequences, std::int64_t i);
 

@@ -1,0 +1,49 @@
+#include "reference/paged.hpp"
+
+#include "reference/packed.hpp"
+
+namespace fa::reference {
+namespace {
+
+/// Batch entry `i` of a tensor [b, h, s, ...].
+TensorView entry_of(const TensorView& view, std::int64_t i) {
+  TensorView part = view;
+  if (!view.defined()) return part;
+  part.shape[0] = 1;
+  if (part.elements() != 0) {  // else there may be no memory to count from
+    part.data =
+        static_cast<std::byte*>(view.data) + i * view.strides[0] * static_cast<std::int64_t>(size_of(view.dtype));
+  }
+  return part;
+}
+
+PagedKeys keys_of(const PackedSequences& sequences, const PagedCache& cache, std::int64_t i) {
+  // A request without keys has no entry to point to.
+  static constexpr std::int32_t kNone = 0;
+  const TensorView& table = cache.block_table;
+  const std::int64_t row = cache.batch_index == nullptr ? i : cache.batch_index[i];
+  PagedKeys keys;
+  keys.entries = table.elements() == 0 ? &kNone : static_cast<const std::int32_t*>(table.data) + row * table.strides[0];
+  keys.stride = table.strides[1];
+  keys.s_kv = sequences.seqused_kv[i];
+  keys.begin = cache.seq_begin == nullptr ? 0 : cache.seq_begin[i];
+  return keys;
+}
+
+}  // namespace
+
+void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear) {
+  const bool packed = sequences.cu_seqlens_q != nullptr;
+  for (std::int64_t i = 0; i < sequences.b; ++i) {
+    ForwardArgs part = args;
+    for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse}) {
+      part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
+    }
+    part.paged = keys_of(sequences, cache, i);
+    part.variant.part.b = i;
+    forward(part);
+  }
+  if (clear) clear_padding(args, sequences);
+}
+
+}  // namespace fa::reference

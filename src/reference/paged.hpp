@@ -1,0 +1,17 @@
+#ifndef FA_SRC_REFERENCE_PAGED_HPP_
+#define FA_SRC_REFERENCE_PAGED_HPP_
+
+#include <fa/paged.hpp>
+#include <fa/types.hpp>
+
+#include "reference/forward.hpp"
+
+namespace fa::reference {
+
+/// The call of forward.hpp over pages: k and v are [pages, h_kv, page, d], the other tensors [b, h, s, d], or with
+/// cu_seqlens_q packed as in packed.hpp. Lengths and table were checked. What no row sees is not read.
+void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear);
+
+}  // namespace fa::reference
+
+#endif  // FA_SRC_REFERENCE_PAGED_HPP_

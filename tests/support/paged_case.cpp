@@ -1,0 +1,211 @@
+#include "support/paged_case.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <ostream>
+#include <random>
+
+#include "reference/geometry.hpp"
+#include "reference/paged.hpp"
+
+namespace fa::test {
+namespace {
+
+constexpr std::int64_t kSparePages = 3;
+constexpr std::int32_t kRowsInFront = 2;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+std::int64_t total_rows(const PagedCase& c) {
+  return std::accumulate(c.rows.begin(), c.rows.end(), std::int64_t{0}) + kRowsInFront + 1;
+}
+
+/// The first position that the first row of request `i` sees.
+std::int64_t first_needed(const PagedCase& c, std::size_t i) {
+  const AttentionConfig& config = c.variant.config;
+  reference::Geometry geometry;
+  geometry.s_q = c.rows[i];
+  geometry.s_kv = c.keys[i];
+  geometry.window_left = config.window_left;
+  geometry.chunk = config.chunk;
+  geometry.begin = c.begin.empty() ? 0 : c.begin[i];
+  return geometry.first_key(0);
+}
+
+/// Entries that nothing may follow.
+std::int32_t wild_entry(std::mt19937_64& engine) {
+  constexpr std::int32_t kWild[] = {-1, -1, std::numeric_limits<std::int32_t>::max(),
+                                    std::numeric_limits<std::int32_t>::min(), 1 << 20};
+  return kWild[engine() % std::size(kWild)];
+}
+
+void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row) {
+  const TensorView view = pool.view();
+  for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+    for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+      pool.set(page, h, row, d, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
+/// Fills in the table, and which rows of the pool it leads to. Returns how many pages there are.
+std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& data) {
+  std::int64_t pages = kSparePages;
+  for (const std::int32_t keys : c.keys) pages += ceil_div(keys, c.page_size);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), engine);
+  data.needed.assign(static_cast<std::size_t>(pages * c.page_size), false);
+  data.table.resize(static_cast<std::size_t>(data.table_rows * data.max_pages));
+  for (std::int32_t& entry : data.table) entry = wild_entry(engine);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < c.keys.size(); ++i) {
+    const std::int64_t row = data.batch_index.empty() ? static_cast<std::int64_t>(i) : data.batch_index[i];
+    std::int32_t* const entries = data.table.data() + row * data.max_pages;
+    const std::int64_t first = first_needed(c, i);
+    if (c.rows[i] == 0) continue;
+    for (std::int64_t key = first; key < c.keys[i]; ++key) {
+      const std::int64_t page = key / c.page_size;
+      if (key == first || key % c.page_size == 0) {
+        const bool shared = page == 0 && next > 0 && i % 2 == 1;
+        entries[page] = shared ? order[0] : order[next++];
+      }
+      data.needed[static_cast<std::size_t>(entries[page] * c.page_size + key % c.page_size)] = true;
+    }
+  }
+  return pages;
+}
+
+}  // namespace
+
+void PrintTo(const PagedCase& c, std::ostream* out) {
+  PrintTo(c.attention, out);
+  *out << " " << c.variant.name << " pages of " << c.page_size << (c.packed ? " packed" : "")
+       << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "");
+  for (const auto& [name, values] :
+       {std::pair{"rows", &c.rows}, std::pair{"keys", &c.keys}, std::pair{"begin", &c.begin}}) {
+    *out << ", " << name;
+    for (const std::int32_t value : *values) *out << ' ' << value;
+  }
+}
+
+AttentionCase attention_of(const PagedCase& c) {
+  AttentionCase result = c.attention;
+  result.b = c.b();
+  result.s_q = c.rows.empty() ? 0 : *std::max_element(c.rows.begin(), c.rows.end());
+  result.s_kv = c.keys.empty() ? 0 : *std::max_element(c.keys.begin(), c.keys.end());
+  return result;
+}
+
+VariantCase variant_of(const PagedCase& c) {
+  // Of captures there is an element for all that a call may ask for.
+  AttentionCase attention = attention_of(c);
+  if (c.packed && !c.bounded) attention.s_q = total_rows(c);
+  if (!c.bounded) attention.s_kv = (ceil_div(attention.s_kv, c.page_size) + 1) * c.page_size;
+  VariantCase variant(attention, c.variant);
+  variant.config.page_size = c.page_size;
+  variant.config.varlen = c.packed;
+  return variant;
+}
+
+PackedSequences PagedData::sequences() const {
+  PackedSequences result;
+  result.b = static_cast<std::int64_t>(used_kv.size());
+  if (!cu_q.empty()) result.cu_seqlens_q = cu_q.data();
+  result.seqused_kv = used_kv.data();
+  result.max_s_q = max_s_q;
+  result.max_s_kv = max_s_kv;
+  return result;
+}
+
+PagedCache PagedData::cache() const {
+  PagedCache result;
+  result.block_table = TensorView(static_cast<const void*>(table.data()), DType::i32, {table_rows, max_pages});
+  if (!batch_index.empty()) result.batch_index = batch_index.data();
+  if (!begin.empty()) result.seq_begin = begin.data();
+  return result;
+}
+
+PagedData make_data(const PagedCase& c) {
+  const AttentionCase attention = attention_of(c);
+  std::mt19937_64 engine(attention.seed * 1000 + static_cast<std::uint64_t>(c.page_size));
+  PagedData data;
+  data.used_kv = c.keys;
+  data.begin = c.begin;
+  data.table_rows = attention.b;
+  data.max_pages = ceil_div(attention.s_kv, c.page_size) + 1;
+  if (c.indexed) {
+    data.table_rows += 2;
+    std::vector<std::int32_t> rows(static_cast<std::size_t>(data.table_rows));
+    std::iota(rows.begin(), rows.end(), 0);
+    std::shuffle(rows.begin(), rows.end(), engine);
+    data.batch_index.assign(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(attention.b));
+  }
+  if (c.packed) {
+    data.cu_q = {kRowsInFront};
+    for (const std::int32_t rows : c.rows) data.cu_q.push_back(data.cu_q.back() + rows);
+  }
+  if (c.bounded) {
+    data.max_s_q = c.packed ? attention.s_q : 0;
+    data.max_s_kv = attention.s_kv;
+  }
+  AttentionCase of_q = attention;
+  if (c.packed) {
+    of_q.b = 1;
+    of_q.s_q = total_rows(c);
+  }
+  data.q = make_inputs(of_q).q;
+  AttentionCase of_pool = attention;
+  of_pool.b = fill_table(c, engine, data);
+  of_pool.s_kv = c.page_size;
+  of_pool.s_q = 0;
+  AttentionInputs pool = make_inputs(of_pool);
+  data.k = std::move(pool.k);
+  data.v = std::move(pool.v);
+  for (std::size_t i = 0; i < data.needed.size(); ++i) {
+    if (data.needed[i]) continue;
+    const auto row = static_cast<std::int64_t>(i);
+    set_nan(data.k, row / c.page_size, row % c.page_size);
+    set_nan(data.v, row / c.page_size, row % c.page_size);
+  }
+  return data;
+}
+
+namespace {
+
+AttentionOutputs outputs_of(const PagedCase& c, const PagedData& data, DType dtype) {
+  AttentionCase like = attention_of(c);
+  like.dtype = dtype;
+  like.b = data.q.view().shape[0];
+  like.s_q = data.q.view().shape[2];
+  return make_outputs(like);
+}
+
+}  // namespace
+
+AttentionOutputs make_outputs(const PagedCase& c, const PagedData& data) {
+  return outputs_of(c, data, c.attention.dtype);
+}
+
+AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
+  AttentionOutputs outputs = outputs_of(c, data, DType::f64);
+  const VariantCase variant = variant_of(c);
+  std::vector<expression::CapturedView> views;
+  reference::ForwardArgs args;
+  args.q = data.q.view();
+  args.k = data.k.view();
+  args.v = data.v.view();
+  args.o = outputs.o.view();
+  args.lse = outputs.lse.view();
+  args.scale = static_cast<double>(c.attention.softmax_scale());
+  args.causal = c.attention.causal;
+  args.variant = variant_args(variant, views);
+  args.f64 = true;
+  reference::forward(args, data.sequences(), data.cache(), c.packed);
+  return outputs;
+}
+
+}  // namespace fa::test

@@ -1,0 +1,64 @@
+#ifndef FA_TESTS_SUPPORT_PAGED_CASE_HPP_
+#define FA_TESTS_SUPPORT_PAGED_CASE_HPP_
+
+#include <cstdint>
+#include <iosfwd>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "support/attention_case.hpp"
+#include "support/variant_case.hpp"
+
+/// Requests over a paged cache: a problem, its tensors and table, and the float64 answer.
+namespace fa::test {
+
+struct PagedCase {
+  /// b, s_q and s_kv follow from the requests (attention_of); the layout is that of the pool, bhsd: HND, bshd: NHD.
+  AttentionCase attention;
+  VariantChoice variant = {};       ///< functions, windows, chunks and sinks
+  std::vector<std::int32_t> rows;   ///< of each request; all the same unless `packed`
+  std::vector<std::int32_t> keys;   ///< of each request
+  std::vector<std::int32_t> begin;  ///< empty: no seq_begin
+  std::int64_t page_size = 16;
+  bool packed = false;   ///< queries lie one behind the other, with two rows of no request in front and one behind
+  bool indexed = false;  ///< table rows are in another order, by batch_index
+  bool bounded = false;  ///< max_s_q and max_s_kv are given
+  std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
+};
+void PrintTo(const PagedCase& c, std::ostream* out);
+
+/// The case's shape with b requests of the longest lengths.
+AttentionCase attention_of(const PagedCase& c);
+
+/// Configuration, functions and captures.
+VariantCase variant_of(const PagedCase& c);
+
+/// What a call over pages is given. Pages are in any order, a first page is shared where requests allow it, and there
+/// are more than the table names. Rows of the pool that no row of q sees hold NaN, and the table's entries for pages
+/// without others lead out of the pool.
+struct PagedData {
+  HostTensor q;                                                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
+  HostTensor k, v;                                              ///< [pages, h_kv, page_size, d]
+  std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
+  std::vector<std::int32_t> table;                              ///< [rows, max_pages]
+  std::int64_t table_rows = 0;
+  std::int64_t max_pages = 0;
+  std::int64_t max_s_q = 0, max_s_kv = 0;
+  std::vector<bool> needed;  ///< of the pool's rows, page by page
+
+  /// Of memory of the host, as long as this lives.
+  PackedSequences sequences() const;
+  PagedCache cache() const;
+};
+PagedData make_data(const PagedCase& c);
+
+/// O and LSE like q, NaN-filled.
+AttentionOutputs make_outputs(const PagedCase& c, const PagedData& data);
+
+/// The float64 O and LSE, by the CPU reference; 0 and -inf in rows of no request.
+AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data);
+
+}  // namespace fa::test
+
+#endif  // FA_TESTS_SUPPORT_PAGED_CASE_HPP_
