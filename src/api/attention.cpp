@@ -9,6 +9,7 @@
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
 #include "api/packed.hpp"
+#include "api/paged.hpp"
 #include "api/problem.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
@@ -88,16 +89,21 @@ class Attention::Impl {
     if (call.empty && !config_.zero_padding) return;
     if (host_) return host_->forward(call, variant);
     const driver::ContextScope scope(context_->context());
-    packed_->check(call.sequences, call.shape, stream);
+    if (config_.page_size > 0) {
+      packed_->check(call.sequences, call.cache, call.shape, call.k.shape[0], stream);
+    } else {
+      packed_->check(call.sequences, call.shape, stream);
+    }
     packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
     packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
     if (call.empty) return;
     forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors()},
-                  api::packed_args(config_, call.sequences, call.dropout),
+                  api::packed_args(config_, call.sequences, call.dropout, call.cache),
                   api::given_tiles(inputs.tiles, config_, functions_, variant), stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
+    api::check_has_backward(config_);
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
     api::check_disjoint(inputs, outputs);
@@ -117,6 +123,7 @@ class Attention::Impl {
   }
 
   KernelInfo prepare(api::Operation op, const AttentionShape& wanted) {
+    check_has(op);
     const AttentionShape shape = api::checked(config_, wanted);
     if (host_) return host_->info(op);
     return op == api::Operation::backward ? backward_->prepare(shape) : forward_->prepare(shape);
@@ -126,6 +133,9 @@ class Attention::Impl {
   api::TuneReport tune(api::Operation op, const AttentionShape& wanted, const api::TuneOptions& options) {
     const AttentionShape shape = api::checked(config_, wanted);
     if (host_) support::throw_unsupported("device", "host", "a GPU: the host device has one kernel");
+    if (config_.page_size > 0) {
+      support::throw_unsupported("page_size", config_.page_size, "0: kernels over pages are not tuned");
+    }
     if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");
     if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
     if (!api::is_plain(config_)) {
@@ -136,18 +146,24 @@ class Attention::Impl {
   }
 
   std::size_t workspace_size(api::Operation op, const AttentionShape& wanted) const {
+    check_has(op);
     const AttentionShape shape = api::checked(config_, wanted);
     if (host_) return 0;
     return op == api::Operation::backward ? backward_->workspace_size(shape) : forward_->workspace_size(shape);
   }
 
   std::size_t mask_tiles_size(api::Operation op, const AttentionShape& wanted) const {
+    check_has(op);
     const AttentionShape shape = api::checked(config_, wanted);
     if (host_) return 0;
     return op == api::Operation::backward ? backward_->mask_tiles_size(shape) : forward_->mask_tiles_size(shape);
   }
 
  private:
+  void check_has(api::Operation op) const {
+    if (op == api::Operation::backward) api::check_has_backward(config_);
+  }
+
   AttentionConfig config_;
   plan::Fixed fixed_;  ///< by its override
   api::Functions functions_;

@@ -4,6 +4,7 @@
 
 #include "api/build.hpp"
 #include "api/packed.hpp"
+#include "api/paged.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
@@ -54,6 +55,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                               const std::string& arch) {
   api::validate(config, false);
+  api::check_has_backward(config);
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem =
       api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);

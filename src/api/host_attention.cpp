@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include "api/paged.hpp"
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "reference/packed.hpp"
+#include "reference/paged.hpp"
 
 namespace fa::api {
 namespace {
@@ -43,12 +45,16 @@ void HostAttention::set_common(const Call& call, const VariantCall& variant, Arg
   args->dropout = dropout_mask(config_, call.dropout);
   args->variant = variant_args(config_, functions_, variant);
   args->f64 = config_.host_f64 || config_.dtype == DType::f64;
-  if (config_.varlen) check_lengths(call.sequences, call.shape);
 }
 
 void HostAttention::forward(const ForwardCall& call, const VariantCall& variant) const {
   reference::ForwardArgs args;
   set_common(call, variant, &args);
+  if (config_.page_size > 0) {
+    check_requests(config_, call.sequences, call.cache, call.shape, call.k.shape[0]);
+    return reference::forward(args, call.sequences, call.cache, config_.zero_padding);
+  }
+  if (config_.varlen) check_lengths(call.sequences, call.shape);
   if (!config_.varlen) return reference::forward(args);
   reference::forward(args, call.sequences, config_.zero_padding);
 }
@@ -61,6 +67,7 @@ void HostAttention::backward(const BackwardCall& call, const VariantCall& varian
   args.dq = call.dq;
   args.dk = call.dk;
   args.dv = call.dv;
+  if (config_.varlen) check_lengths(call.sequences, call.shape);
   if (!config_.varlen) return reference::backward(args);
   reference::backward(args, call.sequences, config_.zero_padding);
 }

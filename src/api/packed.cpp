@@ -1,10 +1,12 @@
 #include "api/packed.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <fa/error.hpp>
 
 #include "api/build.hpp"
+#include "api/paged.hpp"
 #include "api/validate.hpp"
 #include "plan/planner.hpp"
 
@@ -20,6 +22,46 @@ void fetch(const std::int32_t* from, std::vector<std::int32_t>* to, std::int64_t
                 "cuMemcpyDtoHAsync");
 }
 
+/// Lengths in memory of the host.
+struct HostSequences {
+  HostSequences(const PackedSequences& from, Stream stream) : sequences(from) {
+    fetch(from.cu_seqlens_q, &cu_q, from.b + 1, stream);
+    fetch(from.cu_seqlens_kv, &cu_kv, from.b + 1, stream);
+    fetch(from.seqused_q, &used_q, from.b, stream);
+    fetch(from.seqused_kv, &used_kv, from.b, stream);
+    sequences.cu_seqlens_q = cu_q.data();
+    sequences.cu_seqlens_kv = cu_kv.data();
+    sequences.seqused_q = used_q.empty() ? nullptr : used_q.data();
+    sequences.seqused_kv = used_kv.empty() ? nullptr : used_kv.data();
+  }
+
+  std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv;
+  PackedSequences sequences;
+};
+
+/// A cache's table and arrays in memory of the host: all that its strides reach, in one piece.
+struct HostCache {
+  HostCache(const PagedCache& from, std::int64_t b, Stream stream) : cache(from) {
+    fetch(from.batch_index, &batch_index, b, stream);
+    fetch(from.seq_begin, &seq_begin, b, stream);
+    cache.batch_index = batch_index.empty() ? nullptr : batch_index.data();
+    cache.seq_begin = seq_begin.empty() ? nullptr : seq_begin.data();
+    const TensorView& given = from.block_table;
+    if (given.elements() == 0) return;
+    std::int64_t low = 0;
+    std::int64_t high = 0;
+    for (std::size_t axis = 0; axis < 2; ++axis) {
+      const std::int64_t length = given.strides[axis] * (given.shape[axis] - 1);
+      (length < 0 ? low : high) += length;
+    }
+    fetch(static_cast<const std::int32_t*>(given.data) + low, &table, high - low + 1, stream);
+    cache.block_table.data = table.data() - low;
+  }
+
+  std::vector<std::int32_t> batch_index, seq_begin, table;
+  PagedCache cache;
+};
+
 }  // namespace
 
 std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan::Arch arch) {
@@ -30,9 +72,17 @@ std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan:
 }
 
 plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequences& sequences,
-                             const DropoutState& dropout) noexcept {
+                             const DropoutState& dropout, const PagedCache& cache) noexcept {
   plan::PackedArgs args;
-  if (config.varlen) {
+  if (config.page_size > 0) {
+    args.paged.table = static_cast<const std::int32_t*>(cache.block_table.data);
+    args.paged.batch_index = cache.batch_index;
+    args.paged.begin = cache.seq_begin;
+    args.paged.stride_row = cache.block_table.strides[0];
+    args.paged.stride_page = cache.block_table.strides[1];
+    args.paged.rows = static_cast<std::int32_t>(cache.block_table.shape[0]);
+  }
+  if (config.varlen || config.page_size > 0) {
     args.sequences.cu_q = sequences.cu_seqlens_q;
     args.sequences.cu_kv = sequences.cu_seqlens_kv;
     args.sequences.used_q = sequences.seqused_q;
@@ -70,26 +120,31 @@ void DevicePacked::prepare() {
   for (const plan::KernelSpec& spec : padding_specs(config_, context_.info().arch)) get(spec.dtype);
 }
 
-void DevicePacked::check(const PackedSequences& sequences, const AttentionShape& shape, Stream stream) const {
-  if (!config_.check_sequences || sequences.b == 0) return;
+bool DevicePacked::checks(const PackedSequences& sequences, Stream stream) const {
+  if (!config_.check_sequences || sequences.b == 0) return false;
   if (driver::is_capturing(stream)) {
     throw Error(ErrorCode::unsupported,
                 "check_sequences = true: the stream is being captured, and lengths cannot be read back then; prepare "
                 "the call with them unchecked",
                 {{"argument", "check_sequences"}, {"value", "true"}, {"accepted", "false while a stream is captured"}});
   }
-  std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv;
-  fetch(sequences.cu_seqlens_q, &cu_q, sequences.b + 1, stream);
-  fetch(sequences.cu_seqlens_kv, &cu_kv, sequences.b + 1, stream);
-  fetch(sequences.seqused_q, &used_q, sequences.b, stream);
-  fetch(sequences.seqused_kv, &used_kv, sequences.b, stream);
+  return true;
+}
+
+void DevicePacked::check(const PackedSequences& sequences, const AttentionShape& shape, Stream stream) const {
+  if (!checks(sequences, stream)) return;
+  const HostSequences host(sequences, stream);
   driver::check(driver::api().cuStreamSynchronize(stream), "cuStreamSynchronize");
-  PackedSequences host = sequences;
-  host.cu_seqlens_q = cu_q.data();
-  host.cu_seqlens_kv = cu_kv.data();
-  host.seqused_q = used_q.empty() ? nullptr : used_q.data();
-  host.seqused_kv = used_kv.empty() ? nullptr : used_kv.data();
-  check_lengths(host, shape);
+  check_lengths(host.sequences, shape);
+}
+
+void DevicePacked::check(const PackedSequences& sequences, const PagedCache& cache, const AttentionShape& shape,
+                         std::int64_t pages, Stream stream) const {
+  if (!checks(sequences, stream)) return;
+  const HostSequences host(sequences, stream);
+  const HostCache table(cache, sequences.b, stream);
+  driver::check(driver::api().cuStreamSynchronize(stream), "cuStreamSynchronize");
+  check_requests(config_, host.sequences, table.cache, shape, pages);
 }
 
 void DevicePacked::clear(const TensorView& view, const PackedSequences& sequences, const AttentionShape& shape,

@@ -25,7 +25,7 @@ std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan:
 
 /// What the kernels of a call are launched with besides its tensors.
 plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequences& sequences,
-                             const DropoutState& dropout) noexcept;
+                             const DropoutState& dropout, const PagedCache& cache = {}) noexcept;
 
 /// What packed batches need around the attention kernels, on a GPU. Threads may share it.
 class DevicePacked {
@@ -40,6 +40,10 @@ class DevicePacked {
   /// for `stream`, which must not be capturing.
   void check(const PackedSequences& sequences, const AttentionShape& shape, Stream stream) const;
 
+  /// The same of a call over `pages` pages, with its table.
+  void check(const PackedSequences& sequences, const PagedCache& cache, const AttentionShape& shape, std::int64_t pages,
+             Stream stream) const;
+
   /// Queues `value` for the rows of `view` that belong to no sequence, if the config asks for that: `view` has the rows
   /// of q, or with `keys` those of k.
   void clear(const TensorView& view, const PackedSequences& sequences, const AttentionShape& shape, bool keys,
@@ -51,6 +55,8 @@ class DevicePacked {
     int warps = 0;
   };
   const Kernel& get(DType dtype);
+  /// Whether lengths are to be read back. Throws fa::Error(unsupported) while `stream` is captured.
+  bool checks(const PackedSequences& sequences, Stream stream) const;
 
   const AttentionConfig& config_;
   const driver::ContextRef& context_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/paged.hpp"
 #include "api/views.hpp"
 #include "plan/backward.hpp"
 #include "plan/fixed.hpp"
@@ -22,8 +23,6 @@ namespace {
 using support::throw_invalid;
 
 constexpr int kMaxHeadDim = 256;
-// Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
-constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
 // Of all heads. Split keys, d of 256 and f32 elements make 2^18 bytes of scratch a row at most, and tiles 128 rows of
 // one.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 44;
@@ -118,13 +117,19 @@ void check_packed(std::string_view name, const TensorView& view, int packed_rank
   }
 }
 
-TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config) {
+TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config,
+                          bool paged = false) {
   const DType dtype = config.dtype;
-  const TensorView view = config.varlen ? unpacked(given, 3) : given;
-  if (config.varlen && view.defined()) check_packed(name, view, 3, "[total, h, d]");
-  if (!view.defined()) throw_invalid(name, "nothing", "a tensor [b, h, s, d] or [b, s, d]");
+  const bool packed = config.varlen && !paged;
+  const TensorView view = packed ? unpacked(given, 3) : given;
+  if (packed && view.defined()) check_packed(name, view, 3, "[total, h, d]");
+  if (!view.defined()) {
+    throw_invalid(name, "nothing", paged ? "pages [pages, h_kv, page_size, d]" : "a tensor [b, h, s, d] or [b, s, d]");
+  }
   if (view.rank != 3 && view.rank != 4) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(view)), "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
+                  paged ? "rank 4 [pages, h_kv, page_size, d] or rank 3 [pages, page_size, d]"
+                        : "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
   }
   if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
   for (const std::int64_t size : shape_of(view)) {
@@ -175,33 +180,29 @@ bool rows_aligned(const TensorView& view) noexcept {
   return true;
 }
 
-void check_array(std::string_view name, const std::int32_t* array, bool needed) {
-  if (array == nullptr && needed) throw_invalid(name, "a null pointer", "an array of int32 on the device");
-  if (reinterpret_cast<std::uintptr_t>(array) % alignof(std::int32_t) != 0) {
-    throw_invalid(name, fmt::format("pointer {}", fmt::ptr(array)), "a multiple of 4 bytes");
-  }
-}
-
 /// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
 void set_packed(const AttentionConfig& config, const PackedSequences& sequences, AttentionShape& shape) {
   if (!config.varlen) {
+    if (config.page_size > 0) return;
     const bool given = sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr ||
                        sequences.seqused_q != nullptr || sequences.seqused_kv != nullptr;
-    if (given) throw_invalid("sequences", "given", "none without AttentionConfig::varlen");
+    if (given) throw_invalid("sequences", "given", "none without AttentionConfig::varlen or page_size");
     return;
   }
   check_size("sequences.b", sequences.b);
   check_size("sequences.max_s_q", sequences.max_s_q);
   check_size("sequences.max_s_kv", sequences.max_s_kv);
   check_array("cu_seqlens_q", sequences.cu_seqlens_q, sequences.b != 0);
-  check_array("cu_seqlens_kv", sequences.cu_seqlens_kv, sequences.b != 0);
+  check_array("cu_seqlens_kv", sequences.cu_seqlens_kv, sequences.b != 0 && config.page_size == 0);
   check_array("seqused_q", sequences.seqused_q, false);
   check_array("seqused_kv", sequences.seqused_kv, false);
   shape.b = sequences.b;
   shape.total_q = shape.s_q;
-  shape.total_kv = shape.s_kv;
   shape.s_q = shape.total_q == 0 ? 0 : sequences.max_s_q;
-  shape.s_kv = shape.total_kv == 0 ? 0 : sequences.max_s_kv;
+  if (config.page_size == 0) {
+    shape.total_kv = shape.s_kv;
+    shape.s_kv = shape.total_kv == 0 ? 0 : sequences.max_s_kv;
+  }
   shape = checked(config, shape);
 }
 
@@ -217,7 +218,10 @@ void check_dropout(const AttentionConfig& config, const DropoutState& state) {
 /// The sizes that q and k give a call, to hold the other tensors against.
 struct Axes {
   Axes(const AttentionConfig& config, const TensorView& q, const TensorView& k)
-      : d_qk(config.head_dim), d_v(config.head_dim_v != 0 ? config.head_dim_v : config.head_dim) {
+      : page_size(config.page_size),
+        pages(k.shape[0]),
+        d_qk(config.head_dim),
+        d_v(config.head_dim_v != 0 ? config.head_dim_v : config.head_dim) {
     shape.b = q.shape[0];
     shape.h_q = q.shape[1];
     shape.h_kv = k.shape[1];
@@ -229,9 +233,15 @@ struct Axes {
     check_shape(name, view, {shape.b, shape.h_q, shape.s_q, d_qk}, "[b, h_q, s_q, head_dim]");
   }
   void check_k(std::string_view name, const TensorView& view) const {
+    if (page_size > 0) {
+      return check_shape(name, view, {pages, shape.h_kv, page_size, d_qk}, "[pages, h_kv, page_size, head_dim]");
+    }
     check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_qk}, "[b, h_kv, s_kv, head_dim]");
   }
   void check_v(std::string_view name, const TensorView& view) const {
+    if (page_size > 0) {
+      return check_shape(name, view, {pages, shape.h_kv, page_size, d_v}, "[pages, h_kv, page_size, head_dim_v]");
+    }
     check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_v}, "[b, h_kv, s_kv, head_dim_v]");
   }
   void check_o(std::string_view name, const TensorView& view) const {
@@ -239,6 +249,8 @@ struct Axes {
   }
 
   AttentionShape shape;
+  std::int64_t page_size;
+  std::int64_t pages;
   std::int64_t d_qk;
   std::int64_t d_v;
 };
@@ -258,6 +270,14 @@ struct PackedViews {
   }
 
   TensorView cu_q, cu_kv, used_q, used_kv, state;
+};
+
+/// What a forward call reads of a paged cache, of b requests.
+struct PagedViews {
+  PagedViews(const PagedCache& cache, std::int64_t b)
+      : batch_index(PackedViews::ints(cache.batch_index, b)), seq_begin(PackedViews::ints(cache.seq_begin, b)) {}
+
+  TensorView batch_index, seq_begin;
 };
 
 /// What forward and backward both read.
@@ -294,9 +314,11 @@ void validate(const AttentionConfig& config, bool host) {
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
   }
-  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0");
+  validate_pages(config);
   if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
-  if (!config.varlen && config.check_sequences) throw_invalid("check_sequences", "true", "false without varlen");
+  if (!config.varlen && config.page_size == 0 && config.check_sequences) {
+    throw_invalid("check_sequences", "true", "false without varlen or page_size");
+  }
   check_override("kernel", config.kernel, plan::Op::forward);
   check_override("kernel_backward", config.kernel_backward, plan::Op::backward);
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
@@ -314,12 +336,18 @@ AttentionShape checked(const AttentionConfig& config, const AttentionShape& shap
     check_size("s_q", result.s_q);
     check_size("s_kv", result.s_kv);
     if (result.total_q == 0) result.total_q = result.b * result.s_q;
-    if (result.total_kv == 0) result.total_kv = result.b * result.s_kv;
+    if (config.page_size > 0) {
+      result.total_kv = 0;
+    } else if (result.total_kv == 0) {
+      result.total_kv = result.b * result.s_kv;
+    }
     check_size("total_q", result.total_q);
     check_size("total_kv", result.total_kv);
     check_size("total_q + 16 * b", result.total_q + 16 * result.b);  // rows of the backward's workspace
     result.s_q = result.s_q > 0 ? std::min(result.s_q, result.total_q) : result.total_q;
-    result.s_kv = result.s_kv > 0 ? std::min(result.s_kv, result.total_kv) : result.total_kv;
+    if (config.page_size == 0) {
+      result.s_kv = result.s_kv > 0 ? std::min(result.s_kv, result.total_kv) : result.total_kv;
+    }
   } else {
     result.total_q = result.total_kv = 0;
   }
@@ -327,42 +355,79 @@ AttentionShape checked(const AttentionConfig& config, const AttentionShape& shap
   return result;
 }
 
-void check_lengths(const PackedSequences& sequences, const AttentionShape& shape) {
-  if (sequences.b == 0) return;  // the arrays may be null
-  const auto check = [&](const char* cu_name, const std::int32_t* cu, const char* used_name, const std::int32_t* used,
-                         std::int64_t total, std::int64_t longest) {
-    for (std::int64_t i = 0; i <= sequences.b; ++i) {
-      const std::int64_t least = i == 0 ? 0 : cu[i - 1];
-      if (cu[i] < least || cu[i] > total) {
-        throw_invalid(fmt::format("{}[{}]", cu_name, i), cu[i], fmt::format("{} to {}", least, total));
-      }
-      if (i == 0) continue;
-      const std::int64_t length = cu[i] - least;
-      if (used != nullptr && (used[i - 1] < 0 || used[i - 1] > length)) {
-        throw_invalid(fmt::format("{}[{}]", used_name, i - 1), used[i - 1], fmt::format("0 to {}", length));
-      }
-      const std::int64_t count = used != nullptr ? used[i - 1] : length;
-      if (count > longest) {
-        throw_invalid(fmt::format("{}[{}] - {}[{}]", cu_name, i, cu_name, i - 1), count,
-                      fmt::format("at most {}, the longest sequence", longest));
-      }
+void check_array(std::string_view name, const std::int32_t* array, bool needed) {
+  if (array == nullptr && needed) throw_invalid(name, "a null pointer", "an array of int32 on the device");
+  if (reinterpret_cast<std::uintptr_t>(array) % alignof(std::int32_t) != 0) {
+    throw_invalid(name, fmt::format("pointer {}", fmt::ptr(array)), "a multiple of 4 bytes");
+  }
+}
+
+namespace {
+
+/// The arrays of q, or of k and v.
+struct Lengths {
+  const char* cu_name;
+  const std::int32_t* cu;
+  const char* used_name;
+  const std::int32_t* used;
+  std::int64_t total;
+  std::int64_t longest;
+};
+
+void check(const Lengths& of, std::int64_t b) {
+  for (std::int64_t i = 0; i <= b; ++i) {
+    const std::int64_t least = i == 0 ? 0 : of.cu[i - 1];
+    if (of.cu[i] < least || of.cu[i] > of.total) {
+      throw_invalid(fmt::format("{}[{}]", of.cu_name, i), of.cu[i], fmt::format("{} to {}", least, of.total));
     }
-  };
-  check("cu_seqlens_q", sequences.cu_seqlens_q, "seqused_q", sequences.seqused_q, shape.total_q, shape.s_q);
-  check("cu_seqlens_kv", sequences.cu_seqlens_kv, "seqused_kv", sequences.seqused_kv, shape.total_kv, shape.s_kv);
+    if (i == 0) continue;
+    const std::int64_t length = of.cu[i] - least;
+    if (of.used != nullptr && (of.used[i - 1] < 0 || of.used[i - 1] > length)) {
+      throw_invalid(fmt::format("{}[{}]", of.used_name, i - 1), of.used[i - 1], fmt::format("0 to {}", length));
+    }
+    const std::int64_t count = of.used != nullptr ? of.used[i - 1] : length;
+    if (count > of.longest) {
+      throw_invalid(fmt::format("{}[{}] - {}[{}]", of.cu_name, i, of.cu_name, i - 1), count,
+                    fmt::format("at most {}, the longest sequence", of.longest));
+    }
+  }
+}
+
+}  // namespace
+
+void check_rows(const PackedSequences& sequences, const AttentionShape& shape) {
+  if (sequences.b == 0) return;  // the arrays may be null
+  check({"cu_seqlens_q", sequences.cu_seqlens_q, "seqused_q", sequences.seqused_q, shape.total_q, shape.s_q},
+        sequences.b);
+}
+
+void check_lengths(const PackedSequences& sequences, const AttentionShape& shape) {
+  if (sequences.b == 0) return;
+  check_rows(sequences, shape);
+  check({"cu_seqlens_kv", sequences.cu_seqlens_kv, "seqused_kv", sequences.seqused_kv, shape.total_kv, shape.s_kv},
+        sequences.b);
+}
+
+std::int64_t rows_of_request(const AttentionConfig& config, const PackedSequences& sequences,
+                             const AttentionShape& shape, std::int64_t i) {
+  if (!config.varlen) return shape.s_q;
+  if (sequences.seqused_q != nullptr) return sequences.seqused_q[i];
+  return sequences.cu_seqlens_q[i + 1] - sequences.cu_seqlens_q[i];
 }
 
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
+  const bool paged = config.page_size > 0;
   call.q = checked_tensor("q", inputs.q, config);
-  call.k = checked_tensor("k", inputs.k, config);
-  call.v = checked_tensor("v", inputs.v, config);
+  call.k = checked_tensor("k", inputs.k, config, paged);
+  call.v = checked_tensor("v", inputs.v, config, paged);
   call.o = checked_tensor("o", outputs.o, config);
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
   shape = axes.shape;
   call.sequences = inputs.sequences;
   call.dropout = inputs.dropout;
+  call.cache = inputs.cache;
   axes.check_q("q", call.q);
   axes.check_k("k", call.k);
   axes.check_v("v", call.v);
@@ -374,7 +439,9 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     check_writable("lse", call.lse);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
+  set_paged(config, call.cache, call.sequences, shape);
   set_packed(config, call.sequences, shape);
+  if (paged) check_sizes(shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
   check_dropout(config, call.dropout);
   return call;
@@ -421,9 +488,16 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
 }
 
 void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-  const PackedViews packed(inputs.sequences, inputs.dropout);
+  PackedSequences sequences = inputs.sequences;
+  const bool dense = inputs.cache.block_table.defined() && sequences.cu_seqlens_q == nullptr;
+  if (dense) sequences.b = inputs.q.shape[0];
+  const PackedViews packed(sequences, inputs.dropout);
+  const PagedViews paged(inputs.cache, sequences.b);
   CallTensors tensors;
   add_shared(inputs, packed, tensors);
+  tensors.add_read("cache.block_table", inputs.cache.block_table);
+  tensors.add_read("cache.batch_index", paged.batch_index);
+  tensors.add_read("cache.seq_begin", paged.seq_begin);
   tensors.add_written("o", outputs.o);
   tensors.add_written("lse", outputs.lse);
   tensors.check_disjoint();

@@ -2,10 +2,14 @@
 #define FA_SRC_API_VALIDATE_HPP_
 
 #include <cstdint>
+#include <string_view>
 
 #include <fa/attention.hpp>
 
 namespace fa::api {
+
+/// Of an axis. Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
+inline constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
 
 /// Throws fa::Error(invalid_argument) naming the field, its value and what is accepted.
 void validate(const AttentionConfig& config, bool host);
@@ -17,20 +21,32 @@ std::int64_t window_of(std::int64_t given) noexcept;
 /// Throws like validate.
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape);
 
+/// Throws fa::Error(invalid_argument) for an array of int32 on the device that is `needed` and not given, or
+/// misaligned.
+void check_array(std::string_view name, const std::int32_t* array, bool needed);
+
 /// The lengths of a packed batch, in memory of the host: throws fa::Error(invalid_argument) naming the first that
 /// decreases, leaves its tensor or exceeds its maximum.
 void check_lengths(const PackedSequences& sequences, const AttentionShape& shape);
 
+/// The same of the rows of q alone.
+void check_rows(const PackedSequences& sequences, const AttentionShape& shape);
+
+/// How many rows of q a batch entry has; the lengths are in memory of the host, and were checked.
+std::int64_t rows_of_request(const AttentionConfig& config, const PackedSequences& sequences,
+                             const AttentionShape& shape, std::int64_t i);
+
 /// The tensors of a forward call as rank-4 views (lse: rank 3), checked against each other. Those of a packed batch are
-/// of one batch entry, [1, h, total, d].
+/// of one batch entry, [1, h, total, d]; k and v may be pages.
 struct ForwardCall {
-  TensorView q;    ///< [b, h_q, s_q, d_qk]
-  TensorView k;    ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;    ///< [b, h_kv, s_kv, d_v]
-  TensorView o;    ///< [b, h_q, s_q, d_v]
-  TensorView lse;  ///< [b, h_q, s_q]; optional
-  PackedSequences sequences;
+  TensorView q;               ///< [b, h_q, s_q, d_qk]
+  TensorView k;               ///< [b, h_kv, s_kv, d_qk], or [pages, h_kv, page_size, d_qk]
+  TensorView v;               ///< [b, h_kv, s_kv, d_v], or [pages, h_kv, page_size, d_v]
+  TensorView o;               ///< [b, h_q, s_q, d_v]
+  TensorView lse;             ///< [b, h_q, s_q]; optional
+  PackedSequences sequences;  ///< over pages with b
   DropoutState dropout;
+  PagedCache cache;
   AttentionShape shape;
   bool empty = false;  ///< no output element: nothing to do
 };

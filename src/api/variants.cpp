@@ -146,7 +146,7 @@ TensorView checked_sink(const char* argument, const AttentionConfig& config, con
 }
 
 expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape) {
-  return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen};
+  return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen || config.page_size > 0};
 }
 
 /// The gradient that outputs give for a capture, held to the shape of the capture.

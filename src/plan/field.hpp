@@ -18,7 +18,7 @@ struct Field {
   enum class Kind : std::uint8_t { number, flag };
   enum class Shown : std::uint8_t {
     always,
-    when_set,  ///< a flag that is on, a number above 1: texts of kernels without it do not have the field
+    when_set,  ///< a flag that is on, a number above `unset`: texts of kernels without it do not have the field
     derived,   ///< a line of Config that follows from other fields; none where `get` returns kAbsent
   };
   /// Where a line stands in Config; of one place, in the order of the list.
@@ -31,6 +31,7 @@ struct Field {
   Kind kind = Kind::number;
   Shown shown = Shown::always;
   Place place = Place::numbers;
+  int unset = 1;              ///< a number that stands for none, as do those below
   bool own = false;           ///< of this kernel's own struct
   std::string_view constant;  ///< of Config: "kTileM"; empty: it is no part of the unit
   std::string_view comment;   ///< behind its line
@@ -47,6 +48,12 @@ struct Field {
     Field field = *this;
     field.shown = Shown::when_set;
     field.place = Place::last;
+    return field;
+  }
+  /// A number from 1, where 0 is none.
+  constexpr Field when_above_0() const {
+    Field field = when_set();
+    field.unset = 0;
     return field;
   }
   constexpr Field at(Place where) const {
@@ -68,7 +75,7 @@ struct Field {
     return field;
   }
 
-  bool is_set(const KernelSpec& spec) const { return get(spec) > (kind == Kind::number ? 1 : 0); }
+  bool is_set(const KernelSpec& spec) const { return get(spec) > (kind == Kind::number ? unset : 0); }
 };
 
 namespace detail {

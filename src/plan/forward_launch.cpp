@@ -157,8 +157,12 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   } else {
     params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
   }
-  if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
+  if (problem.ragged()) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = packed.dropout;
+  if (problem.paged()) {
+    params.paged = packed.paged;
+    params.paged.pages = static_cast<int>(tensors.k.shape[0]);
+  }
   ForwardGrid launch;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;

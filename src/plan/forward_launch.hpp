@@ -17,18 +17,19 @@ namespace fa::plan {
 /// The tensors of a forward call: q, k, v, o as views of rank 4, lse of rank 3; lse may be undefined.
 struct ForwardTensors {
   TensorView q;    ///< [b, h_q, s_q, d_qk]
-  TensorView k;    ///< [b, h_kv, s_kv, d_qk]
-  TensorView v;    ///< [b, h_kv, s_kv, d_v]
+  TensorView k;    ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk]
+  TensorView v;    ///< [b, h_kv, s_kv, d_v], or pages
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q]
   VariantTensors variant = {};
 };
 
-/// What a call needs besides its tensors: of a packed batch where its sequences are, and with dropout its state.
-/// Both as the kernels take them, but for what follows from the problem.
+/// What a call needs besides its tensors: of a packed batch, or over pages, where its sequences are, and with dropout
+/// its state. All as the kernels take them, but for what follows from the problem.
 struct PackedArgs {
   kernel::SequenceParams sequences{};  ///< without totals and alignment
   kernel::DropoutParams dropout{};
+  kernel::PagedParams paged{};  ///< without the number of pages
 };
 
 /// `threshold`, `low_threshold`, `keep` and `inverse_keep` for a probability of being dropped, which is rounded to a

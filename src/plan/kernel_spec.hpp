@@ -69,6 +69,7 @@ struct SpecHead {
   bool write_dq = true;  ///< backward: adds to dQ's accumulator
   bool varlen = false;   ///< of packed batches: lengths come from the device
   bool dropout = false;  ///< drops elements of P
+  int page_size = 0;     ///< keys of a page that k and v are in; 0: they are plain tensors
   Variants variants;     ///< what is computed besides plain attention
   int min_blocks = 1;    ///< resident thread blocks a multiprocessor that the register allocation must allow
 

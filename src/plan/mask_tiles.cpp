@@ -46,7 +46,7 @@ Lists lists_of(const Problem& problem, const KernelSpec& attention) noexcept {
 }  // namespace
 
 bool needs_tile_lists(const Problem& problem) noexcept {
-  return problem.variants != nullptr && !problem.variants->mask.empty() && !problem.varlen;
+  return problem.variants != nullptr && !problem.variants->mask.empty() && !problem.ragged();
 }
 
 KernelSpec mask_tiles_spec(const KernelSpec& attention) {

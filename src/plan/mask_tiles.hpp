@@ -15,7 +15,7 @@
 namespace fa::plan {
 
 /// Whether the attention kernels of `problem` read tile lists, which a kernel before them writes. Those of a packed
-/// batch, whose tiles only the device knows, look at every tile that masks in closed form leave.
+/// batch or over pages, whose tiles only the device knows, look at every tile that masks in closed form leave.
 bool needs_tile_lists(const Problem& problem) noexcept;
 
 /// The kernel that lists the tiles of a mask function for `attention`: a forward, backward or backward_dq kernel.

@@ -40,7 +40,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = forward_family(choice.family).enough_blocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
-  if (problem.varlen) return 1;  // how much work a sequence is, the host does not know
+  if (problem.ragged()) return 1;  // how much work a sequence is, the host does not know
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
@@ -108,7 +108,7 @@ Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   choice.pack_gqa = packable && fixed.flag("pack_gqa", s_q <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   const std::int64_t tile_m = take_family(problem, fixed, choice);
-  choice.splits = fixed.has("splits") && !problem.varlen
+  choice.splits = fixed.has("splits") && !problem.ragged()
                       ? fixed.number("splits")
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   const std::int64_t head_bytes =
@@ -206,7 +206,7 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   const Variants* const variants = problem.variants;
   const bool bounded = variants != nullptr && variants->hides_keys();
   return forward_family(choice.family).has_counter && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
-         !problem.varlen && !problem.dropout && !bounded;
+         !problem.ragged() && !problem.dropout && !bounded;
 }
 
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {

@@ -26,13 +26,14 @@ struct Problem {
   bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
   bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
   bool dropout = false;     ///< some of P is dropped
+  int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
   std::int64_t total_q = 0;            ///< varlen: rows of the packed q
-  std::int64_t total_kv = 0;           ///< varlen: rows of the packed k and v
+  std::int64_t total_kv = 0;           ///< varlen without pages: rows of the packed k and v
   const Variants* variants = nullptr;  ///< null: plain attention
   // Of the window and the chunks that `variants` and `causal` speak of: launch parameters.
   std::int64_t window_left = 0;
@@ -41,7 +42,11 @@ struct Problem {
 
   /// What to plan for: of a packed batch without maximum lengths, twice the mean.
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }
-  std::int64_t typical_s_kv() const noexcept { return typical(s_kv, total_kv); }
+  std::int64_t typical_s_kv() const noexcept { return paged() ? s_kv : typical(s_kv, total_kv); }
+
+  bool paged() const noexcept { return page_size > 0; }
+  /// Whether the device alone knows how many rows, or keys, a batch entry has.
+  bool ragged() const noexcept { return varlen || paged(); }
 
  private:
   std::int64_t typical(std::int64_t longest, std::int64_t total) const noexcept {

@@ -50,6 +50,8 @@ constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16
                                        {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// What finds pages, and masks keys in front, leaves no registers for two m tiles and as many keys.
+constexpr TileFamily k16BitMediumCausalPaged[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // One m tile a warp, and two blocks a multiprocessor: one computes while the other starts, waits or ends.
 // Pairs of warps have two m tiles a warp all the same.
 constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64}, 2},
@@ -74,6 +76,7 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   }
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
+  if (d <= 128 && problem.causal && problem.paged()) return k16BitMediumCausalPaged;
   if (d <= 128) return problem.causal ? Tiles(k16BitMediumCausal) : k16BitMedium;
   return k16BitLarge;
 }
@@ -187,6 +190,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
+  spec.page_size = problem.page_size;
   const int warps = fixed.number("warps", tile.warps);
   const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
   spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);

@@ -240,6 +240,7 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
 const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
+  if (problem.paged()) return "sm90 with page_size 0";
   return nullptr;
 }
 

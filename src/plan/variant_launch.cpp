@@ -6,9 +6,9 @@
 namespace fa::plan {
 namespace {
 
-/// Of a packed batch each sequence has its own.
+/// Of a packed batch, and over pages, each sequence has its own.
 std::int64_t diagonal(const Problem& problem) noexcept {
-  if (problem.varlen) return 0;
+  if (problem.ragged()) return 0;
   return problem.causal_align == CausalAlign::bottom_right ? problem.s_kv - problem.s_q : 0;
 }
 

@@ -10,8 +10,8 @@ namespace fa::kernel {
 /// argument. Strides are in elements.
 struct ForwardParams {
   const void* q;       // [b, h_q, s_q, d_qk]
-  const void* k;       // [b, h_kv, s_kv, d_qk]
-  const void* v;       // [b, h_kv, s_kv, d_v]
+  const void* k;       // [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk]
+  const void* v;       // [b, h_kv, s_kv, d_v], or pages
   void* o;             // [b, h_q, s_q, d_v]
   float* lse;          // [b, h_q, s_q], may be null
   float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only
@@ -36,7 +36,10 @@ struct ForwardParams {
   float scale_log2;  // scale * log2(e)
 
   SequenceParams sequences;  // of varlen kernels: s_q and s_kv above bound the lengths, m_blocks is in slots
-  DropoutParams dropout;     // dropout kernels only
+  union {
+    DropoutParams dropout;  // dropout kernels only
+    PagedParams paged;      // kernels over pages only, which have no dropout; `sequences` has their lengths
+  };
 };
 
 }  // namespace fa::kernel

@@ -18,6 +18,17 @@ struct SequenceParams {
   int32_t wave;            // persistent grids of these and of listed tiles: blocks of a wave
 };
 
+/// Pages that k and v are in. Of a request the position j is row j % kPageSize of page table[row][j / kPageSize].
+struct PagedParams {
+  const int32_t* table;        // [rows, max_pages]
+  const int32_t* batch_index;  // [b], the table row of each request; null: its number
+  const int32_t* begin;        // [b], the first position that counts; null: 0
+  int64_t stride_row;          // in elements
+  int64_t stride_page;
+  int32_t rows;
+  int32_t pages;  // of k and v
+};
+
 /// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.
 struct DropoutParams {
   const uint64_t* state;  // {seed, offset} on the device; null: the two values below

@@ -63,6 +63,40 @@ struct TileCopy {
     }
   }
 
+  /// The keys from `first`, a multiple of kRows, on, wherever `keys` finds them (common/paged.cuh); others become zero.
+  /// `base` is that of page 0 and this thread's first column.
+  template <int kPageSize, class Keys>
+  static FA_DEVICE void paged(uint32_t tile, const T* base, int64_t stride_page, int64_t stride_row, int first,
+                              const Keys& keys, int thread) {
+    constexpr int kSteps = ceil_div(kRows, kRowStep);
+    // A thread's rows are in one page up to each multiple of kPageSize.
+    constexpr bool kWholePages = kPageSize % kRowStep == 0 && (kRows % kPageSize == 0 || kPageSize % kRows == 0);
+    constexpr int kTogether = 4;
+    const int row = thread / kLanes;
+    int page = 0;
+    FA_UNROLL
+    for (int first_step = 0; first_step < kSteps; first_step += kTogether) {
+      int pages[kTogether];  // looked up before the first copy: none waits for another
+      FA_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int step = first_step + i;
+        if (step >= kSteps) continue;
+        const bool same = kWholePages && step > 0 && step * kRowStep % kPageSize != 0;
+        if (!same) page = keys.page_of(first + row + step * kRowStep);
+        pages[i] = page;
+      }
+      FA_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int step = first_step + i;
+        if (step >= kSteps) continue;
+        const int key = first + row + step * kRowStep;
+        const bool valid = keys.has(key, pages[i]);
+        const T* pointer = valid ? base + (pages[i] * stride_page + keys.row_in_page(key) * stride_row) : base;
+        copy_row(tile + Tile::offset(row, 0), pointer, step, kRows - row, valid ? kRows : 0, thread % kLanes);
+      }
+    }
+  }
+
  private:
   /// Row `i * kRowStep` below the thread's first, of which `tile_rows` and `valid_rows` are left.
   static FA_DEVICE void copy_row(uint32_t first_row, const T* pointer, int i, int tile_rows, int valid_rows,

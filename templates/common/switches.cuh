@@ -62,6 +62,12 @@ FA_DEVICE constexpr int warps_n_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr int page_size_of() {
+  if constexpr (requires { Config::kPageSize; }) return Config::kPageSize;
+  return 0;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_overlap() {
   if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
   return false;
@@ -97,6 +103,8 @@ template <class Config>
 inline constexpr bool kExactMax = wants_exact_max<Config>();  // of a row's scores
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
+template <class Config>
+inline constexpr int kPageSize = page_size_of<Config>();  // keys of a page; 0: k and v are plain tensors
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_VARIANT_CUH_
 
 #include <common/constants.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/variant_params.cuh>
 #include <ptx/language.cuh>
@@ -410,10 +411,19 @@ FA_DEVICE int diagonal_of(const Params&, const Sequence& sequence) {
   return sequence.diagonal;
 }
 
+/// The first key of a batch entry that any row may keep.
+template <class Lengths>
+FA_DEVICE int first_key_of(const Lengths&) {
+  return 0;
+}
+FA_DEVICE int first_key_of(const Request& request) {
+  return request.first_position;
+}
+
 /// Row `row` (a query position) keeps keys from keys_begin(row) to before keys_end(row). Neither ever decreases.
 template <class Variant, class Params, class Lengths>
 FA_DEVICE int keys_begin(const Params& params, const Lengths& lengths, int row) {
-  int begin = 0;
+  int begin = first_key_of(lengths);
   if constexpr (Variant::kLeftWindow) {
     begin = maximum(begin, row + diagonal_of(params, lengths) - params.variant.window_left);
   }

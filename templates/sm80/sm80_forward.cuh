@@ -7,6 +7,7 @@
 #include <common/forward_schedule.cuh>
 #include <common/mask.cuh>
 #include <common/online_softmax.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
 #include <common/switches.cuh>
@@ -31,7 +32,9 @@ namespace fa::sm80 {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout, kPageSize (common/switches.cuh) and a Variant (common/variant.cuh).
+///
+/// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -57,8 +60,11 @@ struct Forward {
   static constexpr int kOTiles = kWarpColumns / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
-  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr int kPageSize = kernel::kPageSize<Config>;
+  static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kTwoSided =
+      Variant::kLeftWindow || Variant::kChunked || kPaged;               // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen && !kPaged;  // of tiles that are not empty
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -67,7 +73,8 @@ struct Forward {
   static_assert(kWarpColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
-  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
+  static_assert(!(kVarlen || kPaged) || !Config::kSplit, "batches of unknown lengths are not split");
+  static_assert(!kPaged || !kDropout, "no dropout over pages");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
@@ -89,7 +96,9 @@ struct Forward {
 
   const Params& params;
   const ForwardTile tile;
-  const BatchEntry<kVarlen, ForwardParams> lengths;
+  using Entry = typename Either<Request, BatchEntry<kVarlen, ForwardParams>, kPaged>::type;
+
+  const Entry lengths;
   const RowMap<Config::kPackGqa> rows;
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
@@ -102,11 +111,11 @@ struct Forward {
   const T* const k_thread =
       KCopy::thread_pointer(static_cast<const T*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
                                 rows.kv_head() * params.stride_k_h,
-                            params.stride_k_s, thread);  // into [s_kv, d_qk]
+                            kPaged ? 0 : params.stride_k_s, thread);  // into [s_kv, d_qk]; page 0's first row
   const T* const v_thread =
       VCopy::thread_pointer(static_cast<const T*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
                                 rows.kv_head() * params.stride_v_h,
-                            params.stride_v_s, thread);  // into [s_kv, d_v]
+                            kPaged ? 0 : params.stride_v_s, thread);  // into [s_kv, d_v]; likewise
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
@@ -115,8 +124,20 @@ struct Forward {
   static constexpr int kFixedHalves = Config::kPackGqa ? 2 : 1;
   Fixed<Variant> fixed[kFixedTiles][kFixedHalves];
 
+  // Over pages.
+  const int32_t* page_table = nullptr;  // the request's row
+  int first_read = 0;                   // keys before it are hidden from all rows
+
   FA_DEVICE explicit Forward(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen>(p, tile.batch)), rows{p.group, tile.head} {}
+      : params(p), tile(this_tile(p)), lengths(this_entry(p, tile.batch)), rows{p.group, tile.head} {}
+
+  static FA_DEVICE Entry this_entry(const Params& p, int batch) {
+    if constexpr (kPaged) {
+      return request_of<kVarlen>(p, batch);
+    } else {
+      return batch_entry<kVarlen>(p, batch);
+    }
+  }
 
   static FA_DEVICE ForwardTile this_tile(const Params& p) {
     if constexpr (kVarlen) {
@@ -131,7 +152,11 @@ struct Forward {
     return offset_of_rows<kVarlen>(lengths, tile.batch, stride_b, stride_s);
   }
   FA_DEVICE int64_t first_key(int64_t stride_b, int64_t stride_s) const {
-    return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+    if constexpr (kPaged) {
+      return 0;
+    } else {
+      return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
+    }
   }
 
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
@@ -159,15 +184,27 @@ struct Forward {
 
   FA_DEVICE void load_k(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
-    KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
-                   thread);
+    if constexpr (kPaged) {
+      KCopy::template paged<kPageSize>(k_shared(stage), k_thread, params.stride_k_b, params.stride_k_s, first,
+                                       paged_keys(), thread);
+    } else {
+      KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
+                     thread);
+    }
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
-    VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
-                   thread);
+    if constexpr (kPaged) {
+      VCopy::template paged<kPageSize>(v_shared(stage), v_thread, params.stride_v_b, params.stride_v_s, first,
+                                       paged_keys(), thread);
+    } else {
+      VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
+                     thread);
+    }
   }
+
+  FA_DEVICE PagedKeys<kPageSize> paged_keys() const { return {params.paged, page_table, first_read, lengths.s_kv}; }
 
   FA_DEVICE Pair pair() const { return Pair(shared + kTileBytes); }
 
@@ -187,6 +224,10 @@ struct Forward {
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) {
       read_fixed();
+      if constexpr (kPaged) {
+        page_table = table_row(params.paged, tile.batch);
+        first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));
+      }
       attend(range, o, softmax);
     }
     softmax.finish();
@@ -386,7 +427,7 @@ struct Forward {
       if constexpr (kLists) {
         if (n_block >= range.kept_end) apply_mask(s, kv_tile(n_block));
       }
-      if constexpr (kPairs && !kVarlen) {
+      if constexpr (kPairs && !kVarlen && !kPaged) {
         Forward(params).mask(s, kv_tile(n_block));  // derived again for want of registers; varlen's tile costs more
       } else {
         mask(s, kv_tile(n_block));

@@ -13,6 +13,7 @@
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
+#include "emulator/paged_run.hpp"
 #include "emulator/sm90_backward_cases.hpp"
 #include "emulator/variant_specs.hpp"
 
@@ -194,6 +195,32 @@ void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t se
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// Requests whose first positions, and last ones, stand amid pages and tiles.
+void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  fa::test::PagedCase c;
+  c.attention = case_of(mutation).attention;
+  c.attention.causal = mutation.subject.spec.causal;
+  c.attention.h_q = 4;
+  c.attention.h_kv = 2;
+  c.page_size = mutation.subject.spec.page_size;
+  c.packed = mutation.subject.spec.varlen;
+  c.indexed = true;
+  c.rows = {37, 20, 1, 4};
+  c.keys = {37, 80, 5, 64};
+  c.begin = {3, 41, 0, 9};
+  const fa::test::PagedData data = make_data(c);
+  PagedRun how{.schedule = seed};
+  if (changed) how.kernel = "mutant " + mutation.name;
+  const fa::test::AttentionOutputs actual = run_paged(mutation.subject.spec, c, data, how);
+  const double worst = emulator::worst_of(c, data, actual.o, reference_f64(c, data).o);
+  if (!changed) {
+    EXPECT_LT(worst, 0.03);
+    return;
+  }
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  EXPECT_GT(worst, 0.05) << "harmless";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
   if (mutation.subject.hopper_backward) {
@@ -208,6 +235,8 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     } else if (mutation.subject.spoilt != Spoilt::nothing) {
       expect_right(c, data, actual);
     }
+  } else if (mutation.subject.spec.page_size > 0) {
+    run_over_pages(mutation, changed, seed);
   } else if (mutation.subject.spec.varlen) {
     run_packed_forward(mutation, changed, seed);
   } else {

@@ -1,5 +1,6 @@
 #include "fake_driver/random_calls.hpp"
 
+#include <algorithm>
 #include <array>
 #include <fa/functions.hpp>
 #include <span>
@@ -81,6 +82,17 @@ AttentionConfig RandomCalls::config() {
   return config;
 }
 
+AttentionConfig RandomCalls::paged_config() {
+  AttentionConfig config = this->config();
+  config.page_size = one_of<std::int64_t>({1, 3, 8, 12, 16, 16, 40, 64, 256});
+  config.causal_align = CausalAlign::bottom_right;
+  config.dropout = 0;
+  config.kernel_backward.reset();
+  if (config.kernel && config.kernel->kernel == "sm90") config.kernel.reset();
+  for (Capture& capture : config.score.captures) capture.requires_grad = false;
+  return config;
+}
+
 AttentionShape RandomCalls::shape(const AttentionConfig& config) {
   const auto length = [&] {
     return one_of<std::int64_t>(
@@ -134,10 +146,18 @@ TensorView RandomCalls::statistic(std::int64_t b, std::int64_t h, std::int64_t s
   return {reinterpret_cast<void*>(memory()), DType::f32, {b, h, s}};
 }
 
-PackedSequences RandomCalls::sequences(const AttentionShape& shape) {
+PackedSequences RandomCalls::sequences(const AttentionConfig& config, const AttentionShape& shape) {
   const auto array = [&] { return reinterpret_cast<const std::int32_t*>(memory()); };
   PackedSequences sequences;
   sequences.b = shape.b;
+  if (config.page_size > 0) {
+    if (config.varlen) sequences.cu_seqlens_q = array();
+    if (config.varlen && one_in(3)) sequences.seqused_q = array();
+    sequences.seqused_kv = array();
+    sequences.max_s_q = config.varlen ? shape.s_q : 0;
+    sequences.max_s_kv = shape.s_kv;
+    return sequences;
+  }
   sequences.cu_seqlens_q = array();
   sequences.cu_seqlens_kv = array();
   if (one_in(3)) sequences.seqused_q = array();
@@ -147,10 +167,23 @@ PackedSequences RandomCalls::sequences(const AttentionShape& shape) {
   return sequences;
 }
 
+PagedCache RandomCalls::cache(const AttentionConfig& config, const AttentionShape& shape) {
+  PagedCache cache;
+  const bool indexed = one_in(3);
+  const std::int64_t rows = indexed ? shape.b + up_to(5) : shape.b;
+  const std::int64_t pages = (shape.s_kv + config.page_size - 1) / config.page_size + up_to(3) - 1;
+  cache.block_table = TensorView(reinterpret_cast<const void*>(memory()), DType::i32, {rows, pages});
+  if (one_in(4)) cache.block_table.strides = {pages + 7, 1};
+  if (indexed) cache.batch_index = reinterpret_cast<const std::int32_t*>(memory());
+  if (one_in(3)) cache.seq_begin = reinterpret_cast<const std::int32_t*>(memory());
+  return cache;
+}
+
 Captures RandomCalls::captures(const AttentionConfig& config, const AttentionShape& shape) {
   // Of sequences whose lengths are not known, one may be all there is.
   const std::int64_t s_q = config.varlen && shape.s_q == 0 ? shape.total_q : shape.s_q;
-  const std::int64_t s_kv = config.varlen && shape.s_kv == 0 ? shape.total_kv : shape.s_kv;
+  const bool known = !config.varlen || shape.s_kv != 0 || config.page_size > 0;
+  const std::int64_t s_kv = known ? shape.s_kv : shape.total_kv;
   std::vector<Captured> all;
   void* const data = reinterpret_cast<void*>(memory());
   for (const Capture& capture : config.score.captures) {
@@ -166,13 +199,17 @@ Captures RandomCalls::captures(const AttentionConfig& config, const AttentionSha
   return result;
 }
 
-RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& shape) {
+RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& given) {
+  AttentionShape shape = given;
+  const bool paged = config.page_size > 0;
+  if (paged) shape.s_kv = std::max<std::int64_t>(shape.s_kv, 1);  // 0 stands for all of the table's
   const int d_v = d_v_of(config);
   const std::int64_t b = config.varlen ? 1 : shape.b;
   const std::int64_t s_q = config.varlen ? shape.total_q : shape.s_q;
-  const std::int64_t s_kv = config.varlen ? shape.total_kv : shape.s_kv;
+  const std::int64_t s_kv = paged ? config.page_size : config.varlen ? shape.total_kv : shape.s_kv;
+  const std::int64_t pools = paged ? up_to(1000) : b;
   const auto rows = [&](int d, bool written) { return tensor(config, b, shape.h_q, s_q, d, written); };
-  const auto keys = [&](int d, bool written) { return tensor(config, b, shape.h_kv, s_kv, d, written); };
+  const auto keys = [&](int d, bool written) { return tensor(config, pools, shape.h_kv, s_kv, d, written); };
   Call call;
   call.inputs.q = rows(config.head_dim, false);
   call.inputs.k = keys(config.head_dim, false);
@@ -180,7 +217,8 @@ RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const Attenti
   call.inputs.captures = captures(config, shape);
   if (config.sink) call.inputs.sink = TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q});
   if (config.dropout > 0) call.inputs.dropout.seed = 7;
-  if (config.varlen) call.inputs.sequences = sequences(shape);
+  if (config.varlen || paged) call.inputs.sequences = sequences(config, shape);
+  if (paged) call.inputs.cache = cache(config, shape);
   call.outputs.o = rows(d_v, true);
   call.outputs.lse = statistic(b, shape.h_q, s_q);
 

@@ -19,6 +19,9 @@ class RandomCalls {
 
   AttentionConfig config();
 
+  /// One of calls over pages. It has no backward.
+  AttentionConfig paged_config();
+
   /// Sizes of a call of `config`; what is said of alignment is nothing yet.
   AttentionShape shape(const AttentionConfig& config);
 
@@ -45,7 +48,8 @@ class RandomCalls {
   std::uintptr_t memory();
   TensorView tensor(const AttentionConfig& config, std::int64_t b, std::int64_t h, std::int64_t s, int d, bool written);
   TensorView statistic(std::int64_t b, std::int64_t h, std::int64_t s);
-  PackedSequences sequences(const AttentionShape& shape);
+  PackedSequences sequences(const AttentionConfig& config, const AttentionShape& shape);
+  PagedCache cache(const AttentionConfig& config, const AttentionShape& shape);
   Captures captures(const AttentionConfig& config, const AttentionShape& shape);
 
   std::mt19937 random_;

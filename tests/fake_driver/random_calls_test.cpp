@@ -102,6 +102,34 @@ TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
   EXPECT_GT(packed, 300);
 }
 
+TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelAndNoWorkspace) {
+  int served = 0;
+  for (unsigned seed = 1000; seed < 1100; ++seed) {
+    RandomCalls random(seed);
+    AttentionConfig config = random.paged_config();
+    config.tune = config_.tune;
+    config.cache = config_.cache;
+    config.zero_padding = false;
+    const auto attention = create(config);
+    if (!attention) continue;
+    for (int i = 0; i < 4; ++i) {
+      const RandomCalls::Call call = random.call(config, random.shape(config));
+      SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
+      launches_().clear();
+      const bool serves_call = serves([&] { attention->forward(call.inputs, call.outputs); });
+      if (!serves_call) continue;
+      EXPECT_EQ(attention->workspace_size(call.forward_shape), 0U);
+      const bool empty = call.forward_shape.b == 0 || call.outputs.o.elements() == 0;
+      ASSERT_EQ(launches_().size(), empty ? 0U : 1U);
+      if (empty) continue;
+      EXPECT_EQ(launches_().back().kernel, "fa_sm80_forward");
+      EXPECT_NE(attention->kernel_info(call.forward_shape).spec.find(" page_size="), std::string::npos);
+      ++served;
+    }
+  }
+  EXPECT_GT(served, 200);
+}
+
 // The kernel of a shape is a matter of the shape: what was called before has no say.
 TEST_F(RandomCallsTest, KernelsDoNotDependOnTheOrderOfCalls) {
   for (unsigned seed = 0; seed < 60; ++seed) {

@@ -29,6 +29,7 @@ struct PlanOptions {
   api::Operation op = api::Operation::forward;
   bool deterministic = false;  ///< of backward
   PackedOptions packed;
+  std::int64_t page_size = 0;
   KernelOverride kernel;
   VariantOptions variant;
 };

@@ -34,6 +34,7 @@ constexpr Field kFields[] = {
         .open("2: pairs of warps share query rows, 1: none do"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
 };
 static_assert(is_complete<Sm80Forward>(kFields));
 

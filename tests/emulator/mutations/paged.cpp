@@ -1,0 +1,95 @@
+// Mistakes in what reads pages.
+
+#include "emulator/mutations/pieces.hpp"
+#include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
+
+namespace emulator {
+
+std::vector<Mutation> paged_mutations() {
+  using enum FaultKind;
+  return in("common/paged.cuh", {
+                                    {"entries_behind_the_last_key",
+                                     "|| index * int64_t{kPageSize} >= end) return -1;",
+                                     ") return -1;",
+                                     sm80_paged(),
+                                     {global_out_of_bounds, global_uninitialised}},
+                                    {"entries_in_front_of_the_first_key",
+                                     "if (index < page_index(begin) ||",
+                                     "if (",
+                                     sm80_paged(),
+                                     {global_out_of_bounds, global_uninitialised}},
+                                    {"keys_in_front_of_the_first_are_read",
+                                     "return key >= begin && key < end",
+                                     "return key < end",
+                                     sm80_paged(),
+                                     {global_uninitialised}},
+                                    {"keys_behind_the_last_are_read",
+                                     "return key >= begin && key < end",
+                                     "return key >= begin",
+                                     sm80_paged(),
+                                     {global_uninitialised}},
+                                    {"row_of_a_shorter_page",
+                                     "return static_cast<uint32_t>(key) % static_cast<uint32_t>(kPageSize);",
+                                     "return static_cast<uint32_t>(key) % static_cast<uint32_t>(kPageSize - 1);",
+                                     sm80_paged(),
+                                     {global_uninitialised}},
+                                    {"table_row_of_the_request",
+                                     "if (paged.batch_index != nullptr) row =",
+                                     "if (false) row =",
+                                     sm80_paged(),
+                                     {global_out_of_bounds, global_uninitialised}},
+                                    {"first_position_ignored",
+                                     "begin == nullptr ? 0 : clamp(ptx::ld_global(begin + batch), 0, request.s_kv);",
+                                     "begin == nullptr ? 0 : 0;",
+                                     sm80_paged(),
+                                     {global_out_of_bounds, global_uninitialised}},
+                                    {"rows_stand_at_the_first_keys",
+                                     "request.diagonal = request.s_kv - request.s_q;",
+                                     "request.diagonal = 0;",
+                                     sm80_paged(),
+                                     {}},
+                                });
+}
+
+std::vector<Mutation> paged_copy_mutations() {
+  using enum FaultKind;
+  return in(
+      "common/shared_tile.cuh",
+      {
+          {"one_page_for_all_rows",
+           "step > 0 && step * kRowStep % kPageSize != 0;",
+           "step > 0;",
+           sm80_paged(),
+           {global_uninitialised}},
+          {"absent_keys_are_no_zeros",
+           "copy_row(tile + Tile::offset(row, 0), pointer, step, kRows - row, valid ? kRows : 0, thread % kLanes);",
+           "if (valid) copy_row(tile + Tile::offset(row, 0), pointer, step, kRows - row, kRows, thread % kLanes);",
+           sm80_paged(),
+           {shared_uninitialised}},
+      });
+}
+
+std::vector<Mutation> paged_forward_mutations() {
+  using enum FaultKind;
+  return in("sm80/sm80_forward.cuh",
+            {
+                {"pages_of_the_first_head",
+                 "first_key(params.stride_k_b, params.stride_k_s) + rows.kv_head() * params.stride_k_h",
+                 "first_key(params.stride_k_b, params.stride_k_s) + (kPaged ? 0 : rows.kv_head()) * params.stride_k_h",
+                 sm80_paged(),
+                 {}},
+                {"pages_that_no_row_sees",
+                 "first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));",
+                 "first_read = 0;",
+                 sm80_paged(),
+                 {global_out_of_bounds, global_uninitialised}},
+                {"hidden_keys_in_front_count",
+                 "begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;",
+                 "begins[m][r] = -first;",
+                 sm80_paged(),
+                 {}},
+            });
+}
+
+}  // namespace emulator

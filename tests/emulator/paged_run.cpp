@@ -1,0 +1,188 @@
+#include "emulator/paged_run.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <stdexcept>
+
+#include "api/problem.hpp"
+#include "emulator/plan_run.hpp"
+#include "emulator/variant_run.hpp"
+#include "plan/call_plan.hpp"
+#include "reference/geometry.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::TensorView;
+using fa::plan::KernelSpec;
+using fa::plan::Role;
+using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
+using fa::test::PagedCase;
+using fa::test::PagedData;
+
+TensorView view_of(const Placed& t, const HostTensor& tensor) {
+  TensorView view = tensor.view();
+  view.data = t.data;
+  view.strides[0] = t.stride_b;
+  view.strides[1] = t.stride_h;
+  view.strides[2] = t.stride_s;
+  return view;
+}
+
+const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
+  if (values.empty()) return nullptr;
+  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
+}
+
+/// Which rows of q belong to a request.
+std::vector<bool> rows_of_requests(const PagedCase& c, const PagedData& data) {
+  std::vector<bool> taken(static_cast<std::size_t>(data.q.view().shape[2]), !c.packed);
+  for (std::size_t i = 0; c.packed && i < c.rows.size(); ++i) {
+    for (std::int32_t row = 0; row < c.rows[i]; ++row) taken[static_cast<std::size_t>(data.cu_q[i] + row)] = true;
+  }
+  return taken;
+}
+
+fa::plan::Problem problem_of(const KernelSpec& spec, const PagedCase& c, const PagedData& data,
+                             const fa::test::VariantCase& variant) {
+  fa::AttentionShape shape{.b = c.b(),
+                           .h_q = c.attention.h_q,
+                           .h_kv = c.attention.h_kv,
+                           .s_q = data.q.view().shape[2],
+                           .s_kv = data.max_pages * c.page_size,
+                           .aligned = spec.aligned};
+  if (c.packed) {
+    shape.total_q = shape.s_q;
+    if (data.max_s_q != 0) shape.s_q = data.max_s_q;
+  }
+  if (data.max_s_kv != 0) shape.s_kv = std::min(shape.s_kv, data.max_s_kv);
+  return fa::api::make_problem(variant.config, shape, spec.arch, &variant.functions.variants);
+}
+
+/// The memory of a call.
+class Call {
+ public:
+  Call(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run)
+      : spec_(spec), c_(c), data_(data), run_(run), taken_(rows_of_requests(c, data)) {
+    args.sequences.cu_q = place_array(memory, "cu_seqlens_q", data.cu_q);
+    args.sequences.used_kv = place_array(memory, "seqused_kv", data.used_kv);
+    args.paged.batch_index = place_array(memory, "batch_index", data.batch_index);
+    args.paged.begin = place_array(memory, "seq_begin", data.begin);
+    args.paged.table = place_array(memory, "block_table", data.table);
+    args.paged.stride_row = data.max_pages;
+    args.paged.stride_page = 1;
+    args.paged.rows = static_cast<std::int32_t>(data.table_rows);
+    if (run.trust) forbid_entries();
+  }
+
+  TensorView query() {
+    const Placed t = place_input(memory, "q", data_.q, Placement::bshd, spec_.aligned);
+    forbid_padding(t);
+    return view_of(t, data_.q);
+  }
+
+  TensorView pool(const char* name, const HostTensor& tensor) {
+    const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned);
+    for_each_row(t.b, t.h, run_.trust ? t.s : 0, [&](std::int64_t page, std::int64_t h, std::int64_t row) {
+      const bool needed = data_.needed[static_cast<std::size_t>(page * c_.page_size + row)];
+      if (!needed) memory.set_flags(t.row(page, h, row), t.row_bytes, 0);
+    });
+    return view_of(t, tensor);
+  }
+
+  TensorView output(const char* name, HostTensor& tensor) {
+    const Placed t = place_output(memory, name, tensor, Placement::bshd, spec_.aligned);
+    forbid_padding(t);
+    outputs_.push_back({t, &tensor});
+    return view_of(t, tensor);
+  }
+
+  void fetch_outputs() {
+    for (const auto& [t, tensor] : outputs_) {
+      const TensorView view = tensor->view();
+      for_each_row(t.b, t.h, t.s, [&, &from = t](std::int64_t b, std::int64_t h, std::int64_t s) {
+        if (!run_.trust || !taken_[static_cast<std::size_t>(s)]) return;
+        const std::byte* row = from.row(b, h, s);
+        if (!memory.written(row, from.row_bytes)) throw std::runtime_error("not written: " + memory.describe(row));
+        const std::int64_t to = fa::reference::row_offset(view, b, h, s);
+        std::copy_n(row, from.row_bytes,
+                    static_cast<std::byte*>(view.data) + to * static_cast<std::int64_t>(from.element));
+      });
+    }
+  }
+
+  Memory memory;
+  fa::plan::PackedArgs args;
+
+ private:
+  void forbid_padding(const Placed& t) {
+    if (!run_.trust) return;
+    for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      if (!taken_[static_cast<std::size_t>(s)]) memory.set_flags(t.row(b, h, s), t.row_bytes, 0);
+    });
+  }
+
+  /// Of pages that no row needs.
+  void forbid_entries() {
+    for (std::size_t i = 0; i < data_.table.size(); ++i) {
+      const std::int64_t pages = data_.k.view().shape[0];
+      const std::int32_t entry = data_.table[i];
+      if (entry < 0 || entry >= pages) memory.set_flags(args.paged.table + i, sizeof entry, 0);
+    }
+  }
+
+  const KernelSpec& spec_;
+  const PagedCase& c_;
+  const PagedData& data_;
+  const PagedRun& run_;
+  std::vector<bool> taken_;
+  std::vector<std::pair<Placed, HostTensor*>> outputs_;
+};
+
+}  // namespace
+
+AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run) {
+  AttentionOutputs outputs = make_outputs(c, data);
+  const fa::test::VariantCase variant = variant_of(c);
+  Call call(spec, c, data, run);
+  fa::plan::ForwardTensors tensors;
+  tensors.q = call.query();
+  tensors.k = call.pool("k", data.k);
+  tensors.v = call.pool("v", data.v);
+  tensors.o = call.output("o", outputs.o);
+  tensors.lse = call.output("lse", outputs.lse);
+  const PlacedVariant placed(call.memory, variant, false);
+  tensors.variant = placed.tensors();
+  const fa::plan::Problem problem = problem_of(spec, c, data, variant);
+  PlanKernels kernels;
+  kernels.specs[Role::attention] = spec;
+  kernels.names[Role::attention] = run.kernel;
+  const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa, .family = spec.family(), .splits = 1};
+  fa::plan::CallPlan plan;
+  plan_call(problem, choice, kernels.specs, tensors,
+            {static_cast<double>(c.attention.softmax_scale()), 1, false, call.args}, plan);
+  run_plan(plan, kernels, call.memory, run.schedule, run.trust);
+  call.fetch_outputs();
+  return outputs;
+}
+
+double worst_of(const PagedCase& c, const PagedData& data, const HostTensor& actual, const HostTensor& expected) {
+  const std::vector<bool> taken = rows_of_requests(c, data);
+  const TensorView view = expected.view();
+  double worst = 0;
+  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; taken[static_cast<std::size_t>(s)] && d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
+      const double got = actual.at(b, h, s, d);
+      const double wanted = expected.at(b, h, s, d);
+      if (got == wanted) continue;
+      const double error = std::abs(got - wanted);
+      worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+    }
+  });
+  return worst;
+}
+
+}  // namespace emulator

@@ -1,0 +1,108 @@
+#include "emulator/paged_specs.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::plan::KernelSpec;
+
+// What a shape has; else its queries are dense, its rows aligned and so on.
+enum Flag : unsigned {
+  kPacked = 1,
+  kCausal = 2,
+  kUnaligned = 4,
+  kPackGqa = 8,
+  kQInRegisters = 16,
+  kTwoBodies = 32,
+  kPairs = 64,  // of warps
+};
+
+struct Shape {
+  int page_size;
+  DType dtype;
+  int d_qk, d_v, tile_m, warps, tile_n, stages;
+  unsigned flags;
+  const char* choice = "";  ///< of fa::test::variant_choices()
+
+  bool has(Flag flag) const { return (flags & flag) != 0; }
+};
+
+constexpr Shape kShapes[] = {
+    {16, DType::f16, 40, 40, 32, 2, 32, 1, kPacked | kCausal},
+    {8, DType::bf16, 64, 64, 64, 2, 48, 2, 0},
+    {3, DType::f32, 24, 64, 16, 1, 16, 1, kPacked | kCausal | kTwoBodies},
+    {1, DType::bf16, 64, 64, 32, 1, 32, 2, kPacked | kCausal | kPackGqa | kQInRegisters},
+    {12, DType::f16, 8, 64, 32, 2, 32, 1, kCausal | kPackGqa},
+    {40, DType::bf16, 72, 40, 32, 2, 16, 3, kPacked | kUnaligned},
+    {64, DType::bf16, 40, 48, 64, 4, 32, 1, kPacked | kCausal | kPairs},
+    {256, DType::f16, 64, 64, 32, 2, 64, 2, kPacked | kCausal | kPackGqa | kUnaligned | kTwoBodies | kPairs},
+    {256, DType::f32, 16, 8, 32, 2, 32, 1, kCausal},
+    {64, DType::f16, 128, 128, 32, 2, 64, 1, kCausal | kPackGqa},
+    {16, DType::bf16, 24, 24, 32, 2, 32, 1, kPacked | kCausal, "softcap_bias"},
+    {3, DType::f16, 16, 16, 32, 2, 32, 1, 0, "documents"},
+    {12, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kCausal | kPackGqa, "everything"},
+    {8, DType::f32, 16, 8, 32, 2, 32, 1, kCausal | kPackGqa, "window_sink"},
+    {64, DType::bf16, 16, 16, 32, 2, 32, 2, kPacked | kTwoBodies, "chunked"},
+    {1, DType::f16, 16, 16, 32, 2, 32, 1, kPacked | kPackGqa, "by_head"},
+    {40, DType::f16, 16, 16, 32, 2, 32, 1, kPacked, "key_bias"},
+    {16, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kTwoBodies, "two_sided"},
+    {256, DType::f32, 8, 8, 32, 2, 32, 1, kCausal, "table"},
+};
+
+PagedKernel to_kernel(const Shape& shape) {
+  PagedKernel kernel;
+  KernelSpec& spec = kernel.spec;
+  spec.arch = {8, 0, '\0'};
+  spec.dtype = shape.dtype;
+  spec.d_qk = shape.d_qk;
+  spec.d_v = shape.d_v;
+  spec.tile_m = shape.tile_m;
+  spec.warps = shape.warps;
+  spec.tile_n = shape.tile_n;
+  spec.stages = shape.stages;
+  spec.page_size = shape.page_size;
+  spec.varlen = shape.has(kPacked);
+  spec.causal = shape.has(kCausal);
+  spec.pack_gqa = shape.has(kPackGqa);
+  spec.aligned = !shape.has(kUnaligned);
+  spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
+  spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
+  spec.warps_n = shape.has(kPairs) ? 2 : 0;
+  if (*shape.choice == '\0') return kernel;
+  const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
+  const auto found = std::ranges::find(choices, shape.choice, &fa::test::VariantChoice::name);
+  if (found == choices.end()) throw std::out_of_range(shape.choice);
+  kernel.choice = *found;
+  fa::test::AttentionCase attention;
+  attention.causal = spec.causal;
+  const fa::test::VariantCase variant(attention, kernel.choice);
+  spec.variants = variant.functions.variants;
+  if (variant.config.window_right >= 0) spec.causal = true;  // behind the diagonal
+  return kernel;
+}
+
+}  // namespace
+
+const std::vector<PagedKernel>& paged_kernels() {
+  static const std::vector<PagedKernel> kernels = [] {
+    std::vector<PagedKernel> result;
+    for (const Shape& shape : kShapes) result.push_back(to_kernel(shape));
+    return result;
+  }();
+  return kernels;
+}
+
+KernelSpec sm80_paged() {
+  return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal}).spec;
+}
+
+std::vector<KernelSpec> all_paged_specs() {
+  std::vector<KernelSpec> specs{sm80_paged()};
+  for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
+  return specs;
+}
+
+}  // namespace emulator

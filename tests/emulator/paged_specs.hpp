@@ -1,0 +1,29 @@
+#ifndef FA_TESTS_EMULATOR_PAGED_SPECS_HPP_
+#define FA_TESTS_EMULATOR_PAGED_SPECS_HPP_
+
+#include <string>
+#include <vector>
+
+#include "plan/kernel_spec.hpp"
+#include "support/variant_case.hpp"
+
+namespace emulator {
+
+/// A forward kernel over pages, and what it computes.
+struct PagedKernel {
+  fa::plan::KernelSpec spec;
+  fa::test::VariantChoice choice;
+};
+
+/// Small kernels for pages of 1, 3, 8, 12, 16, 40, 64 and 256 keys, of dense and of packed queries.
+const std::vector<PagedKernel>& paged_kernels();
+
+/// One with tiles of 32 rows and 32 keys, for pages of 8 keys.
+fa::plan::KernelSpec sm80_paged();
+
+/// Each of them once.
+std::vector<fa::plan::KernelSpec> all_paged_specs();
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_PAGED_SPECS_HPP_

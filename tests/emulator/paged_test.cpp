@@ -1,0 +1,140 @@
+// Kernels over pages: rendered kernels against float64. What no row needs can be read neither in the pool nor in the
+// table, and wrong tables and lengths lead nowhere.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "emulator/paged_run.hpp"
+#include "emulator/paged_specs.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::plan::KernelSpec;
+using fa::test::AttentionOutputs;
+using fa::test::Layout;
+using fa::test::PagedCase;
+using fa::test::PagedData;
+
+constexpr std::size_t kBatches = 3;
+
+/// Prefills, chunks of them, decodes and drafts of several tokens in one batch; requests without rows or keys, of one
+/// key, of whole pages, of more rows than keys. The last batch is decodes alone.
+PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
+  const KernelSpec& spec = kernel.spec;
+  PagedCase c;
+  c.attention.dtype = spec.dtype;
+  c.attention.d_qk = spec.d_qk;
+  c.attention.d_v = spec.d_v;
+  c.attention.causal = spec.causal && kernel.choice.config.window_right < 0;
+  c.attention.h_q = 4;
+  c.attention.h_kv = 2;
+  c.attention.seed = 11 + batch;
+  c.attention.layout = batch == 0 ? Layout::bhsd : Layout::bshd;
+  c.variant = kernel.choice;
+  c.page_size = spec.page_size;
+  c.packed = spec.varlen;
+  c.indexed = batch == 1;
+  c.bounded = batch != 1;
+  const auto page = static_cast<std::int32_t>(spec.page_size);
+  const std::vector<std::int32_t> keys[kBatches] = {
+      {37, 80, 5, 0, 64, 3}, {2 * page, 90, 1, page + 1, 33}, {1, 100, 47, 96}};
+  const std::vector<std::int32_t> rows[kBatches] = {{37, 20, 1, 1, 4, 5}, {1, 45, 1, 0, 3}, {1, 1, 1, 1}};
+  c.keys = keys[batch];
+  c.rows = spec.varlen ? rows[batch]
+                       : std::vector<std::int32_t>(c.keys.size(), std::array<std::int32_t, kBatches>{1, 35, 4}[batch]);
+  if (batch == 1) c.begin = {page, 41, 0, 1, 33};
+  if (batch == 2) c.begin = {0, 7, 32, 95};
+  return c;
+}
+
+double tolerance(DType dtype) {
+  return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 1e-5;
+}
+
+Placement pool_of(std::size_t batch) {
+  constexpr std::array kPlacements{Placement::bhsd, Placement::bshd, Placement::padded};
+  return kPlacements[batch];
+}
+
+class Paged : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Paged, MatchesTheReference) {
+  const PagedKernel& kernel = paged_kernels()[GetParam()];
+  for (std::size_t batch = 0; batch < kBatches; ++batch) {
+    const PagedCase c = make_case(kernel, batch);
+    SCOPED_TRACE(canonical(kernel.spec) + ", " + testing::PrintToString(c));
+    const PagedData data = make_data(c);
+    AttentionOutputs actual;
+    ASSERT_NO_THROW(actual = run_paged(kernel.spec, c, data, {.pool = pool_of(batch)}));
+    const AttentionOutputs expected = reference_f64(c, data);
+    const double bound = tolerance(kernel.spec.dtype);
+    EXPECT_LE(worst_of(c, data, actual.o, expected.o), 4 * bound) << "o";
+    EXPECT_LE(worst_of(c, data, actual.lse, expected.lse), kernel.spec.dtype == DType::f32 ? 1e-4 : 1e-2) << "lse";
+  }
+}
+
+/// Entries, lengths, first positions and rows of the table that are anything.
+TEST_P(Paged, WrongTablesAndLengthsReadNothingElse) {
+  const PagedKernel& kernel = paged_kernels()[GetParam()];
+  for (std::size_t batch = 0; batch < kBatches; ++batch) {
+    const PagedCase c = make_case(kernel, batch);
+    SCOPED_TRACE(canonical(kernel.spec) + ", " + testing::PrintToString(c));
+    PagedData data = make_data(c);
+    std::mt19937_64 engine(batch + 1);
+    constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min();
+    constexpr std::int32_t kHigh = std::numeric_limits<std::int32_t>::max();
+    const auto spoil = [&](std::vector<std::int32_t>& values, std::int32_t edge) {
+      const std::int32_t wild[] = {-1, kLow, kHigh, edge, edge - 1, edge + 1, 1 << 24};
+      for (std::int32_t& value : values) {
+        if (engine() % 2 == 0) value = wild[engine() % std::size(wild)];
+      }
+    };
+    spoil(data.table, static_cast<std::int32_t>(data.k.view().shape[0]));
+    const auto positions = static_cast<std::int32_t>(data.max_pages * c.page_size);
+    if (batch > 0) spoil(data.used_kv, positions);
+    if (batch > 0) spoil(data.begin, positions);
+    if (batch > 0) spoil(data.batch_index, static_cast<std::int32_t>(data.table_rows));
+    EXPECT_NO_THROW(run_paged(kernel.spec, c, data, {.pool = pool_of(batch), .trust = false}));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Paged, testing::Range<std::size_t>(0, paged_kernels().size()));
+
+/// A request's bits do not depend on which pages it has, nor on its neighbours' contents.
+TEST(PagedBits, AreThoseOfAnyOtherPages) {
+  for (const PagedKernel& kernel : paged_kernels()) {
+    PagedCase c = make_case(kernel, 0);
+    SCOPED_TRACE(canonical(kernel.spec));
+    const PagedData data = make_data(c);
+    PagedData moved = data;  // page p lies where p + 1 was
+    const std::int64_t pages = data.k.view().shape[0];
+    for (std::int32_t& entry : moved.table) {
+      if (entry >= 0 && entry < pages) entry = static_cast<std::int32_t>((entry + 1) % pages);
+    }
+    const auto rotate = [&](const fa::test::HostTensor& from, fa::test::HostTensor& to) {
+      const fa::TensorView view = from.view();
+      for_each_row(pages, view.shape[1], view.shape[2], [&](std::int64_t page, std::int64_t h, std::int64_t row) {
+        for (std::int64_t d = 0; d < view.shape[3]; ++d)
+          to.set((page + 1) % pages, h, row, d, from.at(page, h, row, d));
+      });
+    };
+    rotate(data.k, moved.k);
+    rotate(data.v, moved.v);
+    for (std::size_t i = 0; i < data.needed.size(); ++i) {
+      moved.needed[(i + static_cast<std::size_t>(c.page_size)) % data.needed.size()] = data.needed[i];
+    }
+    const AttentionOutputs first = run_paged(kernel.spec, c, data, {});
+    const AttentionOutputs second = run_paged(kernel.spec, c, moved, {});
+    EXPECT_TRUE(equal_outside(first.o, second.o, {})) << "o";
+    EXPECT_TRUE(equal_outside(first.lse, second.lse, {})) << "lse";
+  }
+}
+
+}  // namespace
+}  // namespace emulator
