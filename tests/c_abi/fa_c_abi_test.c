@@ -455,6 +455,84 @@ static void test_variants(void) {
   CHECK(strcmp(fa_last_error_field("argument"), "dropout") == 0);
 }
 
+/* Two requests over pages against a call on their keys in a row. */
+static void test_pages(void) {
+  enum { PAGE = 2, PAGES = 5, MAX_PAGES = 3, KEYS = 5 };
+  static float k[PAGES * H_KV * PAGE * D], v[PAGES * H_KV * PAGE * D], q[2 * H_Q * D];
+  static float o[2 * H_Q * D], row_k[H_KV * KEYS * D], row_v[H_KV * KEYS * D], row_o[H_Q * D];
+  int32_t table[2 * MAX_PAGES] = {3, -1, -1, 4, 0, 2};
+  int32_t keys[] = {1, KEYS};
+  const int32_t begin[] = {0, 1};
+  fa_attention* attention = NULL;
+  fa_config config = default_config();
+  fill(k, PAGES * H_KV * PAGE * D, 8);
+  fill(v, PAGES * H_KV * PAGE * D, 9);
+  fill(q, 2 * H_Q * D, 10);
+  config.page_size = PAGE;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+#define DENSE(name, memory, ...)      \
+  fa_tensor name = {                  \
+    .struct_size = sizeof(fa_tensor), \
+    .dtype = FA_F32,                  \
+    .rank = 4,                        \
+    .flags = FA_TENSOR_ROW_MAJOR,     \
+    .data = memory,                   \
+    .shape = {__VA_ARGS__}            \
+  }
+  DENSE(q_, q, 2, H_Q, 1, D);
+  DENSE(o_, o, 2, H_Q, 1, D);
+  DENSE(k_, k, PAGES, H_KV, PAGE, D);
+  DENSE(v_, v, PAGES, H_KV, PAGE, D);
+  fa_tensor table_ = {.struct_size = sizeof table_,
+                      .dtype = FA_I32,
+                      .rank = 2,
+                      .flags = FA_TENSOR_ROW_MAJOR,
+                      .data = table,
+                      .shape = {2, MAX_PAGES}};
+  fa_sequences sequences = {.struct_size = sizeof sequences, .seqused_kv = keys};
+  fa_paged_cache cache = {.struct_size = sizeof cache, .block_table = &table_, .seq_begin = begin};
+  fa_forward_inputs inputs = {
+      .struct_size = sizeof inputs, .q = &q_, .k = &k_, .v = &v_, .sequences = &sequences, .cache = &cache};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &o_};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+
+  /* The second request's keys 1 to 4 in a row. */
+  for (int h = 0; h < H_KV; ++h) {
+    for (int key = 1; key < KEYS; ++key) {
+      const size_t from = (size_t)((table[MAX_PAGES + key / PAGE] * H_KV + h) * PAGE + key % PAGE) * D;
+      memcpy(row_k + (h * (KEYS - 1) + key - 1) * D, k + from, D * sizeof(float));
+      memcpy(row_v + (h * (KEYS - 1) + key - 1) * D, v + from, D * sizeof(float));
+    }
+  }
+  fa_attention* plain = NULL;
+  config.page_size = 0;
+  CHECK(fa_create(&config, kHost, &plain) == FA_OK);
+  DENSE(one_q, q + H_Q * D, 1, H_Q, 1, D);
+  DENSE(one_k, row_k, 1, H_KV, KEYS - 1, D);
+  DENSE(one_v, row_v, 1, H_KV, KEYS - 1, D);
+  DENSE(one_o, row_o, 1, H_Q, 1, D);
+  fa_forward_inputs one = {.struct_size = sizeof one, .q = &one_q, .k = &one_k, .v = &one_v};
+  fa_forward_outputs row = {.struct_size = sizeof row, .o = &one_o};
+  CHECK(fa_forward(plain, &one, &row, NULL, NULL) == FA_OK);
+  for (int i = 0; i < H_Q * D; ++i) CHECK(fabsf(row_o[i] - o[H_Q * D + i]) < 1e-5f);
+  one.cache = &cache;
+  CHECK(fa_forward(plain, &one, &row, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache") == 0);
+  fa_destroy(plain);
+
+  table[4] = PAGES;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table[1][1]") == 0);
+  inputs.cache = NULL;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
+  fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .s_q = 1, .s_kv = 6};
+  CHECK(fa_prepare(attention, &shape) == FA_OK);
+  CHECK(fa_prepare_backward(attention, &shape) == FA_UNSUPPORTED);
+  CHECK(strcmp(fa_last_error_field("argument"), "page_size") == 0);
+  fa_destroy(attention);
+}
+
 static void count_events(void* user, const fa_compile_event* event) {
   if (event->struct_size == sizeof *event && strlen(event->spec) > 0) ++*(int*)user;
 }
@@ -631,6 +709,7 @@ int main(void) {
   test_struct_sizes();
   test_shapes();
   test_variants();
+  test_pages();
   test_cache();
   test_log();
   if (failures == 0) puts("c_abi: all checks passed");

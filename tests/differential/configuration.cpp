@@ -158,7 +158,40 @@ void choose_dense(Random& random, const Configuration& c, std::uint64_t shape, S
   if (random.percent(1)) call.s_q = 0;
 }
 
+/// A cache in pages, which has no backward, dropout and alignment to the first key.
+void choose_pages(Random& random, Configuration& c) {
+  AttentionConfig& config = c.config;
+  config.page_size = random.pick<std::int64_t>({1, 3, 8, 12, 16, 16, 40, 64, 256});
+  config.causal_align = CausalAlign::bottom_right;
+  config.dropout = 0;
+  config.kernel_backward.reset();
+  if (config.kernel && config.kernel->text == kExactMax) config.kernel.reset();
+  config.check_sequences = random.percent(20);
+  for (CaptureChoice& capture : c.captures) capture.requires_grad = false;
+}
+
+/// Lengths of dense requests, and which positions of all count.
+void choose_requests(Random& random, const Configuration& c, Call& call) {
+  call.backward = false;
+  call.indexed = random.percent(30);
+  if (!c.config.varlen && random.percent(70)) {
+    for (std::int64_t b = 0; b < call.b; ++b) {
+      call.used_kv.push_back(static_cast<std::int32_t>(random.between(0, call.s_kv)));
+    }
+  }
+  if (random.percent(60)) return;
+  for (std::int64_t i = 0; i < call.sequences(c.config.varlen); ++i) {
+    call.begin.push_back(static_cast<std::int32_t>(random.between(0, call.keys_of(c.config.varlen, i))));
+  }
+}
+
 }  // namespace
+
+std::int64_t Call::keys_of(bool varlen, std::int64_t i) const {
+  const auto n = static_cast<std::size_t>(i);
+  if (!used_kv.empty()) return used_kv[n];
+  return varlen ? cu_kv[n + 1] - cu_kv[n] : s_kv;
+}
 
 std::vector<std::string> Configuration::capture_names() const {
   std::vector<std::string> names;
@@ -213,6 +246,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   const bool gradients = random.percent(60) && (where == Where::host || !config.deterministic);
   choose_functions(random, c, where, gradients);
   if (config.kernel && config.kernel->text == kExactMax && !has_plain_scores(c)) config.kernel->text.clear();
+  if (random.percent(20)) choose_pages(random, c);
   c.settle();
   return c;
 }
@@ -246,6 +280,7 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
         random.pick({Hostile::unseen_keys, Hostile::empty_rows, Hostile::large, Hostile::tiny, Hostile::equal_keys});
   }
   choose_layouts(random, c, call);
+  if (c.config.page_size > 0) choose_requests(random, c, call);
   return call;
 }
 
@@ -258,6 +293,7 @@ void make_dense(Configuration& c, Call& call) {
   const std::int64_t s_q = std::max<std::int64_t>(longest(call.cu_q), 1), s_kv = longest(call.cu_kv);
   c.config.varlen = c.config.zero_padding = c.config.check_sequences = false;
   call.cu_q.clear(), call.cu_kv.clear(), call.used_q.clear(), call.used_kv.clear();
+  call.begin.clear();
   call.max_s_q = call.max_s_kv = 0;
   call.b = 1, call.s_q = s_q, call.s_kv = s_kv;
 }
@@ -274,6 +310,9 @@ void keep_sequences(Call& call, std::size_t first, std::size_t count) {
   };
   cut(call.cu_q, call.used_q);
   cut(call.cu_kv, call.used_kv);
+  if (call.begin.empty()) return;
+  call.begin.assign(call.begin.begin() + static_cast<std::ptrdiff_t>(first),
+                    call.begin.begin() + static_cast<std::ptrdiff_t>(first + count));
 }
 
 /// The nth operand of the root, where it can stand for it.
@@ -318,6 +357,14 @@ bool aligned_layouts(Call& call) {
   return changed;
 }
 
+/// Lengths of dense requests stay within a shorter s_kv.
+bool with_shorter_requests(bool changed, Call& call) {
+  for (std::vector<std::int32_t>* values : {&call.used_kv, &call.begin}) {
+    for (std::int32_t& value : *values) value = std::min(value, static_cast<std::int32_t>(call.s_kv));
+  }
+  return changed;
+}
+
 bool halve(std::int64_t& length, const Configuration& c, std::int64_t least) {
   if (c.config.varlen || length <= least) return false;
   length = std::max(least, length / 2);
@@ -349,9 +396,16 @@ const std::map<std::string, Edit>& known_edits() {
       {"no_used",
        [](Configuration&, Call& call) {
          if (call.used_q.empty() && call.used_kv.empty()) return false;
-         call.used_q.clear(), call.used_kv.clear();
+         call.used_q.clear(), call.used_kv.clear();  // requests get longer: first positions stay inside
          return true;
        }},
+      {"no_pages",
+       [](Configuration& c, Call& call) {
+         if (!c.config.varlen) call.used_kv.clear(), c.config.check_sequences = false;
+         call.begin.clear();
+         return any(set(c.config.page_size, std::int64_t{0}), set(call.indexed, false));
+       }},
+      {"no_begin", [](Configuration&, Call& call) { return any(set(call.begin, {}), set(call.indexed, false)); }},
       {"no_maxima",
        [](Configuration&, Call& call) {
          return any(set(call.max_s_q, std::int64_t{0}), set(call.max_s_kv, std::int64_t{0}));
@@ -404,9 +458,13 @@ const std::map<std::string, Edit>& known_edits() {
       {"d_v=d_qk", [](Configuration& c, Call&) { return set(c.config.head_dim_v, c.config.head_dim); }},
       {"d=64", [](Configuration& c, Call&) { return any(set(c.config.head_dim, 64), set(c.config.head_dim_v, 64)); }},
       {"halve_s_q", [](Configuration& c, Call& call) { return halve(call.s_q, c, 1); }},
-      {"halve_s_kv", [](Configuration& c, Call& call) { return halve(call.s_kv, c, 1); }},
+      {"halve_s_kv",
+       [](Configuration& c, Call& call) {
+         return !c.config.varlen && with_shorter_requests(halve(call.s_kv, c, 1), call);
+       }},
       {"less_s_q", [](Configuration& c, Call& call) { return less(call.s_q, c, 1); }},
-      {"less_s_kv", [](Configuration& c, Call& call) { return less(call.s_kv, c, 1); }},
+      {"less_s_kv", [](Configuration& c,
+                       Call& call) { return !c.config.varlen && with_shorter_requests(less(call.s_kv, c, 1), call); }},
       {"score.0", [](Configuration& c, Call&) { return replace_root(c.score, 0); }},
       {"score.1", [](Configuration& c, Call&) { return replace_root(c.score, 1); }},
       {"score.2", [](Configuration& c, Call&) { return replace_root(c.score, 2); }},
@@ -426,46 +484,17 @@ bool edit(const std::string& name, Configuration& c, Call& call) {
 }
 
 std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
-  static const char* const kOrder[] = {"no_backward",
-                                       "no_hostile",
-                                       "no_score",
-                                       "no_mask",
-                                       "dense",
-                                       "first_half",
-                                       "second_half",
-                                       "no_dropout",
-                                       "no_sink",
-                                       "no_kernel",
-                                       "plain_layouts",
-                                       "no_gradients",
-                                       "no_causal",
-                                       "no_window_left",
-                                       "no_window_right",
-                                       "no_chunk",
-                                       "h=1",
-                                       "b=1",
-                                       "no_groups",
-                                       "no_deterministic",
-                                       "no_scale",
-                                       "no_used",
-                                       "no_maxima",
-                                       "no_zero_padding",
-                                       "no_check",
-                                       "no_dlse",
-                                       "no_positive_lse",
-                                       "no_extras",
-                                       "no_numbers",
-                                       "score.0",
-                                       "score.1",
-                                       "score.2",
-                                       "mask.0",
-                                       "mask.1",
-                                       "halve_s_q",
-                                       "halve_s_kv",
-                                       "d_v=d_qk",
-                                       "d=64",
-                                       "less_s_q",
-                                       "less_s_kv"};
+  static const char* const kOrder[] = {"no_backward",     "no_hostile",       "no_score",   "no_mask",
+                                       "no_pages",        "no_begin",         "dense",      "first_half",
+                                       "second_half",     "no_dropout",       "no_sink",    "no_kernel",
+                                       "plain_layouts",   "no_gradients",     "no_causal",  "no_window_left",
+                                       "no_window_right", "no_chunk",         "h=1",        "b=1",
+                                       "no_groups",       "no_deterministic", "no_scale",   "no_used",
+                                       "no_maxima",       "no_zero_padding",  "no_check",   "no_dlse",
+                                       "no_positive_lse", "no_extras",        "no_numbers", "score.0",
+                                       "score.1",         "score.2",          "mask.0",     "mask.1",
+                                       "halve_s_q",       "halve_s_kv",       "d_v=d_qk",   "d=64",
+                                       "less_s_q",        "less_s_kv"};
   std::vector<std::string> possible;
   for (const char* name : kOrder) {
     Configuration changed = c;
@@ -537,6 +566,9 @@ std::string to_string(const Configuration& c) {
   if (config.deterministic) out << " deterministic";
   if (config.varlen)
     out << " varlen" << (config.zero_padding ? " zero_padding" : "") << (config.check_sequences ? " checked" : "");
+  if (config.page_size > 0) {
+    out << " pages of " << config.page_size << (!config.varlen && config.check_sequences ? " checked" : "");
+  }
   if (config.host_f64) out << " host_f64";
   if (config.kernel) {
     out << " kernel{" << config.kernel->kernel << ' ' << config.kernel->text << "}";
@@ -558,6 +590,8 @@ std::string to_string(const Configuration& c, const Call& call) {
   add_list(out, "cu_kv", call.cu_kv);
   add_list(out, "used_q", call.used_q);
   add_list(out, "used_kv", call.used_kv);
+  add_list(out, "begin", call.begin);
+  if (call.indexed) out << " indexed";
   if (call.max_s_q != 0) out << " max " << call.max_s_q << "x" << call.max_s_kv;
   if (call.hostile != Hostile::none) out << " values " << name_of(call.hostile);
   out << (call.backward ? "" : " forward only") << (call.lse ? "" : " no lse") << (call.dlse ? " dlse" : "");

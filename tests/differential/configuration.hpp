@@ -66,6 +66,10 @@ struct Configuration {
 struct Call {
   std::int64_t b = 1, h_q = 1, h_kv = 1, s_q = 1, s_kv = 1;  ///< varlen: s_q and s_kv are the totals
   std::vector<std::int32_t> cu_q, cu_kv, used_q, used_kv;
+  /// Over pages (config.page_size) k and v are drawn as without, and laid out in pages: used_kv may be given of dense
+  /// queries, too.
+  std::vector<std::int32_t> begin;  ///< first positions; may be empty
+  bool indexed = false;             ///< table rows are found by batch_index
   std::int64_t max_s_q = 0, max_s_kv = 0;
   bool lse = true, dlse = false, backward = true, dsink = true, positive_empty_lse = false;
   Hostile hostile = Hostile::none;
@@ -77,6 +81,7 @@ struct Call {
   /// Lengths that captures must hold.
   std::int64_t longest_q(bool varlen) const { return varlen ? (max_s_q != 0 ? max_s_q : s_q) : s_q; }
   std::int64_t longest_kv(bool varlen) const { return varlen ? (max_s_kv != 0 ? max_s_kv : s_kv) : s_kv; }
+  std::int64_t keys_of(bool varlen, std::int64_t i) const;  ///< of sequence or batch entry i
   std::int64_t sequences(bool varlen) const { return varlen ? static_cast<std::int64_t>(cu_q.size()) - 1 : b; }
 };
 

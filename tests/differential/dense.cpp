@@ -296,7 +296,7 @@ class Evaluation {
     const double* q = q_.at(mistake_ == Mistake::first_row_again ? 0 : place.q);
     const double norm = q_.norm[static_cast<std::size_t>(place.q)];
     const std::int64_t end = segment.s_kv - (mistake_ == Mistake::last_key_lost ? 1 : 0);
-    for (std::int64_t j = 0; j < end; ++j) {
+    for (std::int64_t j = mistake_ == Mistake::begin_ignored ? 0 : segment.begin; j < end; ++j) {
       if (!in_closed_form(c_.config, segment.s_q, segment.s_kv, place.q, j, mistake_)) continue;
       place.kv = j;
       if (mask_.defined() && !mask_.boolean_at(place)) continue;
@@ -625,15 +625,19 @@ class Evaluation {
 
 std::vector<Segment> segments_of(const Configuration& c, const Call& call, bool ignore_used) {
   std::vector<Segment> segments;
+  const auto begin = [&](std::size_t i) { return call.begin.empty() ? 0 : std::int64_t{call.begin[i]}; };
+  const bool all_q = call.used_q.empty() || ignore_used, all_kv = call.used_kv.empty() || ignore_used;
   if (!c.config.varlen) {
-    for (std::int64_t b = 0; b < call.b; ++b) segments.push_back({b, b, 0, call.s_q, 0, call.s_kv});
+    for (std::int64_t b = 0; b < call.b; ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      segments.push_back({b, b, 0, call.s_q, 0, all_kv ? call.s_kv : call.used_kv[i], begin(i)});
+    }
     return segments;
   }
   for (std::size_t i = 0; i + 1 < call.cu_q.size(); ++i) {
-    const bool all_q = call.used_q.empty() || ignore_used, all_kv = call.used_kv.empty() || ignore_used;
     segments.push_back({static_cast<std::int64_t>(i), 0, call.cu_q[i],
                         all_q ? call.cu_q[i + 1] - call.cu_q[i] : call.used_q[i], call.cu_kv[i],
-                        all_kv ? call.cu_kv[i + 1] - call.cu_kv[i] : call.used_kv[i]});
+                        all_kv ? call.cu_kv[i + 1] - call.cu_kv[i] : call.used_kv[i], begin(i)});
   }
   return segments;
 }
@@ -691,7 +695,8 @@ const char* to_string(Mistake mistake) {
                                            "no_score_derivative",
                                            "dk_unscaled",
                                            "lse_base_two",
-                                           "used_ignored"};
+                                           "used_ignored",
+                                           "begin_ignored"};
   return kNames[static_cast<std::size_t>(mistake)];
 }
 

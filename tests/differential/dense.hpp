@@ -55,8 +55,9 @@ enum class Mistake : std::uint8_t {
   dk_unscaled,
   lse_base_two,
   used_ignored,
+  begin_ignored,
 };
-constexpr int kMistakes = static_cast<int>(Mistake::used_ignored) + 1;
+constexpr int kMistakes = static_cast<int>(Mistake::begin_ignored) + 1;
 const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.
@@ -71,6 +72,7 @@ Results evaluate(const Configuration& configuration, const Call& call, const Inp
 /// Sequences of a call, or its batch entries.
 struct Segment {
   std::int64_t b, tensor_b, first_q, s_q, first_kv, s_kv;
+  std::int64_t begin = 0;  ///< keys before it are hidden from all rows
 };
 std::vector<Segment> segments_of(const Configuration& configuration, const Call& call, bool ignore_used = false);
 

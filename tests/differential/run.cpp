@@ -7,6 +7,8 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <optional>
+#include <random>
 #include <sstream>
 #include <utility>
 
@@ -217,7 +219,7 @@ class Maker {
     for (std::int64_t h = 0; h < call_.h_q; ++h) {
       for (std::int64_t i = 0; i < s.s_q; ++i) {
         bool empty = true;
-        for (std::int64_t j = 0; j < s.s_kv; ++j) {
+        for (std::int64_t j = s.begin; j < s.s_kv; ++j) {
           if (!in_closed_form(c_.config, s.s_q, s.s_kv, i, j)) continue;
           if (mask.defined() && !mask.boolean_at({s.b, h, i, j, s.s_q, s.s_kv})) continue;
           seen[static_cast<std::size_t>(h / group * s.s_kv + j)] = true;
@@ -258,6 +260,61 @@ Tensor integers(const std::vector<std::int32_t>& values, Where where) {
 const std::int32_t* pointer(const Tensor& t) {
   return t.defined() ? static_cast<const std::int32_t*>(t.view().data) : nullptr;
 }
+
+/// k and v of a call in pages, in any order among others, and the table that finds them. Where nothing is, it is NaN.
+struct Pages {
+  Pages(const Configuration& c, const Call& call, const Inputs& in)
+      : page_size(c.config.page_size), segments(segments_of(c, call)) {
+    longest = call.longest_kv(c.config.varlen);
+    max_pages = (longest + page_size - 1) / page_size;
+    std::int64_t count = 2;
+    for (const Segment& s : segments) count += (s.s_kv + page_size - 1) / page_size;
+    free.resize(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < free.size(); ++i) free[i] = static_cast<std::int32_t>(i);
+    std::shuffle(free.begin(), free.end(), std::minstd_rand(static_cast<unsigned>(call.values % 65521 + 1)));
+    k = pool(in.k, call.k, count);
+    v = pool(in.v, call.v, count);
+    rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
+    table.assign(static_cast<std::size_t>(rows * max_pages), -1);
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      lengths.push_back(static_cast<std::int32_t>(segments[i].s_kv));
+      const std::int64_t row = call.indexed ? rows - 1 - static_cast<std::int64_t>(i) : static_cast<std::int64_t>(i);
+      if (call.indexed) index.push_back(static_cast<std::int32_t>(row));
+      fill(in, segments[i], row);
+    }
+  }
+
+  std::int64_t page_size, longest = 0, max_pages = 0, rows = 0;
+  Tensor k, v;
+  std::vector<std::int32_t> table, lengths, index;
+
+ private:
+  Tensor pool(const Tensor& like, Layout layout, std::int64_t count) const {
+    layout.expanded = 0;
+    Tensor t(like.dtype(), {count, like.shape()[1], page_size, like.shape()[3]}, layout);
+    t.poison();
+    return t;
+  }
+
+  void fill(const Inputs& in, const Segment& s, std::int64_t row) {
+    for (std::int64_t j = s.begin; j < s.s_kv; ++j) {
+      std::int32_t& page = table[static_cast<std::size_t>(row * max_pages + j / page_size)];
+      if (page < 0) page = free.back(), free.pop_back();
+      copy(in.k, k, s, j, page);
+      copy(in.v, v, s, j, page);
+    }
+  }
+  void copy(const Tensor& from, Tensor& to, const Segment& s, std::int64_t j, std::int64_t page) const {
+    for (std::int64_t h = 0; h < from.shape()[1]; ++h) {
+      for (std::int64_t d = 0; d < from.shape()[3]; ++d) {
+        to.set(from.at(s.tensor_b, h, s.first_kv + j, d), page, h, j % page_size, d);
+      }
+    }
+  }
+
+  std::vector<Segment> segments;
+  std::vector<std::int32_t> free;
+};
 
 /// A result beside what is expected.
 class Judge {
@@ -342,6 +399,7 @@ class Calls {
  public:
   Calls(const Configuration& c, const Call& call, Where where, const Attention& attention)
       : c_(c), call_(call), where_(where), attention_(attention), in_(Maker(c, call).make()) {
+    if (c.config.page_size > 0) make_pages();
     for (Tensor* t : {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink}) {
       if (t->defined()) t->upload(where);
     }
@@ -352,7 +410,7 @@ class Calls {
     cu_q_ = integers(call.cu_q, where);
     cu_kv_ = integers(call.cu_kv, where);
     used_q_ = integers(call.used_q, where);
-    used_kv_ = integers(call.used_kv, where);
+    used_kv_ = integers(pages_ ? pages_->lengths : call.used_kv, where);
     if (c.config.dropout > 0 && call.dropout_on_device && where == Where::cuda) {
       state_ = Tensor::dense(DType::f64, {2});  // two words of 64 bits
       double words[2];
@@ -369,12 +427,13 @@ class Calls {
     const AttentionConfig& config = c_.config;
     o_ = output({call_.b, call_.h_q, call_.s_q, config.head_dim_v}, call_.o, config.dtype);
     if (call_.lse || call_.backward) lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
-    ForwardInputs in{in_.q.const_view(), in_.k.const_view(), in_.v.const_view()};
+    ForwardInputs in{in_.q.const_view(), keys().const_view(), values().const_view()};
+    in.cache = cache();
     in.captures = captures();
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
-    const AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_});
+    const AttentionShape shape = shape_of({&in_.q, &keys(), &values(), &o_});
     const Tensor tiles =
         scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape) : 0);
     in.tiles = {tiles.defined() ? tiles.view().data : nullptr,
@@ -452,6 +511,27 @@ class Calls {
   bool scratch_touched() const { return scratch_touched_; }
 
  private:
+  void make_pages() {
+    pages_.emplace(c_, call_, in_);
+    pages_->k.upload(where_);
+    pages_->v.upload(where_);
+    table_ = integers(pages_->table, where_);
+    index_ = integers(pages_->index, where_);
+    begin_ = integers(call_.begin, where_);
+  }
+  const Tensor& keys() const { return pages_ ? pages_->k : in_.k; }
+  const Tensor& values() const { return pages_ ? pages_->v : in_.v; }
+
+  PagedCache cache() const {
+    PagedCache cache;
+    if (!pages_) return cache;
+    cache.block_table =
+        TensorView(static_cast<const void*>(pointer(table_)), DType::i32, {pages_->rows, pages_->max_pages});
+    cache.batch_index = pointer(index_);
+    cache.seq_begin = pointer(begin_);
+    return cache;
+  }
+
   bool declared(std::size_t i) const {
     return std::ranges::any_of(c_.config.score.captures, [&](const Capture& capture) {
       return capture.name == c_.captures[i].name && capture.requires_grad;
@@ -487,12 +567,20 @@ class Calls {
     shape.aligned = std::ranges::all_of(tensors, [](const Tensor* t) { return has_aligned_rows(t->view()); });
     if (!c_.config.varlen) return shape;
     shape.b = call_.sequences(true);
-    shape.s_q = call_.max_s_q, shape.s_kv = call_.max_s_kv;
+    shape.s_q = call_.max_s_q, shape.s_kv = pages_ ? pages_->longest : call_.max_s_kv;
     shape.total_q = call_.s_q, shape.total_kv = call_.s_kv;
     return shape;
   }
 
   PackedSequences sequences() const {
+    if (pages_) {
+      return {.b = call_.sequences(c_.config.varlen),
+              .cu_seqlens_q = pointer(cu_q_),
+              .seqused_q = pointer(used_q_),
+              .seqused_kv = pointer(used_kv_),
+              .max_s_q = call_.max_s_q,
+              .max_s_kv = pages_->longest};
+    }
     if (!c_.config.varlen) return {};
     return {.b = call_.sequences(true),
             .cu_seqlens_q = pointer(cu_q_),
@@ -552,6 +640,8 @@ class Calls {
   const Attention& attention_;
   Inputs in_;
   Tensor cu_q_, cu_kv_, used_q_, used_kv_, state_;
+  std::optional<Pages> pages_;
+  Tensor table_, index_, begin_;
   Tensor o_, lse_, dq_, dk_, dv_, dsink_;
   std::vector<Tensor> gradients_;
   bool scratch_touched_ = false;

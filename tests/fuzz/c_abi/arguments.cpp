@@ -189,6 +189,13 @@ GivenConfig Arguments::config(bool host) {
   if (random_.one_in(3)) value.mask = function(true, host, &given.captures);
   if (random_.one_in(host ? 8 : 3)) value.kernel = kernel_override();
   if (random_.one_in(host ? 8 : 3)) value.kernel_backward = kernel_override();
+  if (random_.one_in(4)) {
+    constexpr std::int64_t kPageSizes[] = {1, 2, 3, 8, 16, 64};
+    value.page_size = random_.pick(kPageSizes);
+    value.dropout = 0;
+    value.causal_align = 0;
+    value.check_sequences = value.check_sequences != 0 || random_.one_in(4);
+  }
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
@@ -198,7 +205,9 @@ GivenConfig Arguments::config(bool host) {
         &value.check_sequences, &value.sink, &value.has_window_left, &value.has_window_right}) {
     spoil(field);
   }
-  for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk}) spoil(field);
+  for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
+    spoil(field);
+  }
   if (bad()) value.dropout = number();
   const std::uint32_t size = struct_size(sizeof value);
   given.seen = cut(value, size);
@@ -348,6 +357,12 @@ const fa_tensor* Arguments::heads_tensor(const GivenConfig& config, const Sizes&
   const std::int64_t rows = keys ? sizes.s_kv : sizes.s_q;
   const std::int64_t d = of_v ? sizes.d_v : sizes.d_qk;
   const std::int32_t dtype = config.seen.dtype;
+  const std::int64_t page = config.seen.page_size;
+  if (keys && page > 0 && page <= 64) {
+    const std::int64_t pages = sizes.b * (rows / page + 1);
+    if (!sizes.heads && random_.one_in(2)) return tensor(dtype, {pages, page, d}, use, true, seen);
+    return tensor(dtype, {pages, heads, page, d}, use, true, seen);
+  }
   if (config.seen.varlen != 0) return tensor(dtype, {rows, heads, d}, use, true, seen);
   if (!sizes.heads) return tensor(dtype, {sizes.b, rows, d}, use, true, seen);
   return tensor(dtype, {sizes.b, heads, rows, d}, use, true, seen);
@@ -380,19 +395,37 @@ const std::int32_t* Arguments::lengths(std::vector<std::int32_t> values, std::in
 }
 
 const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes& sizes) {
-  if ((config.seen.varlen != 0) == bad()) return nullptr;
+  const bool paged = config.seen.page_size > 0;
+  if ((config.seen.varlen != 0 || paged) == bad()) return nullptr;
   fa_sequences value{};
   value.b = sizes.b;
   spoil(&value.b);
   const std::int64_t b = std::clamp<std::int64_t>(value.b, -1, std::int64_t{1} << 40);
-  value.cu_seqlens_q = lengths(sizes.cu_q, b + 1);
-  value.cu_seqlens_kv = lengths(sizes.cu_kv, b + 1);
-  if (random_.one_in(3)) value.seqused_q = lengths({0}, b);
-  if (random_.one_in(3)) value.seqused_kv = lengths({0}, b);
+  if (config.seen.varlen != 0 || !paged || bad()) value.cu_seqlens_q = lengths(sizes.cu_q, b + 1);
+  if (!paged || bad()) value.cu_seqlens_kv = lengths(sizes.cu_kv, b + 1);
+  if ((config.seen.varlen != 0 || !paged || bad()) && random_.one_in(3)) value.seqused_q = lengths({0}, b);
+  if (paged) {
+    value.seqused_kv = lengths({static_cast<std::int32_t>(random_.between(0, sizes.s_kv))}, b);
+  } else if (random_.one_in(3)) {
+    value.seqused_kv = lengths({0}, b);
+  }
   if (random_.one_in(2)) value.max_s_q = sizes.s_q;
   if (random_.one_in(2)) value.max_s_kv = sizes.s_kv;
   spoil(&value.max_s_q);
   spoil(&value.max_s_kv);
+  return give(value);
+}
+
+const fa_paged_cache* Arguments::cache(const GivenConfig& config, const Sizes& sizes) {
+  const std::int64_t page = config.seen.page_size;
+  if ((page > 0) == bad()) return nullptr;
+  fa_paged_cache value{};
+  const bool indexed = random_.one_in(3);
+  const std::int64_t max_pages = sizes.s_kv / std::clamp<std::int64_t>(page, 1, 64) + 1;
+  value.block_table = tensor(bad() ? FA_F32 : FA_I32, {sizes.b + (indexed ? 1 : 0), max_pages}, Use::input, false);
+  if (indexed) value.batch_index = lengths({0, 1}, sizes.b);
+  if (random_.one_in(3)) value.seq_begin = lengths({static_cast<std::int32_t>(random_.below(3))}, sizes.b);
+  if (bad() && random_.one_in(3)) value.block_table = nullptr;
   return give(value);
 }
 
@@ -488,6 +521,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);
   inputs.tiles = tiles();
+  inputs.cache = cache(config, given);
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);
   if (random_.one_in(2)) outputs.lse = statistic(config, given, Use::output);

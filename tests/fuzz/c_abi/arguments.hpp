@@ -131,6 +131,7 @@ class Arguments {
   const fa_tensor* statistic(const GivenConfig& config, const Sizes& sizes, Use use);
   const fa_tensor* sink(const GivenConfig& config, const Sizes& sizes, Use use);
   const fa_sequences* sequences(const GivenConfig& config, const Sizes& sizes);
+  const fa_paged_cache* cache(const GivenConfig& config, const Sizes& sizes);
   const std::int32_t* lengths(std::vector<std::int32_t> values, std::int64_t count);
   const fa_mask_tiles* tiles();
   const fa_captured* captured(const GivenConfig& config, const Sizes& sizes, bool gradients, std::uint64_t* count);

@@ -1,0 +1,360 @@
+// A KV cache in pages on the device.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/captured_graph.hpp"
+#include "gpu/packed_case.hpp"
+#include "gpu/scoped_stream.hpp"
+#include "support/paged_case.hpp"
+
+namespace fa::test {
+namespace {
+
+using Paged = GpuTest;
+
+std::vector<std::byte> bytes_of(const std::vector<std::int32_t>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(std::int32_t));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+const std::int32_t* ints(const DeviceBuffer& buffer) {
+  return buffer.size() == 0 ? nullptr : static_cast<const std::int32_t*>(buffer.data());
+}
+
+AttentionConfig config_of(const PagedCase& c) {
+  AttentionConfig config = variant_of(c).config;
+  config.tune = TunePolicy::off;
+  return config;
+}
+
+/// A call's tensors and arrays on the device.
+class DevicePaged {
+ public:
+  explicit DevicePaged(const PagedCase& c) : DevicePaged(c, make_data(c)) {}
+  DevicePaged(const PagedCase& c, const PagedData& data)
+      : problem(c),
+        host(data),
+        q(data.q),
+        k(data.k),
+        v(data.v),
+        o(make_outputs(c, data).o),
+        lse(make_outputs(c, data).lse),
+        cu_q(bytes_of(data.cu_q)),
+        used_kv(bytes_of(data.used_kv)),
+        begin(bytes_of(data.begin)),
+        batch_index(bytes_of(data.batch_index)),
+        table(bytes_of(data.table)),
+        functions(variant_of(c)),
+        variant(functions) {}
+
+  ForwardInputs inputs() const {
+    ForwardInputs in{q.const_view(), k.const_view(), v.const_view(), variant.given, variant.sink_view};
+    in.sequences = host.sequences();
+    in.sequences.cu_seqlens_q = ints(cu_q);
+    in.sequences.seqused_kv = ints(used_kv);
+    in.cache = host.cache();
+    in.cache.block_table.data = table.data();
+    in.cache.batch_index = ints(batch_index);
+    in.cache.seq_begin = ints(begin);
+    return in;
+  }
+  ForwardOutputs outputs() const { return {o.view(), lse.view()}; }
+
+  /// Other requests of the same numbers of rows, in the same memory. The new table fits the old pool.
+  void become(const PagedCase& c, const PagedData& data) {
+    problem = c;
+    host = data;
+    k.buffer.write(data.k.bytes());
+    v.buffer.write(data.v.bytes());
+    used_kv.write(bytes_of(data.used_kv));
+    table.write(bytes_of(data.table));
+    o.buffer.write(make_outputs(c, data).o.bytes());
+    lse.buffer.write(make_outputs(c, data).lse.bytes());
+  }
+
+  AttentionOutputs results() const {
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    AttentionOutputs actual = make_outputs(problem, host);
+    o.read(actual.o);
+    lse.read(actual.lse);
+    for (const DeviceBuffer* buffer : {&q.buffer, &k.buffer, &v.buffer, &o.buffer, &lse.buffer, &table}) {
+      EXPECT_TRUE(buffer->guards_intact());
+    }
+    return actual;
+  }
+
+  void expect_forward() const {
+    const AttentionOutputs actual = results();
+    const AttentionOutputs expected = reference_f64(problem, host);
+    const DType dtype = problem.attention.dtype;
+    const double o_bound = dtype == DType::bf16 ? 3e-2 : dtype == DType::f16 ? 6e-3 : 1e-4;
+    EXPECT_LE(worst(actual.o, expected.o), o_bound) << "o";
+    EXPECT_LE(worst(actual.lse, expected.lse), dtype == DType::f32 ? 2e-4 : 1e-2) << "lse";
+  }
+
+  PagedCase problem;
+  PagedData host;
+  DeviceTensor q, k, v, o, lse;
+  DeviceBuffer cu_q, used_kv, begin, batch_index, table;
+  VariantCase functions;  // whose names the variant refers to
+  DeviceVariant variant;
+
+ private:
+  /// Rows of no request are expected to be what they were.
+  double worst(const HostTensor& actual, const HostTensor& expected) const {
+    const TensorView view = expected.view();
+    std::vector<bool> taken(static_cast<std::size_t>(view.shape[2]), !problem.packed);
+    for (std::size_t i = 0; problem.packed && i < problem.rows.size(); ++i) {
+      for (std::int32_t r = 0; r < problem.rows[i]; ++r) taken[static_cast<std::size_t>(host.cu_q[i] + r)] = true;
+    }
+    double result = 0;
+    for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+        for (std::int64_t s = 0; s < view.shape[2]; ++s) {
+          for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
+            const double got = actual.at(b, h, s, d), wanted = expected.at(b, h, s, d);
+            if (!taken[static_cast<std::size_t>(s)]) {
+              EXPECT_TRUE(std::isnan(got)) << "row " << s << " was written";
+            } else if (got != wanted) {
+              const double error = std::abs(got - wanted);
+              result = std::isnan(error) ? HUGE_VAL : std::max(result, error);
+            }
+          }
+        }
+      }
+    }
+    return result;
+  }
+};
+
+void run(const PagedCase& c) {
+  SCOPED_TRACE(::testing::PrintToString(c));
+  const DevicePaged device(c);
+  Attention::create(config_of(c)).forward(device.inputs(), device.outputs());
+  device.expect_forward();
+}
+
+template <class T, std::size_t kCount>
+T pick(std::mt19937& random, const std::array<T, kCount>& values) {
+  return values[random() % kCount];
+}
+
+PagedCase random_case(std::uint32_t seed) {
+  std::mt19937 random(seed);
+  PagedCase c;
+  AttentionCase& a = c.attention;
+  a.seed = seed;
+  a.dtype = pick(random, std::array{DType::bf16, DType::f16, DType::f32});
+  a.d_qk = pick(random, std::array<std::int64_t, 8>{8, 24, 40, 64, 96, 128, 192, 256});
+  a.d_v = random() % 3 == 0 ? pick(random, std::array<std::int64_t, 4>{8, 64, 72, 128}) : a.d_qk;
+  a.h_kv = pick(random, std::array<std::int64_t, 3>{1, 2, 4});
+  a.h_q = a.h_kv * pick(random, std::array<std::int64_t, 4>{1, 2, 5, 8});
+  a.causal = random() % 4 != 0;
+  a.layout = pick(random, std::array{Layout::bshd, Layout::bhsd});
+  if (random() % 5 == 0) a.scale = pick(random, std::array{-0.1f, 0.05f});
+  c.page_size = pick(random, std::array<std::int64_t, 8>{1, 3, 8, 12, 16, 40, 64, 256});
+  c.packed = random() % 2 == 0;
+  c.indexed = random() % 3 == 0;
+  c.bounded = random() % 2 == 0;
+  const std::size_t count = pick(random, std::array<std::size_t, 4>{1, 3, 9, 40});
+  const std::int32_t rows = pick(random, std::array<std::int32_t, 5>{1, 1, 4, 17, 130});
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto keys = static_cast<std::int32_t>(random() % (random() % 4 == 0 ? 2000 : 200));
+    c.keys.push_back(random() % 8 == 0 ? 0 : keys);
+    c.rows.push_back(!c.packed ? rows : random() % 3 != 0 ? 1 : static_cast<std::int32_t>(random() % 200));
+  }
+  if (random() % 2 == 0) {
+    for (const std::int32_t keys : c.keys) {
+      c.begin.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(keys + 1)));
+    }
+  }
+  AttentionConfig& config = c.variant.config;
+  if (random() % 3 == 0) config.window_left = pick(random, std::array<std::int64_t, 3>{0, 50, 300});
+  if (random() % 6 == 0) config.chunk = 96;
+  if (random() % 4 == 0) config.sink = true;
+  return c;
+}
+
+class RandomPaged : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(RandomPaged, MatchFloat64) {
+  run(random_case(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPaged, ::testing::Range(0u, 120u));
+
+/// Captures are read by request and position.
+TEST_F(Paged, FunctionsWindowsAndSinksMatchFloat64) {
+  for (const VariantChoice& choice : variant_choices(false)) {
+    for (const bool packed : {false, true}) {
+      PagedCase c;
+      c.attention = {.h_q = 6, .h_kv = 2, .dtype = packed ? DType::f16 : DType::bf16, .causal = true};
+      c.attention.causal = choice.config.window_right < 0 && choice.name != "prefix";
+      c.variant = choice;
+      c.page_size = packed ? 12 : 64;
+      c.packed = packed;
+      c.rows = packed ? std::vector<std::int32_t>{1, 70, 3, 1} : std::vector<std::int32_t>{2, 2, 2, 2};
+      c.keys = {300, 70, 129, 1};
+      c.begin = {40, 0, 3, 0};
+      run(c);
+    }
+  }
+}
+
+/// Two prefills, chunks of others, and decodes with and without drafts in one launch.
+TEST_F(Paged, PrefillsChunksAndDecodesAreOneLaunch) {
+  for (const std::int64_t page_size : {1, 16, 64}) {
+    PagedCase c;
+    c.attention = {.h_q = 32, .h_kv = 8, .d_qk = 128, .d_v = 128, .causal = true, .layout = Layout::bshd};
+    c.page_size = page_size;
+    c.packed = true;
+    c.rows = {300, 512, 128, 200};
+    c.keys = {300, 512, 900, 1000};
+    for (int i = 0; i < 40; ++i) {
+      c.rows.push_back(i % 4 == 3 ? 5 : 1);
+      c.keys.push_back(20 + 37 * i);
+    }
+    run(c);
+  }
+}
+
+/// What the table and the lengths say when a graph is replayed counts; the bits are those of fresh calls.
+TEST_F(Paged, ACapturedCallReadsLengthsAndTablesWhenItRuns) {
+  PagedCase c;
+  c.attention = {.h_q = 8, .h_kv = 2, .d_qk = 128, .d_v = 128, .causal = true};
+  c.page_size = 16;
+  c.rows = {1, 1, 1, 1, 1};
+  c.keys = {500, 500, 500, 500, 500};
+  DevicePaged device(c);
+  const Attention attention = Attention::create(config_of(c));
+  attention.forward(device.inputs(), device.outputs());
+  device.expect_forward();
+  const ScopedStream stream;
+  const CapturedGraph graph(stream.get(), [&] { attention.forward(device.inputs(), device.outputs(), stream.get()); });
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    PagedCase next = c;
+    for (std::int32_t& keys : next.keys) keys = static_cast<std::int32_t>(random() % 501);
+    next.keys[static_cast<std::size_t>(round % 5)] = 500;  // the table keeps its width
+    next.attention.seed = c.attention.seed;
+    PagedData data = make_data(next);
+    // Into the pool of the first call, whose pages are at least as many.
+    PagedData placed = device.host;
+    placed.used_kv = data.used_kv;
+    placed.table = data.table;
+    placed.needed.assign(placed.needed.size(), false);
+    std::copy(data.needed.begin(), data.needed.end(), placed.needed.begin());
+    std::copy(data.k.bytes().begin(), data.k.bytes().end(), placed.k.bytes().begin());
+    std::copy(data.v.bytes().begin(), data.v.bytes().end(), placed.v.bytes().begin());
+    device.become(next, placed);
+    graph.replay(stream.get());
+    const AttentionOutputs replayed = device.results();
+    device.expect_forward();
+    device.become(next, placed);
+    attention.forward(device.inputs(), device.outputs());
+    const AttentionOutputs fresh = device.results();
+    EXPECT_EQ(replayed.o.bytes(), fresh.o.bytes()) << "round " << round;
+    EXPECT_EQ(replayed.lse.bytes(), fresh.lse.bytes()) << "round " << round;
+  }
+}
+
+/// Whatever tables and lengths hold, nothing outside of the pools is read: compute-sanitizer looks, too.
+TEST_F(Paged, WrongTablesAndLengthsReadNothingElse) {
+  for (const std::uint32_t seed : {1u, 2u, 3u, 4u, 5u, 6u}) {
+    const PagedCase c = random_case(seed);
+    SCOPED_TRACE(::testing::PrintToString(c));
+    PagedData data = make_data(c);
+    std::mt19937 random(seed);
+    const auto spoil = [&](std::vector<std::int32_t>& values) {
+      constexpr std::array kWild{-1, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max(),
+                                 1 << 20, 12345};
+      for (std::int32_t& value : values) {
+        if (random() % 2 == 0) value = pick(random, kWild);
+      }
+    };
+    spoil(data.table);
+    spoil(data.used_kv);
+    spoil(data.begin);
+    spoil(data.batch_index);
+    const DevicePaged device(c, data);
+    Attention::create(config_of(c)).forward(device.inputs(), device.outputs());
+    device.results();
+  }
+}
+
+TEST_F(Paged, WrongTablesAndLengthsAreNamedOnRequest) {
+  PagedCase c;
+  c.attention = {.h_q = 2, .h_kv = 1, .causal = true};
+  c.page_size = 8;
+  c.rows = {1, 1};
+  c.keys = {30, 17};
+  AttentionConfig config = config_of(c);
+  config.check_sequences = true;
+  const Attention attention = Attention::create(config);
+  const auto refused = [&](const PagedData& data, const std::string& argument) {
+    const DevicePaged device(c, data);
+    try {
+      attention.forward(device.inputs(), device.outputs());
+      ADD_FAILURE() << "nothing was thrown about " << argument;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.field("argument"), argument) << error.what();
+    }
+  };
+  const PagedData right = make_data(c);
+  const DevicePaged device(c, right);
+  attention.forward(device.inputs(), device.outputs());
+  device.expect_forward();
+  PagedData wrong = right;
+  wrong.table[static_cast<std::size_t>(right.max_pages) + 2] = -1;
+  refused(wrong, "cache.block_table[1][2]");
+  wrong = right;
+  wrong.used_kv[1] = static_cast<std::int32_t>(right.max_pages * c.page_size) + 1;
+  refused(wrong, "seqused_kv[1]");
+  wrong = right;
+  wrong.begin = {0, 18};
+  refused(wrong, "cache.seq_begin[1]");
+}
+
+/// K and V interleaved in one tensor [pages, 2, page, h_kv, d], and heads in reverse order.
+TEST_F(Paged, PoolsHaveAnyStrides) {
+  PagedCase c;
+  c.attention = {.h_q = 8, .h_kv = 2, .d_qk = 128, .d_v = 128, .causal = true, .layout = Layout::bshd};
+  c.page_size = 16;
+  c.rows = {1, 1, 1};
+  c.keys = {100, 33, 400};
+  const PagedData data = make_data(c);
+  const DevicePaged device(c, data);
+  const std::vector<std::byte>& k = data.k.bytes();
+  const std::vector<std::byte>& v = data.v.bytes();
+  const std::int64_t pages = data.k.view().shape[0];
+  const std::size_t page_bytes = k.size() / static_cast<std::size_t>(pages);
+  std::vector<std::byte> both;
+  for (std::size_t page = 0; page < static_cast<std::size_t>(pages); ++page) {
+    for (const std::vector<std::byte>* from : {&k, &v}) {
+      const auto first = from->begin() + static_cast<std::ptrdiff_t>(page * page_bytes);
+      both.insert(both.end(), first, first + static_cast<std::ptrdiff_t>(page_bytes));
+    }
+  }
+  const DeviceBuffer buffer(both);
+  ForwardInputs in = device.inputs();
+  in.k.data = buffer.data();
+  in.v.data = static_cast<std::byte*>(buffer.data()) + page_bytes;
+  in.k.strides[0] *= 2;
+  in.v.strides[0] *= 2;
+  Attention::create(config_of(c)).forward(in, device.outputs());
+  device.expect_forward();
+}
+
+}  // namespace
+}  // namespace fa::test
