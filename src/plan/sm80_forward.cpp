@@ -50,8 +50,9 @@ constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16
                                        {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
-// What finds pages, and masks keys in front, leaves no registers for two m tiles and as many keys.
-constexpr TileFamily k16BitMediumCausalPaged[] = {{64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// What finds pages, and masks keys in front, leaves no registers for a second loop body.
+constexpr TileFamily k16BitMediumCausalPaged[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16}},
+                                                  {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // One m tile a warp, and two blocks a multiprocessor: one computes while the other starts, waits or ends.
 // Pairs of warps have two m tiles a warp all the same.
 constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64}, 2},

@@ -37,10 +37,10 @@ FA_DEVICE Request request_of(const ForwardParams& params, int batch) {
 }
 
 /// The row of the block table that request `batch` has.
-FA_DEVICE const int32_t* table_row(const PagedParams& paged, int batch) {
+FA_DEVICE int table_row_of(const PagedParams& paged, int batch) {
   int row = batch;
   if (paged.batch_index != nullptr) row = clamp(ptx::ld_global(paged.batch_index + batch), 0, paged.rows - 1);
-  return paged.table + row * paged.stride_row;
+  return row;
 }
 
 /// The positions from `begin` to before `end` of a request, which are found by its row of the block table. Others are

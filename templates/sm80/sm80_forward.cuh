@@ -111,11 +111,11 @@ struct Forward {
   const T* const k_thread =
       KCopy::thread_pointer(static_cast<const T*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
                                 rows.kv_head() * params.stride_k_h,
-                            kPaged ? 0 : params.stride_k_s, thread);  // into [s_kv, d_qk]; page 0's first row
+                            params.stride_k_s, thread);  // into [s_kv, d_qk]; not of pages
   const T* const v_thread =
       VCopy::thread_pointer(static_cast<const T*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
                                 rows.kv_head() * params.stride_v_h,
-                            kPaged ? 0 : params.stride_v_s, thread);  // into [s_kv, d_v]; likewise
+                            params.stride_v_s, thread);  // into [s_kv, d_v]; likewise
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
@@ -125,8 +125,8 @@ struct Forward {
   Fixed<Variant> fixed[kFixedTiles][kFixedHalves];
 
   // Over pages.
-  const int32_t* page_table = nullptr;  // the request's row
-  int first_read = 0;                   // keys before it are hidden from all rows
+  int table_row = 0;   // the request's row of the block table
+  int first_read = 0;  // keys before it are hidden from all rows
 
   FA_DEVICE explicit Forward(const Params& p)
       : params(p), tile(this_tile(p)), lengths(this_entry(p, tile.batch)), rows{p.group, tile.head} {}
@@ -185,8 +185,8 @@ struct Forward {
   FA_DEVICE void load_k(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
     if constexpr (kPaged) {
-      KCopy::template paged<kPageSize>(k_shared(stage), k_thread, params.stride_k_b, params.stride_k_s, first,
-                                       paged_keys(), thread);
+      KCopy::template paged<kPageSize>(k_shared(stage), pool<KCopy>(params.k, params.stride_k_h), params.stride_k_b,
+                                       params.stride_k_s, first, paged_keys(), thread);
     } else {
       KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                      thread);
@@ -196,15 +196,23 @@ struct Forward {
   FA_DEVICE void load_v(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
     if constexpr (kPaged) {
-      VCopy::template paged<kPageSize>(v_shared(stage), v_thread, params.stride_v_b, params.stride_v_s, first,
-                                       paged_keys(), thread);
+      VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy>(params.v, params.stride_v_h), params.stride_v_b,
+                                       params.stride_v_s, first, paged_keys(), thread);
     } else {
       VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                      thread);
     }
   }
 
-  FA_DEVICE PagedKeys<kPageSize> paged_keys() const { return {params.paged, page_table, first_read, lengths.s_kv}; }
+  FA_DEVICE PagedKeys<kPageSize> paged_keys() const {
+    return {params.paged, params.paged.table + table_row * params.paged.stride_row, first_read, lengths.s_kv};
+  }
+
+  /// Page 0 of the KV head, at this thread's first column. Derived in every step: no register is left to keep it in.
+  template <class Copy>
+  FA_DEVICE const T* pool(const void* base, int64_t stride_h) const {
+    return Copy::thread_pointer(static_cast<const T*>(base) + rows.kv_head() * stride_h, 0, ptx::thread_index());
+  }
 
   FA_DEVICE Pair pair() const { return Pair(shared + kTileBytes); }
 
@@ -225,7 +233,7 @@ struct Forward {
     if (range.begin < range.end) {
       read_fixed();
       if constexpr (kPaged) {
-        page_table = table_row(params.paged, tile.batch);
+        table_row = table_row_of(params.paged, tile.batch);
         first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));
       }
       attend(range, o, softmax);

@@ -107,6 +107,31 @@ TEST_P(Sm80ForwardCompile, PackedBatchesAndDropout) {
   EXPECT_EQ(expect_compiles(plan::clear_padding_spec(p.arch, DType::f16)), 0);
 }
 
+// Prefills and decodes over pages of every kind: one for many tiles, many for a tile, and no power of two.
+TEST_P(Sm80ForwardCompile, PagesDoNotSpill) {
+  constexpr int kPageSizes[] = {16, 1, 256, 12};
+  std::size_t n = 0;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (const HeadDims& dims : {HeadDims{64, 64}, {128, 128}, {256, 256}, {192, 128}}) {
+      for (const std::int64_t s_q : {1, 2048}) {
+        plan::Problem p = problem(dims, dtype, n % 3 != 0);
+        p.page_size = kPageSizes[n % std::size(kPageSizes)];
+        p.varlen = n % 2 == 0;
+        p.h_kv = 4;
+        p.s_q = s_q;
+        p.total_q = p.b * s_q;
+        p.s_kv = 32768;
+        const plan::ForwardPlan planned = plan::plan_forward(p, {});
+        EXPECT_EQ(planned.kernel.family(), plan::Family::sm80);
+        EXPECT_EQ(planned.kernel.page_size, p.page_size);
+        EXPECT_FALSE(planned.kernel.split);
+        expect_clean(planned);
+        ++n;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, Sm80ForwardCompile,
                          ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
                          [](const auto& test) { return std::string(test.param); });

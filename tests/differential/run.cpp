@@ -8,10 +8,10 @@
 #include <initializer_list>
 #include <limits>
 #include <optional>
-#include <random>
 #include <sstream>
 #include <utility>
 
+#include "differential/pages.hpp"
 #include "differential/random.hpp"
 #include "driver/driver.hpp"
 
@@ -260,61 +260,6 @@ Tensor integers(const std::vector<std::int32_t>& values, Where where) {
 const std::int32_t* pointer(const Tensor& t) {
   return t.defined() ? static_cast<const std::int32_t*>(t.view().data) : nullptr;
 }
-
-/// k and v of a call in pages, in any order among others, and the table that finds them. Where nothing is, it is NaN.
-struct Pages {
-  Pages(const Configuration& c, const Call& call, const Inputs& in)
-      : page_size(c.config.page_size), segments(segments_of(c, call)) {
-    longest = call.longest_kv(c.config.varlen);
-    max_pages = (longest + page_size - 1) / page_size;
-    std::int64_t count = 2;
-    for (const Segment& s : segments) count += (s.s_kv + page_size - 1) / page_size;
-    free.resize(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < free.size(); ++i) free[i] = static_cast<std::int32_t>(i);
-    std::shuffle(free.begin(), free.end(), std::minstd_rand(static_cast<unsigned>(call.values % 65521 + 1)));
-    k = pool(in.k, call.k, count);
-    v = pool(in.v, call.v, count);
-    rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
-    table.assign(static_cast<std::size_t>(rows * max_pages), -1);
-    for (std::size_t i = 0; i < segments.size(); ++i) {
-      lengths.push_back(static_cast<std::int32_t>(segments[i].s_kv));
-      const std::int64_t row = call.indexed ? rows - 1 - static_cast<std::int64_t>(i) : static_cast<std::int64_t>(i);
-      if (call.indexed) index.push_back(static_cast<std::int32_t>(row));
-      fill(in, segments[i], row);
-    }
-  }
-
-  std::int64_t page_size, longest = 0, max_pages = 0, rows = 0;
-  Tensor k, v;
-  std::vector<std::int32_t> table, lengths, index;
-
- private:
-  Tensor pool(const Tensor& like, Layout layout, std::int64_t count) const {
-    layout.expanded = 0;
-    Tensor t(like.dtype(), {count, like.shape()[1], page_size, like.shape()[3]}, layout);
-    t.poison();
-    return t;
-  }
-
-  void fill(const Inputs& in, const Segment& s, std::int64_t row) {
-    for (std::int64_t j = s.begin; j < s.s_kv; ++j) {
-      std::int32_t& page = table[static_cast<std::size_t>(row * max_pages + j / page_size)];
-      if (page < 0) page = free.back(), free.pop_back();
-      copy(in.k, k, s, j, page);
-      copy(in.v, v, s, j, page);
-    }
-  }
-  void copy(const Tensor& from, Tensor& to, const Segment& s, std::int64_t j, std::int64_t page) const {
-    for (std::int64_t h = 0; h < from.shape()[1]; ++h) {
-      for (std::int64_t d = 0; d < from.shape()[3]; ++d) {
-        to.set(from.at(s.tensor_b, h, s.first_kv + j, d), page, h, j % page_size, d);
-      }
-    }
-  }
-
-  std::vector<Segment> segments;
-  std::vector<std::int32_t> free;
-};
 
 /// A result beside what is expected.
 class Judge {

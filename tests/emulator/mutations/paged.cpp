@@ -75,8 +75,8 @@ std::vector<Mutation> paged_forward_mutations() {
   return in("sm80/sm80_forward.cuh",
             {
                 {"pages_of_the_first_head",
-                 "first_key(params.stride_k_b, params.stride_k_s) + rows.kv_head() * params.stride_k_h",
-                 "first_key(params.stride_k_b, params.stride_k_s) + (kPaged ? 0 : rows.kv_head()) * params.stride_k_h",
+                 "static_cast<const T*>(base) + rows.kv_head() * stride_h",
+                 "static_cast<const T*>(base) + 0 * stride_h",
                  sm80_paged(),
                  {}},
                 {"pages_that_no_row_sees",

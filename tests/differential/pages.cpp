@@ -1,0 +1,58 @@
+#include "differential/pages.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace fa::differential {
+
+Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_size_(c.config.page_size) {
+  const std::vector<Segment> segments = segments_of(c, call);
+  longest = call.longest_kv(c.config.varlen);
+  max_pages = (longest + page_size_ - 1) / page_size_;
+  std::int64_t count = 2;
+  for (const Segment& s : segments) count += (s.s_kv + page_size_ - 1) / page_size_;
+  free_.resize(static_cast<std::size_t>(count));
+  std::iota(free_.begin(), free_.end(), 0);
+  std::shuffle(free_.begin(), free_.end(), std::minstd_rand(static_cast<unsigned>(call.values % 65521 + 1)));
+  k = pool(in.k, call.k, count);
+  v = pool(in.v, call.v, count);
+  rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
+  table.assign(static_cast<std::size_t>(rows * max_pages), -1);
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    lengths.push_back(static_cast<std::int32_t>(segments[i].s_kv));
+    const auto n = static_cast<std::int64_t>(i);
+    const std::int64_t row = call.indexed ? rows - 1 - n : n;
+    if (call.indexed) index.push_back(static_cast<std::int32_t>(row));
+    fill(in, segments[i], row);
+  }
+}
+
+Tensor Pages::pool(const Tensor& like, Layout layout, std::int64_t count) const {
+  layout.expanded = 0;
+  Tensor t(like.dtype(), {count, like.shape()[1], page_size_, like.shape()[3]}, layout);
+  t.poison();
+  return t;
+}
+
+void Pages::fill(const Inputs& in, const Segment& s, std::int64_t row) {
+  for (std::int64_t j = s.begin; j < s.s_kv; ++j) {
+    std::int32_t& page = table[static_cast<std::size_t>(row * max_pages + j / page_size_)];
+    if (page < 0) {
+      page = free_.back();
+      free_.pop_back();
+    }
+    copy(in.k, k, s, j, page);
+    copy(in.v, v, s, j, page);
+  }
+}
+
+void Pages::copy(const Tensor& from, Tensor& to, const Segment& s, std::int64_t key, std::int64_t page) const {
+  for (std::int64_t h = 0; h < from.shape()[1]; ++h) {
+    for (std::int64_t d = 0; d < from.shape()[3]; ++d) {
+      to.set(from.at(s.tensor_b, h, s.first_kv + key, d), page, h, key % page_size_, d);
+    }
+  }
+}
+
+}  // namespace fa::differential
