@@ -69,6 +69,7 @@ class Config(Struct):
         *_many("has_window_left has_window_right", ctypes.c_int32),
         *_many("window_left window_right chunk", ctypes.c_int64),
         ("cache_pack_sha256", _Pointer(ctypes.c_char_p)),
+        ("page_size", ctypes.c_int64),
     ]
 
 
@@ -97,6 +98,14 @@ class Sequences(Struct):
         ("b", ctypes.c_int64),
         *_many("cu_seqlens_q cu_seqlens_kv seqused_q seqused_kv", ctypes.c_void_p),
         *_many("max_s_q max_s_kv", ctypes.c_int64),
+    ]
+
+
+class PagedCache(Struct):
+    _fields_ = [
+        *_many("struct_size reserved", ctypes.c_uint32),
+        ("block_table", _Pointer(Tensor)),
+        *_many("batch_index seq_begin", ctypes.c_void_p),
     ]
 
 
@@ -133,7 +142,7 @@ _HEAD: list[tuple[str, Any]] = _many("struct_size reserved", ctypes.c_uint32)
 
 
 class ForwardInputs(Struct):
-    _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS]
+    _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache))]
 
 
 class ForwardOutputs(Struct):

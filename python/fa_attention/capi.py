@@ -17,7 +17,8 @@ from ._library import Library, load
 from ._views import aligned
 
 __all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "Library", "TUNE_POLICIES",
-           "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "sequences"]
+           "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "paged_cache", "requests",
+           "sequences"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
@@ -58,6 +59,29 @@ def sequences(cu_seqlens_q: Any, cu_seqlens_kv: Any, seqused_q: Any = None, sequ
     fields.update({name: _views.address(name, t, "int32", b) for name, t in used.items()})
     result = _abi.Sequences(b=b, max_s_q=max_s_q, max_s_kv=max_s_kv, **fields)
     result.tensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+    return result
+
+
+def requests(seqused_kv: Any, cu_seqlens_q: Any = None, seqused_q: Any = None, max_s_q: int = 0,
+             max_s_kv: int = 0) -> _abi.Sequences:
+    """The lengths of requests over pages, by int32 arrays on the attention's device, which it keeps alive: seqused_kv [b],
+    new tokens counted, and of packed queries cu_seqlens_q [b + 1] and seqused_q [b]."""
+    b = _views.view("seqused_kv", seqused_kv).elements
+    result = _abi.Sequences(
+        b=b, max_s_q=max_s_q, max_s_kv=max_s_kv, seqused_kv=_views.address("seqused_kv", seqused_kv, "int32", b),
+        cu_seqlens_q=_views.address("cu_seqlens_q", cu_seqlens_q, "int32", b + 1),
+        seqused_q=_views.address("seqused_q", seqused_q, "int32", b))
+    result.tensors = (seqused_kv, cu_seqlens_q, seqused_q)
+    return result
+
+
+def paged_cache(block_table: Any, batch_index: Any = None, seq_begin: Any = None) -> _abi.PagedCache:
+    """Where the pages of requests are, by int32 arrays on the attention's device, which it keeps alive: block_table [rows,
+    max_pages], batch_index [b] and seq_begin [b]."""
+    fields = {name: _views.address(name, t, "int32", _views.view(name, t).elements) if t is not None else None
+              for name, t in {"batch_index": batch_index, "seq_begin": seq_begin}.items()}
+    result = _abi.PagedCache(block_table=_pointer("block_table", block_table), **fields)
+    result.tensors = (block_table, batch_index, seq_begin)
     return result
 
 
@@ -117,8 +141,9 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
                 check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
-                chunk: int = 0, sink: bool = False) -> _abi.Config:
-    """The fields of fa_config; score, mask: what `function` makes."""
+                chunk: int = 0, sink: bool = False, page_size: int = 0) -> _abi.Config:
+    """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
+    d]."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -126,7 +151,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
         check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=int(chunk), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
+        sink=int(sink), chunk=int(chunk), page_size=int(page_size), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
 
@@ -174,12 +199,14 @@ class Attention:
     def bind_forward(self, q: Any, k: Any, v: Any, o: Any, lse: Any = None, stream: Optional[int] = None,
                      workspace: Any = None, sequences: Optional[_abi.Sequences] = None,
                      dropout: Optional[_abi.DropoutState] = None, captures: Optional[Mapping[str, Any]] = None,
-                     sink: Any = None, tiles: Optional[_abi.MaskTiles] = None) -> Callable[[], None]:
+                     sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
+                     cache: Optional[_abi.PagedCache] = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
-        by name; tiles: what `mask_tiles` makes."""
-        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles))
+        by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences."""
+        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles),
+                                    cache=_reference(cache))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles)
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 
     def bind_backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any,

@@ -227,6 +227,21 @@ def test_no_nvrtc(library):
         fa_attention.set_nvrtc_path(None)
 
 
+def test_pages(library):
+    """Values of ones on the pages that the table names, and of sevens elsewhere."""
+    attention = capi.Attention(library, 8, "torch.float32", causal=True, page_size=2,
+                                    device=(capi.DEVICE_HOST, 0))
+    q, o = Tensor((2, 2, 1, 8)), Tensor((2, 2, 1, 8))
+    k, v = Tensor((4, 1, 2, 8)), Tensor((4, 1, 2, 8), [7.0] * 16 + [1.0] * 32 + [7.0] * 16)
+    table = Tensor((2, 3), [1, -1, -1, -1, 2, 1], "torch.int32")
+    lengths, begin = Tensor((2,), [1, 5], "torch.int32"), Tensor((2,), [0, 2], "torch.int32")
+    cache = capi.paged_cache(table, seq_begin=begin)
+    attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths), cache=cache)()
+    check(all(abs(x - 1) < 1e-6 for x in o.values()), f"o is 1: {o.values()}")
+    refused(ValueError, attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths)), "cache.block_table")
+    refused(TypeError, lambda: capi.paged_cache(table, batch_index=Tensor((2,))), "batch_index", "int32")
+
+
 def main():
     library = capi.load()
     check(library.version() == fa_attention.__version__, "the version of the package is that of the library")
@@ -238,6 +253,7 @@ def main():
     test_forward(library)
     test_protocols()
     test_nvrtc_places()
+    test_pages(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 
