@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include <common/append_params.cuh>
+#include <fa/append.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
@@ -19,6 +21,11 @@
 
 namespace fa::plan {
 
+struct AppendProblem;
+
+/// By which a rotary embedding turns pairs of columns (append.hpp).
+using RotaryTurns = std::array<std::uint64_t, kernel::kMaxRotaryPairs>;
+
 /// What a kernel does in a call, in the order of launches.
 enum class Role : std::uint8_t {
   statistics,     ///< backward: of rows, and a zeroed accumulator of dQ
@@ -31,10 +38,11 @@ enum class Role : std::uint8_t {
   dq,             ///< backward: dQ in a pass of its own
   convert,        ///< backward: dQ from its accumulator
   sink,           ///< backward: the gradient of the sinks
+  append,         ///< new keys and values into a cache: a call of its own
 };
 inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists, Role::norms,         Role::attention,
                                       Role::combine,    Role::reduce,     Role::dq_tile_lists, Role::dq,
-                                      Role::convert,    Role::sink};
+                                      Role::convert,    Role::sink,       Role::append};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -132,6 +140,7 @@ class CallPlan {
   union {
     ForwardParams forward_params;
     BackwardParams backward_params;
+    kernel::AppendParams append_params;
   };
 
  private:
@@ -139,6 +148,7 @@ class CallPlan {
                         CallPlan&);
   friend void plan_call(const Problem&, const BackwardChoice&, const KernelSet&, const BackwardTensors&,
                         const CallFacts&, CallPlan&);
+  friend void plan_call(const AppendProblem&, const KernelSpec&, const AppendInputs&, const RotaryTurns*, CallPlan&);
 
   void add(Role role, std::int64_t grid, void* params, bool early = false);
   void bind_forward(const SectionAddresses& at) noexcept;

@@ -10,6 +10,7 @@
 #include <fa/types.hpp>
 
 #include "plan/arch.hpp"
+#include "plan/kernels/append.hpp"
 #include "plan/kernels/helpers.hpp"
 #include "plan/kernels/sm80_backward.hpp"
 #include "plan/kernels/sm80_forward.hpp"
@@ -48,6 +49,7 @@ enum class Op : std::uint8_t {
   row_norms,            ///< the greatest norms of rows of q and of k, by head
   mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
   mask_keys,            ///< lists of row tiles, for tiles of keys
+  append,               ///< new keys and values into a cache
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -84,7 +86,7 @@ struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, MaskRows, MaskKeys>;
+                           ClearPadding, RowNorms, MaskRows, MaskKeys, Append>;
   Own own;
 
   template <class Which>

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include <common/append_params.cuh>
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
 #include <common/padding_params.cuh>
@@ -26,6 +27,7 @@
 namespace fa::render {
 namespace {
 
+using kernel::AppendParams;
 using kernel::BackwardParams;
 using kernel::BackwardVariantParams;
 using kernel::CaptureParams;
@@ -116,6 +118,18 @@ std::string padding_layout() {
   return asserts.text();
 }
 
+std::string append_layout() {
+  LayoutAsserts asserts("AppendParams", sizeof(AppendParams));
+  asserts.field("sin", offsetof(AppendParams, sin));
+  asserts.field("slots_64", offsetof(AppendParams, slots_64));
+  asserts.field("stride_k_b", offsetof(AppendParams, stride_k_b));
+  asserts.field("stride_table_page", offsetof(AppendParams, stride_table_page));
+  asserts.field("b", offsetof(AppendParams, b));
+  asserts.field("token_blocks", offsetof(AppendParams, token_blocks));
+  asserts.field("turns", offsetof(AppendParams, turns));
+  return asserts.text();
+}
+
 /// Of what kernels with variants are launched with besides.
 std::string variant_layout(const char* type, std::size_t size) {
   LayoutAsserts whole(type, size);
@@ -180,6 +194,7 @@ constexpr Layout kLayouts[] = {
     {"BackwardParams", backward_layout},    {"Sm90BackwardParams", sm90_backward_layout},
     {"PaddingParams", padding_layout},      {"ForwardVariantParams", row_norms_layout},
     {"BackwardVariantParams", sink_layout}, {"MaskTilesParams", [] { return std::string(); }},
+    {"AppendParams", append_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.

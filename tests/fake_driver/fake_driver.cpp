@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <common/append_params.cuh>
 #include <common/padding_params.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -50,6 +51,7 @@ std::size_t params_size(std::string_view kernel) {
   using namespace fa::kernel;
   if (kernel == "fa_sm90_forward") return 4 * sizeof(TensorMap) + sizeof(ForwardVariantParams);
   if (kernel.starts_with("fa_sm90_backward")) return 4 * sizeof(TensorMap) + sizeof(BackwardVariantParams);
+  if (kernel == "fa_append") return sizeof(AppendParams);
   if (kernel == "fa_clear_padding") return sizeof(PaddingParams);
   if (kernel.starts_with("fa_mask_")) return sizeof(MaskTilesParams);
   if (kernel.find("backward") != std::string_view::npos) return sizeof(BackwardVariantParams);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "files.hpp"
+#include "plan/append.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
@@ -107,6 +108,15 @@ plan::KernelSpec backward_spec(plan::Op op) {
   return spec;
 }
 
+plan::KernelSpec append_spec() {
+  plan::AppendProblem problem;
+  problem.arch = {9, 0, 'a'};
+  problem.d_qk = problem.d_v = 128;
+  problem.page_size = 16;
+  problem.rotary_dims = 64;
+  return plan::append_specs(problem).front();
+}
+
 plan::KernelSpec clear_spec() {
   plan::KernelSpec spec;
   spec.own = plan::ClearPadding{};
@@ -128,7 +138,8 @@ std::vector<plan::KernelSpec> all_specs() {
           backward_spec(plan::Op::backward_preprocess),
           backward_spec(plan::Op::backward_convert),
           backward_spec(plan::Op::backward_reduce),
-          clear_spec()};
+          clear_spec(),
+          append_spec()};
 }
 
 /// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
@@ -396,7 +407,7 @@ TEST(Render, TheDigestOfAKernelCoversTheHeadersThatItIncludes) {
       digests.insert(digest);
     }
   }
-  EXPECT_EQ(digests.size(), 11U) << "one for each of the kernels";
+  EXPECT_EQ(digests.size(), 12U) << "one for each of the kernels";
 }
 
 TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {

@@ -15,6 +15,7 @@
 #include "api/problem.hpp"
 #include "api/variants.hpp"
 #include "emulator/pairwise.hpp"
+#include "plan/append.hpp"
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
 #include "plan/mask_tiles.hpp"
@@ -246,6 +247,15 @@ std::vector<NamedSpec> golden_list() {
         }
       }
       specs.add("golden", plan::clear_padding_spec(plan::parse_arch(arch), dtype));
+      for (const int page_size : {0, 16}) {
+        plan::AppendProblem problem;
+        problem.arch = plan::parse_arch(arch);
+        problem.dtype = dtype;
+        problem.d_qk = problem.d_v = 128;
+        problem.page_size = page_size;
+        problem.rotary_dims = page_size * 8;
+        specs.add("golden", plan::append_specs(problem).front());
+      }
     }
   }
   return std::move(specs).take();
