@@ -33,7 +33,8 @@ struct RotaryEmbedding {
 /// does not write keeps its value.
 ///
 /// A dense batch has s_new new rows of each of b requests. In a packed one, whose tensors have rank 3, request i has
-/// the rows [cu_seqlens_k_new[i], cu_seqlens_k_new[i + 1]); rows of no request are not written anywhere.
+/// the rows [cu_seqlens_k_new[i], cu_seqlens_k_new[i + 1]); rows of no request are not written anywhere. With slots,
+/// and positions for a rotary embedding, nothing depends on requests: lengths are not read, and all rows count.
 struct AppendInputs {
   TensorView k;  ///< [b, h_kv, s_new, d_qk]; packed: [total_new, h_kv, d_qk]
   TensorView v;  ///< [b, h_kv, s_new, d_v]; packed: [total_new, h_kv, d_v]
@@ -44,8 +45,7 @@ struct AppendInputs {
   PagedCache cache = {};  ///< with page_size. Of a contiguous cache `batch_index` alone counts: rows of the cache
   std::int64_t b = 0;     ///< packed: how many requests
   const std::int32_t* cu_seqlens_k_new = nullptr;  ///< packed: [b + 1], never decreasing, from at least 0 to total_new
-  /// [b], how many keys a request has, the new ones counted: row j of n goes to position seqused_kv - n + j. Not read
-  /// where slots, and for rotary embedding positions, are given.
+  /// [b], how many keys a request has, the new ones counted: row j of n goes to position seqused_kv - n + j.
   const std::int32_t* seqused_kv = nullptr;
   /// [rows], where each new row goes instead: page * page_size + row of the page (contiguous: request * s_max +
   /// position). Rows with a negative slot are not written to the cache. Two rows of one slot leave either. One of the

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <fa/version.h>
+#include <fa/append.hpp>
 #include <fa/device.hpp>
 #include <fa/error.hpp>
 #include <fa/export.hpp>
@@ -300,6 +301,21 @@ class FA_API Attention {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = nullptr,
                 Workspace workspace = {}) const;
 
+  /// Writes new keys and values into a cache, k and, if given, q with their rotary embedding (append.hpp,
+  /// docs/inference.md). One kernel, which reads lengths, tables and slots when it runs: they may change between
+  /// replays of a captured call.
+  ///
+  /// Stream and cost are those of `forward`; scratch memory is not needed. Errors: throws fa::Error before anything is
+  /// launched: invalid_argument, no_compiler, compile_failed, cache_miss, cuda. The host device and check_sequences
+  /// refuse lengths, tables, slots and positions that do not fit. Without that, a row whose place is not in the cache
+  /// or in the table is not written, and no access is outside of a tensor. Without new rows it succeeds without a
+  /// launch.
+  void append(const AppendInputs& inputs, Stream stream = nullptr) const;
+
+  /// Compiles and loads what `append` will need, so that the call itself can be captured; the errors of `append`.
+  void prepare_append(const AppendShape& shape) const;
+  KernelInfo append_kernel_info(const AppendShape& shape) const;
+
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
   /// until that is done; throws the errors of `forward`.
   void prepare(const AttentionShape& shape) const;
@@ -344,6 +360,9 @@ FA_API std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const
 /// Likewise those of `backward`.
 FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,
                                                      const std::string& arch);
+
+/// Likewise that of `append`.
+FA_API KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& shape, const std::string& arch);
 
 /// The mask of AttentionConfig::dropout = `probability`, computed on the host; `state.device` is not read. `keep` is
 /// [b, h_q, s_q, s_kv], row-major, and gets 1 for a kept element and 0 for a dropped one. In a packed batch b numbers

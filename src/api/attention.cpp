@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "api/append.hpp"
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
 #include "api/packed.hpp"
@@ -64,6 +65,7 @@ class Attention::Impl {
     packed_.emplace(config_, *context_, store_);
     forward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
     backward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
+    append_.emplace(config_, *context_, store_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -122,6 +124,17 @@ class Attention::Impl {
         api::given_tiles(inputs.tiles, config_, functions_, variant), stream, workspace);
   }
 
+  void append(const AppendInputs& inputs, Stream stream) {
+    const api::AppendCall call = api::check_append(config_, inputs);
+    if (host_) return api::append_on_host(call);
+    append_->run(call, stream);
+  }
+
+  KernelInfo prepare_append(const AppendShape& shape) {
+    const plan::AppendProblem problem = api::append_problem(config_, shape);
+    return host_ ? api::host_append_info(config_) : append_->prepare(problem);
+  }
+
   KernelInfo prepare(api::Operation op, const AttentionShape& wanted) {
     check_has(op);
     const AttentionShape shape = api::checked(config_, wanted);
@@ -174,6 +187,7 @@ class Attention::Impl {
   std::optional<api::DevicePacked> packed_;
   std::optional<api::DeviceOperation<api::ForwardOperation>> forward_;
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
+  std::optional<api::DeviceAppend> append_;
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -193,6 +207,18 @@ void Attention::forward(const ForwardInputs& inputs, const ForwardOutputs& outpu
 void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream,
                          Workspace workspace) const {
   impl_->backward(inputs, outputs, stream, workspace);
+}
+
+void Attention::append(const AppendInputs& inputs, Stream stream) const {
+  impl_->append(inputs, stream);
+}
+
+void Attention::prepare_append(const AppendShape& shape) const {
+  impl_->prepare_append(shape);
+}
+
+KernelInfo Attention::append_kernel_info(const AppendShape& shape) const {
+  return impl_->prepare_append(shape);
 }
 
 void Attention::prepare(const AttentionShape& shape) const {

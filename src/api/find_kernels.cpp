@@ -2,6 +2,7 @@
 
 #include <fa/attention.hpp>
 
+#include "api/append.hpp"
 #include "api/build.hpp"
 #include "api/packed.hpp"
 #include "api/paged.hpp"
@@ -50,6 +51,15 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const plan::ForwardPlan planned = plan::plan_forward(problem, api::read_override(config, api::Operation::forward));
   return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
+}
+
+KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& shape, const std::string& arch) {
+  api::validate(config, false);
+  plan::AppendProblem problem = api::append_problem(config, shape);
+  problem.arch = plan::parse_target(arch);
+  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
+  return api::kernel_info(
+      api::choose_kernel(plan::append_specs(problem), *store, api::Supply(config), config.deterministic));
 }
 
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,

@@ -1,0 +1,131 @@
+#include "reference/append.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "reference/geometry.hpp"
+
+namespace fa::reference {
+namespace {
+
+/// Cosines and sines of the pairs of a row.
+struct Turns {
+  std::vector<double> cosine, sine;
+};
+
+Turns turns_at(const RotaryEmbedding& rotary, std::int64_t position) {
+  const std::int64_t pairs = rotary.dims / 2;
+  Turns turns{std::vector<double>(static_cast<std::size_t>(pairs)),
+              std::vector<double>(static_cast<std::size_t>(pairs))};
+  if (rotary.cos.defined()) {
+    const std::int64_t row = std::clamp<std::int64_t>(position, 0, rotary.cos.shape[0] - 1);
+    load(rotary.cos, row * rotary.cos.strides[0], 1, pairs, turns.cosine.data());
+    load(rotary.sin, row * rotary.sin.strides[0], 1, pairs, turns.sine.data());
+    return turns;
+  }
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    const double angle = static_cast<double>(position) *
+                         std::pow(rotary.base, -2.0 * static_cast<double>(i) / static_cast<double>(rotary.dims));
+    turns.cosine[static_cast<std::size_t>(i)] = std::cos(angle);
+    turns.sine[static_cast<std::size_t>(i)] = std::sin(angle);
+  }
+  return turns;
+}
+
+/// Row `to` of one tensor becomes row `from` of another, bit for bit where nothing turns.
+void write_row(const TensorView& source, std::int64_t from, const TensorView& target, std::int64_t to,
+               const RotaryEmbedding& rotary, const Turns& turns) {
+  const auto size = static_cast<std::int64_t>(size_of(source.dtype));
+  const std::int64_t pairs = static_cast<std::int64_t>(turns.cosine.size());
+  std::vector<double> row(static_cast<std::size_t>(2 * pairs));
+  load(source, from, 1, 2 * pairs, row.data());
+  const std::int64_t rest = source.shape[3] - 2 * pairs;
+  if (rest > 0) {
+    std::memmove(static_cast<std::byte*>(target.data) + (to + 2 * pairs) * size,  // perhaps the same row
+                 static_cast<const std::byte*>(source.data) + (from + 2 * pairs) * size,
+                 static_cast<std::size_t>(rest * size));
+  }
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    const std::int64_t first = rotary.interleaved ? 2 * i : i;
+    const std::int64_t second = rotary.interleaved ? 2 * i + 1 : i + pairs;
+    const auto [x, y] = std::pair(row[static_cast<std::size_t>(first)], row[static_cast<std::size_t>(second)]);
+    const auto [cosine, sine] =
+        std::pair(turns.cosine[static_cast<std::size_t>(i)], turns.sine[static_cast<std::size_t>(i)]);
+    store_element(target, to + first, x * cosine - y * sine);
+    store_element(target, to + second, y * cosine + x * sine);
+  }
+}
+
+/// The last sequence that starts at or before a row, if that is one of its rows.
+std::int64_t sequence_of(const AppendInputs& inputs, std::int64_t token) {
+  const std::int32_t* const cu = inputs.cu_seqlens_k_new;
+  const std::int64_t after = std::upper_bound(cu, cu + inputs.b, static_cast<std::int32_t>(token)) - cu;
+  return after == 0 || token >= cu[after] ? -1 : after - 1;
+}
+
+}  // namespace
+
+AppendedRow appended_row(const AppendInputs& inputs, std::int64_t token) {
+  if (inputs.seqused_kv == nullptr) return {0, 0};
+  const std::int32_t* const cu = inputs.cu_seqlens_k_new;
+  const std::int64_t s_new = inputs.k.shape[2];
+  const std::int64_t request = cu != nullptr ? sequence_of(inputs, token) : token / s_new;
+  if (request < 0) return {};
+  const std::int64_t first = cu != nullptr ? cu[request] : request * s_new;
+  const std::int64_t count = cu != nullptr ? cu[request + 1] - cu[request] : s_new;
+  return {request, inputs.seqused_kv[request] - count + token - first};
+}
+
+std::optional<CacheRow> cache_row(const AppendInputs& inputs, const AppendedRow& row, std::int64_t token) {
+  const TensorView& table = inputs.cache.block_table;
+  const std::int64_t pages = inputs.k_cache.shape[0];
+  const std::int64_t rows = inputs.k_cache.shape[2];
+  if (inputs.slots != nullptr || inputs.slots_64 != nullptr) {
+    const std::int64_t slot = inputs.slots != nullptr ? inputs.slots[token] : inputs.slots_64[token];
+    if (slot < 0 || slot >= pages * rows) return std::nullopt;
+    return CacheRow{slot / rows, slot % rows};
+  }
+  const std::int32_t* const batch_index = inputs.cache.batch_index;
+  const std::int64_t index = batch_index != nullptr ? batch_index[row.request] : row.request;
+  if (row.position < 0 || index < 0 || index >= (table.defined() ? table.shape[0] : pages)) return std::nullopt;
+  if (!table.defined()) return row.position < rows ? std::optional(CacheRow{index, row.position}) : std::nullopt;
+  if (row.position >= table.shape[1] * rows) return std::nullopt;
+  const std::int64_t entry = index * table.strides[0] + row.position / rows * table.strides[1];
+  const std::int64_t page = static_cast<const std::int32_t*>(table.data)[entry];
+  if (page < 0 || page >= pages) return std::nullopt;
+  return CacheRow{page, row.position % rows};
+}
+
+std::int64_t rotary_position(const AppendInputs& inputs, const AppendedRow& row, std::int64_t token) {
+  if (inputs.rotary.positions != nullptr) return inputs.rotary.positions[token];
+  if (inputs.rotary.positions_64 != nullptr) return inputs.rotary.positions_64[token];
+  return row.position;
+}
+
+void append(const AppendInputs& inputs) {
+  const std::int64_t s_new = inputs.k.shape[2];
+  const std::int64_t tokens = inputs.k.shape[0] * s_new;
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const AppendedRow row = appended_row(inputs, token);
+    if (row.request < 0) continue;
+    const std::int64_t b = token / s_new;
+    const std::int64_t s = token % s_new;
+    const Turns turns = turns_at(inputs.rotary, rotary_position(inputs, row, token));
+    for (std::int64_t h = 0; inputs.q.defined() && h < inputs.q.shape[1]; ++h) {
+      write_row(inputs.q, row_offset(inputs.q, b, h, s), inputs.q_out, row_offset(inputs.q_out, b, h, s), inputs.rotary,
+                turns);
+    }
+    const std::optional<CacheRow> place = cache_row(inputs, row, token);
+    for (std::int64_t h = 0; place && h < inputs.k.shape[1]; ++h) {
+      write_row(inputs.k, row_offset(inputs.k, b, h, s), inputs.k_cache,
+                row_offset(inputs.k_cache, place->page, h, place->row), inputs.rotary, turns);
+      write_row(inputs.v, row_offset(inputs.v, b, h, s), inputs.v_cache,
+                row_offset(inputs.v_cache, place->page, h, place->row), {}, {});
+    }
+  }
+}
+
+}  // namespace fa::reference

@@ -1,0 +1,455 @@
+#include "support/append_case.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <numeric>
+#include <ostream>
+#include <random>
+
+#include "reference/geometry.hpp"
+
+namespace fa::test {
+namespace {
+
+using At = std::array<std::int64_t, 4>;
+
+/// What a kernel's cosines, sines and products may be off by, relative to the numbers that it turns (docs/numerics.md).
+constexpr double kComputed = 0x1p-22;
+using Random = std::mt19937;
+
+template <class T, std::size_t kCount>
+T pick(Random& random, const std::array<T, kCount>& values) {
+  return values[random() % kCount];
+}
+
+/// Half of the distance of two neighbours of a dtype at a magnitude.
+double half_unit(DType dtype, double magnitude) {
+  const auto digits = [&](int count, int least) {
+    return std::ldexp(1.0, std::max(magnitude > 0 ? std::ilogb(magnitude) : least, least) - count);
+  };
+  switch (dtype) {
+    case DType::f16:
+      return digits(11, -14);
+    case DType::bf16:
+      return digits(8, -126);
+    case DType::f32:
+      return digits(24, -126);
+    default:
+      return digits(51, -1022);
+  }
+}
+
+}  // namespace
+
+std::int64_t AppendCase::new_rows() const {
+  return std::accumulate(rows.begin(), rows.end(), 2 * padding);
+}
+
+AttentionConfig AppendCase::config() const {
+  AttentionConfig config;
+  config.head_dim = static_cast<int>(d_qk);
+  config.head_dim_v = static_cast<int>(d_v);
+  config.dtype = dtype;
+  config.page_size = page_size;
+  return config;
+}
+
+AppendShape AppendCase::shape() const {
+  return {rotary_dims, interleaved, table, aligned};
+}
+
+std::string to_string(const AppendCase& c) {
+  return fmt::format(
+      "{} h {}/{} d {}/{} page {} rows {} before {} {}{}{} slots {} positions {} + {} rotary {}{} base {} table {}{}{} "
+      "layout {}{} seed {}",
+      to_string(c.dtype), c.h_q, c.h_kv, c.d_qk, c.d_v, c.page_size, fmt::join(c.rows, ","), fmt::join(c.before, ","),
+      c.packed ? "packed" : "dense", c.padding != 0 ? " padded" : "", c.batch_index ? " indexed" : "",
+      static_cast<int>(c.slots), static_cast<int>(c.positions), c.far, c.rotary_dims,
+      c.interleaved ? " interleaved" : "", c.base, c.table ? to_string(*c.table) : "none",
+      c.aligned ? "" : " unaligned", c.in_place ? " in place" : "", static_cast<int>(c.layout),
+      c.hostile ? " hostile" : "", c.seed);
+}
+
+void PrintTo(const AppendCase& c, std::ostream* out) {
+  *out << to_string(c);
+}
+
+void draw_requests(AppendCase& c, std::uint32_t seed) {
+  Random random(seed);
+  c.seed = seed;
+  c.h_kv = pick(random, std::array<std::int64_t, 5>{1, 2, 3, 5, 8});
+  const bool queries = c.rotary_dims > 0 && random() % 3 != 0;
+  c.h_q = queries ? c.h_kv * pick(random, std::array<std::int64_t, 3>{1, 2, 5}) : 0;
+  c.packed = random() % 3 != 0;
+  c.padding = c.packed ? pick(random, std::array<std::int64_t, 3>{0, 0, 2}) : 0;
+  const std::size_t count = pick(random, std::array<std::size_t, 5>{1, 2, 3, 7, 40});
+  const auto equal = static_cast<std::int64_t>(random() % 4 + 1);
+  const bool even = !c.packed || random() % 3 == 0;
+  c.rows.clear();
+  c.before.clear();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto ragged = static_cast<std::int64_t>(random() % 3 == 0 ? 0 : random() % (count > 7 ? 4 : 21));
+    c.rows.push_back(even ? equal : ragged);
+    c.before.push_back(static_cast<std::int64_t>(random() % 50));
+  }
+  // As many rows as if all had the same number.
+  while (!even && random() % 8 != 0 && c.new_rows() % static_cast<std::int64_t>(count) != 0) ++c.rows.back();
+  c.batch_index = random() % 3 == 0;
+  c.slots = random() % 3 == 0 ? pick(random, std::array{RowNumbers::i32, RowNumbers::i64}) : RowNumbers::none;
+  c.positions = c.rotary_dims > 0 && random() % 2 == 0 ? pick(random, std::array{RowNumbers::i32, RowNumbers::i64})
+                                                       : RowNumbers::none;
+  c.far = c.table ? 0 : pick(random, std::array<std::int64_t, 4>{0, 1 << 10, 1 << 20, 1 << 27});
+  c.in_place = random() % 2 == 0;
+  c.layout = pick(random, std::array{PoolLayout::hnd, PoolLayout::nhd, PoolLayout::interleaved});
+  c.base = pick(random, std::array{10000.0, 500000.0, 1e6, 37.5, 1.0});
+}
+
+AppendCase random_append_case(std::uint32_t seed, bool hostile) {
+  Random random(seed * 2654435761u + 1);
+  AppendCase c;
+  c.hostile = hostile;
+  c.dtype = pick(random, std::array{DType::f16, DType::bf16, DType::f32});
+  c.d_qk = pick(random, std::array<std::int64_t, 7>{8, 24, 40, 64, 80, 128, 256});
+  c.d_v = random() % 3 == 0 ? pick(random, std::array<std::int64_t, 4>{8, 64, 72, 128}) : c.d_qk;
+  c.page_size = pick(random, std::array<std::int64_t, 9>{0, 1, 3, 8, 12, 16, 40, 64, 256});
+  c.rotary_dims = pick(random, std::array{0, 2, 6, 8, 20, 24, 32, 64, 128, 256});
+  if (c.rotary_dims > c.d_qk) c.rotary_dims = static_cast<int>(c.d_qk);
+  c.interleaved = c.rotary_dims > 0 && random() % 2 == 0;
+  if (c.rotary_dims > 0 && random() % 3 == 0) c.table = random() % 2 == 0 ? DType::f32 : c.dtype;
+  c.aligned = random() % 4 != 0;
+  draw_requests(c, seed + 1);
+  return c;
+}
+
+/// Memory of a tensor whose axes lie in `order`, the outermost first. Unaligned rows start one element behind a
+/// multiple of 16 bytes.
+void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::array<int, 4> order, bool fill) {
+  TensorView view;
+  view.rank = 4;
+  view.dtype = c_.dtype;
+  view.shape = shape;
+  const std::int64_t gap = c_.aligned ? 16 / static_cast<std::int64_t>(size_of(c_.dtype)) : 1;
+  std::int64_t stride = 1;
+  for (int i = 3; i >= 0; --i) {
+    const auto axis = static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
+    view.strides[axis] = stride;
+    stride *= shape[axis];
+    if (i == 3) stride += gap;
+  }
+  const std::size_t start = c_.aligned ? 0 : size_of(c_.dtype);
+  AppendBuffer& buffer = at(part);
+  buffer.name = name;
+  buffer.bytes.assign(static_cast<std::size_t>(stride) * size_of(c_.dtype) + start, std::byte{0xff});
+  starts_[static_cast<std::size_t>(part)] = start;
+  views_[static_cast<std::size_t>(part)] = view;
+  if (!fill) return;
+  Random random(c_.seed * 31 + static_cast<std::uint32_t>(part));
+  for_each_row(part, [&](std::size_t at_byte, std::size_t bytes) {
+    TensorView row(buffer.bytes.data() + at_byte, c_.dtype, {static_cast<std::int64_t>(bytes / size_of(c_.dtype))});
+    for (std::int64_t i = 0; i < row.shape[0]; ++i) {
+      reference::store_element(row, i, static_cast<double>(random() % 4096) / 1024.0 - 2.0);
+    }
+  });
+}
+
+template <class Number>
+void AppendData::add_numbers(AppendPart part, const char* name, const std::vector<Number>& numbers) {
+  AppendBuffer& buffer = at(part);
+  buffer.name = name;
+  buffer.bytes.resize(numbers.size() * sizeof(Number));
+  if (!numbers.empty()) std::memcpy(buffer.bytes.data(), numbers.data(), buffer.bytes.size());
+}
+
+AppendData::AppendData(const AppendCase& c) : c_(c) {
+  const std::int64_t b = c_.packed ? 1 : static_cast<std::int64_t>(c_.rows.size());
+  const std::int64_t rows = c_.packed ? c_.new_rows() : c_.rows.front();
+  constexpr std::array<int, 4> kBshd{0, 2, 1, 3};
+  add_tensor(AppendPart::k, "k", {b, c_.h_kv, rows, c_.d_qk}, kBshd, true);
+  add_tensor(AppendPart::v, "v", {b, c_.h_kv, rows, c_.d_v}, kBshd, true);
+  if (c_.h_q > 0) {
+    add_tensor(AppendPart::q, "q", {b, c_.h_q, rows, c_.d_qk}, kBshd, true);
+    if (!c_.in_place) add_tensor(AppendPart::q_out, "q_out", {b, c_.h_q, rows, c_.d_qk}, {0, 1, 2, 3}, false);
+    at(c_.in_place ? AppendPart::q : AppendPart::q_out).written = true;
+  }
+  add_requests();
+  add_cache();
+  if (c_.slots != RowNumbers::none) add_slots();
+  if (c_.rotary_dims > 0) add_rotary();
+}
+
+void AppendData::add_requests() {
+  Random random(c_.seed * 17 + 3);
+  const auto count = static_cast<std::int64_t>(c_.rows.size());
+  std::int64_t longest = 1;
+  for (std::size_t i = 0; i < c_.rows.size(); ++i) longest = std::max(longest, c_.before[i] + c_.rows[i]);
+  const std::int64_t page = page_rows_ = c_.page_size > 0 ? c_.page_size : longest + 3;
+  max_pages_ = c_.page_size > 0 ? (longest + page - 1) / page + 1 : 1;
+  table_rows_ = count + (c_.batch_index ? 3 : 0);
+  pages_ = c_.page_size > 0 ? count * max_pages_ + 5 : table_rows_;
+  std::vector<std::int32_t> cu{static_cast<std::int32_t>(c_.padding)}, used, index;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(std::max(table_rows_, pages_)));
+  std::iota(places.begin(), places.end(), 0);
+  std::vector<std::int32_t> requests(places.begin(), places.begin() + table_rows_);
+  std::shuffle(requests.begin(), requests.end(), random);
+  std::vector<std::int32_t> pages(places.begin(), places.begin() + pages_);
+  std::shuffle(pages.begin(), pages.end(), random);
+  std::vector<std::int32_t> table(static_cast<std::size_t>(table_rows_ * max_pages_), -1);
+  std::size_t next = 0;
+  rows_.assign(static_cast<std::size_t>(c_.new_rows()), Row{});
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    std::int64_t request = c_.batch_index ? requests[n] : i;
+    std::int64_t before = c_.before[n];
+    if (c_.hostile && random() % 4 == 0)
+      before = std::array<std::int64_t, 3>{-7, max_pages_ * page - 1, 1 << 30}[random() % 3];
+    if (c_.hostile && c_.batch_index && random() % 4 == 0) request = random() % 2 == 0 ? -1 : table_rows_ + 9;
+    used.push_back(static_cast<std::int32_t>(before + c_.rows[n]));
+    index.push_back(static_cast<std::int32_t>(request));
+    for (std::int64_t j = 0; j < c_.rows[n]; ++j) {
+      Row& row = rows_[static_cast<std::size_t>(cu.back() + j)];
+      row = {.known = true, .position = before + j};
+      if (request < 0 || request >= table_rows_ || row.position < 0 || row.position >= max_pages_ * page) continue;
+      std::int32_t& entry = table[static_cast<std::size_t>(request * max_pages_ + row.position / page)];
+      if (c_.page_size == 0) {
+        entry = static_cast<std::int32_t>(request);
+      } else if (entry == -1) {
+        entry = pages[next++];
+        if (c_.hostile && random() % 4 == 0) entry = random() % 2 == 0 ? -3 : static_cast<std::int32_t>(pages_ + 2);
+      }
+      if (entry >= 0 && entry < pages_) row.page = entry, row.row = row.position % page;
+    }
+    cu.push_back(static_cast<std::int32_t>(cu.back() + c_.rows[n]));
+  }
+  if (c_.packed) add_numbers(AppendPart::cu, "cu_seqlens_k_new", cu);
+  add_numbers(AppendPart::used, "seqused_kv", used);
+  if (c_.batch_index) add_numbers(AppendPart::index, "batch_index", index);
+  if (c_.page_size > 0) add_numbers(AppendPart::table, "block_table", table);
+}
+
+void AppendData::add_cache() {
+  const bool nhd = c_.layout != PoolLayout::hnd;
+  const std::array<int, 4> order = nhd ? std::array<int, 4>{0, 2, 1, 3} : std::array<int, 4>{0, 1, 2, 3};
+  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, c_.d_qk}, order, true);
+  add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, c_.d_v}, order, true);
+  at(AppendPart::k_cache).written = at(AppendPart::v_cache).written = true;
+  if (c_.layout != PoolLayout::interleaved || c_.d_qk != c_.d_v) return;
+  // One tensor [pages, 2, rows, h, d]: V's page is the other half of K's.
+  TensorView& k = views_[static_cast<std::size_t>(AppendPart::k_cache)];
+  TensorView& v = views_[static_cast<std::size_t>(AppendPart::v_cache)];
+  const auto half = static_cast<std::size_t>(k.strides[0]) * size_of(c_.dtype);
+  k.strides[0] *= 2;
+  v.strides[0] = k.strides[0];
+  AppendBuffer& both = at(AppendPart::k_cache);
+  both.bytes.resize(2 * both.bytes.size(), std::byte{0x2a});
+  starts_[static_cast<std::size_t>(AppendPart::v_cache)] = start_of(AppendPart::k_cache) + half;
+  at(AppendPart::v_cache) = {};
+}
+
+/// Slots that say what the block table says, some of them negative; hostile ones beyond the cache.
+void AppendData::add_slots() {
+  Random random(c_.seed * 13 + 5);
+  std::vector<std::int64_t> slots;
+  for (Row& row : rows_) {
+    std::int64_t slot = row.page < 0 ? -1 : row.page * page_rows_ + row.row;
+    if (random() % 5 == 0) slot = -static_cast<std::int64_t>(random() % 3) - 1;
+    if (c_.hostile && random() % 5 == 0) {
+      slot = pages_ * page_rows_ + static_cast<std::int64_t>(random() % 2);
+      if (c_.slots == RowNumbers::i64 && random() % 2 == 0) slot = (std::int64_t{1} << 40) + 1;
+    }
+    slots.push_back(slot);
+    if (slot < 0 || slot >= pages_ * page_rows_) row.page = -1;
+    // Nothing else says which rows there are.
+    if (c_.rotary_dims == 0 || c_.positions != RowNumbers::none) row.known = true;
+  }
+  if (c_.slots == RowNumbers::i64) return add_numbers(AppendPart::slots, "slots_64", slots);
+  add_numbers(AppendPart::slots, "slots", std::vector<std::int32_t>(slots.begin(), slots.end()));
+}
+
+void AppendData::add_rotary() {
+  Random random(c_.seed * 11 + 7);
+  std::int64_t last = 0;
+  std::vector<std::int64_t> positions;
+  for (Row& row : rows_) {
+    if (c_.positions != RowNumbers::none) row.position = c_.far + static_cast<std::int64_t>(random() % 100);
+    positions.push_back(row.position);
+    if (row.position < 1000) last = std::max(last, row.position);
+  }
+  if (c_.positions == RowNumbers::i64) add_numbers(AppendPart::positions, "positions_64", positions);
+  if (c_.positions == RowNumbers::i32) {
+    add_numbers(AppendPart::positions, "positions", std::vector<std::int32_t>(positions.begin(), positions.end()));
+  }
+  if (!c_.table) return;
+  const std::int64_t pairs = c_.rotary_dims / 2;
+  const std::int64_t pitch = c_.aligned ? (pairs + 7) / 8 * 8 : pairs + 1;
+  for (const auto part : {AppendPart::cos, AppendPart::sin}) {
+    TensorView& view = views_[static_cast<std::size_t>(part)];
+    view.rank = 2;
+    view.dtype = *c_.table;
+    view.shape = {last + 1, pairs};
+    view.strides = {pitch, 1};
+    AppendBuffer& buffer = at(part);
+    buffer.name = part == AppendPart::cos ? "cos" : "sin";
+    buffer.bytes.assign(static_cast<std::size_t>((last + 1) * pitch) * size_of(view.dtype), std::byte{0xff});
+    TensorView filled = view;
+    filled.data = buffer.bytes.data();
+    for (std::int64_t i = 0; i <= last; ++i) {
+      for (std::int64_t j = 0; j < pairs; ++j) {
+        const double angle = 0.37 * static_cast<double>(i) / static_cast<double>(j + 1);
+        reference::store_element(filled, i * pitch + j, part == AppendPart::cos ? std::cos(angle) : std::sin(angle));
+      }
+    }
+  }
+}
+
+AppendInputs AppendData::inputs(const std::array<void*, kAppendParts>& memory) const {
+  const auto address = [&](AppendPart part) { return memory[static_cast<std::size_t>(part)]; };
+  const auto tensor = [&](AppendPart part) {
+    TensorView view = views_[static_cast<std::size_t>(part)];
+    const bool shared = part == AppendPart::v_cache && at(part).bytes.empty();
+    void* const base = address(shared ? AppendPart::k_cache : part);
+    if (view.defined()) view.data = static_cast<std::byte*>(base) + start_of(part);
+    return view;
+  };
+  const auto rows = [&](AppendPart part) {
+    const TensorView view = tensor(part);
+    if (!c_.packed || !view.defined()) return view;
+    const std::array<std::int64_t, 3> shape{view.shape[2], view.shape[1], view.shape[3]};
+    const std::array<std::int64_t, 3> strides{view.strides[2], view.strides[1], view.strides[3]};
+    return TensorView(view.data, view.dtype, shape, strides);
+  };
+  AppendInputs inputs{rows(AppendPart::k), rows(AppendPart::v), tensor(AppendPart::k_cache),
+                      tensor(AppendPart::v_cache)};
+  inputs.b = static_cast<std::int64_t>(c_.rows.size());
+  inputs.cu_seqlens_k_new = static_cast<const std::int32_t*>(address(AppendPart::cu));
+  inputs.seqused_kv = static_cast<const std::int32_t*>(address(AppendPart::used));
+  inputs.cache.batch_index = static_cast<const std::int32_t*>(address(AppendPart::index));
+  if (c_.page_size > 0) {
+    inputs.cache.block_table = TensorView(address(AppendPart::table), DType::i32, {table_rows_, max_pages_});
+  }
+  if (c_.slots == RowNumbers::i32) inputs.slots = static_cast<const std::int32_t*>(address(AppendPart::slots));
+  if (c_.slots == RowNumbers::i64) inputs.slots_64 = static_cast<const std::int64_t*>(address(AppendPart::slots));
+  inputs.q = rows(AppendPart::q);
+  inputs.q_out = rows(c_.in_place ? AppendPart::q : AppendPart::q_out);
+  RotaryEmbedding& rotary = inputs.rotary;
+  rotary.dims = c_.rotary_dims;
+  rotary.interleaved = c_.interleaved;
+  rotary.base = c_.base;
+  rotary.cos = tensor(AppendPart::cos);
+  rotary.sin = tensor(AppendPart::sin);
+  void* const positions = address(AppendPart::positions);
+  if (c_.positions == RowNumbers::i32) rotary.positions = static_cast<const std::int32_t*>(positions);
+  if (c_.positions == RowNumbers::i64) rotary.positions_64 = static_cast<const std::int64_t*>(positions);
+  return inputs;
+}
+
+AppendInputs AppendData::inputs() {
+  std::array<void*, kAppendParts> memory{};
+  for (std::size_t i = 0; i < kAppendParts; ++i)
+    memory[i] = buffers_[i].bytes.empty() ? nullptr : buffers_[i].bytes.data();
+  return inputs(memory);
+}
+
+std::size_t AppendData::offset(AppendPart part, At place) const {
+  const TensorView& view = views_[static_cast<std::size_t>(part)];
+  std::int64_t elements = 0;
+  for (std::size_t axis = 0; axis < 4; ++axis) elements += place[axis] * view.strides[axis];
+  return start_of(part) + static_cast<std::size_t>(elements) * size_of(view.dtype);
+}
+
+double AppendData::number(AppendPart part, const std::vector<std::byte>& bytes, At place) const {
+  double value = 0;
+  const TensorView one(bytes.data() + offset(part, place), views_[static_cast<std::size_t>(part)].dtype, {1});
+  reference::load(one, 0, 1, 1, &value);
+  return value;
+}
+
+/// Cosine and sine, by an angle in long double.
+std::array<double, 2> AppendData::turn(std::int64_t position, std::int64_t pair) const {
+  if (c_.table) {
+    const TensorView& view = views_[static_cast<std::size_t>(AppendPart::cos)];
+    const At place{std::clamp<std::int64_t>(position, 0, view.shape[0] - 1), pair};
+    return {number(AppendPart::cos, at(AppendPart::cos).bytes, place),
+            number(AppendPart::sin, at(AppendPart::sin).bytes, place)};
+  }
+  const long double exponent = -2.0L * static_cast<long double>(pair) / static_cast<long double>(c_.rotary_dims);
+  const long double angle = static_cast<long double>(position) * std::pow(static_cast<long double>(c_.base), exponent);
+  return {static_cast<double>(std::cos(angle)), static_cast<double>(std::sin(angle))};
+}
+
+/// Holds a row to what it was made of, and marks it in `expected` as seen.
+std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
+                                    const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                    std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
+  const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
+  const std::vector<std::byte>& before = at(from).bytes;
+  const std::size_t size = size_of(c_.dtype);
+  const std::int64_t turned = from == AppendPart::v ? 0 : c_.rotary_dims;
+  const std::int64_t d = views_[static_cast<std::size_t>(from)].shape[3];
+  for (std::int64_t i = 0; i < d; ++i) {
+    At in = source, out = target;
+    in[3] = out[3] = i;
+    const std::byte* const found = after[memory].data() + offset(to, out);
+    std::memcpy(expected[memory].data() + offset(to, out), found, size);
+    if (i >= turned) {
+      if (std::memcmp(found, before.data() + offset(from, in), size) == 0) continue;
+      return fmt::format("{} [{}] is not a copy", at(to).name, fmt::join(out, ", "));
+    }
+    const std::int64_t pairs = c_.rotary_dims / 2;
+    const bool second = c_.interleaved ? i % 2 != 0 : i >= pairs;
+    At other = in;
+    other[3] = c_.interleaved ? i ^ 1 : second ? i - pairs : i + pairs;
+    const auto [cosine, sine] = turn(row.position, c_.interleaved ? i / 2 : i % pairs);
+    const double x = number(from, before, in), y = number(from, before, other);
+    const double wanted = x * cosine + (second ? y : -y) * sine;
+    // Angles of the reference are doubles.
+    const double angles = c_.table ? 0 : 0x1p-50 * std::abs(static_cast<double>(row.position));
+    const double computed = (std::abs(x) + std::abs(y)) * (kComputed + angles);
+    const double allowed = computed + half_unit(c_.dtype, std::abs(wanted) + computed);
+    const double got = number(to, after[memory], out);
+    if (std::abs(got - wanted) <= allowed) continue;
+    return fmt::format("[{}] of a row at position {} is {}, not {} +- {}", fmt::join(out, ", "), row.position, got,
+                       wanted, allowed);
+  }
+  return {};
+}
+
+std::string AppendData::judge(const std::array<std::vector<std::byte>, kAppendParts>& after) const {
+  std::array<std::vector<std::byte>, kAppendParts> expected{};
+  for (std::size_t i = 0; i < kAppendParts; ++i) expected[i] = buffers_[i].bytes;
+  const std::int64_t s_new = views_[static_cast<std::size_t>(AppendPart::k)].shape[2];
+  for (std::size_t token = 0; token < rows_.size(); ++token) {
+    const Row& row = rows_[token];
+    const auto number = static_cast<std::int64_t>(token);
+    for (std::int64_t h = 0; row.known && h < c_.h_q; ++h) {
+      const At place{number / s_new, h, number % s_new, 0};
+      const AppendPart to = c_.in_place ? AppendPart::q : AppendPart::q_out;
+      if (std::string problem = compare_row(AppendPart::q, place, to, place, row, after, expected); !problem.empty()) {
+        return "q: " + problem;
+      }
+    }
+    for (std::int64_t h = 0; row.known && row.page >= 0 && h < c_.h_kv; ++h) {
+      const At from{number / s_new, h, number % s_new, 0}, to{row.page, h, row.row, 0};
+      for (const auto& [source, target] :
+           {std::pair{AppendPart::k, AppendPart::k_cache}, {AppendPart::v, AppendPart::v_cache}}) {
+        if (std::string problem = compare_row(source, from, target, to, row, after, expected); !problem.empty()) {
+          return (source == AppendPart::k ? "k: " : "v: ") + problem;
+        }
+      }
+    }
+  }
+  for (std::size_t i = 0; i < kAppendParts; ++i) {
+    if (buffers_[i].written && after[i] != expected[i]) {
+      const auto differs = std::ranges::mismatch(after[i], expected[i]);
+      return fmt::format("byte {} of {} has changed", differs.in1 - after[i].begin(), buffers_[i].name);
+    }
+  }
+  return {};
+}
+
+}  // namespace fa::test
