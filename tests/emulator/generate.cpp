@@ -1,6 +1,6 @@
 // Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
-// `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`, and
-// the mutated ones in `mutants_<i>.cpp`.
+// `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
+// appends in `append_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "emulator/append_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
 #include "emulator/specs.hpp"
@@ -169,11 +170,12 @@ std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t f
 
 }  // namespace
 
-/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES
+/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 6) {
-      throw std::runtime_error("usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES");
+    if (argc != 7) {
+      throw std::runtime_error(
+          "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -183,6 +185,11 @@ int main(int argc, char** argv) {
     const std::vector<KernelSpec> paged = emulator::all_paged_specs();
     for (std::size_t i = 0; i < paged_files; ++i) {
       write(folder / fmt::format("paged_{}.cpp", i), kernels_file(paged, i, paged_files));
+    }
+    const std::size_t append_files = std::stoul(argv[6]);
+    const std::vector<KernelSpec> appends = emulator::all_append_specs();
+    for (std::size_t i = 0; i < append_files; ++i) {
+      write(folder / fmt::format("append_{}.cpp", i), kernels_file(appends, i, append_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

@@ -18,6 +18,8 @@ std::vector<Mutation> all_mutations() {
                            &dropout_mutations,
                            &variant_mutations,
                            &affine_reach_mutations,
+                           &append_mutations,
+                           &rotary_mutations,
                            &backward_preprocess_mutations,
                            &backward_convert_mutations,
                            &backward_reduce_mutations,
@@ -70,7 +72,8 @@ const std::vector<Mutation>& mutations() {
 }
 
 bool is_backward(const Mutation& mutation) {
-  return mutation.subject.spec.op() != Op::forward;
+  const Op op = mutation.subject.spec.op();
+  return op != Op::forward && op != Op::append;
 }
 
 BackwardSpecs backward_specs_of(const Mutation& mutation) {

@@ -9,6 +9,7 @@
 #include "emulator/fault.hpp"
 #include "emulator/sm90_backward_variants.hpp"
 #include "plan/kernel_spec.hpp"
+#include "support/append_case.hpp"
 
 namespace emulator {
 
@@ -19,11 +20,13 @@ enum class Spoilt { nothing, row, key };
 struct Subject {
   Subject(fa::plan::KernelSpec of);             // NOLINT(google-explicit-constructor): most are kernels alone
   Subject(const Sm90BackwardVariant& variant);  // NOLINT(google-explicit-constructor)
+  Subject(fa::test::AppendCase kind);           // NOLINT(google-explicit-constructor)
 
   fa::plan::KernelSpec spec;
   std::string choice = {};  ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
   /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
   std::optional<Sm90BackwardVariant> hopper_backward = {};
+  std::optional<fa::test::AppendCase> append = {};  ///< what `spec` appends
   float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
   int entries = 1;    ///< of the batch, and KV heads
   Spoilt spoilt = Spoilt::nothing;

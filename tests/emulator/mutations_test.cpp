@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 
+#include "emulator/append_run.hpp"
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
@@ -221,10 +222,27 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// Many calls, some of which show the mistake.
+void run_append_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  fa::test::AppendCase c = *mutation.subject.append;
+  bool wrong = false;
+  for (std::uint32_t draw = 0; draw < 60; ++draw) {
+    draw_requests(c, static_cast<std::uint32_t>(seed) * 60 + draw);
+    const fa::test::AppendData data(c);
+    const auto after = run_append(c, data, mutation.subject.spec, seed, changed ? "mutant " + mutation.name : "");
+    wrong = wrong || !data.judge(after).empty();
+    if (wrong && mutation.faults.empty()) break;
+  }
+  EXPECT_EQ(wrong, changed) << "harmless";
+  EXPECT_TRUE(mutation.faults.empty() || !changed) << "not caught";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
   if (mutation.subject.hopper_backward) {
     run_hopper_backward(mutation, changed, seed);
+  } else if (mutation.subject.append) {
+    run_append_of(mutation, changed, seed);
   } else if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
     const BackwardData data = data_of(mutation, c);
@@ -270,8 +288,9 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   std::set<std::string> done;
   for (const Mutation& mutation : mutations()) {
-    const std::string name =
-        canonical(mutation.subject.spec) + std::to_string(static_cast<int>(mutation.subject.spoilt));
+    const std::string name = canonical(mutation.subject.spec) +
+                             std::to_string(static_cast<int>(mutation.subject.spoilt)) +
+                             (mutation.subject.append ? to_string(*mutation.subject.append) : "");
     if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
   }

@@ -249,7 +249,7 @@ std::vector<KernelSpec> all_specs() {
   specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
   for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) {
-    if (!is_backward(mutation)) specs.push_back(mutation.subject.spec);
+    if (!is_backward(mutation) && !mutation.subject.append) specs.push_back(mutation.subject.spec);
   }
   specs.insert(specs.end(), packed_forward_specs().begin(), packed_forward_specs().end());
   std::set<std::string> seen;

@@ -18,6 +18,8 @@ std::vector<Mutation> forward_combine_mutations();
 std::vector<Mutation> dropout_mutations();
 std::vector<Mutation> variant_mutations();
 std::vector<Mutation> affine_reach_mutations();
+std::vector<Mutation> append_mutations();
+std::vector<Mutation> rotary_mutations();
 std::vector<Mutation> backward_preprocess_mutations();
 std::vector<Mutation> backward_convert_mutations();
 std::vector<Mutation> backward_reduce_mutations();

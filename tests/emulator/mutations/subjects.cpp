@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "emulator/append_specs.hpp"
 #include "emulator/packed_specs.hpp"
 #include "emulator/variant_specs.hpp"
 
@@ -28,6 +29,8 @@ Subject::Subject(KernelSpec of) : spec(std::move(of)) {}
 
 Subject::Subject(const Sm90BackwardVariant& variant)
     : spec(backward_specs_of(variant).main), hopper_backward(variant) {}
+
+Subject::Subject(fa::test::AppendCase kind) : spec(append_spec(kind)), append(std::move(kind)) {}
 
 KernelSpec sm80(int stages) {
   KernelSpec spec;

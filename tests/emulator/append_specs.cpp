@@ -1,0 +1,87 @@
+#include "emulator/append_specs.hpp"
+
+#include <array>
+#include <set>
+#include <string>
+
+#include "emulator/mutations.hpp"
+#include "emulator/pairwise.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::test::AppendCase;
+
+constexpr std::array kDTypes{DType::bf16, DType::f16, DType::f32};
+constexpr std::array<std::int64_t, 8> kPageSizes{16, 0, 1, 3, 8, 12, 64, 5};
+constexpr std::array<std::array<std::int64_t, 2>, 4> kHeadDims{{{64, 64}, {40, 8}, {128, 72}, {8, 24}}};
+constexpr std::array kRotaryDims{0, 64, 8, 24, 20, 6, 40, 128};
+
+enum Factor : std::size_t { dtype, page_size, head_dims, rotary_dims, interleaved, table, aligned, factor_count };
+
+AppendCase to_case(const Row& row) {
+  AppendCase c;
+  c.dtype = kDTypes[row[dtype]];
+  c.page_size = kPageSizes[row[page_size]];
+  c.d_qk = kHeadDims[row[head_dims]][0];
+  c.d_v = kHeadDims[row[head_dims]][1];
+  c.rotary_dims = kRotaryDims[row[rotary_dims]];
+  c.interleaved = row[interleaved] != 0;
+  if (row[table] == 1) c.table = DType::f32;
+  if (row[table] == 2) c.table = c.dtype;
+  c.aligned = row[aligned] == 0;
+  return c;
+}
+
+bool is_kind(const Row& row) {
+  const AppendCase c = to_case(row);
+  if (c.rotary_dims == 0 && (c.interleaved || c.table)) return false;
+  return c.rotary_dims <= c.d_qk && !(row[table] == 2 && c.dtype == DType::f32);
+}
+
+}  // namespace
+
+const std::vector<AppendCase>& append_kinds() {
+  static const std::vector<AppendCase> kinds = [] {
+    const std::vector<std::size_t> levels{
+        kDTypes.size(), kPageSizes.size(), kHeadDims.size(), kRotaryDims.size(), 2, 3, 2};
+    std::vector<AppendCase> all;
+    for (const Row& row : pairwise_cover(levels, is_kind)) all.push_back(to_case(row));
+    return all;
+  }();
+  return kinds;
+}
+
+fa::plan::KernelSpec append_spec(const AppendCase& c, fa::plan::Arch arch) {
+  fa::plan::AppendProblem problem;
+  problem.arch = arch;
+  problem.dtype = c.dtype;
+  problem.d_qk = static_cast<int>(c.d_qk);
+  problem.d_v = static_cast<int>(c.d_v);
+  problem.page_size = static_cast<int>(c.page_size);
+  problem.rotary_dims = c.rotary_dims;
+  problem.interleaved = c.interleaved;
+  problem.table = !c.table ? 0 : *c.table == DType::f32 ? 1 : 2;
+  problem.aligned = c.aligned;
+  return fa::plan::append_specs(problem).front();
+}
+
+std::vector<fa::plan::KernelSpec> all_append_specs() {
+  std::set<std::string> seen;
+  std::vector<fa::plan::KernelSpec> unique;
+  const auto add = [&](const fa::plan::KernelSpec& spec) {
+    if (seen.insert(canonical(spec)).second) unique.push_back(spec);
+  };
+  for (const AppendCase& kind : append_kinds()) add(append_spec(kind));
+  AppendCase usual;
+  usual.rotary_dims = 64;
+  for (const fa::plan::Arch arch : {fa::plan::Arch{8, 0, '\0'}, fa::plan::Arch{9, 0, 'a'}})
+    add(append_spec(usual, arch));
+  for (const Mutation& mutation : mutations()) {
+    if (mutation.subject.append) add(mutation.subject.spec);
+  }
+  return unique;
+}
+
+}  // namespace emulator

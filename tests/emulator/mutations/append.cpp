@@ -1,0 +1,170 @@
+// Mistakes in appends to KV caches.
+
+#include "emulator/append_specs.hpp"
+#include "emulator/mutations/pieces.hpp"
+#include "emulator/mutations/subjects.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::test::AppendCase;
+
+AppendCase paged(std::int64_t page_size = 16) {
+  AppendCase c;
+  c.page_size = page_size;
+  return c;
+}
+
+/// With lengths, tables, rows and slots that do not fit.
+AppendCase hostile(AppendCase c) {
+  c.hostile = true;
+  return c;
+}
+
+AppendCase rotary(int dims, bool interleaved = false) {
+  AppendCase c;
+  c.rotary_dims = dims;
+  c.interleaved = interleaved;
+  return c;
+}
+
+AppendCase unaligned() {
+  AppendCase c;
+  c.aligned = false;
+  return c;
+}
+
+AppendCase with_table(AppendCase c) {
+  c.table = DType::f32;
+  return c;
+}
+
+}  // namespace
+
+std::vector<Mutation> append_mutations() {
+  using enum FaultKind;
+  return in("common/append.cuh",
+            {
+                {"append_beside_the_kernel_before",
+                 "if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();",
+                 "",
+                 paged(),
+                 {too_early}},
+                {"append_in_front_of_the_table",
+                 "row >= params.table_rows || place.position < 0) return;",
+                 "row >= params.table_rows) return;",
+                 hostile(paged()),
+                 {global_out_of_bounds}},
+                {"append_behind_the_table",
+                 "if (place.position >= static_cast<int64_t>(params.max_pages) * page_rows()) return;",
+                 "",
+                 hostile(paged()),
+                 {global_out_of_bounds}},
+                {"append_behind_a_contiguous_cache",
+                 "if (place.position >= static_cast<int64_t>(params.max_pages) * page_rows()) return;",
+                 "",
+                 hostile(paged(0)),
+                 {global_out_of_bounds, global_not_writable}},
+                {"append_into_rows_that_no_table_has",
+                 "row >= params.table_rows ||",
+                 "",
+                 hostile(paged(3)),
+                 {global_out_of_bounds}},
+                {"append_into_pages_that_no_pool_has",
+                 "if (page < 0 || page >= params.pages) return;",
+                 "",
+                 hostile(paged()),
+                 {global_out_of_bounds, global_not_writable}},
+                {"append_into_pages_behind_the_pool",
+                 "if (page < 0 || page >= params.pages) return;",
+                 "if (page < 0) return;",
+                 hostile(paged()),
+                 {global_out_of_bounds, global_not_writable}},
+                {"append_into_slots_behind_the_pool",
+                 "if (slot < 0 || slot >= static_cast<int64_t>(params.pages) * page_rows()) return;",
+                 "if (slot < 0) return;",
+                 hostile(paged()),
+                 {global_out_of_bounds, global_not_writable}},
+                {"append_of_skipped_rows",
+                 "if (slot < 0 || slot >= static_cast<int64_t>(params.pages) * page_rows()) return;",
+                 "if (slot >= static_cast<int64_t>(params.pages) * page_rows()) return;",
+                 paged(),
+                 {global_out_of_bounds, global_not_writable}},
+                {"append_into_half_of_a_slot", "const int64_t slot =", "const int slot =", hostile(paged()), {}},
+                {"append_counts_from_the_end", "- count + row;", "- count + row + 1;", paged(), {}},
+                {"append_of_rows_of_no_request", "if (row < 0 || row >= count) return place;", "", rotary(64), {}},
+                {"append_guesses_the_request",
+                 "if (guess < params.b && start(guess) <= token && token < start(guess + 1)) return guess;",
+                 "if (guess < params.b) return guess;",
+                 paged(),
+                 {}},
+                {"append_ignores_the_batch_index",
+                 "params.batch_index == nullptr ? request : ptx::ld_global(params.batch_index + request)",
+                 "request",
+                 paged(),
+                 {}},
+                {"append_of_heads_behind_the_last",
+                 "if (item.head + i < item.heads) {",
+                 "{",
+                 paged(),
+                 {global_out_of_bounds, global_not_writable, global_uninitialised},
+                 2},
+                {"append_leaves_out_a_token", "i <= last && i < end", "i < last && i < end", paged(), {}},
+                {"append_of_wide_pieces_of_unaligned_rows",
+                 "static constexpr int kWidthV = Config::kAligned ? kPiece : 1;",
+                 "static constexpr int kWidthV = kPiece;",
+                 unaligned(),
+                 {misaligned}},
+                {"append_of_wide_pieces_of_narrow_halves",
+                 "kHalves ? common_width(kPairs, kPiece) : kPiece;",
+                 "kPiece;",
+                 rotary(24),
+                 {misaligned}},
+                {"append_turns_columns_behind_the_pairs",
+                 "const int last = kHalves && item.turns ? kPairs : Config::kHeadDimQk;",
+                 "const int last = Config::kHeadDimQk;",
+                 rotary(24),
+                 {}},
+                {"append_turns_neighbours_behind_the_pairs",
+                 "if (pair < count) piece.word[i] = turned.word[i];",
+                 "if (pair <= count) piece.word[i] = turned.word[i];",
+                 with_table(rotary(20, true)),
+                 {}},
+                {"append_looks_behind_the_rotary_table",
+                 ": position >= params.table_positions ? params.table_positions - 1",
+                 ": position >= params.table_positions ? params.table_positions",
+                 hostile(with_table(rotary(64))),
+                 {global_out_of_bounds}},
+                {"append_ignores_given_positions",
+                 "if (params.positions_64 != nullptr) place.position = ptx::ld_global(params.positions_64 + token);",
+                 "",
+                 rotary(64),
+                 {}},
+            });
+}
+
+std::vector<Mutation> rotary_mutations() {
+  return in(
+      "common/rotary.cuh",
+      {
+          {"rotary_loses_digits_far_away",
+           "static_cast<uint64_t>(position) * turns",
+           "static_cast<uint64_t>(position) * (turns >> 32 << 32)",
+           rotary(64),
+           {}},
+          {"rotary_turns_back", "-ptx::multiply(second, sine)", "ptx::multiply(second, sine)", rotary(64, true), {}},
+          {"rotary_turns_what_it_has_turned",
+           "const float before = first;",
+           "const float before = second;",
+           rotary(64),
+           {}},
+          {"rotary_swaps_no_quarters",
+           "const bool swapped = quarter % 2 != 0;",
+           "const bool swapped = false;",
+           rotary(64),
+           {}},
+          {"rotary_in_the_wrong_half", "((quarter + 1u) & 2u) != 0", "(quarter & 2u) != 0", rotary(64), {}},
+      });
+}
+
+}  // namespace emulator
