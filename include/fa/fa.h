@@ -384,6 +384,62 @@ typedef struct fa_backward_outputs {
   const fa_tensor* dsink; /* [h_q], of the sink's dtype; may be NULL */
 } fa_backward_outputs;
 
+/* Rotary position embedding (Su et al., "RoFormer", 2021). At position p the pair of columns (x, y) number i becomes
+ * (x cos a - y sin a, y cos a + x sin a) with a = p * base^(-2 i / dims). */
+typedef struct fa_rotary_embedding {
+  uint32_t struct_size;
+  int32_t dims;        /* columns from the first on that take part: even, at most head_dim; 0: none do */
+  int32_t interleaved; /* nonzero: pair i has the columns 2 i and 2 i + 1, else i and i + dims / 2 */
+  uint32_t reserved;   /* 0 */
+  double base;         /* finite and above 0; 0: 10000 */
+  /* [positions, dims / 2], cosine and sine of every angle instead of a base, f32 or of the config's dtype; NULL: none
+   */
+  const fa_tensor* cos;
+  const fa_tensor* sin;
+  /* [rows], the position of each new row, in the order of their rows. One of the two at most; NULL for both: a row
+   * stands where seqused_kv puts it. */
+  const int32_t* positions;
+  const int64_t* positions_64;
+} fa_rotary_embedding;
+
+/* New keys and values, and the cache that they are written to, all on the attention's device. Of the cache k_cache and
+ * v_cache are written, and so is q_out; an element that the call does not write keeps its value.
+ *
+ * A dense batch has s_new new rows of each of b requests. In a packed one, whose tensors have rank 3, request i has the
+ * rows [cu_seqlens_k_new[i], cu_seqlens_k_new[i + 1]); rows of no request are not written anywhere. With slots, and
+ * positions for a rotary embedding, nothing depends on requests: lengths are not read, and all rows count. */
+typedef struct fa_append_inputs {
+  uint32_t struct_size;
+  uint32_t reserved;  /* 0 */
+  const fa_tensor* k; /* [b, h_kv, s_new, d_qk]; packed: [total_new, h_kv, d_qk] */
+  const fa_tensor* v; /* [b, h_kv, s_new, d_v]; packed: [total_new, h_kv, d_v] */
+  /* With fa_config.page_size [pages, h_kv, page_size, d_qk], else contiguous, [b, h_kv, s_max, d_qk]. */
+  const fa_tensor* k_cache;
+  const fa_tensor* v_cache;    /* likewise, of d_v */
+  const fa_paged_cache* cache; /* with page_size. Of a contiguous cache batch_index alone counts: rows of the cache */
+  int64_t b;                   /* packed: how many requests */
+  const int32_t* cu_seqlens_k_new; /* packed: [b + 1], never decreasing, from at least 0 to total_new */
+  const int32_t*
+      seqused_kv; /* [b], keys of a request with the new ones: row j of n goes to position seqused_kv - n + j */
+  /* [rows], where each new row goes instead: page * page_size + row of the page (contiguous: request * s_max +
+   * position). Rows with a negative slot are not written to the cache. One of the two at most. */
+  const int32_t* slots;
+  const int64_t* slots_64;
+  const fa_rotary_embedding* rotary; /* applied to k and, where it is given, to q; NULL: none */
+  const fa_tensor* q;                /* [b, h_q, s_new, d_qk]; packed: [total_new, h_q, d_qk]. Optional, with rotary */
+  const fa_tensor* q_out;            /* where q goes, of its shape. In place: the same memory and strides */
+} fa_append_inputs;
+
+/* What picks the kernel of an append, besides the configuration. */
+typedef struct fa_append_shape {
+  uint32_t struct_size;
+  int32_t rotary_dims; /* fa_rotary_embedding.dims */
+  int32_t interleaved; /* likewise */
+  int32_t has_table;   /* nonzero: cos and sin are given */
+  int32_t table_dtype; /* enum fa_dtype, of these */
+  int32_t unaligned;   /* nonzero: rows of tensors need not start at multiples of 16 bytes */
+} fa_append_shape;
+
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
 typedef struct fa_shape {
   uint32_t struct_size;
@@ -476,6 +532,21 @@ FA_C_API int fa_forward(const fa_attention* attention, const fa_forward_inputs* 
 FA_C_API int fa_backward(const fa_attention* attention, const fa_backward_inputs* inputs,
                          const fa_backward_outputs* outputs, void* stream, const fa_workspace* workspace);
 
+/* Writes new keys and values into a cache, k and, if given, q with their rotary embedding. It is one kernel, which
+ * reads lengths, tables and slots when it runs: they may change between replays of a captured call. It needs no scratch
+ * memory.
+ *
+ * The host device and fa_config.check_sequences refuse lengths, tables, slots and positions that do not fit. Without
+ * that a row whose place is not in the cache or in the table is not written, and no access is outside of a tensor.
+ * Stream and cost are those of fa_forward. Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_NO_COMPILER,
+ * FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA. */
+FA_C_API int fa_append(const fa_attention* attention, const fa_append_inputs* inputs, void* stream);
+
+/* Compiles and loads what fa_append will need for `shape`, and tells about it. Errors are those of fa_append. */
+FA_C_API int fa_prepare_append(const fa_attention* attention, const fa_append_shape* shape);
+FA_C_API int fa_append_kernel_info_get(const fa_attention* attention, const fa_append_shape* shape,
+                                       fa_kernel_info* info);
+
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
@@ -509,6 +580,10 @@ FA_C_API int fa_find_kernel(const fa_config* config, const fa_shape* shape, cons
 /* The same for fa_backward; `info` is about its main kernel. */
 FA_C_API int fa_find_backward_kernel(const fa_config* config, const fa_shape* shape, const char* arch,
                                      fa_kernel_info* info);
+
+/* The same for fa_append. */
+FA_C_API int fa_find_append_kernel(const fa_config* config, const fa_append_shape* shape, const char* arch,
+                                   fa_kernel_info* info);
 
 /* The mask of fa_config.dropout = `probability`, computed on the host (state->device is not read): keep [b, h_q, s_q,
  * s_kv], row-major, 1 for a kept element and 0 for a dropped one. */

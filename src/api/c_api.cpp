@@ -471,6 +471,53 @@ BackwardOutputs to_outputs(const fa_backward_outputs* source) {
           to_view(in.dsink, "dsink")};
 }
 
+RotaryEmbedding to_rotary(const fa_rotary_embedding* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_rotary_embedding in = read_struct(source, "rotary");
+  RotaryEmbedding out;
+  out.dims = in.dims;
+  out.interleaved = in.interleaved != 0;
+  if (in.base != 0) {
+    out.base = in.base;
+  }
+  out.cos = to_view(in.cos, "rotary.cos");
+  out.sin = to_view(in.sin, "rotary.sin");
+  out.positions = in.positions;
+  out.positions_64 = in.positions_64;
+  return out;
+}
+
+AppendInputs to_inputs(const fa_append_inputs* source) {
+  const fa_append_inputs in = read_struct(source, "inputs");
+  return {to_view(in.k, "k"),
+          to_view(in.v, "v"),
+          to_view(in.k_cache, "k_cache"),
+          to_view(in.v_cache, "v_cache"),
+          to_cache(in.cache),
+          in.b,
+          in.cu_seqlens_k_new,
+          in.seqused_kv,
+          in.slots,
+          in.slots_64,
+          to_rotary(in.rotary),
+          to_view(in.q, "q"),
+          to_view(in.q_out, "q_out")};
+}
+
+AppendShape to_shape(const fa_append_shape* source) {
+  const fa_append_shape in = read_struct(source, "shape");
+  AppendShape out;
+  out.rotary_dims = in.rotary_dims;
+  out.interleaved = in.interleaved != 0;
+  if (in.has_table != 0) {
+    out.table = to_enum(in.table_dtype, DType::i32, "shape.table_dtype");
+  }
+  out.aligned = in.unaligned == 0;
+  return out;
+}
+
 AttentionShape to_shape(const fa_shape* source) {
   const fa_shape in = read_struct(source, "shape");
   AttentionShape out;
@@ -576,6 +623,43 @@ int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs, c
     fa::require(attention, "attention");
     attention->attention.forward(fa::to_inputs(inputs), fa::to_outputs(outputs), static_cast<fa::Stream>(stream),
                                  fa::to_workspace(workspace));
+  });
+}
+
+int fa_append(const fa_attention* attention, const fa_append_inputs* inputs, void* stream) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.append(fa::to_inputs(inputs), static_cast<fa::Stream>(stream));
+  });
+}
+
+int fa_prepare_append(const fa_attention* attention, const fa_append_shape* shape) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    attention->attention.prepare_append(fa::to_shape(shape));
+  });
+}
+
+int fa_append_kernel_info_get(const fa_attention* attention, const fa_append_shape* shape, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::require(attention, "attention");
+    fa::require(info, "info");
+    fa::check_struct_size(*info, "info");
+    fa::write_struct(info, fa::to_c(attention->attention.append_kernel_info(fa::to_shape(shape))));
+  });
+}
+
+int fa_find_append_kernel(const fa_config* config, const fa_append_shape* shape, const char* arch,
+                          fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::require(arch, "arch");
+    if (info != nullptr) {
+      fa::check_struct_size(*info, "info");
+    }
+    const fa::KernelInfo found = fa::find_append_kernel(fa::to_config(config), fa::to_shape(shape), arch);
+    if (info != nullptr) {
+      fa::write_struct(info, fa::to_c(found));
+    }
   });
 }
 

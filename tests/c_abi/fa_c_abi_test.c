@@ -681,6 +681,72 @@ static void test_nvrtc_path(void) {
   CHECK(fa_set_nvrtc_path(NULL) == FA_OK);
 }
 
+/* Keys of two requests go into pages of two rows, turned by their positions. */
+static void test_append(void) {
+  enum { PAGES = 6, PAGE = 2, NEW = 3 };
+  static float k_pool[PAGES * PAGE * D], v_pool[PAGES * PAGE * D], turned[NEW * D];
+  static int32_t table[2 * 3] = {5, 1, -1, 0, 3, 4};
+  const int32_t cu[3] = {0, 2, 3}, used[2] = {3, 6};
+  const int row_of[NEW] = {5 * PAGE + 1, 1 * PAGE, 4 * PAGE + 1}, position_of[NEW] = {1, 2, 5};
+  fa_config config = default_config();
+  config.page_size = PAGE;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_tensor tk = tensor4(k, NEW, 1, D, 0), tv = tensor4(v, NEW, 1, D, 0), tq = tensor4(q, NEW, 1, D, 0);
+  fa_tensor to = tensor4(turned, NEW, 1, D, 0);
+  fa_tensor kp = tensor4(k_pool, PAGES, 1, PAGE, D), vp = tensor4(v_pool, PAGES, 1, PAGE, D);
+  fa_tensor tt = tensor4(table, 2, 3, 0, 0);
+  tk.rank = tv.rank = tq.rank = to.rank = 3;
+  tt.rank = 2;
+  tt.dtype = FA_I32;
+  const fa_paged_cache cache = {.struct_size = sizeof cache, .block_table = &tt};
+  fa_rotary_embedding rotary = {.struct_size = sizeof rotary, .dims = 4, .base = 100};
+  fa_append_inputs inputs = {.struct_size = sizeof inputs, .k = &tk, .v = &tv, .k_cache = &kp, .v_cache = &vp};
+  inputs.cache = &cache;
+  inputs.b = 2;
+  inputs.cu_seqlens_k_new = cu;
+  inputs.seqused_kv = used;
+  inputs.rotary = &rotary;
+  inputs.q = &tq;
+  inputs.q_out = &to;
+  CHECK(fa_append(attention, &inputs, NULL) == FA_OK);
+  for (int n = 0; n < NEW; ++n) {
+    for (int c = 0; c < D; ++c) {
+      CHECK(v_pool[row_of[n] * D + c] == v[n * D + c]);
+      if (c >= 4) CHECK(k_pool[row_of[n] * D + c] == k[n * D + c] && turned[n * D + c] == q[n * D + c]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const double angle = position_of[n] * pow(100, -i / 2.0);
+      const float* pair = k + n * D + i;
+      const double first = pair[0] * cos(angle) - pair[2] * sin(angle);
+      const double second = pair[2] * cos(angle) + pair[0] * sin(angle);
+      CHECK(fabs(k_pool[row_of[n] * D + i] - first) < 1e-6 && fabs(k_pool[row_of[n] * D + i + 2] - second) < 1e-6);
+    }
+  }
+  rotary.dims = 5;
+  CHECK(fa_append(attention, &inputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "rotary.dims") == 0);
+  inputs.rotary = NULL;
+  CHECK(fa_append(attention, &inputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "q") == 0);
+  inputs.q = inputs.q_out = NULL;
+  table[2 * 3 - 1] = PAGES;
+  CHECK(fa_append(attention, &inputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
+  fa_append_shape shape = {.struct_size = sizeof shape, .rotary_dims = 4};
+  fa_kernel_info info = {.struct_size = sizeof info};
+  CHECK(fa_prepare_append(attention, &shape) == FA_OK);
+  CHECK(fa_append_kernel_info_get(attention, &shape, &info) == FA_OK);
+  CHECK(strcmp(info.name, "fa_reference_append") == 0);
+  shape.has_table = 1;
+  shape.table_dtype = FA_F16;
+  CHECK(fa_prepare_append(attention, &shape) == FA_INVALID_ARGUMENT);
+  config.compile = FA_COMPILE_NEVER;
+  shape.has_table = 0;
+  CHECK(fa_find_append_kernel(&config, &shape, "sm_90a", &info) == FA_CACHE_MISS);
+  fa_destroy(attention);
+}
+
 static void test_version(void) {
   char text[32];
   snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
@@ -702,6 +768,7 @@ int main(void) {
   test_forward(1, -0.5f);
   test_backward();
   test_functions();
+  test_append();
   test_strides();
   test_overrides();
   test_override_texts();

@@ -53,6 +53,8 @@ class Arguments {
   fa_device device(bool host);
   ForwardArguments forward(const GivenConfig& config);
   BackwardArguments backward(const GivenConfig& config);
+  const fa_append_inputs* append(const GivenConfig& config);
+  const fa_append_shape* append_shape(const GivenConfig& config);
   const fa_shape* shape(const GivenConfig& config);
   const fa_workspace* workspace();
   const fa_dropout_state* dropout();
@@ -133,6 +135,9 @@ class Arguments {
   const fa_sequences* sequences(const GivenConfig& config, const Sizes& sizes);
   const fa_paged_cache* cache(const GivenConfig& config, const Sizes& sizes);
   const std::int32_t* lengths(std::vector<std::int32_t> values, std::int64_t count);
+  const std::int64_t* long_numbers(std::int64_t most, std::int64_t count);
+  const fa_rotary_embedding* rotary(const GivenConfig& config, std::int64_t rows);
+  const fa_paged_cache* paged_cache(const GivenConfig& config, std::int64_t requests, std::int64_t pages);
   const fa_mask_tiles* tiles();
   const fa_captured* captured(const GivenConfig& config, const Sizes& sizes, bool gradients, std::uint64_t* count);
   const fa_tensor* captured_tensor(const NamedCapture& capture, const GivenConfig& config, const Sizes& sizes,

@@ -88,7 +88,8 @@ class Case {
   }
 
   void call(const fa_attention* attention, const GivenConfig& config) {
-    const std::uint64_t which = random_.below(20);
+    const std::uint64_t which = random_.below(25);
+    if (which >= 20) return append(attention, config);
     if (which < 7) return forward(attention, config);
     if (which < 13) return backward(attention, config);
     if (which == 13) return counters(attention);
@@ -111,6 +112,21 @@ class Case {
     const BackwardArguments given = arguments_.backward(config);
     check("fa_backward",
           fa_backward(attention, given.inputs, given.outputs, arguments_.stream(), arguments_.workspace()));
+  }
+
+  void append(const fa_attention* attention, const GivenConfig& config) {
+    switch (random_.below(8)) {
+      case 0:
+        check("fa_prepare_append", fa_prepare_append(attention, arguments_.append_shape(config)));
+        return;
+      case 1: {
+        fa_kernel_info* const info = arguments_.filled<fa_kernel_info>();
+        check("fa_append_kernel_info_get", fa_append_kernel_info_get(attention, arguments_.append_shape(config), info));
+        return;
+      }
+      default:
+        check("fa_append", fa_append(attention, arguments_.append(config), arguments_.stream()));
+    }
   }
 
   void counters(const fa_attention* attention) {
@@ -153,7 +169,10 @@ class Case {
     const GivenConfig config = arguments_.config(false);
     const fa_shape* const shape = arguments_.shape(config);
     fa_kernel_info* const info = random_.one_in(3) ? nullptr : arguments_.filled<fa_kernel_info>();
-    if (random_.one_in(2)) {
+    if (random_.one_in(4)) {
+      check("fa_find_append_kernel",
+            fa_find_append_kernel(config.config, arguments_.append_shape(config), arguments_.arch(), info));
+    } else if (random_.one_in(2)) {
       check("fa_find_kernel", fa_find_kernel(config.config, shape, arguments_.arch(), info));
     } else {
       check("fa_find_backward_kernel", fa_find_backward_kernel(config.config, shape, arguments_.arch(), info));
