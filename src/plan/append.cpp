@@ -94,12 +94,13 @@ void set_places(const AppendInputs& inputs, kernel::AppendParams& params) noexce
 
 Alternatives append_specs(const AppendProblem& problem) {
   KernelSpec spec;
-  spec.own = Append{problem.page_size, problem.rotary_dims, problem.interleaved, problem.table};
+  spec.own = Append{problem.rotary_dims, problem.interleaved, problem.table};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.aligned = problem.aligned;
+  spec.page_size = problem.page_size;
   spec.warps = kAppendWarps;
   spec.min_blocks = kMostBlocks;
   Alternatives specs{spec};

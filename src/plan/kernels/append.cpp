@@ -13,7 +13,7 @@ int overlaps_others(const KernelSpec& spec) {
 constexpr Field kFields[] = {
     field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
-    field<&Append::page_size>("page_size").as("kPageSize", "0: a contiguous cache"),
+    field<&SpecHead::page_size>("page_size").as("kPageSize", "0: a contiguous cache"),
     field<&Append::rotary_dims>("rotary_dims").as("kRotaryDims"),
     field<&Append::interleaved>("interleaved").as("kInterleaved", "pairs are neighbours"),
     field<&Append::table>("table").as("kTable", "of cosines and sines: 1: of floats, 2: of elements"),

@@ -7,7 +7,6 @@ struct Kernel;
 
 /// New keys and values into a cache, with rotary embedding.
 struct Append {
-  int page_size = 0;  ///< rows of a page; 0: the cache is contiguous
   int rotary_dims = 0;
   bool interleaved = false;  ///< pairs are neighbours, else half of rotary_dims apart
   int table = 0;             ///< of cosines and sines: 0: none, 1: floats, 2: of the dtype
