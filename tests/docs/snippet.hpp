@@ -29,6 +29,7 @@ class AttentionOfConfig {
                 fa::Stream stream = nullptr) const {
     create().backward(inputs, outputs, stream);
   }
+  void append(const fa::AppendInputs& inputs, fa::Stream stream = nullptr) const { create().append(inputs, stream); }
   std::size_t mask_tiles_size(const fa::AttentionShape& shape) const { return create().mask_tiles_size(shape); }
 
  private:

@@ -18,8 +18,9 @@ namespace {
 
 using At = std::array<std::int64_t, 4>;
 
-/// What a kernel's cosines, sines and products may be off by, relative to the numbers that it turns (docs/numerics.md).
-constexpr double kComputed = 0x1p-22;
+/// What a kernel's cosines, sines and products may be off by, relative to the numbers that it turns (docs/numerics.md),
+/// with the rounding of its result to f32.
+constexpr double kComputed = 0x1.2p-22;
 using Random = std::mt19937;
 
 template <class T, std::size_t kCount>
