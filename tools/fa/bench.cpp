@@ -2,7 +2,7 @@
 // the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
 // problem take turns; the figure is the median over rounds. With --flush-l2 each call has events of its own, behind a
 // write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a causal
-// mask, 2.5 times that for backward; of packed batches by the lengths that they have.
+// mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -14,6 +14,7 @@
 
 #include <fa/attention.hpp>
 
+#include "bench_append.hpp"
 #include "bench_grid.hpp"
 #include "bench_host.hpp"
 #include "bench_problem.hpp"
@@ -216,6 +217,10 @@ void bench_latency(const BenchOptions& options) {
 }
 
 int bench(const BenchOptions& options) {
+  if (options.grid.op == Operation::append) {
+    bench_append(options.device, options.grid, options.timing, options.json);
+    return kSuccess;
+  }
   if (options.latency) {  // first: it needs a process without a driver
     bench_latency(options);
   }
@@ -231,7 +236,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Time kernels on the GPU");
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "CUDA device number");
-  add_grid_options(*command, &options->grid);
+  add_grid_options(*command, &options->grid, true);
   add_variant_options(*command, &options->grid.variant);
   add_kernel_options(*command, &options->kernel);
   command->add_option("--sweep", options->sweep,

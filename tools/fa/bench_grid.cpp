@@ -75,10 +75,12 @@ nlohmann::json to_json(const Gpu& gpu) {
           {"fa", version()}};
 }
 
-void add_grid_options(CLI::App& command, BenchGrid* options) {
+void add_grid_options(CLI::App& command, BenchGrid* options, bool appends) {
   const std::string group = "Grid";
   const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
-  add_choice(command, "--op", &options->op, operations, "What to time")->group(group);
+  const Choices<Operation> with_append{
+      {"forward", Operation::forward}, {"backward", Operation::backward}, {"append", Operation::append}};
+  add_choice(command, "--op", &options->op, appends ? with_append : operations, "What to time")->group(group);
   command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
   const Choices<Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);

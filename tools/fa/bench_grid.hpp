@@ -37,7 +37,8 @@ struct BenchGrid {
   TunePolicy tune = TunePolicy::cached;
 };
 
-void add_grid_options(CLI::App& command, BenchGrid* grid);
+/// `appends`: --op may be append.
+void add_grid_options(CLI::App& command, BenchGrid* grid, bool appends = false);
 
 std::vector<BenchProblem> make_grid(const BenchGrid& grid);
 

@@ -107,7 +107,7 @@ void spoil(DeviceBuffer& buffer) {
 }  // namespace
 
 const char* to_string(Operation op) {
-  return op == Operation::backward ? "backward" : "forward";
+  return op == Operation::backward ? "backward" : op == Operation::append ? "append" : "forward";
 }
 
 AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {

@@ -21,9 +21,13 @@ namespace fa::cli {
 enum class Layout { bshd, bhsd };
 
 /// What is timed.
-enum class Operation { forward, backward };
+enum class Operation {
+  forward,
+  backward,
+  append,  ///< of `fa bench` alone, which has problems of its own for it (bench_append.hpp)
+};
 
-/// "forward" or "backward".
+/// "forward", "backward" or "append".
 const char* to_string(Operation op);
 
 /// One point of a benchmark's grid.
