@@ -16,7 +16,7 @@ constexpr int kAppendWarps = 8;
 constexpr int kMostBlocks = 3;  // of a multiprocessor
 constexpr int kFewerBlocks = 2;
 constexpr int kHeadsOfThread = 4;
-constexpr std::int64_t kMaxInt = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;  // of a token
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -134,8 +134,10 @@ void plan_call(const AppendProblem& problem, const KernelSpec& kernel, const App
   const std::int64_t tokens = inputs.k.shape[0] * inputs.k.shape[2];
   const std::int64_t items = items_of_token(problem, inputs);
   const std::int64_t threads = kernel.threads();
-  if (items > kMaxInt) {
-    support::throw_invalid("h_q", inputs.q.shape[1], fmt::format("heads of at most {} pieces of 16 bytes", kMaxInt));
+  if (items > kMaxItems) {
+    const TensorView& most = inputs.q.defined() ? inputs.q : inputs.k;
+    support::throw_invalid(inputs.q.defined() ? "h_q" : "h_kv", most.shape[1],
+                           fmt::format("heads with at most {} pieces of 16 bytes together", 4 * kMaxItems));
   }
   const std::int64_t block_tokens = std::clamp<std::int64_t>(threads / items, 1, tokens);
   params.b = static_cast<int>(inputs.b);

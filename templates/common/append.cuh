@@ -26,7 +26,7 @@ enum class RotaryTable { none, floats, elements };
 /// Config: Element, kHeadDimQk, kHeadDimV, kPageSize (0: contiguous), kRotaryDims, kInterleaved, kTable, kAligned,
 /// kWarps; optionally kOverlaps.
 template <class Config>
-class Append {
+struct Append {
   using T = typename Config::Element;
   static constexpr int kThreads = Config::kWarps * kWarpSize;
   static constexpr int kHeads = 4;  // of a thread
@@ -71,9 +71,6 @@ class Append {
   };
 
   const AppendParams& params;
-
- public:
-  FA_DEVICE explicit Append(const AppendParams& given) : params(given) {}
 
   FA_DEVICE void run() const {
     const int block = ptx::block_index();
@@ -337,7 +334,7 @@ class Append {
 
 template <class Config>
 FA_DEVICE void append(const AppendParams& params) {
-  Append<Config>(params).run();
+  Append<Config>{params}.run();
 }
 
 }  // namespace fa::kernel
