@@ -157,6 +157,36 @@ class BackwardOutputs(Struct):
     _fields_ = [*_HEAD, *_many("dq dk dv", _Pointer(Tensor)), *_CAPTURES, ("dsink", _Pointer(Tensor))]
 
 
+class RotaryEmbedding(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("dims interleaved", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("base", ctypes.c_double),
+        *_many("cos sin", _Pointer(Tensor)),
+        *_many("positions positions_64", ctypes.c_void_p),
+    ]
+
+
+class AppendInputs(Struct):
+    _fields_ = [
+        *_HEAD,
+        *_many("k v k_cache v_cache", _Pointer(Tensor)),
+        ("cache", _Pointer(PagedCache)),
+        ("b", ctypes.c_int64),
+        *_many("cu_seqlens_k_new seqused_kv slots slots_64", ctypes.c_void_p),
+        ("rotary", _Pointer(RotaryEmbedding)),
+        *_many("q q_out", _Pointer(Tensor)),
+    ]
+
+
+class AppendShape(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("rotary_dims interleaved has_table table_dtype unaligned", ctypes.c_int32),
+    ]
+
+
 class Workspace(Struct):
     _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 

@@ -18,7 +18,7 @@ from ._views import aligned
 
 __all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "Library", "TUNE_POLICIES",
            "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "paged_cache", "requests",
-           "sequences"]
+           "rotary_embedding", "sequences"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
@@ -82,6 +82,26 @@ def paged_cache(block_table: Any, batch_index: Any = None, seq_begin: Any = None
               for name, t in {"batch_index": batch_index, "seq_begin": seq_begin}.items()}
     result = _abi.PagedCache(block_table=_pointer("block_table", block_table), **fields)
     result.tensors = (block_table, batch_index, seq_begin)
+    return result
+
+
+def _positions(name: str, array: Any) -> dict[str, Any]:
+    """The two fields for an array of int32 or int64, of which it takes one."""
+    if array is None:
+        return {}
+    wide = "int64" in str(array.dtype)
+    elements = _views.view(name, array).elements
+    return {f"{name}_64" if wide else name: _views.address(name, array, "int64" if wide else "int32", elements)}
+
+
+def rotary_embedding(dims: int, base: float = 0.0, interleaved: bool = False, cos: Any = None, sin: Any = None,
+                     positions: Any = None) -> _abi.RotaryEmbedding:
+    """What `bind_append` turns keys and queries by, in their first `dims` columns: angles of `base` (0: 10000), or cos and
+    sin [positions, dims / 2]. positions: int32 or int64 [rows], where each new row stands; None: as seqused_kv says. It
+    keeps the arrays alive."""
+    result = _abi.RotaryEmbedding(dims=int(dims), interleaved=int(interleaved), base=float(base),
+                                  **_pointers(cos=cos, sin=sin), **_positions("positions", positions))
+    result.tensors = (cos, sin, positions)
     return result
 
 
@@ -208,6 +228,31 @@ class Attention:
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
         keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
+
+    def bind_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_kv: Any = None,
+                    cache: Optional[_abi.PagedCache] = None, cu_seqlens_k_new: Any = None, slots: Any = None,
+                    rotary: Optional[_abi.RotaryEmbedding] = None, q: Any = None, q_out: Any = None,
+                    stream: Optional[int] = None) -> Callable[[], None]:
+        """A callable that writes new keys and values [b, h_kv, s_new, d] into a cache, [b, h_kv, s_max, d] or with page_size
+        [pages, h_kv, page_size, d]; it keeps the arrays alive. With cu_seqlens_k_new [b + 1] the new ones are packed,
+        [total_new, h_kv, d]. seqused_kv [b]: the keys of each request with the new ones; slots, int32 or int64 [rows]:
+        where each row goes instead. rotary: what `rotary_embedding` makes; q and q_out: queries that it turns too."""
+        rows = {"cu_seqlens_k_new": cu_seqlens_k_new, "seqused_kv": seqused_kv}
+        fields = {name: _views.address(name, t, "int32", _views.view(name, t).elements) for name, t in rows.items()
+                  if t is not None}
+        b = _views.view("cu_seqlens_k_new", cu_seqlens_k_new).elements - 1 if cu_seqlens_k_new is not None else 0
+        inputs = _abi.AppendInputs(**_pointers(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, q_out=q_out), b=b,
+                                   cache=_reference(cache), rotary=_reference(rotary), **_positions("slots", slots), **fields)
+        function, library = self.library.fa.fa_append, self.library
+        arguments = (self.handle, ctypes.addressof(inputs), stream or 0)
+        keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, inputs, self)
+
+        def run(_keep: object = keep) -> None:
+            status = function(*arguments)
+            if status != 0:
+                library.failed(status, lambda: int(function(*arguments)))
+
+        return run
 
     def bind_backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any,
                       dlse: Any = None, stream: Optional[int] = None, workspace: Any = None,

@@ -242,6 +242,30 @@ def test_pages(library):
     refused(TypeError, lambda: capi.paged_cache(table, batch_index=Tensor((2,))), "batch_index", "int32")
 
 
+def test_append(library):
+    """Rows of ones and twos go to the positions that the lengths end with; a row of another slot goes there."""
+    attention = capi.Attention(library, 8, "torch.float32", page_size=2, device=(capi.DEVICE_HOST, 0))
+    k, v = Tensor((2, 1, 1, 8), [1.0] * 8 + [2.0] * 8), Tensor((2, 1, 1, 8), [3.0] * 8 + [4.0] * 8)
+    k_cache, v_cache = Tensor((4, 1, 2, 8)), Tensor((4, 1, 2, 8))
+    table, lengths = Tensor((2, 2), [3, -1, 0, 2], "torch.int32"), Tensor((2,), [1, 4], "torch.int32")
+    bind = lambda **more: attention.bind_append(k, v, k_cache, v_cache, cache=capi.paged_cache(table), **more)  # noqa: E731
+    bind(seqused_kv=lengths)()
+    check(rows_of(k_cache) == {6: 1.0, 5: 2.0} and rows_of(v_cache) == {6: 3.0, 5: 4.0}, f"rows {rows_of(k_cache)}")
+    bind(slots=Tensor((2,), [-1, 1], "torch.int64"))()
+    check(rows_of(k_cache) == {6: 1.0, 5: 2.0, 1: 2.0}, f"rows {rows_of(k_cache)}")
+    turned = Tensor((2, 1, 1, 8))
+    quarter = capi.rotary_embedding(2, cos=Tensor((4, 1), [0.0] * 4), sin=Tensor((4, 1), [1.0] * 4))
+    bind(seqused_kv=lengths, rotary=quarter, q=k, q_out=turned)()
+    check(turned.values()[:3] == (-1.0, 1.0, 1.0), f"a quarter turn: {turned.values()[:3]}")
+    refused(ValueError, bind(seqused_kv=lengths, rotary=capi.rotary_embedding(3)), "dims", "3")
+
+
+def rows_of(cache):
+    """The rows of a cache that are not 0, and their first elements."""
+    first = cache.values()[::8]
+    return {row: value for row, value in enumerate(first) if value != 0}
+
+
 def main():
     library = capi.load()
     check(library.version() == fa_attention.__version__, "the version of the package is that of the library")
@@ -254,6 +278,7 @@ def main():
     test_protocols()
     test_nvrtc_places()
     test_pages(library)
+    test_append(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 
