@@ -32,8 +32,9 @@ struct Tile {
 };
 
 // In order of preference; the first that fits the architecture's shared memory and the register file is taken. Shared
-// memory's traffic and its waits decide (docs/performance.md): up to d 64 a warp owns 32 keys whole, P and dS never
-// leave its registers for dV and dK, and two blocks share a multiprocessor; beyond, the sums of 32 keys need two warps.
+// memory's traffic and its waits decide (docs/kernels/sm80_backward.md). Up to d 64 a warp owns 32 keys whole, P and dS
+// never leave its registers for dV and dK, and two blocks share a multiprocessor. Beyond, the sums of 32 keys need two
+// warps.
 constexpr Tile k16Bit64[] = {{64, 128, 4, 4, 2, 1, 2},
                              {64, 128, 4, 4, 2, 2, 2},
                              {64, 128, 4, 4, 2, 1, 4},

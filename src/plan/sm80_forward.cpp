@@ -41,7 +41,7 @@ struct TileFamily {
 
 // In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. The
 // traffic of shared memory limits mma.sync kernels: two m tiles a warp halve what is read of K and V, and where the
-// accumulators leave no room for two, more keys a step save reads of Q. Measured on an H200 (docs/performance.md).
+// accumulators leave no room for two, more keys a step save reads of Q. Measured on an H200 (docs/experiments.md).
 constexpr TileFamily k16BitSmall[] = {{128, 4, 1, true, 1, {96, 80, 64, 48, 32}},
                                       {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitSmallCausal[] = {{128, 4, 1, true, 1, {80, 64, 48, 32, 16}},

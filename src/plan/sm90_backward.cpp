@@ -32,7 +32,7 @@ struct Tile {
   int tile_m, tile_n, stages;
 };
 
-// In order of preference, measured on an H200 (docs/performance.md).
+// In order of preference, measured on an H200 (docs/experiments.md).
 constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
 constexpr Tile kPair[] = {{64, 128, 2}};

@@ -34,7 +34,7 @@ struct Tile {
 };
 
 // In order of preference, of those that fit; the tiles of a list share tile_m (with packed query heads the group
-// divides it), but for tall ones. Measured on an H200 (docs/performance.md).
+// divides it), but for tall ones. Measured on an H200 (docs/experiments.md).
 constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
