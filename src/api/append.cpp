@@ -415,6 +415,7 @@ plan::AppendProblem append_problem(const AttentionConfig& config, const AppendSh
 }
 
 void append_on_host(const AppendCall& call) {
+  if (call.empty) return;
   check_append_values(call);
   reference::append(call.inputs);
 }

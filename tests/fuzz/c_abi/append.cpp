@@ -28,7 +28,8 @@ const std::int64_t* Arguments::long_numbers(std::int64_t most, std::int64_t coun
   return reinterpret_cast<const std::int64_t*>(memory_.block(values.size() * sizeof(std::int64_t) + 1) + 1);
 }
 
-const fa_rotary_embedding* Arguments::rotary(const GivenConfig& config, std::int64_t rows) {
+const fa_rotary_embedding* Arguments::rotary(const GivenConfig& config, std::int64_t rows, std::int32_t* dims) {
+  *dims = 0;
   if (random_.one_in(3)) return nullptr;
   fa_rotary_embedding value{};
   const std::int64_t pairs = random_.between(0, std::clamp<std::int64_t>(config.seen.head_dim, 0, 512) / 2);
@@ -47,7 +48,9 @@ const fa_rotary_embedding* Arguments::rotary(const GivenConfig& config, std::int
     if (random_.one_in(2)) value.positions = lengths({5}, rows);
     if (value.positions == nullptr || bad()) value.positions_64 = long_numbers(100, rows);
   }
-  return give(value);
+  const std::uint32_t size = struct_size(sizeof value);
+  *dims = cut(value, size).dims;
+  return write(value, size);
 }
 
 const fa_paged_cache* Arguments::paged_cache(const GivenConfig& config, std::int64_t requests, std::int64_t pages) {
@@ -94,8 +97,9 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
   inputs.seqused_kv = lengths({static_cast<std::int32_t>(s_new + random_.between(0, 20))}, b);
   if (random_.one_in(4)) inputs.slots_64 = long_numbers(pages * page_rows - 1, new_rows);
   if (random_.one_in(8)) inputs.slots = lengths({3}, new_rows);
-  inputs.rotary = rotary(config, new_rows);
-  if (inputs.rotary != nullptr && inputs.rotary->dims != 0 && random_.one_in(2)) {
+  std::int32_t dims = 0;
+  inputs.rotary = rotary(config, new_rows, &dims);
+  if (dims != 0 && random_.one_in(2)) {
     const bool in_place = random_.one_in(2);
     inputs.q = rows(given.h_q, given.d_qk, in_place ? Use::output : Use::input);
     inputs.q_out = in_place ? inputs.q : rows(given.h_q, given.d_qk, Use::output);

@@ -136,7 +136,7 @@ class Arguments {
   const fa_paged_cache* cache(const GivenConfig& config, const Sizes& sizes);
   const std::int32_t* lengths(std::vector<std::int32_t> values, std::int64_t count);
   const std::int64_t* long_numbers(std::int64_t most, std::int64_t count);
-  const fa_rotary_embedding* rotary(const GivenConfig& config, std::int64_t rows);
+  const fa_rotary_embedding* rotary(const GivenConfig& config, std::int64_t rows, std::int32_t* dims);
   const fa_paged_cache* paged_cache(const GivenConfig& config, std::int64_t requests, std::int64_t pages);
   const fa_mask_tiles* tiles();
   const fa_captured* captured(const GivenConfig& config, const Sizes& sizes, bool gradients, std::uint64_t* count);

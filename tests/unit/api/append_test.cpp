@@ -125,6 +125,14 @@ TEST(Append, NothingToDo) {
   inputs.cu_seqlens_k_new = nullptr;
   inputs.seqused_kv = nullptr;
   host(c.config()).append(inputs);
+  // Without heads, whatever lengths say.
+  const std::vector<std::int32_t> cu{5, -1, 99}, used{-7, 1 << 30};
+  AppendInputs headless = data.inputs();
+  headless.cu_seqlens_k_new = cu.data();
+  headless.seqused_kv = used.data();
+  for (TensorView* const view : {&headless.k, &headless.v, &headless.k_cache, &headless.v_cache}) view->shape[1] = 0;
+  headless.k.shape[0] = headless.v.shape[0] = 4;
+  host(c.config()).append(headless);
 }
 
 class AppendRefuses : public testing::Test {
