@@ -1,0 +1,457 @@
+#include "api/c_structs.hpp"
+
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "plan/fixed.hpp"
+#include "support/text.hpp"
+
+namespace fa::api::c {
+namespace {
+
+static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
+static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
+static_assert(FA_F64 == static_cast<int>(DType::f64));
+static_assert(FA_I32 == static_cast<int>(DType::i32));
+static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
+static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
+static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
+static_assert(FA_COMPILE_ABORTED == static_cast<int>(CompileEvent::Phase::failed));
+static_assert(FA_FAMILY_SM90 == static_cast<int>(plan::Family::sm90));
+static_assert(FA_LOG_OFF == static_cast<int>(LogLevel::off));
+
+std::optional<bool> to_choice(std::int32_t value, const std::string& argument) {
+  switch (to_enum(value, FA_CHOICE_YES, argument)) {
+    case FA_CHOICE_NO:
+      return false;
+    case FA_CHOICE_YES:
+      return true;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// A field that fa_kernel_override had before it had a text.
+struct OldField {
+  const char* name;
+  std::int32_t fa_kernel_override::*member;
+  bool choice = false;  ///< enum fa_choice
+};
+
+constexpr OldField kOldFields[] = {
+    {"tile_m", &fa_kernel_override::tile_m},
+    {"tile_n", &fa_kernel_override::tile_n},
+    {"warps", &fa_kernel_override::warps},
+    {"stages", &fa_kernel_override::stages},
+    {"q_in_registers", &fa_kernel_override::q_in_registers, true},
+    {"loop_bodies", &fa_kernel_override::loop_bodies},
+    {"pack_gqa", &fa_kernel_override::pack_gqa, true},
+    {"splits", &fa_kernel_override::splits},
+    {"q_buffers", &fa_kernel_override::q_buffers},
+    {"take_turns", &fa_kernel_override::take_turns, true},
+    {"warps_n", &fa_kernel_override::warps_n},
+    {"affine_product", &fa_kernel_override::affine_product, true},
+    {"exact_max", &fa_kernel_override::exact_max, true},
+    {"affine_reach", &fa_kernel_override::affine_reach, true},
+};
+
+/// The family that an override's number and its text name.
+std::string kernel_of(const fa_kernel_override& in, const std::string& argument) {
+  const auto family = to_enum(in.family, plan::Family::sm90, argument + ".family");
+  std::string named = in.kernel == nullptr ? "" : in.kernel;
+  if (family == plan::Family::automatic) return named;
+  std::string of_number = plan::to_string(family);
+  if (named.empty()) return of_number;
+  if (named != of_number && named.rfind(of_number + "_", 0) != 0) {
+    refuse(argument + ".kernel", named, "what family names, " + of_number + ", or one of its kernels");
+  }
+  return named;
+}
+
+std::optional<KernelOverride> to_override(const fa_kernel_override* source, plan::Op op, const std::string& argument) {
+  if (source == nullptr) {
+    return std::nullopt;
+  }
+  const fa_kernel_override in = read_struct(source, argument);
+  KernelOverride out{kernel_of(in, argument), in.text == nullptr ? "" : in.text};
+  for (const OldField& field : kOldFields) {
+    std::int32_t value = in.*field.member;
+    if (field.choice) {
+      const std::optional<bool> choice = to_choice(value, argument + "." + field.name);
+      if (!choice) continue;
+      value = *choice ? 1 : 0;
+    } else if (value == 0) {
+      continue;
+    }
+    out.text += (out.text.empty() ? "" : " ") + std::string(field.name) + "=" + std::to_string(value);
+  }
+  plan::read_override(out, op, argument);  // names the argument as this caller does
+  return out;
+}
+
+/// A C function that hears of compilations.
+std::function<void(const CompileEvent&)> to_hook(fa_compile_callback callback, void* user) {
+  if (callback == nullptr) {
+    return nullptr;
+  }
+  return [callback, user](const CompileEvent& event) {
+    fa_compile_event out{};
+    out.struct_size = sizeof out;
+    out.phase = static_cast<std::int32_t>(event.phase);
+    out.spec = event.spec.c_str();
+    out.target = event.target.c_str();
+    out.problem = event.problem.c_str();
+    out.milliseconds = event.milliseconds;
+    callback(user, &out);
+  };
+}
+
+/// What fa_config grew for packs, caps and the hook.
+void set_cache(const fa_config& in, AttentionConfig* out) {
+  constexpr std::uint64_t kMostPacks = 1024;
+  if (in.cache_pack_count > kMostPacks) {
+    refuse("config.cache_pack_count", std::to_string(in.cache_pack_count), "0 to 1024");
+  }
+  if (in.cache_pack_count != 0) {
+    require(in.cache_packs, "config.cache_packs");
+  }
+  for (std::uint64_t i = 0; i < in.cache_pack_count; ++i) {
+    require(in.cache_packs[i], "config.cache_packs[" + std::to_string(i) + "]");
+    out->cache.packs.emplace_back(in.cache_packs[i]);
+    const char* const sha256 = in.cache_pack_sha256 == nullptr ? nullptr : in.cache_pack_sha256[i];
+    out->cache.pack_sha256.emplace_back(sha256 == nullptr ? "" : sha256);
+  }
+  out->cache.max_bytes = in.cache_max_bytes;
+  out->cache.max_entries = in.cache_max_entries;
+  out->cache.compilers = in.cache_compilers == nullptr ? "" : in.cache_compilers;
+  out->cache.keep_source = in.cache_keep_source != 0;
+  out->on_compile = to_hook(in.on_compile, in.on_compile_user);
+}
+
+/// The expression and captures of a function, in a ScoreFunction or MaskFunction.
+template <typename Function>
+Function to_function(const fa_function* source, const std::string& argument) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_function in = read_struct(source, argument);
+  require(in.expression, argument + ".expression");
+  if (in.capture_count > Captures::kMax) {
+    refuse(argument + ".capture_count", std::to_string(in.capture_count), "0 to " + std::to_string(Captures::kMax));
+  }
+  if (in.capture_count != 0) {
+    require(in.captures, argument + ".captures");
+  }
+  Function out;
+  out.expression = in.expression;
+  for (std::uint32_t i = 0; i < in.capture_count; ++i) {
+    const std::string name = argument + ".captures[" + std::to_string(i) + "]";
+    require(in.captures[i].name, name + ".name");
+    out.captures.push_back({in.captures[i].name, to_enum(in.captures[i].dtype, DType::i32, name + ".dtype"),
+                            in.captures[i].requires_grad != 0});
+  }
+  return out;
+}
+
+/// What fa_config grew for functions, windows, chunks and sinks.
+void set_variants(const fa_config& in, AttentionConfig* out) {
+  out->score = to_function<ScoreFunction>(in.score, "config.score");
+  out->mask = to_function<MaskFunction>(in.mask, "config.mask");
+  out->window_left = in.has_window_left != 0 ? in.window_left : -1;
+  out->window_right = in.has_window_right != 0 ? in.window_right : -1;
+  out->chunk = in.chunk;
+  out->sink = in.sink != 0;
+}
+
+TunePolicy to_tune_policy(std::int32_t value) {
+  switch (to_enum(value, FA_TUNE_ON, "config.tune")) {
+    case FA_TUNE_OFF:
+      return TunePolicy::off;
+    case FA_TUNE_CACHED:
+      return TunePolicy::cached;
+    default:
+      return TunePolicy::on;
+  }
+}
+
+void check_flags(std::uint32_t flags, const std::string& argument) {
+  constexpr std::uint32_t kKnown = FA_TENSOR_READ_ONLY | FA_TENSOR_ROW_MAJOR;
+  if ((flags & ~kKnown) != 0) {
+    refuse(argument + ".flags", std::to_string(flags), "FA_TENSOR_READ_ONLY and FA_TENSOR_ROW_MAJOR");
+  }
+}
+
+void set_row_major_strides(TensorView& view) {
+  std::int64_t stride = 1;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    view.strides[i] = stride;
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(view.shape[i], 1), &stride)) {
+      stride = 0;  // no such tensor fits in memory: the sizes are refused when they are validated
+    }
+  }
+}
+
+/// A NULL tensor is one that was not given.
+TensorView to_view(const fa_tensor* source, const std::string& argument) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_tensor in = read_struct(source, argument);
+  if (in.rank < 1 || in.rank > TensorView::kMaxRank) {
+    refuse(argument + ".rank", std::to_string(in.rank), "1 to 4");
+  }
+  check_flags(in.flags, argument);
+  TensorView view;
+  view.data = in.data;
+  view.dtype = to_enum(in.dtype, DType::i32, argument + ".dtype");
+  view.rank = in.rank;
+  view.read_only = (in.flags & FA_TENSOR_READ_ONLY) != 0;
+  std::copy_n(in.shape, in.rank, view.shape.begin());
+  if ((in.flags & FA_TENSOR_ROW_MAJOR) != 0) {
+    set_row_major_strides(view);
+  } else {
+    std::copy_n(in.strides, in.rank, view.strides.begin());
+  }
+  return view;
+}
+
+PackedSequences to_sequences(const fa_sequences* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_sequences in = read_struct(source, "sequences");
+  return {in.b, in.cu_seqlens_q, in.cu_seqlens_kv, in.seqused_q, in.seqused_kv, in.max_s_q, in.max_s_kv};
+}
+
+PagedCache to_cache(const fa_paged_cache* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_paged_cache in = read_struct(source, "cache");
+  return {to_view(in.block_table, "cache.block_table"), in.batch_index, in.seq_begin};
+}
+
+Captures to_captures(const fa_captured* captures, std::uint64_t count) {
+  if (count > Captures::kMax) {
+    refuse("capture_count", std::to_string(count), "0 to " + std::to_string(Captures::kMax));
+  }
+  if (count != 0) {
+    require(captures, "captures");
+  }
+  Captures out;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::string argument = "captures[" + std::to_string(i) + "]";
+    require(captures[i].name, argument + ".name");
+    Captured captured(captures[i].name, captures[i].number);
+    captured.tensor = to_view(captures[i].tensor, argument);
+    out.add(captured);
+  }
+  return out;
+}
+
+MaskTiles to_tiles(const fa_mask_tiles* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_mask_tiles in = read_struct(source, "tiles");
+  return {in.data, in.size, in.filled != 0};
+}
+
+RotaryEmbedding to_rotary(const fa_rotary_embedding* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_rotary_embedding in = read_struct(source, "rotary");
+  RotaryEmbedding out;
+  out.dims = in.dims;
+  out.interleaved = in.interleaved != 0;
+  if (in.base != 0) {
+    out.base = in.base;
+  }
+  out.cos = to_view(in.cos, "rotary.cos");
+  out.sin = to_view(in.sin, "rotary.sin");
+  out.positions = in.positions;
+  out.positions_64 = in.positions_64;
+  return out;
+}
+
+template <std::size_t kSize>
+void copy_text(char (&target)[kSize], const std::string& text) {
+  const std::size_t length = std::min(text.size(), kSize - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = '\0';
+}
+
+}  // namespace
+
+void refuse(const std::string& argument, const std::string& value, const std::string& accepted) {
+  support::throw_invalid_text(argument, value, accepted);
+}
+
+bool all_zero(const char* bytes, std::size_t count) noexcept {
+  return std::all_of(bytes, bytes + count, [](char byte) { return byte == 0; });
+}
+
+Device to_device(fa_device device) {
+  switch (device.kind) {
+    case FA_DEVICE_CURRENT:
+      return Device::current();
+    case FA_DEVICE_CUDA:
+      return Device::cuda(device.ordinal);
+    case FA_DEVICE_HOST:
+      return Device::host();
+    default:
+      refuse("device.kind", std::to_string(device.kind), "FA_DEVICE_CURRENT, FA_DEVICE_CUDA or FA_DEVICE_HOST");
+  }
+}
+
+AttentionConfig to_config(const fa_config* source) {
+  const fa_config in = read_struct(source, "config");
+  AttentionConfig out;
+  out.head_dim = in.head_dim;
+  out.head_dim_v = in.head_dim_v;
+  out.dtype = to_enum(in.dtype, DType::f64, "config.dtype");
+  if (in.has_scale != 0) {
+    out.scale = in.scale;
+  }
+  out.causal = in.causal != 0;
+  out.causal_align = to_enum(in.causal_align, CausalAlign::top_left, "config.causal_align");
+  out.deterministic = in.deterministic != 0;
+  out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
+  out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
+  out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.tune = to_tune_policy(in.tune);
+  out.host_f64 = in.host_f64 != 0;
+  set_variants(in, &out);
+  set_cache(in, &out);
+  out.varlen = in.varlen != 0;
+  out.zero_padding = in.zero_padding != 0;
+  out.check_sequences = in.check_sequences != 0;
+  out.dropout = in.dropout;
+  out.page_size = in.page_size;
+  out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
+  out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
+  return out;
+}
+
+DropoutState to_dropout(const fa_dropout_state* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_dropout_state in = read_struct(source, "dropout");
+  return {in.seed, in.offset, in.device};
+}
+
+ForwardInputs to_inputs(const fa_forward_inputs* source) {
+  const fa_forward_inputs in = read_struct(source, "inputs");
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),
+          to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout),   to_tiles(in.tiles),
+          to_cache(in.cache)};
+}
+
+ForwardOutputs to_outputs(const fa_forward_outputs* source) {
+  const fa_forward_outputs in = read_struct(source, "outputs");
+  return {to_view(in.o, "o"), to_view(in.lse, "lse")};
+}
+
+BackwardInputs to_inputs(const fa_backward_inputs* source) {
+  const fa_backward_inputs in = read_struct(source, "inputs");
+  return {to_view(in.q, "q"),       to_view(in.k, "k"),
+          to_view(in.v, "v"),       to_view(in.o, "o"),
+          to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
+          to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"), to_sequences(in.sequences),
+          to_dropout(in.dropout),   to_tiles(in.tiles)};
+}
+
+BackwardOutputs to_outputs(const fa_backward_outputs* source) {
+  const fa_backward_outputs in = read_struct(source, "outputs");
+  return {to_view(in.dq, "dq"), to_view(in.dk, "dk"), to_view(in.dv, "dv"), to_captures(in.captures, in.capture_count),
+          to_view(in.dsink, "dsink")};
+}
+
+AppendInputs to_inputs(const fa_append_inputs* source) {
+  const fa_append_inputs in = read_struct(source, "inputs");
+  return {to_view(in.k, "k"),
+          to_view(in.v, "v"),
+          to_view(in.k_cache, "k_cache"),
+          to_view(in.v_cache, "v_cache"),
+          to_cache(in.cache),
+          in.b,
+          in.cu_seqlens_k_new,
+          in.seqused_kv,
+          in.slots,
+          in.slots_64,
+          to_rotary(in.rotary),
+          to_view(in.q, "q"),
+          to_view(in.q_out, "q_out")};
+}
+
+AppendShape to_shape(const fa_append_shape* source) {
+  const fa_append_shape in = read_struct(source, "shape");
+  AppendShape out;
+  out.rotary_dims = in.rotary_dims;
+  out.interleaved = in.interleaved != 0;
+  if (in.has_table != 0) {
+    out.table = to_enum(in.table_dtype, DType::i32, "shape.table_dtype");
+  }
+  out.aligned = in.unaligned == 0;
+  return out;
+}
+
+AttentionShape to_shape(const fa_shape* source) {
+  const fa_shape in = read_struct(source, "shape");
+  AttentionShape out;
+  out.b = in.b;
+  out.h_q = in.h_q;
+  out.h_kv = in.h_kv;
+  out.s_q = in.s_q;
+  out.s_kv = in.s_kv;
+  out.aligned = in.unaligned == 0;
+  out.total_q = in.total_q;
+  out.total_kv = in.total_kv;
+  return out;
+}
+
+Workspace to_workspace(const fa_workspace* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_workspace in = read_struct(source, "workspace");
+  return {in.data, in.size};
+}
+
+fa_kernel_info to_c(const KernelInfo& info) {
+  fa_kernel_info out{};
+  out.registers = info.registers;
+  out.local_bytes = info.local_bytes;
+  out.shared_bytes = info.shared_bytes;
+  out.threads = info.threads;
+  out.compile_ms = info.compile_ms;
+  out.load_ms = info.load_ms;
+  copy_text(out.name, info.name);
+  copy_text(out.origin, info.origin);
+  copy_text(out.spec, info.spec);
+  copy_text(out.chosen_by, info.chosen_by);
+  return out;
+}
+
+fa_cache_counters to_c(const CacheCounters& counters) {
+  fa_cache_counters out{};
+  out.memory_hits = counters.memory_hits;
+  out.pack_hits = counters.pack_hits;
+  out.disk_hits = counters.disk_hits;
+  out.compiles = counters.compiles;
+  out.damaged = counters.damaged;
+  out.unaccepted = counters.unaccepted;
+  out.publish_failures = counters.publish_failures;
+  out.evictions = counters.evictions;
+  return out;
+}
+
+}  // namespace fa::api::c
