@@ -76,3 +76,15 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/faConfig.cmake.in ${PR
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/faConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/faConfig.cmake ${PROJECT_BINARY_DIR}/faConfigVersion.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fa)
+
+# For build systems other than CMake. Paths start from the file: an installation may be moved.
+file(RELATIVE_PATH fa_prefix_from_pc "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" fa_prefix_from_pc "${fa_prefix_from_pc}")
+set(fa_pc_cflags "")
+set(fa_pc_libs "")
+if(NOT fa_shared)
+  set(fa_pc_cflags " -DFA_STATIC")
+  set(fa_pc_libs " -lstdc++ -lm -ldl -pthread")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/fa.pc.in ${PROJECT_BINARY_DIR}/fa.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/fa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -124,6 +124,17 @@ check_c_only() {  # check_c_only KIND PREFIX
     cmake --build "$build" && "$build/consumer_c_only"
 }
 
+check_pkg_config() {  # check_pkg_config KIND
+  local prefix="$PWD/build/install-$1" program="build/consumer-pkg-config-$1" folder flags
+  folder=$(dirname "$(find "$prefix" -name fa.pc)") &&
+    flags=$(PKG_CONFIG_PATH="$folder" pkg-config --cflags --libs fa) &&
+    read -ra flags <<<"$flags" &&
+    c++ -std=c++20 -x c++ - "${flags[@]}" -o "$program" <<<'#include <fa/attention.hpp>
+      int main() { return fa::Device::host() == fa::Device::current() || fa::version() == nullptr; }' &&
+    cc -std=c99 tests/consumer/main.c "${flags[@]}" -o "$program-c" &&
+    LD_LIBRARY_PATH="$(dirname "$folder")" "$program" && LD_LIBRARY_PATH="$(dirname "$folder")" "$program-c"
+}
+
 check_subproject() {  # check_subproject EXPECTED_FA OPTIONS...
   local expected=$1
   shift
@@ -208,6 +219,12 @@ if [[ $mode != quick ]]; then
     -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF >/dev/null
   cmake --build build/static -j "$jobs"
   check "consumer of the static library" check_install static build/static
+  if command -v pkg-config >/dev/null; then
+    check "consumer by pkg-config, shared" check_pkg_config shared
+    check "consumer by pkg-config, static" check_pkg_config static
+  else
+    count skip "consumers by pkg-config (not installed)"
+  fi
 
   check "neighbours stay static" check_subproject SHARED
   check "FA_SHARED before BUILD_SHARED_LIBS" check_subproject STATIC -DFA_SHARED=OFF -DBUILD_SHARED_LIBS=ON
