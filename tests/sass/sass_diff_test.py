@@ -46,7 +46,7 @@ def main():
         templates = os.path.join(ROOT, "templates")
         comment = changed(folder, "comment", "#define", "// a comment\n#define")
         broken = changed(folder, "broken", "\n}  // namespace", "\nstatic_assert(sizeof(int) == 8);\n}  // namespace")
-        scaled = changed(folder, "scaled", "* scale_log2", "* (2 * scale_log2)")
+        scaled = changed(folder, "scaled", "multiply(row_max, scale_log2)", "multiply(row_max, 2 * scale_log2)")
         expect(diff(build, cache, templates, templates), 0, r"2 kernels: 2 source")
         expect(diff(build, cache, templates, comment), 0, r"2 kernels: 1 source, 1 identical, 0 renamed, 0 equal, 0 diff")
         expect(diff(build, cache, templates, broken), 1, r"new does not compile: (.|\n)*1 source, (.|\n)*1 different")

@@ -116,7 +116,7 @@ TEST_F(CliCarry, OthersAreLeftOutWithTheReason) {
 }
 
 TEST_F(CliCarry, AnotherInstructionIsAnotherKernel) {
-  change_old("* scale_log2", "* (2 * scale_log2)");
+  change_old("multiply(row_max, scale_log2)", "multiply(row_max, 2 * scale_log2)");
   std::string output;
   const std::optional<tune::Table> table = carried(digest_of_old(), &output);
   ASSERT_TRUE(table) << output;
