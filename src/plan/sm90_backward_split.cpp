@@ -46,7 +46,7 @@ std::int64_t most_rows(const Problem& problem) noexcept {
     const std::int64_t behind = problem.causal ? std::max<std::int64_t>(problem.window_right, 0) : rows;
     rows = std::min(rows, std::min(problem.window_left, rows) + std::min(behind, rows) + kKeysPerTile);
   }
-  if (problem.variants->chunked) rows = std::min(rows, problem.chunk + kKeysPerTile);
+  if (problem.variants->chunked) rows = std::min(rows, std::min(problem.chunk, rows) + kKeysPerTile);
   return rows;
 }
 
