@@ -89,7 +89,7 @@ class PreparedCall:
     def __init__(self, attention: Attention, layout: Layout, sizes: Sequence[int]) -> None:
         self.attention, self._layout, self._sizes = attention, layout, sizes
         self._backward = any(name == "dq" for name, _ in layout.written)
-        self._function: Any = attention.library.fa.fa_backward if self._backward else attention.library.fa.fa_forward
+        self._function: Any = attention.lib.fa.fa_backward if self._backward else attention.lib.fa.fa_forward
         self._frames = [Frame(layout)]
         main = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
         self._rows_aligned = all(spec.rows_aligned() for name, spec in (*layout.read, *layout.written) if name in main)
@@ -134,5 +134,5 @@ class PreparedCall:
                      frame.scratch_at if scratch_size else 0)
         status = self._function(*arguments)
         if status:
-            self.attention.library.failed(status, lambda: int(self._function(*arguments)))
+            self.attention.lib.failed(status, lambda: int(self._function(*arguments)))
         frames.append(frame)

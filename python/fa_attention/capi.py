@@ -187,7 +187,7 @@ class Attention:
     def __init__(self, library: Library, head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0,
                  scale: Optional[float] = None, top_left: bool = False, family: str = "automatic",
                  device: tuple[int, int] = (DEVICE_CURRENT, 0), **more: Any) -> None:
-        self.library = library
+        self.lib = library
         self._destroy = library.fa.fa_destroy
         if device[0] != DEVICE_HOST:
             library.nvrtc.start()
@@ -204,10 +204,10 @@ class Attention:
               keep: object) -> Callable[[], None]:
         data, size = _views.memory("workspace", workspace) if workspace is not None else (0, 0)
         scratch = _abi.Workspace(data=data, size=size)
-        function = getattr(self.library.fa, name)
+        function = getattr(self.lib.fa, name)
         arguments = (self.handle, ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0,
                      ctypes.addressof(scratch) if workspace is not None else 0)
-        library = self.library
+        library = self.lib
 
         def run(_keep: object = (keep, workspace, inputs, outputs, scratch, self)) -> None:
             status = function(*arguments)
@@ -243,7 +243,7 @@ class Attention:
         b = _views.view("cu_seqlens_k_new", cu_seqlens_k_new).elements - 1 if cu_seqlens_k_new is not None else 0
         inputs = _abi.AppendInputs(**_pointers(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, q_out=q_out), b=b,
                                    cache=_reference(cache), rotary=_reference(rotary), **_positions("slots", slots), **fields)
-        function, library = self.library.fa.fa_append, self.library
+        function, library = self.lib.fa.fa_append, self.lib
         arguments = (self.handle, ctypes.addressof(inputs), stream or 0)
         keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, inputs, self)
 
@@ -268,7 +268,7 @@ class Attention:
 
     def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool) -> Any:
         shape = _shape(sizes, rows_aligned)
-        self.library.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
+        self.lib.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
         return result
 
     def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool) -> int:

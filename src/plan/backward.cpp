@@ -65,7 +65,7 @@ void check_family(const BackwardFamily& wanted, const Problem& problem) {
               {{"argument", "kernel_backward.kernel"}, {"value", to_string(wanted.family)}, {"accepted", misfit}});
 }
 
-/// Into how many parts the query tiles of a key tile are dealt out. The work of packed sequences the host does not
+/// The splits of a key tile's query tiles. The work of packed sequences the host does not
 /// know.
 int choose_splits(const Problem& problem, const Fixed& fixed, const BackwardFamily& family) noexcept {
   if (problem.varlen) return 1;

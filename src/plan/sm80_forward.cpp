@@ -25,7 +25,7 @@ constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
 constexpr int kFixedRegisters = 48;
 constexpr int kReservedSharedPerBlock = 1024;
-constexpr std::size_t kMaxSpecs = 5;
+constexpr std::size_t kMaxSpecs = 6;
 constexpr int kMaxWarps = 16;
 constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of 15
 constexpr int kMaxTileM = 1024;
@@ -65,7 +65,7 @@ constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}
                                        {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}},
                                       {64, 4, 2, false, 1, {32, 16, 16, 16, 16}},
-                                      {64, 4, 1, false, 2, {16, 16, 16, 16, 16}},
+                                      {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {

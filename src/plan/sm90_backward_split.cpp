@@ -1,6 +1,7 @@
 #include "plan/sm90_backward_split.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "plan/backward.hpp"
@@ -13,17 +14,17 @@ namespace {
 constexpr int kMultiprocessors = 132;
 constexpr std::int64_t kKeysPerTile = 128;
 // In steps of the main loop: what a tile costs besides, and what adding up in a cluster does.
-constexpr double kTileSteps = 2;
-constexpr double kClusterSteps = 0.8;
-constexpr double kLargeCluster = 1.35;  // so much longer takes one of more than two blocks, as measured on an H100
-constexpr double kReduceSteps = 4;      // of the kernel that adds up partial sums
-constexpr double kLeastSteps = 4;       // of a block: shorter ones only start and end
-constexpr double kWorthwhile = 0.96;    // of the time without a cluster
+constexpr double kTileSteps = 4;
+constexpr double kClusterSteps = 1.5;
+constexpr double kTail = 0.2;         // of the longest tile: multiprocessors end at different times
+constexpr double kReduceSteps = 4;    // of the kernel that adds up partial sums
+constexpr double kLeastSteps = 4;     // of a block: shorter ones only start and end
+constexpr double kWorthwhile = 0.96;  // of the time without a cluster
 // Bytes of Q, dO and dQ of the KV heads that run at once: as many are read from the L2 cache, and so many more make
-// steps by kSlowestRows slower. Measured on an H100: 32 to 64 query heads, groups of 4 to 8, 4,096 rows.
-constexpr double kNearRows = 33e6;
-constexpr double kFarRows = 200e6;
-constexpr double kSlowestRows = 0.4;
+// steps by kSlowestRows slower. These and the constants above: a fit to 21 grids on an H100 (docs/experiments.md).
+constexpr double kNearRows = 45e6;
+constexpr double kFarRows = 100e6;
+constexpr double kSlowestRows = 0.2;
 constexpr double kTilesAlike = 64;
 constexpr int kSamples = 64;  // key tiles that the model looks at
 
@@ -74,9 +75,11 @@ Tiles tiles_of(const Problem& problem) noexcept {
   return tiles;
 }
 
-/// Clusters that run at once. Six of a Hopper GPU's groups have 16 multiprocessors, two have 18.
+/// Clusters that run at once, as an H100 says: groups of 14 to 18 multiprocessors hold whole clusters only.
 int clusters_at_once(int blocks) noexcept {
-  return 6 * (16 / blocks) + 2 * (18 / blocks);
+  static constexpr std::array kClusters{132, 66, 39, 30, 22, 17, 15, 15};
+  static_assert(kClusters.size() == BackwardChoice::kMaxSplitBlocks);
+  return kClusters[static_cast<std::size_t>(blocks - 1)];
 }
 
 /// What steps take longer because the rows that blocks read do not fit into the L2 cache. Tiles of equal length read
@@ -96,12 +99,12 @@ double time_of(const Tiles& tiles, double shares, double at_once, double besides
   const double rounds = tiles.count * shares / at_once;
   const double longest = std::ceil(tiles.longest / shares) + besides;
   if (tiles.are_equal()) return std::ceil(rounds) * longest;
-  return slowed_by_rows(tiles, shares, at_once) * std::max(longest, rounds * (tiles.mean / shares + besides));
+  return slowed_by_rows(tiles, shares, at_once) *
+         std::max(longest, rounds * (tiles.mean / shares + besides) + kTail * longest);
 }
 
 double time_of_cluster(const Tiles& tiles, int blocks) noexcept {
-  const double longer = blocks > 2 ? kLargeCluster : 1;
-  return longer * time_of(tiles, blocks, blocks * clusters_at_once(blocks), kTileSteps + kClusterSteps);
+  return time_of(tiles, blocks, blocks * clusters_at_once(blocks), kTileSteps + kClusterSteps);
 }
 
 }  // namespace

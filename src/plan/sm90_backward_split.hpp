@@ -7,8 +7,8 @@ namespace fa::plan {
 
 /// How many blocks of a cluster share the query tiles of a key tile in the Hopper backward: what a model of the grid
 /// takes to be fastest, from 1 to BackwardChoice::kMaxSplitBlocks. Query heads of a KV head meet in one key tile, so
-/// that few KV heads are few tiles of much work. `splits`: what the query tiles are dealt out to without a cluster,
-/// whose partial sums another kernel adds up.
+/// that few KV heads are few tiles of much work. `splits`: those that the call has without a cluster, whose partial
+/// sums another kernel adds up.
 int sm90_backward_split_blocks(const Problem& problem, int splits) noexcept;
 
 }  // namespace fa::plan

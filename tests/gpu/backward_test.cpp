@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -171,23 +173,24 @@ TEST_F(Backward, RandomProblems) {
   }
 }
 
-/// The kernel of two blocks a tile, which the planner leaves aside unless it is asked for.
-TEST_F(Backward, PairsOfBlocks) {
-  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
-  std::mt19937_64 random(22);
+/// Random problems for kernels of several blocks a tile: heads, lengths, masks and memory orders, one after the other
+/// of `dims`, with the override that `kernel` gives to each. Deterministic ones too.
+template <class Kernel>
+void run_for_clusters(std::uint64_t seed, int count, std::span<const std::array<std::int64_t, 2>> dims,
+                      std::int64_t most_heads, std::int64_t longest, const Kernel& kernel) {
+  std::mt19937_64 random(seed);
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
   };
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
     AttentionCase c;
     c.b = pick(1, 3);
     c.h_kv = pick(1, 3);
-    c.h_q = c.h_kv * pick(1, 4);
-    c.s_q = i % 4 == 0 ? pick(1, 64) : pick(1, 1500);
-    c.s_kv = i % 4 == 1 ? pick(1, 128) : pick(1, 1700);
-    const std::array<std::int64_t, 2> dims[] = {{256, 256}, {192, 128}, {136, 72}, {80, 256}, {160, 200}};
-    c.d_qk = dims[i % 5][0];
-    c.d_v = dims[i % 5][1];
+    c.h_q = c.h_kv * pick(1, most_heads);
+    c.s_q = i % 4 == 0 ? pick(1, 64) : pick(1, longest);
+    c.s_kv = i % 4 == 1 ? pick(1, 128) : pick(1, longest + 200);
+    c.d_qk = dims[static_cast<std::size_t>(i) % dims.size()][0];
+    c.d_v = dims[static_cast<std::size_t>(i) % dims.size()][1];
     c.dtype = pick(0, 1) == 1 ? DType::bf16 : DType::f16;
     c.causal = pick(0, 1) == 1;
     c.causal_align = static_cast<CausalAlign>(pick(0, 1));
@@ -195,40 +198,24 @@ TEST_F(Backward, PairsOfBlocks) {
     c.seed = random();
     AttentionConfig config = config_of(c);
     config.deterministic = pick(0, 2) == 0;
-    config.kernel_backward = KernelOverride{"sm90", i % 7 == 0 ? "splits=3" : ""};
+    config.kernel_backward = KernelOverride{"sm90", kernel(i)};
     run_backward_case(c, config, pick(0, 1) == 1);
-    if (HasFailure()) break;
   }
 }
 
-/// Clusters whose blocks share the query tiles of a key tile, of every size, also where some of them get none.
+/// The kernel of two blocks a tile, which the planner leaves aside unless it is asked for.
+TEST_F(Backward, PairsOfBlocks) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  constexpr std::array<std::int64_t, 2> kDims[] = {{256, 256}, {192, 128}, {136, 72}, {80, 256}, {160, 200}};
+  run_for_clusters(22, 40, kDims, 4, 1500, [](int i) { return std::string(i % 7 == 0 ? "splits=3" : ""); });
+}
+
+/// Clusters whose blocks share the query tiles of a key tile: every size with all head dims, also where some get none.
 TEST_F(Backward, ClustersOfBlocks) {
   if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
-  std::mt19937_64 random(33);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
-  for (int i = 0; i < 64; ++i) {
-    AttentionCase c;
-    c.b = pick(1, 3);
-    c.h_kv = pick(1, 3);
-    c.h_q = c.h_kv * pick(1, 9);
-    c.s_q = i % 4 == 0 ? pick(1, 64) : pick(1, 900);
-    c.s_kv = i % 4 == 1 ? pick(1, 128) : pick(1, 1100);
-    const std::array<std::int64_t, 2> dims[] = {{128, 128}, {64, 64}, {96, 128}, {40, 24}, {128, 72}, {8, 80}, {72, 8}};
-    c.d_qk = dims[i % 7][0];
-    c.d_v = dims[i % 7][1];
-    c.dtype = pick(0, 1) == 1 ? DType::bf16 : DType::f16;
-    c.causal = pick(0, 1) == 1;
-    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
-    c.layout = static_cast<Layout>(pick(0, 1));
-    c.seed = random();
-    AttentionConfig config = config_of(c);
-    config.deterministic = pick(0, 2) == 0;
-    config.kernel_backward = KernelOverride{"sm90", fmt::format("split_blocks={}", 2 + i % 7)};
-    run_backward_case(c, config, pick(0, 1) == 1);
-    if (HasFailure()) break;
-  }
+  constexpr std::array<std::int64_t, 2> kDims[] = {{128, 128}, {64, 64}, {96, 128}, {40, 24},
+                                                   {128, 72},  {8, 80},  {72, 8}};
+  run_for_clusters(33, 64, kDims, 9, 900, [](int i) { return fmt::format("split_blocks={}", 2 + (i + i / 7) % 7); });
 }
 
 /// dK and dV of a cluster are the same bits each time: the blocks' sums are added in one order.

@@ -1,8 +1,8 @@
 // Method: inputs are seeded standard normals; every kernel first proves its answer against float64 on the last rows of
 // the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
-// problem take turns; the figure is the median over rounds. With --flush-l2 each call has events of its own, behind a
-// write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a causal
-// mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp.
+// problem are interleaved; the figure is the median over rounds. With --flush-l2 each call has events of its own,
+// behind a write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a
+// causal mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>

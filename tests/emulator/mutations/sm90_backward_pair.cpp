@@ -9,14 +9,9 @@ namespace {
 
 /// Three slabs of q and k, two of v; the second block has a part of one each.
 KernelSpec pair_base() {
-  KernelSpec spec;
-  spec.own = fa::plan::Sm90Backward{};
-  spec.arch = {9, 0, 'a'};
+  KernelSpec spec = sm90_backward();
   spec.d_qk = 136;
   spec.d_v = 72;
-  spec.tile_m = 64;
-  spec.tile_n = 128;
-  spec.stages = 2;
   return fa::plan::as_pair(spec);
 }
 
