@@ -2,9 +2,11 @@
 // the last head; a round queues enough calls to fill a fixed time between two events; the rounds of all candidates of a
 // problem are interleaved; the figure is the median over rounds. With --flush-l2 each call has events of its own,
 // behind a write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a
-// causal mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp.
+// causal mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp,
+// decodes: bench_decode.hpp.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <fa/attention.hpp>
 
 #include "bench_append.hpp"
+#include "bench_decode.hpp"
 #include "bench_grid.hpp"
 #include "bench_host.hpp"
 #include "bench_problem.hpp"
@@ -38,6 +41,7 @@ struct BenchOptions {
   TimingOptions timing;
   bool host_cost = false;
   bool latency = false;
+  bool dry_run = false;
   bool json = false;
 };
 
@@ -91,8 +95,8 @@ void print_row(const BenchProblem& problem, const Trial& trial) {
     fmt::print("refused: {}\n", trial.refusal);
     return;
   }
-  fmt::print("{:>9.4f} {:>8.1f} {:>5.1f}%\n", trial.median_ms(), tflops(problem, trial.median_ms()),
-             100 * spread(trial));
+  fmt::print("{:>9.4f} {:>8.1f} {:>5.1f}%{}\n", trial.median_ms(), tflops(problem, trial.median_ms()),
+             100 * spread(trial), problem.page_size > 0 ? fmt::format("  pages of {}", problem.page_size) : "");
 }
 
 /// Fastest first; what was refused last.
@@ -216,10 +220,54 @@ void bench_latency(const BenchOptions& options) {
   print_json({{"gpu", to_json(Gpu(options.device))}, {"results", records}});
 }
 
+/// Appends and decodes have a method of their own.
+void check(const BenchOptions& options) {
+  const Operation op = options.grid.op;
+  const auto refuse = [&](bool given, const char* option, const char* operations) {
+    if (given) support::throw_invalid("--op", to_string(op), fmt::format("{} with {}", operations, option));
+  };
+  const bool decode = op == Operation::decode;
+  refuse(!options.grid.lengths.empty() && !decode, "--lengths", "decode");
+  if (!decode && op != Operation::append) return;
+  refuse(options.host_cost, "--host-cost", "forward or backward");
+  refuse(options.latency, "--latency", "forward or backward");
+  refuse(!options.sweep.empty(), "--sweep", "forward or backward");
+  refuse(options.grid.packed.varlen, "--varlen", "forward or backward");
+  refuse(options.dry_run && !decode, "--dry-run", "forward, backward or decode");
+  refuse(options.timing.flush_l2 && decode, "--flush-l2", "forward, backward or append");
+}
+
+/// "1,2,2" as text, of what has different lengths.
+std::string lengths_text(const BenchProblem& problem) {
+  if (problem.cumulative_kv.empty()) return "";
+  return fmt::format(" lengths={}", fmt::join(problem.lengths_kv(), ","));
+}
+
+int print_problems(const BenchOptions& options) {
+  const bool decode = options.grid.op == Operation::decode;
+  nlohmann::json records = nlohmann::json::array();
+  for (const BenchProblem& problem : decode ? make_decodes(options.grid) : make_grid(options.grid)) {
+    if (options.json) {
+      records.push_back(to_json(problem));
+      if (!problem.cumulative_kv.empty()) records.back()["lengths"] = problem.lengths_kv();
+    } else {
+      fmt::print("{}{}\n", problem.text(), lengths_text(problem));
+    }
+  }
+  if (options.json) print_json({{"problems", records}});
+  return kSuccess;
+}
+
 int bench(const BenchOptions& options) {
+  check(options);
+  if (options.dry_run) return print_problems(options);
   if (options.grid.op == Operation::append) {
     bench_append(options.device, options.grid, options.timing, options.json);
     return kSuccess;
+  }
+  if (options.grid.op == Operation::decode) {
+    const bool all = bench_decode(options.device, options.grid, options.kernel, options.timing, options.json);
+    return all ? kSuccess : kFailure;
   }
   if (options.latency) {  // first: it needs a process without a driver
     bench_latency(options);
@@ -255,6 +303,7 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->excludes(flush);
   command->add_flag("--latency", options->latency, "Instead: what a first call costs with an empty and a warm cache")
       ->excludes(flush);
+  command->add_flag("--dry-run", options->dry_run, "Only print the problems; needs no GPU");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, exit_code] { *exit_code = bench(*options); });
 }

@@ -3,17 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
 
-#include "compile/compiler.hpp"
+#include "bench_graph.hpp"
 #include "gpu.hpp"
-#include "plan/arch.hpp"
-#include "render/source.hpp"
 #include "terminal.hpp"
 
 namespace fa::cli {
@@ -103,87 +99,6 @@ class AppendTensors {
   DeviceBuffer table_, used_;
 };
 
-/// A kernel that copies: 64 bytes a thread, as append reads them.
-class CopyKernel {
- public:
-  explicit CopyKernel(const Gpu& gpu) : kernel_(cubin(gpu), "fa_copy", 0, current()) {}
-
-  void launch(const void* source, void* target, std::size_t bytes, Stream stream) const {
-    struct {
-      const void* source;
-      void* target;
-      long long pieces;
-    } params{source, target, static_cast<long long>(bytes / 16)};
-    const auto grid = static_cast<unsigned>((bytes / 16 + kPiecesOfBlock - 1) / kPiecesOfBlock);
-    driver::launch(kernel_.function(), grid, kThreads, 0, stream, &params);
-  }
-
- private:
-  static constexpr unsigned kThreads = 256;
-  static constexpr std::size_t kPiecesOfBlock = 4 * kThreads;
-
-  static CUcontext current() {
-    CUcontext context = nullptr;
-    driver::check(driver::api().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-    return context;
-  }
-
-  static std::vector<std::byte> cubin(const Gpu& gpu) {
-    render::Source source;
-    source.kernel_name = "fa_copy";
-    source.target = plan::to_string(gpu.info().arch);
-    source.unit =
-        "struct alignas(16) Piece { unsigned word[4]; };\n"
-        "struct Params { const Piece* source; Piece* target; long long pieces; };\n"
-        "extern \"C\" __global__ void __launch_bounds__(256) fa_copy(const __grid_constant__ Params params) {\n"
-        "  const long long first = blockIdx.x * 1024ll + threadIdx.x;\n"
-        "  Piece pieces[4];\n"
-        "#pragma unroll\n"
-        "  for (int i = 0; i < 4; ++i) if (first + 256 * i < params.pieces) pieces[i] = params.source[first + 256 * "
-        "i];\n"
-        "#pragma unroll\n"
-        "  for (int i = 0; i < 4; ++i) if (first + 256 * i < params.pieces) params.target[first + 256 * i] = "
-        "pieces[i];\n"
-        "}\n";
-    return compile::compile(source, gpu.info().arch).bytes;
-  }
-
-  driver::LoadedKernel kernel_;
-};
-
-/// Calls in a graph.
-class CallGraph {
- public:
-  CallGraph(const Gpu& gpu, const std::function<void(int)>& call) : gpu_(gpu) {
-    const driver::Api& api = driver::api();
-    driver::check(api.cuStreamBeginCapture(gpu.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
-    for (int i = 0; i < kCalls; ++i) call(i);
-    driver::check(api.cuStreamEndCapture(gpu.stream(), &graph_), "cuStreamEndCapture");
-    driver::check(api.cuGraphInstantiateWithFlags(&executable_, graph_, 0), "cuGraphInstantiateWithFlags");
-  }
-  ~CallGraph() {
-    driver::api().cuGraphExecDestroy(executable_);
-    driver::api().cuGraphDestroy(graph_);
-  }
-  CallGraph(const CallGraph&) = delete;
-  CallGraph& operator=(const CallGraph&) = delete;
-
-  /// Microseconds of a call.
-  double time() const {
-    Event start, end;
-    start.record(gpu_.stream());
-    driver::check(driver::api().cuGraphLaunch(executable_, gpu_.stream()), "cuGraphLaunch");
-    end.record(gpu_.stream());
-    end.synchronize();
-    return end.milliseconds_since(start) * 1000 / kCalls;
-  }
-
- private:
-  const Gpu& gpu_;
-  CUgraph graph_ = nullptr;
-  CUgraphExec executable_ = nullptr;
-};
-
 struct Result {
   AppendBench bench;
   double append_us = 0, copy_us = 0;
@@ -203,9 +118,9 @@ Result measure(const Gpu& gpu, const CopyKernel& copy, const AppendBench& bench,
   };
   attention.append(tensors.front().inputs(), gpu.stream());
   gpu.synchronize();
-  const CallGraph appends(gpu, [&](int call) { attention.append(set(call).inputs(), gpu.stream()); });
+  const CallGraph appends(gpu, kCalls, [&](int call) { attention.append(set(call).inputs(), gpu.stream()); });
   const CallGraph copies(
-      gpu, [&](int call) { copy.launch(set(call).source(), set(call).target(), bench.bytes(), gpu.stream()); });
+      gpu, kCalls, [&](int call) { copy.launch(set(call).source(), set(call).target(), bench.bytes(), gpu.stream()); });
   std::vector<double> append_us, copy_us;
   appends.time(), copies.time();
   for (int round = 0; round < timing.rounds; ++round) {
@@ -225,7 +140,7 @@ std::vector<AppendBench> benches(const BenchGrid& grid) {
   std::vector<AppendBench> all;
   for (const DType dtype : grid.dtypes) {
     for (const auto& [b, s_new] : kBatches) {
-      for (const std::int64_t page_size : {0, 16}) {
+      for (const std::int64_t page_size : or_default<std::int64_t>(grid.page_sizes, {0, 16})) {
         for (const bool rotary : {false, true}) {
           AppendBench bench{dtype, b, s_new};
           if (grid.heads != 0) bench.h_q = grid.heads;

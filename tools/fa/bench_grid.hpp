@@ -1,7 +1,11 @@
 #ifndef FA_TOOLS_FA_BENCH_GRID_HPP_
 #define FA_TOOLS_FA_BENCH_GRID_HPP_
 
+#include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench_problem.hpp"
@@ -20,10 +24,12 @@ struct BenchGrid {
   Operation op = Operation::forward;
   bool deterministic = false;
   std::vector<DType> dtypes{DType::bf16};
-  std::vector<int> head_dims{64, 128, 256};
+  std::vector<int> head_dims;  ///< empty: 64, 128 and 256, of decode 128
   int head_dim_v = 0;
-  std::vector<int> seqs{512, 1024, 2048, 4096, 8192, 16384};
-  int seq_kv = 0;
+  std::vector<int> seqs;                 ///< empty: 512 to 16384, of decode 1
+  std::vector<int> seqs_kv;              ///< empty: as seqs, of decode 1k to 128k
+  std::vector<std::int64_t> page_sizes;  ///< empty: 0, of append 0 and 16, of decode 0, 16 and 64
+  std::string lengths;                   ///< of decode, as --lengths has it
   std::vector<bool> causal{false, true};
   CausalAlign causal_align = CausalAlign::bottom_right;
   Layout layout = Layout::bshd;
@@ -37,8 +43,21 @@ struct BenchGrid {
   TunePolicy tune = TunePolicy::cached;
 };
 
-/// `appends`: --op may be append.
-void add_grid_options(CLI::App& command, BenchGrid* grid, bool appends = false);
+/// `bench`: with what `fa bench` alone times, appends, decodes and pages.
+void add_grid_options(CLI::App& command, BenchGrid* grid, bool bench = false);
+
+/// `given`, or `fallback` where that is empty.
+template <typename Value>
+std::vector<Value> or_default(const std::vector<Value>& given, std::initializer_list<Value> fallback) {
+  return given.empty() ? std::vector<Value>(fallback) : given;
+}
+
+/// "100,200*3" are the lengths 100, 200, 200, 200; "log-uniform:16:32768" and "uniform:1:4096" are `b` seeded ones,
+/// both ends included. Throws fa::Error(invalid_argument).
+std::vector<std::int32_t> parse_lengths(std::string_view text, int b);
+
+/// The problems of --op decode. Without --lengths, --batch and --seq-kv those whose K and V are 24 GB at most.
+std::vector<BenchProblem> make_decodes(const BenchGrid& grid);
 
 std::vector<BenchProblem> make_grid(const BenchGrid& grid);
 

@@ -3,25 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
-#include <limits>
+#include <numeric>
 #include <random>
+#include <utility>
 
 #include "elements.hpp"
 #include "options.hpp"
-#include "reference/backward.hpp"
-#include "reference/forward.hpp"
-#include "tolerance.hpp"
 
 namespace fa::cli {
 namespace {
 
 constexpr std::size_t kBlockElements = 1048573;  // the greatest prime below 2^20
-constexpr std::int64_t kCheckedRows = 64;
-
-constexpr DropoutState kDropout{.seed = 20240229, .offset = 4711};
-
 std::size_t q_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_q : shape.b * shape.s_q);
@@ -29,30 +22,12 @@ std::size_t q_rows(const BenchProblem& problem) {
 
 std::size_t kv_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
+  if (problem.page_size > 0) return static_cast<std::size_t>(problem.pages() * problem.page_size);
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_kv : shape.b * shape.s_kv);
 }
 
 std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim) {
   return static_cast<std::size_t>(heads * head_dim) * size_of(problem.dtype);
-}
-
-std::vector<std::byte> download(const DeviceBuffer& buffer) {
-  std::vector<std::byte> bytes(buffer.size());
-  buffer.download(bytes.data(), bytes.size());
-  return bytes;
-}
-
-/// The rows from `first` on of the last `heads` heads of the last batch.
-TensorView last_heads(TensorView view, std::int64_t heads, std::int64_t first) {
-  const std::int64_t offset =
-      (view.shape[0] - 1) * view.strides[0] + (view.shape[1] - heads) * view.strides[1] + first * view.strides[2];
-  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
-  view.shape = {1, heads, view.shape[2] - first, view.shape[3]};
-  return view;
-}
-
-TensorView last_head(const TensorView& view, std::int64_t first) {
-  return last_heads(view, 1, first);
 }
 
 /// A tensor laid out like another in other memory.
@@ -61,41 +36,17 @@ TensorView like(TensorView view, const DeviceBuffer& buffer) {
   return view;
 }
 
-/// A tensor of the shape of `like` in `memory`.
-TensorView f64_like(const TensorView& like, std::vector<double>* memory) {
-  memory->resize(static_cast<std::size_t>(like.elements()));
-  return TensorView(memory->data(), DType::f64, {like.shape[0], like.shape[1], like.shape[2], like.shape[3]});
+std::vector<std::int64_t> differences(const std::vector<std::int32_t>& cumulative) {
+  std::vector<std::int64_t> result;
+  for (std::size_t i = 1; i < cumulative.size(); ++i) result.push_back(cumulative[i] - cumulative[i - 1]);
+  return result;
 }
 
-double greatest_magnitude(const TensorView& view) {
-  double greatest = 0;
-  for (std::int64_t row = 0; row < view.shape[2]; ++row) {
-    for (std::int64_t column = 0; column < view.shape[3]; ++column) {
-      const auto index = static_cast<std::size_t>(row * view.strides[2] + column);
-      greatest = std::max(greatest, std::abs(load_element(view.data, view.dtype, index)));
-    }
-  }
-  return greatest;
-}
-
-double greatest_difference(const TensorView& view, const std::vector<double>& expected) {
-  double greatest = 0;
-  for (std::int64_t row = 0; row < view.shape[2]; ++row) {
-    for (std::int64_t column = 0; column < view.shape[3]; ++column) {
-      const auto index = static_cast<std::size_t>(row * view.strides[2] + column);
-      const double difference = std::abs(load_element(view.data, view.dtype, index) -
-                                         expected[static_cast<std::size_t>(row * view.shape[3] + column)]);
-      greatest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(greatest, difference);
-    }
-  }
-  return greatest;
-}
-
-/// Of the last batch entry: of its last `heads` heads, from a row and a key on.
-reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std::int64_t row, std::int64_t key) {
-  if (problem.packed.dropout == 0) return {};
-  const reference::DropoutMask whole(double{problem.packed.dropout}, kDropout.seed, kDropout.offset);
-  return whole.part(problem.shape.b * problem.shape.h_q - heads, row, key);
+template <class Number>
+DeviceBuffer upload(const std::vector<Number>& numbers) {
+  DeviceBuffer buffer(numbers.size() * sizeof(Number));
+  buffer.upload(numbers.data(), buffer.size());
+  return buffer;
 }
 
 /// NaN in every element type.
@@ -107,7 +58,16 @@ void spoil(DeviceBuffer& buffer) {
 }  // namespace
 
 const char* to_string(Operation op) {
-  return op == Operation::backward ? "backward" : op == Operation::append ? "append" : "forward";
+  switch (op) {
+    case Operation::backward:
+      return "backward";
+    case Operation::append:
+      return "append";
+    case Operation::decode:
+      return "decode";
+    default:
+      return "forward";
+  }
 }
 
 AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
@@ -121,14 +81,16 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.tune = tune;
   packed.apply(&config);
   apply(variant, &config);
-  (op == Operation::forward ? config.kernel : config.kernel_backward) = if_given(kernel);
+  config.page_size = page_size;
+  (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
 }
 
 std::string BenchProblem::text() const {
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}",
-                     op == Operation::backward ? "backward " : "", to_string(dtype), shape.b, shape.h_q, shape.h_kv,
-                     shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}",
+                     op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
+                     shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
+                     page_size > 0 ? fmt::format(" page_size={}", page_size) : "",
                      variant_text() == "plain" ? "" : " " + variant_text());
 }
 
@@ -139,16 +101,33 @@ std::string BenchProblem::variant_text() const {
 }
 
 double BenchProblem::flops() const {
-  double pairs = static_cast<double>(shape.b) * static_cast<double>(shape.s_q) * static_cast<double>(shape.s_kv);
-  if (packed.varlen) {
-    pairs = 0;
-    for (std::size_t i = 1; i < cumulative.size(); ++i) {
-      const double length = cumulative[i] - cumulative[i - 1];
-      pairs += length * length;
-    }
-  }
+  const std::vector<std::int64_t> rows = lengths_q(), keys = lengths_kv();
+  double pairs = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) pairs += static_cast<double>(rows[i]) * static_cast<double>(keys[i]);
   const double all = 2.0 * static_cast<double>(shape.h_q) * pairs * (d_qk + d_v);
   return all * (op == Operation::backward ? 2.5 : 1) / (causal ? 2 : 1);
+}
+
+std::vector<std::int64_t> BenchProblem::lengths_q() const {
+  return packed.varlen ? differences(cumulative) : std::vector(static_cast<std::size_t>(shape.b), shape.s_q);
+}
+
+std::vector<std::int64_t> BenchProblem::lengths_kv() const {
+  if (!cumulative_kv.empty()) return differences(cumulative_kv);
+  return packed.varlen ? differences(cumulative) : std::vector(static_cast<std::size_t>(shape.b), shape.s_kv);
+}
+
+std::int64_t BenchProblem::pages() const {
+  std::int64_t sum = 0;
+  for (const std::int64_t keys : lengths_kv()) sum += (keys + page_size - 1) / page_size;
+  return sum;
+}
+
+double BenchProblem::bytes() const {
+  double elements = 0;
+  for (const std::int64_t keys : lengths_kv()) elements += static_cast<double>(keys * shape.h_kv);
+  for (const std::int64_t rows : lengths_q()) elements += static_cast<double>(rows * shape.h_q);
+  return elements * (d_qk + d_v) * static_cast<double>(size_of(dtype));
 }
 
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
@@ -171,23 +150,28 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
   return block;
 }
 
-BenchTensors::BenchTensors(const BenchProblem& problem)
+BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
     : problem_(problem),
+      sets_(sets),
       functions_(api::read_functions(problem.config(), false)),
       sink_(problem.variant.sink ? static_cast<std::size_t>(problem.shape.h_q) : 0, 0.5f),
       device_sink_(sink_.size() * sizeof(float)),
       dsink_(problem.op == Operation::backward ? device_sink_.size() : 0),
-      q_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
-      k_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
-      v_(kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
-      o_(q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_v)),
-      lse_(q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) * sizeof(float)),
+      q_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
+      k_(static_cast<std::size_t>(sets) * kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
+      v_(static_cast<std::size_t>(sets) * kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
+      o_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_v)),
+      lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
+           sizeof(float)),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
       dq_(problem.op == Operation::backward ? q_.size() : 0),
       dk_(problem.op == Operation::backward ? k_.size() : 0),
       dv_(problem.op == Operation::backward ? v_.size() : 0),
-      cumulative_(problem.cumulative.size() * sizeof(std::int32_t)) {
-  if (cumulative_.size() != 0) cumulative_.upload(problem.cumulative.data(), cumulative_.size());
+      cumulative_(upload(problem.cumulative)),
+      cumulative_kv_(upload(problem.cumulative_kv)),
+      block_table_(0),
+      used_kv_(0) {
+  if (problem.page_size > 0) fill_block_table();
   std::uint64_t seed = 1;
   for (DeviceBuffer* buffer : {&q_, &k_, &v_, &dout_}) {
     const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
@@ -197,6 +181,27 @@ BenchTensors::BenchTensors(const BenchProblem& problem)
   add_captures();
   spoil(o_);  // also where it is an input: initcheck does not see what the copy engine writes
   spoil_output();
+}
+
+/// The pages of a request lie apart, in no order.
+void BenchTensors::fill_block_table() {
+  const std::vector<std::int64_t> keys = problem_.lengths_kv();
+  const std::int64_t page_size = problem_.page_size;
+  const auto width = static_cast<std::size_t>((problem_.shape.s_kv + page_size - 1) / page_size);
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(problem_.pages()));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::mt19937_64 generator(16);
+  for (std::size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[generator() % i]);
+  table_.assign(keys.size() * width, -1);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto count = static_cast<std::size_t>((keys[i] + page_size - 1) / page_size);
+    std::copy_n(pages.begin() + static_cast<std::ptrdiff_t>(next), count,
+                table_.begin() + static_cast<std::ptrdiff_t>(i * width));
+    next += count;
+  }
+  block_table_ = upload(table_);
+  used_kv_ = upload(std::vector<std::int32_t>(keys.begin(), keys.end()));
 }
 
 /// Small numbers, and integers that grow along the last axis in 16 steps: documents.
@@ -255,14 +260,32 @@ reference::VariantArgs BenchTensors::variant_args(std::vector<expression::Captur
   args.window_left = problem_.variant.window_left;
   args.window_right = problem_.variant.window_right;
   args.chunk = problem_.variant.chunk;
-  std::int64_t s_q = shape.s_q, s_kv = shape.s_kv;
-  if (problem_.packed.varlen) s_q = s_kv = problem_.cumulative.back() - problem_.cumulative.end()[-2];
+  const std::int64_t s_q = problem_.lengths_q().back(), s_kv = problem_.lengths_kv().back();
   args.part = {shape.b - 1, shape.h_q - heads, row, key, {shape.b, shape.h_q, s_q, s_kv}};
   return args;
 }
 
-TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const {
-  void* memory = const_cast<void*>(data);
+std::byte* BenchTensors::of_set(const DeviceBuffer& buffer, int set) const {
+  return static_cast<std::byte*>(buffer.data()) +
+         buffer.size() / static_cast<std::size_t>(sets_) * static_cast<std::size_t>(set);
+}
+
+TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head_dim) const {
+  const AttentionShape& shape = problem_.shape;
+  if (problem_.page_size == 0) {
+    return view(buffer, set, shape.h_kv, problem_.packed.varlen ? shape.total_kv : shape.s_kv, head_dim);
+  }
+  void* const memory = of_set(buffer, set);
+  const std::int64_t pages = problem_.pages(), page_size = problem_.page_size;
+  if (problem_.layout == Layout::bhsd) {
+    return TensorView(memory, problem_.dtype, {pages, shape.h_kv, page_size, head_dim});
+  }
+  return TensorView(memory, problem_.dtype, {pages, page_size, shape.h_kv, head_dim}).swap_axes(1, 2);
+}
+
+TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows,
+                              int head_dim) const {
+  void* const memory = of_set(buffer, set);
   if (problem_.packed.varlen) return TensorView(memory, problem_.dtype, {rows, heads, head_dim});
   if (problem_.layout == Layout::bhsd) {
     return TensorView(memory, problem_.dtype, {problem_.shape.b, heads, rows, head_dim});
@@ -270,27 +293,31 @@ TensorView BenchTensors::view(const void* data, std::int64_t heads, std::int64_t
   return TensorView(memory, problem_.dtype, {problem_.shape.b, rows, heads, head_dim}).swap_axes(1, 2);
 }
 
-ForwardInputs BenchTensors::inputs() const {
+ForwardInputs BenchTensors::inputs(int set) const {
   const AttentionShape& shape = problem_.shape;
-  const bool packed = problem_.packed.varlen;
-  const std::int64_t s_q = packed ? shape.total_q : shape.s_q, s_kv = packed ? shape.total_kv : shape.s_kv;
-  return {view(q_.data(), shape.h_q, s_q, problem_.d_qk),
-          view(k_.data(), shape.h_kv, s_kv, problem_.d_qk),
-          view(v_.data(), shape.h_kv, s_kv, problem_.d_v),
-          captures(false),
-          of_heads(device_sink_),
-          sequences(),
-          dropout()};
+  ForwardInputs result{view(q_, set, shape.h_q, problem_.packed.varlen ? shape.total_q : shape.s_q, problem_.d_qk),
+                       keys_view(k_, set, problem_.d_qk),
+                       keys_view(v_, set, problem_.d_v),
+                       captures(false),
+                       of_heads(device_sink_),
+                       sequences(),
+                       dropout()};
+  if (problem_.page_size > 0) {
+    const std::int64_t width = static_cast<std::int64_t>(table_.size()) / shape.b;
+    result.cache.block_table = TensorView(block_table_.data(), DType::i32, {shape.b, width});
+  }
+  return result;
 }
 
-ForwardOutputs BenchTensors::outputs() const {
+ForwardOutputs BenchTensors::outputs(int set) const {
   const AttentionShape& shape = problem_.shape;
+  void* const lse = of_set(lse_, set);
   if (problem_.packed.varlen) {
-    return {view(o_.data(), shape.h_q, shape.total_q, problem_.d_v),
-            TensorView(lse_.data(), DType::f32, {shape.h_q, shape.total_q})};
+    return {view(o_, set, shape.h_q, shape.total_q, problem_.d_v),
+            TensorView(lse, DType::f32, {shape.h_q, shape.total_q})};
   }
-  return {view(o_.data(), shape.h_q, shape.s_q, problem_.d_v),
-          TensorView(lse_.data(), DType::f32, {shape.b, shape.h_q, shape.s_q})};
+  return {view(o_, set, shape.h_q, shape.s_q, problem_.d_v),
+          TensorView(lse, DType::f32, {shape.b, shape.h_q, shape.s_q})};
 }
 
 BackwardInputs BenchTensors::backward_inputs() const {
@@ -316,37 +343,22 @@ BackwardOutputs BenchTensors::backward_outputs() const {
 }
 
 PackedSequences BenchTensors::sequences() const {
-  if (!problem_.packed.varlen) return {};
-  const auto* cumulative = static_cast<const std::int32_t*>(cumulative_.data());
-  const std::int64_t longest = problem_.shape.s_q;
-  return {.b = problem_.shape.b,
-          .cu_seqlens_q = cumulative,
-          .cu_seqlens_kv = cumulative,
-          .max_s_q = longest,
-          .max_s_kv = longest};
+  const bool packed = problem_.packed.varlen, paged = problem_.page_size > 0;
+  PackedSequences result;
+  if (!packed && !paged) return result;
+  const auto array = [](const DeviceBuffer& buffer) { return static_cast<const std::int32_t*>(buffer.data()); };
+  result.b = problem_.shape.b;
+  result.max_s_kv = problem_.shape.s_kv;
+  if (paged) result.seqused_kv = array(used_kv_);
+  if (!packed) return result;
+  result.max_s_q = problem_.shape.s_q;
+  result.cu_seqlens_q = array(cumulative_);
+  if (!paged) result.cu_seqlens_kv = problem_.cumulative_kv.empty() ? array(cumulative_) : array(cumulative_kv_);
+  return result;
 }
 
 DropoutState BenchTensors::dropout() const {
-  return problem_.packed.dropout > 0 ? kDropout : DropoutState{};
-}
-
-/// The last batch entry, or sequence, as [1, h, s, d].
-TensorView BenchTensors::last_entry(const TensorView& tensor) const {
-  TensorView view = tensor;
-  std::int64_t offset = (view.shape[0] - 1) * view.strides[0];
-  if (problem_.packed.varlen) {
-    const bool statistic = view.rank == 2;  // [h, total], not [total, h, d]
-    const std::size_t rows = statistic ? 1 : 0, heads = statistic ? 0 : 1;
-    const std::int64_t first = problem_.cumulative[problem_.cumulative.size() - 2];
-    offset = first * tensor.strides[rows];
-    view.shape = {1, tensor.shape[heads], problem_.cumulative.back() - first, statistic ? 0 : tensor.shape[2]};
-    view.strides = {0, tensor.strides[heads], tensor.strides[rows], 1};
-    view.rank = tensor.rank + 1;
-  } else {
-    view.shape[0] = 1;
-  }
-  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
-  return view;
+  return problem_.packed.dropout > 0 ? kBenchDropout : DropoutState{};
 }
 
 void BenchTensors::spoil_output() {
@@ -354,104 +366,22 @@ void BenchTensors::spoil_output() {
   for (DeviceBuffer* buffer : backward ? std::vector{&dq_, &dk_, &dv_} : std::vector{&o_}) spoil(*buffer);
 }
 
-double BenchTensors::variant_slack() const {
-  return functions_.variants.score.find("tanh") == std::string::npos ? 1 : 3;
-}
-
-double BenchTensors::check() const {
-  return problem_.op == Operation::forward ? check_forward() : check_backward();
-}
-
-double BenchTensors::check_forward() const {
-  const std::vector<std::byte> q = download(q_), k = download(k_), v = download(v_), o = download(o_);
-  const ForwardInputs in = inputs();
-  const auto entry = [&](TensorView device, const std::vector<std::byte>& bytes) {
-    device.data = const_cast<std::byte*>(bytes.data());
-    return last_entry(device);
-  };
-  const TensorView q_entry = entry(in.q, q);
-  // The last rows keep their keys under a bottom-right mask; a top-left one is the same where s_q == s_kv.
-  const std::int64_t first = std::max<std::int64_t>(q_entry.shape[2] - kCheckedRows, 0);
-  const TensorView result = last_head(entry(outputs().o, o), first);
-  std::vector<double> expected(static_cast<std::size_t>(result.elements()));
-  reference::ForwardArgs args;
-  args.q = last_head(q_entry, first);
-  args.k = last_head(entry(in.k, k), 0);
-  args.v = last_head(entry(in.v, v), 0);
-  args.dropout = mask(problem_, 1, first, 0);
-  args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
-  args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
-  args.causal = problem_.causal;
-  args.f64 = true;
-  std::vector<expression::CapturedView> views;
-  args.variant = variant_args(&views, 1, first, 0);
-  reference::forward(args);
-  return greatest_difference(result, expected) /
-         (variant_slack() * output_tolerance(problem_.dtype) * greatest_magnitude(args.v) * args.dropout.scale());
-}
-
-double BenchTensors::check_backward() const {
-  // A gradient is made of o, P and dS, each rounded once, and is rounded itself: twice what is allowed for o.
-  const double tolerance = 2 * variant_slack() * output_tolerance(problem_.dtype);
-  std::deque<std::vector<std::byte>> kept;
-  const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
-    device.data = kept.emplace_back(download(buffer)).data();
-    return last_entry(device);
-  };
-  const BackwardInputs in = backward_inputs();
-  const BackwardOutputs out = backward_outputs();
-  const TensorView q = fetch(q_, in.q), k = fetch(k_, in.k), v = fetch(v_, in.v), o = fetch(o_, in.o);
-  const TensorView lse = fetch(lse_, in.lse), dout = fetch(dout_, in.dout);
-  reference::BackwardArgs args;
-  args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
-  args.causal = problem_.causal;
-  args.f64 = true;
-  std::vector<double> dq, dk, dv;
-  // Of the given heads: the query rows from `row` on with the keys from `key` on.
-  const auto expect = [&](std::int64_t heads, std::int64_t row, std::int64_t key) {
-    args.q = last_heads(q, heads, row);
-    args.o = last_heads(o, heads, row);
-    args.dout = last_heads(dout, heads, row);
-    args.lse = last_heads(lse, heads, row);
-    args.dropout = mask(problem_, heads, row, key);
-    args.k = last_head(k, key);
-    args.v = last_head(v, key);
-    args.dq = f64_like(args.q, &dq);
-    args.dk = f64_like(args.k, &dk);
-    args.dv = f64_like(args.v, &dv);
-    std::vector<expression::CapturedView> views;
-    args.variant = variant_args(&views, heads, row, key);
-    reference::backward(args);
-  };
-  const auto error = [&](const TensorView& actual, const TensorView& wanted, const std::vector<double>& values) {
-    return greatest_difference(actual, values) / (tolerance * greatest_magnitude(wanted));
-  };
-  // As in forward: a top-left mask is the same where s_q == s_kv.
-  const std::int64_t row = std::max<std::int64_t>(q.shape[2] - kCheckedRows, 0);
-  const std::int64_t key = std::max<std::int64_t>(k.shape[2] - kCheckedRows, 0);
-  expect(1, row, 0);
-  const double of_rows = error(last_head(fetch(dq_, out.dq), row), args.dq, dq);
-  expect(problem_.shape.h_q / problem_.shape.h_kv, 0, key);
-  return std::max({of_rows, error(last_head(fetch(dk_, out.dk), key), args.dk, dk),
-                   error(last_head(fetch(dv_, out.dv), key), args.dv, dv)});
-}
-
 KernelInfo prepare(const Attention& attention, const BenchProblem& problem) {
-  return problem.op == Operation::forward ? attention.kernel_info(problem.shape)
-                                          : attention.backward_kernel_info(problem.shape);
+  return problem.op == Operation::backward ? attention.backward_kernel_info(problem.shape)
+                                           : attention.kernel_info(problem.shape);
 }
 
 std::size_t workspace_size(const Attention& attention, const BenchProblem& problem) {
-  return problem.op == Operation::forward ? attention.workspace_size(problem.shape)
-                                          : attention.backward_workspace_size(problem.shape);
+  return problem.op == Operation::backward ? attention.backward_workspace_size(problem.shape)
+                                           : attention.workspace_size(problem.shape);
 }
 
 void launch(const Attention& attention, const BenchProblem& problem, const BenchTensors& tensors, Stream stream,
             Workspace workspace) {
-  if (problem.op == Operation::forward) {
-    attention.forward(tensors.inputs(), tensors.outputs(), stream, workspace);
-  } else {
+  if (problem.op == Operation::backward) {
     attention.backward(tensors.backward_inputs(), tensors.backward_outputs(), stream, workspace);
+  } else {
+    attention.forward(tensors.inputs(), tensors.outputs(), stream, workspace);
   }
 }
 

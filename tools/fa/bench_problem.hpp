@@ -25,10 +25,14 @@ enum class Operation {
   forward,
   backward,
   append,  ///< of `fa bench` alone, which has problems of its own for it (bench_append.hpp)
+  decode,  ///< likewise: a forward whose bytes count (bench_decode.hpp)
 };
 
-/// "forward", "backward" or "append".
+/// "forward", "backward", "append" or "decode".
 const char* to_string(Operation op);
+
+/// Of every problem with dropout.
+constexpr DropoutState kBenchDropout{.seed = 20240229, .offset = 4711};
 
 /// One point of a benchmark's grid.
 struct BenchProblem {
@@ -44,7 +48,9 @@ struct BenchProblem {
   TunePolicy tune = TunePolicy::cached;
   PackedOptions packed = {};
   VariantOptions variant = {};
-  std::vector<std::int32_t> cumulative = {};  ///< varlen: where the sequences start, of q and of k and v
+  std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
+  std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
+  std::int64_t page_size = 0;                    ///< of forward: k and v are in pages; 0: they are not
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
@@ -56,6 +62,13 @@ struct BenchProblem {
   /// times it for backward: the convention of the FlashAttention papers. Windows, chunks and mask functions do not
   /// count.
   double flops() const;
+
+  /// Rows and keys of each batch entry, sequence or request.
+  std::vector<std::int64_t> lengths_q() const;
+  std::vector<std::int64_t> lengths_kv() const;
+  std::int64_t pages() const;  ///< of all requests
+  /// Of K, V, Q and O, without what pages leave empty.
+  double bytes() const;
 };
 
 /// `b` lengths uniform in [1, longest], seeded, as cumulative lengths.
@@ -65,13 +78,13 @@ std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest);
 /// that is tiled with it are equal.
 std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
 
-/// The tensors of one problem on a GPU.
+/// The tensors of one problem on a GPU, as often as `sets` says: a call over another set finds nothing in caches.
 class BenchTensors {
  public:
-  explicit BenchTensors(const BenchProblem& problem);
+  explicit BenchTensors(const BenchProblem& problem, int sets = 1);
 
-  ForwardInputs inputs() const;
-  ForwardOutputs outputs() const;
+  ForwardInputs inputs(int set = 0) const;
+  ForwardOutputs outputs(int set = 0) const;
   BackwardInputs backward_inputs() const;
   BackwardOutputs backward_outputs() const;
 
@@ -98,16 +111,27 @@ class BenchTensors {
   /// What the reference needs of the variants, for rows and keys from the given ones on of the last heads.
   reference::VariantArgs variant_args(std::vector<expression::CapturedView>* views, std::int64_t heads,
                                       std::int64_t row, std::int64_t key) const;
-  TensorView view(const void* data, std::int64_t heads, std::int64_t rows, int head_dim) const;
+  /// Of q or o.
+  TensorView view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows, int head_dim) const;
+  /// Of k or v.
+  TensorView keys_view(const DeviceBuffer& buffer, int set, int head_dim) const;
+  std::byte* of_set(const DeviceBuffer& buffer, int set) const;
+  void fill_block_table();
+  /// The last batch entry of a tensor, [1, h, s, d], on the host in `memory`.
+  TensorView fetch_last(const DeviceBuffer& buffer, const TensorView& tensor, const std::vector<std::int32_t>& starts,
+                        std::vector<std::byte>* memory) const;
+  TensorView fetch_last_pages(const DeviceBuffer& buffer, const TensorView& pool, std::vector<std::byte>* memory) const;
   PackedSequences sequences() const;
   DropoutState dropout() const;
-  TensorView last_entry(const TensorView& tensor) const;
+  /// Sequences start at `starts`, where the batch is packed.
+  TensorView last_entry(const TensorView& tensor, const std::vector<std::int32_t>& starts) const;
   /// What a fast tanh is allowed more than anything else.
   double variant_slack() const;
   double check_forward() const;
   double check_backward() const;
 
   BenchProblem problem_;
+  int sets_;
   api::Functions functions_;
   std::deque<Captured> captures_;
   std::vector<float> sink_;
@@ -122,7 +146,11 @@ class BenchTensors {
   DeviceBuffer dq_;
   DeviceBuffer dk_;
   DeviceBuffer dv_;
-  DeviceBuffer cumulative_;  ///< empty unless packed
+  DeviceBuffer cumulative_;          ///< empty unless packed
+  DeviceBuffer cumulative_kv_;       ///< likewise
+  std::vector<std::int32_t> table_;  ///< [b, max_pages], empty unless there are pages
+  DeviceBuffer block_table_;
+  DeviceBuffer used_kv_;  ///< [b], likewise
 };
 
 /// Makes `operation` ready for the shape of `problem`; which kernel serves it.

@@ -67,8 +67,8 @@ void DeviceBuffer::upload(const void* source, std::size_t bytes) {
   driver::check(driver::api().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
 }
 
-void DeviceBuffer::download(void* target, std::size_t bytes) const {
-  driver::check(driver::api().cuMemcpyDtoH(target, pointer_, bytes), "cuMemcpyDtoH");
+void DeviceBuffer::download(void* target, std::size_t bytes, std::size_t from) const {
+  driver::check(driver::api().cuMemcpyDtoH(target, offset(data(), from), bytes), "cuMemcpyDtoH");
 }
 
 void DeviceBuffer::tile(const void* pattern, std::size_t bytes) {

@@ -42,7 +42,7 @@ class DeviceBuffer {
   void* data() const noexcept { return reinterpret_cast<void*>(pointer_); }
   std::size_t size() const noexcept { return bytes_; }
   void upload(const void* source, std::size_t bytes);
-  void download(void* target, std::size_t bytes) const;
+  void download(void* target, std::size_t bytes, std::size_t from = 0) const;
 
   /// Queues zeros for the whole buffer.
   void clear(Stream stream);

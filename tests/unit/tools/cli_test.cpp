@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -223,6 +225,10 @@ TEST(CliWords, HelpIsText) {
     for (const char byte : help.output) EXPECT_TRUE(byte == '\n' || (byte >= ' ' && byte < 127)) << command << byte;
   }
   const std::string help = run("compile --help").output;
+  const std::string bench = run("bench --help").output;
+  for (const char* name : {"decode", "append", "--page-size", "--lengths", "log-uniform:16:32768", "--dry-run"}) {
+    EXPECT_TRUE(contains(bench, name)) << name;
+  }
   for (const char* name : {"bf16", "fp16", "bfloat16", "top-left", "sm90", "backward"}) {
     EXPECT_TRUE(contains(help, name)) << name;
   }
@@ -248,6 +254,74 @@ TEST(CliWords, BoundsAreShort) {
     EXPECT_TRUE(contains(result.output, "accepted is")) << result.output;
     EXPECT_LT(result.output.size(), 200U) << result.output;
   }
+}
+
+/// The lines of a text that name a problem.
+std::size_t count_lines(const std::string& text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TEST(CliBench, DecodesAreAGridOverBatchesLengthsAndPages) {
+  const Result all = run("bench --op decode --dry-run");
+  EXPECT_EQ(all.status, 0) << all.output;
+  EXPECT_TRUE(contains(all.output, "decode bf16 b=1 h_q=32 h_kv=8 s_q=1 s_kv=131072 d_qk=128 d_v=128\n")) << all.output;
+  EXPECT_TRUE(contains(all.output, "b=256 h_q=32 h_kv=8 s_q=1 s_kv=8192 d_qk=128 d_v=128 page_size=64\n"));
+  EXPECT_FALSE(contains(all.output, "b=256 h_q=32 h_kv=8 s_q=1 s_kv=32768")) << "34 GB of K and V";
+  EXPECT_EQ(count_lines(all.output), 3U * 17);
+  const Result one = run("bench --op decode --dry-run --batch 3 --seq-kv 300 --seq 1,4 --heads 6 --page-size 7");
+  EXPECT_EQ(one.output,
+            "decode bf16 b=3 h_q=6 h_kv=6 s_q=1 s_kv=300 d_qk=128 d_v=128 page_size=7\n"
+            "decode bf16 b=3 h_q=6 h_kv=6 s_q=4 s_kv=300 d_qk=128 d_v=128 causal page_size=7\n");
+  EXPECT_EQ(count_lines(run("bench --op decode --dry-run --batch 256 --seq-kv 32768").output), 3U) << "as asked for";
+}
+
+TEST(CliBench, RequestsHaveLengths) {
+  const std::string decode = "bench --op decode --dry-run --page-size 0,16 --lengths ";
+  EXPECT_EQ(run(decode + "'40,7*2'").output,
+            "decode bf16 b=3 h_q=32 h_kv=8 s_q=1 s_kv=40 d_qk=128 d_v=128 varlen lengths=40,7,7\n"
+            "decode bf16 b=3 h_q=32 h_kv=8 s_q=1 s_kv=40 d_qk=128 d_v=128 page_size=16 lengths=40,7,7\n");
+  const auto drawn = [&](const std::string& law) {
+    const Result result = run(decode + law + " --batch 500 --json");
+    EXPECT_EQ(result.status, 0) << result.output;
+    auto lengths = nlohmann::json::parse(result.output)["problems"][1]["lengths"].get<std::vector<std::int64_t>>();
+    std::sort(lengths.begin(), lengths.end());
+    return lengths;
+  };
+  const std::vector<std::int64_t> logarithmic = drawn("log-uniform:16:32768"), even = drawn("uniform:16:32768");
+  ASSERT_EQ(logarithmic.size(), 500U);
+  EXPECT_GE(logarithmic.front(), 16);
+  EXPECT_LE(logarithmic.back(), 32768);
+  EXPECT_GT(logarithmic[250], 300) << "the median of the law is 724";
+  EXPECT_LT(logarithmic[250], 1700);
+  EXPECT_GT(even[250], 13000);
+  EXPECT_TRUE(contains(run(decode + "uniform:9:9 --batch 2").output, "b=2 h_q=32 h_kv=8 s_q=1 s_kv=9 "))
+      << "not ragged";
+  for (const char* wrong : {"0", "5,", "a", "5*0", "5*2*3", "uniform:9", "uniform:9:8", "log-uniform:0:8", "2147483648",
+                            "2147483647*2,5"}) {
+    const Result result = run(decode + wrong);
+    EXPECT_NE(result.status, 0) << wrong;
+    EXPECT_TRUE(contains(result.output, "--lengths")) << wrong << result.output;
+  }
+  EXPECT_EQ(run(decode + "5,6 --batch 3").status, 1);
+}
+
+TEST(CliBench, WhatHasAMethodOfItsOwnRefusesOthers) {
+  for (const char* wrong :
+       {"--op decode --flush-l2", "--op decode --host-cost", "--op decode --latency", "--op decode --sweep tile_m=64",
+        "--op append --sweep tile_m=64", "--op append --latency", "--op append --dry-run", "--op decode --varlen",
+        "--op forward --lengths 5", "--op decode --dry-run --seq-kv 0"}) {
+    const Result result = run(std::string("bench ") + wrong);
+    EXPECT_EQ(result.status, 1) << wrong << result.output;
+    EXPECT_TRUE(contains(result.output, "accepted")) << wrong << result.output;
+  }
+}
+
+TEST(CliBench, AForwardTakesPages) {
+  const Result result =
+      run("bench --dry-run --head-dim 64 --causal yes --seq 512,1024 --seq-kv 0,2048 --page-size 0,16");
+  EXPECT_EQ(count_lines(result.output), 8U);
+  EXPECT_TRUE(contains(result.output, "s_q=512 s_kv=2048 d_qk=64 d_v=64 causal page_size=16\n")) << result.output;
+  EXPECT_TRUE(contains(result.output, "s_q=1024 s_kv=1024 d_qk=64 d_v=64 causal\n")) << result.output;
 }
 
 TEST(CliWords, AColdCacheIsOfTheGridAlone) {
