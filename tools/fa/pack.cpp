@@ -42,6 +42,7 @@ const std::map<std::string, AttentionShape> kBackwardShapes{
     {"backward-split", {.b = 1, .h_q = 8, .h_kv = 8, .s_q = 8192, .s_kv = 256}}};
 
 constexpr const char* kDeterministic = "-deterministic";
+constexpr const char* kAppend = "append";
 
 struct PackOptions {
   std::string output;
@@ -53,6 +54,8 @@ struct PackOptions {
   std::vector<std::string> shapes;
   PackedOptions packed;
   VariantOptions variant;
+  std::vector<std::int64_t> page_sizes;
+  AppendShape append;
   bool unaligned = false;
   std::string directory;
   int jobs = 0;
@@ -60,7 +63,30 @@ struct PackOptions {
   bool force = false;
 };
 
-std::vector<PlanOptions> problems_of(const PackOptions& options) {
+/// Kernels that write a KV cache: without rotary embedding, and with the one that is asked for.
+std::vector<PlanOptions> appends_of(const PackOptions& options) {
+  const std::vector<std::string>& wanted = options.shapes;
+  const bool named = std::ranges::find(wanted, kAppend) != wanted.end();
+  if (!named && (!wanted.empty() || options.page_sizes.empty())) return {};
+  std::vector<PlanOptions> problems;
+  const auto add = [&](std::int64_t page_size, const AppendShape& shape) {
+    PlanOptions& problem = problems.emplace_back();
+    problem.page_size = page_size;
+    problem.append = shape;
+    problem.append->aligned = true;
+    if (!options.unaligned) return;
+    problems.push_back(problem);
+    problems.back().append->aligned = false;
+  };
+  for (const std::int64_t page_size : options.page_sizes.empty() ? std::vector<std::int64_t>{0} : options.page_sizes) {
+    add(page_size, {});
+    if (options.append.rotary_dims > 0) add(page_size, options.append);
+  }
+  return problems;
+}
+
+/// Those of plain tensors, or of each page size.
+std::vector<PlanOptions> problems_of(const PackOptions& options, std::int64_t page_size) {
   std::vector<PlanOptions> problems;
   const bool gradients = wants_gradients(options.variant);
   const auto add = [&](const std::string& name, const AttentionShape& shape, api::Operation op, bool deterministic) {
@@ -78,6 +104,7 @@ std::vector<PlanOptions> problems_of(const PackOptions& options) {
     problem.shape = shape;
     problem.packed = options.packed;
     problem.variant = options.variant;
+    problem.page_size = page_size;
     problem.op = op;
     problem.deterministic = deterministic;
     problems.push_back(problem);
@@ -90,9 +117,21 @@ std::vector<PlanOptions> problems_of(const PackOptions& options) {
     add(name, shape, api::Operation::forward, false);
   }
   for (const auto& [name, shape] : kBackwardShapes) {
+    if (page_size > 0) break;  // there is none over pages
     add(name, shape, api::Operation::backward, false);
     add(name + kDeterministic, shape, api::Operation::backward, true);
   }
+  return problems;
+}
+
+std::vector<PlanOptions> problems_of(const PackOptions& options) {
+  std::vector<PlanOptions> problems;
+  for (const std::int64_t page_size : options.page_sizes.empty() ? std::vector<std::int64_t>{0} : options.page_sizes) {
+    const std::vector<PlanOptions> more = problems_of(options, page_size);
+    problems.insert(problems.end(), more.begin(), more.end());
+  }
+  const std::vector<PlanOptions> appends = appends_of(options);
+  problems.insert(problems.end(), appends.begin(), appends.end());
   return problems;
 }
 
@@ -172,6 +211,7 @@ void add_pack(CLI::App& app, int* exit_code) {
   for (const auto& [name, shape] : kBackwardShapes) {
     names.insert(names.end(), {name, name + kDeterministic});
   }
+  names.emplace_back(kAppend);
   command->add_option("output", options->output, "The file, as kernels.fapack")->required();
   add_grid_options(*command, &options->grid);
   command->add_option("--shapes", options->shapes, "Classes of shapes, a list (default: all)")
@@ -179,6 +219,17 @@ void add_pack(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember(names));
   command->add_flag("--unaligned", options->unaligned,
                     "Also kernels whose rows need not start at multiples of 16 bytes");
+  command
+      ->add_option("--page-size", options->page_sizes,
+                   "k and v in pages of so many keys, a list; 0: not in pages. Forwards, and appends to such caches")
+      ->delimiter(',')
+      ->check(whole_number());
+  command->add_option("--rotary-dims", options->append.rotary_dims,
+                      "Also appends with a rotary embedding of so many columns");
+  command->add_flag("--rotary-interleaved", options->append.interleaved, "Its pairs are neighbours");
+  const Choices<std::optional<DType>> tables{
+      {"none", std::nullopt}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
+  add_choice(*command, "--rotary-table", &options->append.table, tables, "Its cosines and sines are given, as");
   command->add_option("--directory", options->directory, "The cache to take kernels from and put them into");
   add_packed_options(*command, &options->packed);
   add_variant_options(*command, &options->variant);

@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "api/append.hpp"
 #include "api/packed.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "choice.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
+#include "plan/append.hpp"
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
@@ -69,6 +71,11 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
 std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const PlanPoint& point) {
   const AttentionConfig config = config_of(options, point);
   api::validate(config, false);
+  if (options.append) {
+    plan::AppendProblem append = api::append_problem(config, *options.append);
+    append.arch = point.arch;
+    return {plan::append_specs(append)};
+  }
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem = problem_of(options, point, functions);
   std::vector<plan::Alternatives> kernels =

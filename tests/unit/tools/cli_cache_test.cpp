@@ -336,5 +336,48 @@ TEST(CliPack, HoldsTheKernelsOfItsGridAndIsReproducible) {
   EXPECT_EQ(cache::list_pack(directory / "a", &problem).size(), 2U) << problem;
 }
 
+TEST(CliPack, HoldsKernelsOverPages) {
+  const std::string grid = " --arch sm_80 --head-dim 64 --dtype f16 --causal yes --page-size 12,16 --rotary-dims 32";
+  const Result plan = run("pack unused --dry-run" + grid);
+  ASSERT_EQ(plan.status, 0) << plan.output;
+  for (const char* kernel : {"page_size=12 rotary_dims=32 interleaved=0", "page_size=16 rotary_dims=0"}) {
+    EXPECT_TRUE(contains(plan.output, kernel)) << kernel << " is not in\n" << plan.output;
+  }
+  EXPECT_FALSE(contains(plan.output, "backward")) << plan.output;
+  const Result varlen = run("pack unused --dry-run --varlen --shapes decode,append --rotary-interleaved" + grid);
+  EXPECT_TRUE(contains(varlen.output, "varlen=1")) << varlen.output;
+  EXPECT_TRUE(contains(varlen.output, "rotary_dims=32 interleaved=1")) << varlen.output;
+  EXPECT_FALSE(contains(run("pack unused --dry-run --shapes decode" + grid).output, "append arch"));
+  EXPECT_TRUE(contains(run("pack unused --dry-run --shapes append --arch sm_80").output, "page_size=0 rotary_dims=0"));
+  EXPECT_EQ(run("pack unused --dry-run --page-size 16 --dropout 0.1 --arch sm_80").status, 1);
+  EXPECT_EQ(run("pack unused --dry-run --page-size 16 --rotary-dims 7 --arch sm_80").status, 1);
+}
+
+/// What a program without a compiler asks for is there.
+TEST(CliPack, ServesAProgramOverPages) {
+  if (!compile::compiler_info().available) GTEST_SKIP() << "no NVRTC to go on with";
+  const TemporaryDirectory directory;
+  const std::string file = (directory / "pack").string();
+  const Result pack =
+      run("pack '" + file + "' --arch sm_80 --head-dim 16 --dtype f16 --causal yes --shapes gqa-decode,append" +
+          " --page-size 12 --rotary-dims 16 --directory '" + (directory / "cache").string() + "'");
+  ASSERT_EQ(pack.status, 0) << pack.output;
+  AttentionConfig config = config_of(16);
+  config.dtype = DType::f16;
+  config.causal = true;
+  config.page_size = 12;
+  config.compile = CompilePolicy::never;
+  config.cache = {.mode = CachePolicy::Mode::memory, .packs = {file}};
+  const std::vector<KernelInfo> found =
+      find_kernels(config, {.b = 64, .h_q = 32, .h_kv = 4, .s_q = 1, .s_kv = 2048}, "sm_80");
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].origin, "pack");
+  EXPECT_EQ(find_append_kernel(config, {.rotary_dims = 16}, "sm_80").origin, "pack");
+  EXPECT_EQ(find_append_kernel(config, {}, "sm_80").origin, "pack");
+  EXPECT_THROW(find_append_kernel(config, {.rotary_dims = 8}, "sm_80"), Error);
+  config.page_size = 16;
+  EXPECT_THROW(find_append_kernel(config, {}, "sm_80"), Error);
+}
+
 }  // namespace
 }  // namespace fa::cli
