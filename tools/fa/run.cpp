@@ -43,6 +43,7 @@ struct RunOptions {
   DropoutState dropout_state;
   std::vector<std::int32_t> lengths;
   std::vector<std::int32_t> lengths_kv;
+  bool pages_nhd = false;
   KernelOverride kernel;
   VariantOptions variant;
   bool verify = false;
@@ -98,6 +99,53 @@ void read_captures(const tools::SafetensorsFile& file, RunOptions* options, RunI
   if (variant.sink) inputs->sink = file.read("sink");
 }
 
+/// A tensor of int32 with `rank` axes.
+Tensor read_numbers(const tools::SafetensorsFile& file, const char* name, std::size_t rank) {
+  Tensor tensor = file.read(name);
+  if (tensor.dtype != DType::i32 || tensor.shape.size() != rank) {
+    support::throw_invalid(name, fmt::format("{} of rank {}", to_string(tensor.dtype), tensor.shape.size()),
+                           fmt::format("I32 of rank {}", rank));
+  }
+  return tensor;
+}
+
+/// A file with a block table holds pools of pages.
+std::optional<RunCache> read_cache(const tools::SafetensorsFile& file, const RunOptions& options,
+                                   const RunInputs& inputs) {
+  if (!file.contains("block_table")) {
+    if (options.pages_nhd) support::throw_invalid("--pages", "nhd", "hnd, where the input has no block_table");
+    return std::nullopt;
+  }
+  RunCache cache{options.pages_nhd, read_numbers(file, "block_table", 2), read_numbers(file, "seqused_kv", 1)};
+  const std::int64_t requests = options.lengths.empty() ? inputs.q.shape.empty() ? 0 : inputs.q.shape[0]
+                                                        : static_cast<std::int64_t>(options.lengths.size());
+  const auto check_count = [&](const char* name, const Tensor& tensor) {
+    if (tensor.shape[0] != requests) {
+      support::throw_invalid(name, tensor.shape[0], fmt::format("a number for each of {} requests", requests));
+    }
+  };
+  check_count("seqused_kv", cache.seqused_kv);
+  const auto read_optional_numbers = [&](const char* name, std::optional<Tensor>* tensor) {
+    if (!file.contains(name)) return;
+    *tensor = read_numbers(file, name, 1);
+    check_count(name, **tensor);
+  };
+  read_optional_numbers("seq_begin", &cache.seq_begin);
+  read_optional_numbers("batch_index", &cache.batch_index);
+  for (const auto& [name, pool] : {std::pair{"k", &inputs.k}, std::pair{"v", &inputs.v}}) {
+    if (pool->shape.size() == 4) continue;
+    support::throw_invalid(name, fmt::format("a tensor of rank {}", pool->shape.size()),
+                           "pages of rank 4, where there is a block_table (see --pages)");
+  }
+  if (inputs.q.shape.size() != (options.lengths.empty() ? 4U : 3U)) {
+    support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()),
+                           "[b, h, s, d], or with --lengths [total, h, d]");
+  }
+  if (!options.lengths_kv.empty()) support::throw_invalid("--lengths-kv", "given", "none: seqused_kv has them");
+  if (inputs.dout) support::throw_invalid("dout", "given", "none: there are no gradients over pages");
+  return cache;
+}
+
 RunInputs read_inputs(RunOptions* options) {
   const tools::SafetensorsFile file = tools::SafetensorsFile::open(options->input);
   RunInputs inputs{file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"),
@@ -111,6 +159,7 @@ RunInputs read_inputs(RunOptions* options) {
   inputs.cumulative_q = cumulative(options->lengths);
   inputs.cumulative_kv = cumulative(lengths_kv);
   inputs.dropout = options->dropout_state;
+  inputs.cache = read_cache(file, *options, inputs);
   if (inputs.packed() && inputs.q.shape.size() != 3) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[total, h, d]");
   }
@@ -139,6 +188,10 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   config.causal_align = options.causal_align;
   config.varlen = config.zero_padding = inputs.packed();  // what is written is whole
   config.dropout = options.dropout;
+  if (inputs.cache) {
+    config.page_size = inputs.k.shape[inputs.cache->nhd ? 1 : 2];
+    config.check_sequences = true;  // who writes a file may be wrong
+  }
   config.kernel = if_given(options.kernel);
   apply(options.variant, &config);
   return config;
@@ -213,6 +266,7 @@ struct DeviceTensors {
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
     for (auto& [name, tensor] : inputs->captures) captures.try_emplace(name, &tensor);
     if (inputs->sink) sink.emplace(&*inputs->sink);
+    if (inputs->cache) cache.emplace(&*inputs->cache);
   }
 
   void fetch_outputs() {
@@ -234,8 +288,19 @@ struct DeviceTensors {
     std::optional<DeviceTensor> dsink;
   };
 
+  struct Cache {
+    explicit Cache(RunCache* host) : nhd(host->nhd), block_table(&host->block_table), seqused_kv(&host->seqused_kv) {
+      if (host->seq_begin) seq_begin.emplace(&*host->seq_begin);
+      if (host->batch_index) batch_index.emplace(&*host->batch_index);
+    }
+    bool nhd;
+    DeviceTensor block_table, seqused_kv;
+    std::optional<DeviceTensor> seq_begin, batch_index;
+  };
+
   DeviceTensor q, k, v, o, lse;
   std::optional<DeviceTensor> dout, dlse, sink;
+  std::optional<Cache> cache;
   std::map<std::string, DeviceTensor> captures;
   std::optional<Gradients> gradients;
 };
@@ -463,7 +528,8 @@ void add_run(CLI::App& app, int* exit_code) {
   command
       ->add_option("--input", options->input,
                    "File with q, k and v: [b, h, s, d] or [b, s, d]; F16, BF16, F32, F64. With dout (and "
-                   "perhaps dlse), the gradients of o (and lse), for backward too")
+                   "perhaps dlse), the gradients of o (and lse), for backward too. With I32 block_table [b, "
+                   "max_pages] and seqused_kv [b] (perhaps seq_begin, batch_index), k and v are pages of a KV cache")
       ->required();
   command->add_option("--output", options->output, "File to write o and lse to, and dq, dk and dv")->required();
   command->add_option("--device", options->device, "auto (a GPU if there is one, else host), host, cuda or cuda:N");
@@ -473,6 +539,10 @@ void add_run(CLI::App& app, int* exit_code) {
   add_lengths(*command, "--lengths", &options->lengths,
               "Packed sequences of these lengths, separated by commas: tensors are [total, h, d]");
   add_lengths(*command, "--lengths-kv", &options->lengths_kv, "Of k and v (default: those of q)");
+  const Choices<bool> page_orders{{"hnd", false}, {"nhd", true}};
+  add_choice(*command, "--pages", &options->pages_nhd, page_orders,
+             "Axes of k and v where the input has a block_table: [pages, h_kv, page_size, d] (the default) or [pages, "
+             "page_size, h_kv, d]");
   command->add_option("--dropout", options->dropout, "Probability with which an element of P is dropped");
   command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());

@@ -25,7 +25,7 @@ PackedSequences RunInputs::sequences(const std::int32_t* cu_q, const std::int32_
   PackedSequences result;
   result.b = static_cast<std::int64_t>(cumulative_q.size()) - 1;
   result.cu_seqlens_q = cu_q;
-  result.cu_seqlens_kv = cu_kv;
+  if (!cache) result.cu_seqlens_kv = cu_kv;
   return result;
 }
 
@@ -55,10 +55,28 @@ RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) 
   return outputs;
 }
 
+namespace {
+
+AttentionShape shape_of_cache(const RunInputs& inputs) {
+  const std::vector<std::int64_t>&q = inputs.q.shape, &pool = inputs.k.shape;
+  const RunCache& cache = *inputs.cache;
+  AttentionShape shape;
+  shape.b = cache.seqused_kv.shape[0];
+  shape.h_q = q[1];
+  shape.h_kv = pool[cache.nhd ? 2 : 1];
+  shape.s_q = inputs.packed() ? 0 : q[2];
+  shape.s_kv = cache.block_table.shape[1] * pool[cache.nhd ? 1 : 2];
+  shape.total_q = inputs.packed() ? q[0] : 0;
+  return shape;
+}
+
+}  // namespace
+
 AttentionShape shape_of(const RunInputs& inputs) {
   const auto heads = [](const Tensor& tensor) { return tensor.shape.size() == 4 ? tensor.shape[1] : 1; };
   const auto rows = [](const Tensor& tensor) { return tensor.shape.size() < 2 ? 0 : tensor.shape.rbegin()[1]; };
   AttentionShape shape;
+  if (inputs.cache) return shape_of_cache(inputs);
   if (inputs.packed()) {
     shape.b = inputs.sequences().b;
     shape.h_q = rows(inputs.q);

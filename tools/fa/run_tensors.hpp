@@ -13,8 +13,17 @@
 
 namespace fa::cli {
 
+/// Where the keys of requests are in pools of pages.
+struct RunCache {
+  bool nhd = false;           ///< k and v are [pages, page_size, h_kv, d], else [pages, h_kv, page_size, d]
+  tools::Tensor block_table;  ///< [rows, max_pages], i32
+  tools::Tensor seqused_kv;   ///< [b], i32, like those below
+  std::optional<tools::Tensor> seq_begin = std::nullopt;
+  std::optional<tools::Tensor> batch_index = std::nullopt;
+};
+
 /// What `fa run` reads: [b, h, s, d] or [b, s, d]; dlse without the last axis. With dout it computes gradients too. Of
-/// a packed batch: [total, h, d], dlse [h, total].
+/// a packed batch: [total, h, d], dlse [h, total]. With a cache, k and v are pools of pages.
 struct RunInputs {
   tools::Tensor q;
   tools::Tensor k;
@@ -26,6 +35,7 @@ struct RunInputs {
   std::vector<std::int32_t> cumulative_q = {};  ///< where the sequences of a packed batch start; else empty
   std::vector<std::int32_t> cumulative_kv = {};
   DropoutState dropout = {};
+  std::optional<RunCache> cache = std::nullopt;
 
   bool packed() const noexcept { return !cumulative_q.empty(); }
   /// With the arrays of this host, or copies of them.
@@ -61,16 +71,32 @@ Captures captures_of(Tensors& tensors, const MakeView& make_view) {
   return captures;
 }
 
+/// `cache` has the same members as RunCache.
+template <typename Cache, typename MakeView>
+void add_cache(Cache& cache, const MakeView& make_view, ForwardInputs* inputs) {
+  const auto array = [&](auto& tensor) { return static_cast<const std::int32_t*>(make_view(tensor).data); };
+  if (cache.nhd) {
+    inputs->k = inputs->k.swap_axes(1, 2);
+    inputs->v = inputs->v.swap_axes(1, 2);
+  }
+  inputs->sequences.seqused_kv = array(cache.seqused_kv);
+  inputs->cache.block_table = make_view(cache.block_table);
+  if (cache.seq_begin) inputs->cache.seq_begin = array(*cache.seq_begin);
+  if (cache.batch_index) inputs->cache.batch_index = array(*cache.batch_index);
+}
+
 template <typename Inputs, typename MakeView>
 ForwardInputs forward_inputs(Inputs& inputs, const MakeView& make_view, const PackedSequences& sequences,
                              const DropoutState& dropout) {
-  return {make_view(inputs.q),
-          make_view(inputs.k),
-          make_view(inputs.v),
-          captures_of(inputs.captures, make_view),
-          inputs.sink ? make_view(*inputs.sink) : TensorView{},
-          sequences,
-          dropout};
+  ForwardInputs result{make_view(inputs.q),
+                       make_view(inputs.k),
+                       make_view(inputs.v),
+                       captures_of(inputs.captures, make_view),
+                       inputs.sink ? make_view(*inputs.sink) : TensorView{},
+                       sequences,
+                       dropout};
+  if (inputs.cache) add_cache(*inputs.cache, make_view, &result);
+  return result;
 }
 
 AttentionShape shape_of(const RunInputs& inputs);

@@ -221,6 +221,32 @@ void compare_relatively(const RunOutputs& outputs, const RunOutputs& expected, D
   if (actual.dsink) compare("dsink", *actual.dsink, *wanted.dsink);
 }
 
+/// Of the values that count: a page may hold anything behind the keys of its request.
+double greatest_value(RunInputs& wide) {
+  if (!wide.cache) return greatest_finite_magnitude(wide.v);
+  RunCache& cache = *wide.cache;
+  const TensorView pool = cache.nhd ? wide.v.view().swap_axes(1, 2) : wide.v.view();
+  const TensorView table = cache.block_table.view();
+  const auto number = [](Tensor& tensor, std::int64_t i) {
+    return std::int64_t{static_cast<const std::int32_t*>(tensor.view().data)[i]};
+  };
+  double greatest = 0;
+  for (std::int64_t i = 0; i < cache.seqused_kv.shape[0]; ++i) {
+    const std::int64_t row = cache.batch_index ? number(*cache.batch_index, i) : i;
+    std::int64_t key = cache.seq_begin ? number(*cache.seq_begin, i) : 0;
+    for (; key < number(cache.seqused_kv, i); ++key) {
+      const std::int64_t page = number(cache.block_table, row * table.strides[0] + key / pool.shape[2]);
+      if (page < 0 || page >= pool.shape[0]) continue;  // no row sees it, or the call would have been refused
+      for (std::int64_t head = 0; head < pool.shape[1]; ++head) {
+        const auto* const values =
+            static_cast<const double*>(pool.data) + reference::row_offset(pool, page, head, key % pool.shape[2]);
+        for (std::int64_t d = 0; d < pool.shape[3]; ++d) greatest = std::max(greatest, std::abs(values[d]));
+      }
+    }
+  }
+  return greatest;
+}
+
 }  // namespace
 
 Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs& outputs) {
@@ -228,8 +254,9 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   config.dtype = DType::f64;
   config.kernel.reset();
   config.kernel_backward.reset();
-  RunInputs wide{widen(inputs.q), widen(inputs.k),    widen(inputs.v),     widen(inputs.dout),   widen(inputs.dlse),
-                 inputs.captures, widen(inputs.sink), inputs.cumulative_q, inputs.cumulative_kv, inputs.dropout};
+  RunInputs wide{widen(inputs.q),      widen(inputs.k), widen(inputs.v),    widen(inputs.dout),
+                 widen(inputs.dlse),   inputs.captures, widen(inputs.sink), inputs.cumulative_q,
+                 inputs.cumulative_kv, inputs.dropout,  inputs.cache};
   RunOutputs expected = make_outputs(config, wide);
   run_on_host(Attention::create(config, Device::host()), &wide, &expected);
   Verdict verdict;
@@ -240,8 +267,7 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   const bool approximate =
       dtype != DType::f32 && dtype != DType::f64 && config.score.expression.find("tanh") != std::string::npos;
   const double kept = reference::DropoutMask(double{config.dropout}, 0, 0).scale();
-  compare("o", outputs.o, expected.o,
-          (approximate ? 3 : 1) * output_tolerance(dtype) * kept * greatest_finite_magnitude(inputs.v));
+  compare("o", outputs.o, expected.o, (approximate ? 3 : 1) * output_tolerance(dtype) * kept * greatest_value(wide));
   compare("lse", outputs.lse, expected.lse,
           (approximate ? 40 : 1) * lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
   if (!outputs.gradients) {

@@ -8,8 +8,11 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "support/attention_case.hpp"
+#include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
 #include "tools/safetensors.hpp"
 
@@ -198,6 +201,93 @@ TEST_F(RunCommand, TakesAllVariantsTogether) {
   EXPECT_NE(value(o, 0), 0);
   EXPECT_FALSE(run(tensors, all + " --window-left -2"));
   EXPECT_FALSE(run(tensors, all + " --dropout 1"));
+}
+
+Tensor numbers(const std::vector<std::int32_t>& values, std::vector<std::int64_t> shape) {
+  Tensor tensor{DType::i32, std::move(shape), std::vector<std::byte>(4 * values.size())};
+  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
+/// What a cache file holds besides q.
+std::map<std::string, Tensor> cache_file(const PagedData& data) {
+  const auto b = static_cast<std::int64_t>(data.used_kv.size());
+  std::map<std::string, Tensor> tensors = {{"block_table", numbers(data.table, {data.table_rows, data.max_pages})},
+                                           {"seqused_kv", numbers(data.used_kv, {b})}};
+  if (!data.begin.empty()) tensors["seq_begin"] = numbers(data.begin, {b});
+  if (!data.batch_index.empty()) tensors["batch_index"] = numbers(data.batch_index, {b});
+  return tensors;
+}
+
+/// Pages [pages, h_kv, page_size, d]; what no row sees holds NaN, and entries that no row needs lead astray.
+TEST_F(RunCommand, ReadsAKvCache) {
+  PagedCase c{.attention = {.h_q = 4, .h_kv = 2, .d_qk = 16, .d_v = 24, .dtype = DType::bf16, .causal = true},
+              .rows = {3, 3, 3},
+              .keys = {45, 3, 70},
+              .begin = {0, 1, 30},
+              .page_size = 12,
+              .indexed = true};
+  const PagedData data = make_data(c);
+  std::map<std::string, Tensor> tensors = cache_file(data);
+  tensors["q"] = stored(data.q);
+  tensors["k"] = stored(data.k);
+  tensors["v"] = stored(data.v);
+  ASSERT_TRUE(run(tensors, "--causal --verify"));
+  expect_written("o", reference_f64(c, data).o.view(), 0x1p-8);
+  expect_written("lse", reference_f64(c, data).lse.view(), 1e-5);
+  ASSERT_TRUE(run(tensors, "--causal --window-left 20 --softcap 5 --verify"));
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd")) << "as many heads as a page has rows";
+  EXPECT_FALSE(run(tensors, "--causal --lengths-kv 1,2,3"));
+  std::map<std::string, Tensor> wrong = tensors;
+  wrong["seqused_kv"] = numbers({45, 3, 1000}, {3});
+  EXPECT_FALSE(run(wrong, "--causal")) << "more keys than a row of the table has room for";
+  wrong["seqused_kv"] = numbers({45, 3}, {2});
+  EXPECT_FALSE(run(wrong, "--causal"));
+  wrong.erase("seqused_kv");
+  EXPECT_FALSE(run(wrong, "--causal"));
+  wrong = tensors;
+  wrong["block_table"].dtype = DType::f32;
+  EXPECT_FALSE(run(wrong, "--causal"));
+  wrong = tensors;
+  wrong["dout"] = stored(data.q);
+  EXPECT_FALSE(run(wrong, "--causal")) << "no gradients over pages";
+}
+
+/// Pages [pages, page_size, h_kv, d], and packed queries.
+TEST_F(RunCommand, ReadsAKvCacheForAPackedBatch) {
+  PagedCase c{
+      .attention =
+          {.h_q = 4, .h_kv = 2, .d_qk = 16, .d_v = 16, .dtype = DType::f32, .causal = true, .layout = Layout::bshd},
+      .rows = {1, 20, 0, 5},
+      .keys = {33, 20, 9, 70},
+      .begin = {},
+      .page_size = 3,
+      .packed = true};
+  const PagedData data = make_data(c);
+  const std::int64_t in_front = data.cu_q.front();  // rows that `fa run` has no word for
+  const auto pages = [](const HostTensor& tensor) {
+    const TensorView view = tensor.view();
+    return Tensor{view.dtype, {view.shape[0], view.shape[2], view.shape[1], view.shape[3]}, tensor.bytes()};
+  };
+  std::map<std::string, Tensor> tensors = cache_file(data);
+  const TensorView q = data.q.view();
+  tensors["k"] = pages(data.k);
+  tensors["v"] = pages(data.v);
+  tensors["q"] = {q.dtype, {q.shape[2] - in_front, q.shape[1], q.shape[3]}, data.q.bytes()};
+  std::vector<std::byte>& bytes = tensors["q"].bytes;
+  bytes.erase(bytes.begin(), bytes.begin() + in_front * q.strides[2] * 4);
+  ASSERT_TRUE(run(tensors, "--causal --verify --pages nhd --lengths 1,20,0,5"));
+  const AttentionOutputs expected = reference_f64(c, data);
+  TensorView o = expected.o.view();  // [1, h, total, d] as [total, h, d]
+  o.data = static_cast<double*>(o.data) + in_front * o.strides[2];
+  o.rank = 3;
+  o.shape = {o.shape[2] - in_front, o.shape[1], o.shape[3], 0};
+  o.strides = {o.strides[2], o.strides[1], o.strides[3], 0};
+  expect_written("o", o, 1e-5);
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd --lengths 1,20,5"));
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd"));
+  tensors.erase("block_table");
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd --lengths 1,20,0,5")) << "no cache";
 }
 
 TEST_F(RunCommand, RefusesADoutOfAnotherShape) {
