@@ -23,12 +23,18 @@ instead). Beside them runs fa's own plain attention as fa_plain, where that is o
 Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal, --variants); other rows of the
 results file are kept while the templates are the same.
 
+--decode measures decodes over a KV cache instead (tools/compare_decode.py): TB/s of K, V, Q and O by graph replay. They have a
+part of the results file of their own, and leave the rest of it as it is.
+
+Clocks, power and temperature are sampled by nvidia-smi while rows are timed: least, median and greatest.
+
 Needs PyTorch with CUDA (cuDNN and FlashAttention-2 are its backends; FlashAttention-3 is timed if it can be imported).
 """
 
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import re
 import signal
@@ -39,6 +45,8 @@ import sys
 import torch
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parent.parent / "python")]
+import compare_decode  # noqa: E402
+import compare_decode_rows as decode_rows  # noqa: E402
 import compare_variants  # noqa: E402
 from fa_attention import capi  # noqa: E402
 from compare_rows import (  # noqa: E402
@@ -93,6 +101,7 @@ def parse():
     parser.add_argument("--commit", help="recorded in the results; default: git's HEAD")
     parser.add_argument("--output", type=pathlib.Path, help="default: bench/results/<gpu>.json")
     parser.add_argument("--no-latency", action="store_true", help="leave out compile time and host cost")
+    decode_rows.add_options(parser)
     return parser.parse_args()
 
 
@@ -102,6 +111,12 @@ def ceilings(target_ms):
     source, target = (torch.empty(1 << 31, device="cuda", dtype=torch.uint8) for _ in range(2))
     copy = statistics.median(milliseconds(lambda: target.copy_(source), target_ms) for _ in range(5))
     return round(2 * 8192**3 / matmul / 1e9, 1), round(2 * source.numel() / copy / 1e9, 2)
+
+
+def read_tbps(cli):
+    """What a kernel that only reads gets, over 2 GB: the one that stands beside the decodes of `fa bench`."""
+    rows = cli_json(cli, "bench", "--op", "decode", "--batch", "64", "--seq-kv", "8192", "--page-size", "0", "--rounds", "5")
+    return round(rows["decode"][0]["cold"]["read_tbps"], 2)
 
 
 def deviations(actual, expected):
@@ -154,8 +169,16 @@ def accuracy(library, op, family):
     return table, failed
 
 
-def cli_json(cli, *arguments):
-    return json.loads(subprocess.run([cli, *arguments, "--json"], check=True, capture_output=True, text=True).stdout)
+def cli_json(cli, *arguments, environment=None):
+    done = subprocess.run([cli, *arguments, "--json"], check=True, capture_output=True, text=True,
+                          env={**os.environ, **(environment or {})})
+    return json.loads(done.stdout)
+
+
+def tree_templates(cli):
+    """The digest of the templates in the tree; the library may have others."""
+    folder = ROOT / "templates"
+    return cli_json(cli, "info", environment={"FA_TEMPLATE_DIR": str(folder)})["templates"] if folder.exists() else ""
 
 
 def latency(cli):
@@ -179,11 +202,6 @@ def commit():
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
-def problem(row):
-    """What makes two rows the same."""
-    return tuple(sorted((key, value) for key, value in row.items() if isinstance(value, (str, int, bool))))
-
-
 def earlier_results(path, digest):
     """A results file with the same templates, or an empty one."""
     if path.exists():
@@ -191,12 +209,6 @@ def earlier_results(path, digest):
         if old["templates"] == digest:
             return old
     return {"attention": [], "accuracy": [], "latency": {}}
-
-
-def kept(old, new):
-    """Rows of an earlier run that this run did not measure again, before those that it did."""
-    replaced = {problem(row) for row in new}
-    return [row for row in old if problem(row) not in replaced] + new
 
 
 def print_accuracy(entry):
@@ -294,17 +306,60 @@ def stop(*_):
     raise SystemExit("stopped; what was measured is written")
 
 
+def write_results(output, result):
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def method(args, what):
+    return (f"{datetime.date.today()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}: "
+            f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, {what}")
+
+
+def compare_decodes(library, args, facts, ceilings, earlier, tree, output):
+    specs = decode_rows.selected(decode_rows.all_rows(args.page_sizes), args)
+    entries, templates = [], facts["templates"]
+    watch = compare_decode.Watch()
+    try:
+        compare_decode.measure_all(library, specs, args, entries)
+    finally:
+        watch.stop()
+        now = {"gpu": facts["gpu"], "driver": facts["driver"], "nvrtc": facts["nvrtc"], "read_tbps": facts["read_tbps"],
+               "decode_commit": facts["commit"], "decode_method": method(args, "graph replay, tools/compare.py --decode"),
+               "decode_conditions": watch.conditions()}
+        base = {**ceilings, "commit": facts["commit"], "method": ""}
+        earlier.pop("templates_of_tree", None)
+        write_results(output, {**decode_rows.merged(earlier, entries, templates, base, now), **tree})
+    mean = decode_rows.summary(entries)
+    print(f"wrote {output}: {len(entries)} of {len(specs)} rows" + (f", geometric mean {mean:.3f} of the best peer" if mean else ""))
+
+
 def main():
     args = parse()
+    if args.list:
+        print("\n".join(spec.name() for spec in decode_rows.selected(decode_rows.all_rows(args.page_sizes), args)))
+        return
     library = capi.Library(args.lib)
     gpu = torch.cuda.get_device_name()
     output = args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
     info = cli_json(args.cli, "info")
     earlier = earlier_results(output, info["templates"])
+    on_disk = json.loads(output.read_text()) if output.exists() else {}
+    of_tree = tree_templates(args.cli)
+    for warning in decode_rows.warnings(info["templates"], of_tree, on_disk):
+        print(f"note: {warning}", flush=True)
+    tree = {"templates_of_tree": of_tree} if of_tree not in ("", info["templates"]) else {}
     peers = ["cudnn", "fa2"] + (["fa3"] if fa3 else [])
 
     matmul_tflops, copy_tbps = ceilings(args.ms)
-    print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s", flush=True)
+    reading = read_tbps(args.cli)
+    print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s, read {reading} TB/s", flush=True)
+    if args.decode:
+        facts = {"gpu": gpu, "driver": info["driver"], "nvrtc": info["nvrtc"]["version"], "templates": info["templates"],
+                 "commit": args.commit or commit(), "read_tbps": reading}
+        signal.signal(signal.SIGTERM, stop)
+        compare_decodes(library, args, facts, {"matmul_tflops": matmul_tflops, "copy_tbps": copy_tbps}, on_disk, tree, output)
+        return
     table, failed, rows, figures = [], [], [], dict(earlier["latency"])
 
     def write():
@@ -314,18 +369,21 @@ def main():
             "nvrtc": info["nvrtc"]["version"],
             "templates": info["templates"],
             "commit": args.commit or commit(),
-            "method": f"{datetime.date.today()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}: "
-            f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, tools/compare.py",
+            "method": method(args, "tools/compare.py"),
             "matmul_tflops": matmul_tflops,
             "copy_tbps": copy_tbps,
-            "attention": kept(earlier["attention"], rows),
-            "accuracy": kept(earlier["accuracy"], table),
+            "read_tbps": reading,
+            "conditions": watch.conditions(),
+            **tree,
+            **{key: on_disk[key] for key in decode_rows.DECODE_KEYS if key in on_disk},
+            "attention": decode_rows.kept(earlier["attention"], rows),
+            "accuracy": decode_rows.kept(earlier["accuracy"], table),
             "latency": figures,
         }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(output, result)
 
     signal.signal(signal.SIGTERM, stop)  # what a time limit sends
+    watch = compare_decode.Watch()
     try:
         for op in args.ops:
             for family in args.families:
@@ -339,6 +397,7 @@ def main():
         if not args.no_latency and compare_variants.SCORED.intersection(args.variants):
             figures["score_function_compile_s"] = compare_variants.compile_times(args.cli)
     finally:
+        watch.stop()
         write()
     compare_variants.print_table([row for row in rows if row["variant"]])
     print(f"wrote {output}; latency {figures}")
