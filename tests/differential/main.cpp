@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "differential/appends.hpp"
 #include "differential/pool.hpp"
 #include "differential/self_test.hpp"
 
@@ -25,6 +26,7 @@ constexpr const char* kUsage =
     "                       [--in-process] [--first K] [--step N] [--no-guards]   for memory checkers\n"
     "                       [--formula-only]   runs nothing: what the formula takes\n"
     "                       [--calls-only]   judges no results: what the library refuses\n"
+    "                       [--appends]     appends to KV caches, instead\n"
     "                       [--list]        prints the calls instead of running them\n"
     "                       [--self-test]   sees that wrong results are found\n";
 constexpr int kSkipped = 77;
@@ -32,7 +34,7 @@ constexpr int kSkipped = 77;
 struct Command {
   Options options;
   CaseId one;
-  bool replay = false, self_test = false, list = false, any_shape = true;
+  bool replay = false, self_test = false, list = false, any_shape = true, appends = false;
 };
 
 std::uint64_t number(const std::string& option, const std::string& text) {
@@ -100,6 +102,8 @@ Command parse(int argc, char** argv) {
       o.in_process = true;
     else if (option == "--no-guards")
       set_guard(0);
+    else if (option == "--appends")
+      command.appends = true;
     else if (option == "--list")
       command.list = true;
     else if (option == "--self-test")
@@ -167,12 +171,17 @@ class Scratch {
 
 int run(int argc, char** argv) {
   Command command = parse(argc, argv);
+  if (command.appends && (command.list || command.options.formula_only || !command.one.edits.empty())) {
+    throw std::invalid_argument("--appends: without --list, --formula-only and --edits");
+  }
   if (command.list) return list(command);
-  if (command.self_test) return self_test() == 0 ? 0 : 1;
+  if (command.self_test) return (command.appends ? self_test_appends() : self_test()) == 0 ? 0 : 1;
   std::optional<Scratch> scratch;
   if (command.options.cache.empty() && command.options.where == Where::cuda)
     command.options.cache = scratch.emplace().path();
   if (command.options.where == Where::cuda && !command.options.formula_only && !has_gpu()) return kSkipped;
+  if (command.appends && command.replay) return replay_append(command.options, command.one);
+  if (command.appends) return run_appends(command.options) == 0 ? 0 : 1;
   if (command.replay) return replay(command);
   return run_all(command.options) == 0 ? 0 : 1;
 }
