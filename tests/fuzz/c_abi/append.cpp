@@ -82,7 +82,7 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
   const std::int64_t b = packed ? std::clamp<std::int64_t>(inputs.b, -1, std::int64_t{1} << 40)
                                 : std::clamp<std::int64_t>(k.shape[0], -1, std::int64_t{1} << 40);
   constexpr std::int64_t kPositions = 64;
-  const std::int64_t page = std::clamp<std::int64_t>(config.seen.page_size, 0, 64);
+  const std::int64_t page = std::clamp<std::int64_t>(config.seen.page_size, 0, 256);
   const std::int64_t pages = page > 0 ? random_.between(4, 6) : given.b + 1;
   const std::int64_t page_rows = page > 0 ? page : kPositions;
   inputs.k_cache = tensor(dtype, {pages, given.h_kv, page_rows, given.d_qk}, Use::output, true);

@@ -190,7 +190,7 @@ GivenConfig Arguments::config(bool host) {
   if (random_.one_in(host ? 8 : 3)) value.kernel = kernel_override();
   if (random_.one_in(host ? 8 : 3)) value.kernel_backward = kernel_override();
   if (random_.one_in(4)) {
-    constexpr std::int64_t kPageSizes[] = {1, 2, 3, 8, 16, 64};
+    constexpr std::int64_t kPageSizes[] = {1, 3, 8, 12, 16, 40, 64, 256};
     value.page_size = random_.pick(kPageSizes);
     value.dropout = 0;
     value.causal_align = 0;
@@ -358,7 +358,7 @@ const fa_tensor* Arguments::heads_tensor(const GivenConfig& config, const Sizes&
   const std::int64_t d = of_v ? sizes.d_v : sizes.d_qk;
   const std::int32_t dtype = config.seen.dtype;
   const std::int64_t page = config.seen.page_size;
-  if (keys && page > 0 && page <= 64) {
+  if (keys && page > 0 && page <= 256) {
     const std::int64_t pages = sizes.b * (rows / page + 1);
     if (!sizes.heads && random_.one_in(2)) return tensor(dtype, {pages, page, d}, use, true, seen);
     return tensor(dtype, {pages, heads, page, d}, use, true, seen);
@@ -421,7 +421,7 @@ const fa_paged_cache* Arguments::cache(const GivenConfig& config, const Sizes& s
   if ((page > 0) == bad()) return nullptr;
   fa_paged_cache value{};
   const bool indexed = random_.one_in(3);
-  const std::int64_t max_pages = sizes.s_kv / std::clamp<std::int64_t>(page, 1, 64) + 1;
+  const std::int64_t max_pages = sizes.s_kv / std::clamp<std::int64_t>(page, 1, 256) + 1;
   value.block_table = tensor(bad() ? FA_F32 : FA_I32, {sizes.b + (indexed ? 1 : 0), max_pages}, Use::input, false);
   if (indexed) value.batch_index = lengths({0, 1}, sizes.b);
   if (random_.one_in(3)) value.seq_begin = lengths({static_cast<std::int32_t>(random_.below(3))}, sizes.b);
