@@ -73,7 +73,7 @@ class Call {
     args.paged.begin = place_array(memory, "seq_begin", data.begin);
     args.paged.table = place_array(memory, "block_table", data.table);
     args.paged.stride_row = data.max_pages;
-    args.paged.stride_page = 1;
+    args.paged.stride_page = run.one_page ? 0 : 1;
     args.paged.rows = static_cast<std::int32_t>(data.table_rows);
     if (run.trust) forbid_entries();
   }

@@ -15,6 +15,7 @@ struct PagedRun {
   Placement pool = Placement::bhsd;  ///< how k and v lie in memory
   /// What no row needs, of the pool and of the table, cannot be read; else all of the tensors and arrays can.
   bool trust = true;
+  bool one_page = false;  ///< the table has one entry, which all positions of a request share (stride 0)
   std::uint64_t schedule = 1;
   std::string kernel = {};  ///< registered name, if not the spec's
 };

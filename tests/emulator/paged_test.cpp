@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "api/validate.hpp"
 #include "emulator/paged_run.hpp"
 #include "emulator/paged_specs.hpp"
 
@@ -105,6 +107,45 @@ TEST_P(Paged, WrongTablesAndLengthsReadNothingElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Paged, testing::Range<std::size_t>(0, paged_kernels().size()));
+
+/// What a request of `keys` positions gets whose pages are all one, so that keys are the same wherever it ends. Of
+/// positions before the last 40 none counts.
+AttentionOutputs run_of_one_page(const PagedKernel& kernel, std::int64_t keys) {
+  PagedCase c = make_case(kernel, 2);
+  const std::int64_t page = c.page_size;
+  c.bounded = c.indexed = false;
+  c.begin.clear();
+  c.rows = {5};
+  c.keys = {static_cast<std::int32_t>(page)};
+  PagedCase whole = c;  // every key of the page is needed
+  whole.variant = {};
+  PagedData data = make_data(whole);
+  data.table.resize(1);
+  data.used_kv = {static_cast<std::int32_t>(keys)};
+  data.begin = {static_cast<std::int32_t>(keys - 40)};
+  data.max_pages = (keys + page - 1) / page;
+  AttentionOutputs outputs = run_paged(kernel.spec, c, data, {.one_page = true});
+  EXPECT_TRUE(std::isfinite(outputs.o.at(0, 0, c.packed ? data.cu_q[0] : 0)));
+  return outputs;
+}
+
+/// Positions are added to rows, tiles and windows in 32 bits, as far as the library lets them go.
+TEST(PagedPositions, MayBeAsManyAs32BitsCount) {
+  constexpr std::int64_t kMostOfWindows = std::int64_t{1} << 29;
+  for (const char* const name : {"", "two_sided", "window_sink"}) {
+    PagedKernel kernel = *std::ranges::find_if(
+        paged_kernels(), [&](const PagedKernel& other) { return other.choice.name == name && other.spec.causal; });
+    SCOPED_TRACE(canonical(kernel.spec));
+    const bool bounded = *name != '\0';
+    if (bounded) kernel.choice.config.window_right = fa::api::kMaxLength - 1;
+    const std::int64_t page = kernel.spec.page_size, most = bounded ? kMostOfWindows : fa::api::kMaxLength;
+    const std::int64_t period = page * kernel.spec.tile_n;  // of pages and of tiles
+    const std::int64_t keys = most / page * page;
+    const AttentionOutputs few = run_of_one_page(kernel, period + keys % period), many = run_of_one_page(kernel, keys);
+    EXPECT_TRUE(equal_outside(few.o, many.o, {})) << "o";
+    EXPECT_TRUE(equal_outside(few.lse, many.lse, {})) << "lse";
+  }
+}
 
 /// A request's bits do not depend on which pages it has, nor on its neighbours' contents.
 TEST(PagedBits, AreThoseOfAnyOtherPages) {

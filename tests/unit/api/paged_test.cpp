@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -232,6 +233,34 @@ TEST_F(PagedCall, WrongLengthsAndTablesAreNamed) {
   in = inputs();
   in.cache.batch_index = numbers.data();
   expect_refused("cache.batch_index[1]", in);
+}
+
+/// A table may have room for 2^31 positions. Windows and chunks are added to positions in 32 bits, so that there are
+/// fewer with them.
+TEST_F(PagedCall, PositionsAreFewEnoughForWhatIsAddedToThem) {
+  const std::int64_t kWide = std::numeric_limits<std::int32_t>::max() - 65537;
+  ForwardInputs in = inputs();
+  in.cache.block_table.shape[1] = 1 << 29;
+  in.cache.block_table.strides = {kMaxPages, 0};
+  run(in, outputs());
+  const auto expect_fewer = [&] {
+    std::fill(o_.begin(), o_.end(), kUntouched);
+    in.sequences.max_s_kv = 0;
+    expect_refused("s_q, s_kv", in);
+    in.sequences.max_s_kv = (1 << 29) + 1;
+    expect_refused("s_q, s_kv", in);
+    in.sequences.max_s_kv = 1 << 29;
+    run(in, outputs());
+  };
+  config_.window_left = kWide;
+  expect_fewer();
+  config_.causal = false;
+  config_.window_left = -1;
+  config_.window_right = kWide;
+  expect_fewer();
+  config_.window_right = -1;
+  config_.chunk = kWide;
+  expect_fewer();
 }
 
 TEST_F(PagedCall, WrongCallsAreNamed) {
