@@ -1,8 +1,8 @@
 """Decodes of tools/compare.py --decode: fa beside cuDNN, FlashAttention-2, FlashAttention-3 and FlashInfer.
 
 Method: every library's calls are captured into a CUDA graph, 100 of them or as many as fill a round; a round replays the
-graph of one library for --ms milliseconds. Rounds of all libraries take turns in random order, and the median of --rounds
-counts. TB/s = bytes of K, V, Q and O / time. Before a row is timed, fa's output is held to float64 in the first and the last
+graph of one library for --ms milliseconds. Rounds of all libraries are interleaved in random order, and the median of
+--rounds counts. TB/s = bytes of K, V, Q and O / time. Before a row is timed, fa's output is held to float64 in the first and the last
 head of the first and the last request, and the peers' to fa's. Contiguous requests of different lengths are packed.
 """
 
@@ -78,7 +78,7 @@ class Tensors:
 
 
 class Row:
-    """A spec with its tensors, of which there are several where calls take turns. A peer is a callable that returns o."""
+    """A spec with its tensors, of which there are several where calls rotate over them. A peer is a callable that returns o."""
 
     def __init__(self, library, spec, stream, sets=1):
         self.spec, self.stream = spec, stream
@@ -189,7 +189,7 @@ def once_ms(calls):
 
 
 class Graph:
-    """Calls in a graph, which take turns."""
+    """Calls in a graph, which rotate over those given."""
 
     def __init__(self, calls, stream, target_ms):
         once = once_ms(calls)

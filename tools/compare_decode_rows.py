@@ -152,7 +152,7 @@ def add_options(parser):
     group.add_argument("--peers", type=peer_names, default=list(PEERS), help="of " + ",".join(PEERS))
     group.add_argument("--fa3", default="flash_attn_interface", help="the module of FlashAttention-3")
     group.add_argument("--cold", action="store_true",
-                       help="calls take turns with as many tensors as fill four L2 caches; recorded as variant cold")
+                       help="calls rotate over as many tensors as fill four L2 caches; recorded as variant cold")
 
 
 def variant_of(row, cold):

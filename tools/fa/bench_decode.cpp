@@ -22,9 +22,9 @@ namespace {
 
 constexpr int kCalls = 100;      // of a graph
 constexpr int kFewestCalls = 4;  // however long they take
-constexpr double kL2Caches = 4;  // that calls in turn fill
+constexpr double kL2Caches = 4;  // that rotating calls fill
 
-/// A call and a read of as much, over the same tensors (warm) or in turn over many (cold).
+/// A call and a read of as much, over the same tensors (warm) or rotating over many (cold).
 struct Times {
   double call_us = 0, read_us = 0;
 };
@@ -100,9 +100,9 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
   const int calls = calls_of(gpu, timing, [&](int) { forward(0); });
   const auto turn = [&](int call) { return call % result.sets; };
   const CallGraph forwards(gpu, calls, [&](int) { forward(0); }), reads(gpu, calls, [&](int) { read_set(0); });
-  const CallGraph forwards_in_turn(gpu, calls, [&](int call) { forward(turn(call)); });
-  const CallGraph reads_in_turn(gpu, calls, [&](int call) { read_set(turn(call)); });
-  Race warm(calls, forwards, reads), cold(calls, forwards_in_turn, reads_in_turn);
+  const CallGraph forwards_rotating(gpu, calls, [&](int call) { forward(turn(call)); });
+  const CallGraph reads_rotating(gpu, calls, [&](int call) { read_set(turn(call)); });
+  Race warm(calls, forwards, reads), cold(calls, forwards_rotating, reads_rotating);
   for (int round = 0; round < timing.rounds; ++round) {
     warm.round(timing.round_ms);
     if (result.sets > 1) cold.round(timing.round_ms);
@@ -122,8 +122,9 @@ std::string keys_text(const BenchProblem& problem) {
 }
 
 void print_head(const Gpu& gpu, const TimingOptions& timing) {
-  fmt::print("{}, fa {}; median of {} rounds of about {} ms; TB/s of K, V, Q and O; cold: in turn over 4 L2 caches\n\n",
-             gpu.info().name, version(), timing.rounds, timing.round_ms);
+  fmt::print(
+      "{}, fa {}; median of {} rounds of about {} ms; TB/s of K, V, Q and O; cold: rotating over 4 L2 caches\n\n",
+      gpu.info().name, version(), timing.rounds, timing.round_ms);
   fmt::print("{:<5} {:>4} {:>4} {:>4} {:>4} {:>10} {:>4} {:>4} | {:>9} {:>6} {:>6} | {:>9} {:>6} {:>6} {:>6}\n",
              "dtype", "b", "h_q", "h_kv", "s_q", "s_kv", "d", "page", "us", "TB/s", "read", "cold us", "TB/s", "read",
              "ratio");

@@ -7,8 +7,8 @@
 namespace fa::cli {
 
 /// Times decodes over a KV cache, contiguous and in pages, each beside a kernel that reads the same K, V, Q and O and
-/// nothing else. Both are timed twice: over the same tensors again and again, and over as many tensors in turn as fill
-/// four L2 caches.
+/// nothing else. Both are timed twice: over the same tensors again and again, and rotating over as many tensors as
+/// fill four L2 caches.
 ///
 /// Times are those of a graph of 100 calls, of fewer where these take longer than a round, divided by their number.
 /// TB/s counts K, V, Q and O once. False where a problem was refused, or its result was wrong.

@@ -223,6 +223,7 @@ nlohmann::json to_json(const Gpu& gpu) {
 
 void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   const std::string group = "Grid";
+  const auto of_decode = [&](const char* value) { return bench ? std::string("; decode ") + value + ")" : ")"; };
   const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
   const Choices<Operation> of_bench{{"forward", Operation::forward},
                                     {"backward", Operation::backward},
@@ -249,16 +250,16 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   add_causal_list_option(command, &options->causal);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
-  command.add_option("--head-dim", options->head_dims, "d_qk, a list (default: 64,128,256; decode 128)")
+  command.add_option("--head-dim", options->head_dims, "d_qk, a list (default: 64,128,256" + of_decode("128"))
       ->delimiter(',')
       ->check(whole_number(1))
       ->group(group);
   command.add_option("--head-dim-v", options->head_dim_v, "d_v (default: d_qk)")->check(whole_number())->group(group);
-  command.add_option("--seq", options->seqs, "s_q, a list (default: 512 to 16384; decode 1)")
+  command.add_option("--seq", options->seqs, "s_q, a list (default: 512 to 16384" + of_decode("1"))
       ->delimiter(',')
       ->check(whole_number(1))
       ->group(group);
-  command.add_option("--seq-kv", options->seqs_kv, "s_kv, a list (default: s_q; decode 1024,8192,32768,131072)")
+  command.add_option("--seq-kv", options->seqs_kv, "s_kv, a list (default: s_q" + of_decode("1024,8192,32768,131072"))
       ->delimiter(',')
       ->check(whole_number())
       ->group(group);
