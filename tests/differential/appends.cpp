@@ -30,6 +30,10 @@ using Memories = std::array<std::vector<std::byte>, kAppendParts>;
 AppendCase case_of(const Options& options, std::uint64_t config, std::uint64_t shape) {
   const auto seed = static_cast<std::uint32_t>(options.seed * 1000003 + config);
   AppendCase c = test::random_append_case(seed, options.where == Where::cuda && config % 4 == 3);
+  if (options.where == Where::host && config % 5 == 4) {
+    c.dtype = DType::f64;
+    if (c.table) c.table = DType::f64;
+  }
   test::draw_requests(c, static_cast<std::uint32_t>(seed * 1009u + shape + 17));
   return c;
 }
