@@ -17,6 +17,7 @@
 #include <fa/functions.hpp>
 #include <fa/log.hpp>
 #include <fa/paged.hpp>
+#include <fa/schedule.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -177,6 +178,9 @@ struct ForwardInputs {
   DropoutState dropout = {};       ///< with AttentionConfig::dropout
   MaskTiles tiles = {};            ///< with a mask function; the host needs none
   PagedCache cache = {};           ///< with AttentionConfig::page_size
+  /// With AttentionConfig::page_size, of the call's limits and lengths. Without one such a call makes its own, in its
+  /// workspace, by a kernel more.
+  Schedule schedule = {};
 };
 
 /// What forward writes, whole but for the padding of packed batches.
@@ -315,6 +319,19 @@ class FA_API Attention {
   /// Compiles and loads what `append` will need, so that the call itself can be captured; the errors of `append`.
   void prepare_append(const AppendShape& shape) const;
   KernelInfo append_kernel_info(const AppendShape& shape) const;
+
+  /// Shares the query tiles and keys of requests over pages out among thread blocks, in memory that calls of `forward`
+  /// are given then (schedule.hpp, docs/inference.md#schedules). It is called once a step, for all layers. One kernel
+  /// reads the lengths when it runs, behind a memory operation where there are thousands of requests.
+  ///
+  /// Stream and cost are those of `forward`. Errors: throws fa::Error before anything is launched: those of `forward`,
+  /// invalid_argument without a page_size, out_of_memory for less than `schedule_size(limits)` bytes. Where that is 0,
+  /// and on the host device, nothing is launched. A call of other limits, masks or alignment is refused the schedule.
+  void schedule(const ScheduleInputs& inputs, const Schedule& memory, Stream stream = nullptr) const;
+
+  /// Bytes of a schedule for calls of these limits (ScheduleInputs::limits); 0 where they take none, because requests
+  /// are too short to be shared out, and on the host device. Throws fa::Error: invalid_argument, unsupported.
+  std::size_t schedule_size(const AttentionShape& limits) const;
 
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
   /// until that is done; throws the errors of `forward`.

@@ -324,6 +324,15 @@ typedef struct fa_mask_tiles {
   size_t size;    /* bytes: at least fa_mask_tiles_size, of backward fa_backward_mask_tiles_size */
 } fa_mask_tiles;
 
+/* Memory of a schedule: how the keys of calls over pages are shared out among thread blocks. Calls that share one run
+ * one after the other, in one stream or in the order of events. */
+typedef struct fa_schedule_memory {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  void* data;        /* on the attention's device, 256-byte aligned; lives until the last such call has run */
+  size_t size;       /* bytes: at least fa_schedule_size */
+} fa_schedule_memory;
+
 /* What fa_forward reads, all on the attention's device. */
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
@@ -338,6 +347,8 @@ typedef struct fa_forward_inputs {
   const fa_tensor* sink;       /* [h_q], f32 (f64 for f64), where fa_config.sink is set */
   const fa_mask_tiles* tiles;  /* may be NULL */
   const fa_paged_cache* cache; /* with fa_config.page_size, else NULL */
+  /* With fa_config.page_size, of the call's limits and lengths. NULL: such a call makes its own, by a kernel more. */
+  const fa_schedule_memory* schedule;
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. */
@@ -455,6 +466,18 @@ typedef struct fa_shape {
   int64_t total_kv;
 } fa_shape;
 
+/* What a schedule is made for. The arrays are in memory of the attention's device, and are read when the kernel runs.
+ */
+typedef struct fa_schedule_inputs {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  /* Of the calls: b, h_q and h_kv, and whether rows are aligned. s_q is that of dense queries; packed ones have max_s_q
+   * (0: not given) and total_q. s_kv is max_s_kv, or what a row of the block table has room for if that is less. */
+  const fa_shape* limits;
+  const fa_sequences* sequences; /* those of the calls */
+  const int32_t* seq_begin;      /* [b], that of fa_paged_cache; may be NULL */
+} fa_schedule_inputs;
+
 /* Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. */
 typedef struct fa_workspace {
   uint32_t struct_size;
@@ -546,6 +569,19 @@ FA_C_API int fa_append(const fa_attention* attention, const fa_append_inputs* in
 FA_C_API int fa_prepare_append(const fa_attention* attention, const fa_append_shape* shape);
 FA_C_API int fa_append_kernel_info_get(const fa_attention* attention, const fa_append_shape* shape,
                                        fa_kernel_info* info);
+
+/* Shares the query tiles and keys of requests over pages out among thread blocks, in memory that calls of fa_forward
+ * are given then. It is called once a step, for all layers. One kernel reads the lengths when it runs, behind a memory
+ * operation where there are thousands of requests.
+ *
+ * Stream, cost and errors are those of fa_forward, and FA_OUT_OF_MEMORY for less than fa_schedule_size bytes. Where
+ * that is 0 nothing is launched. A call of other limits, masks or alignment is refused the schedule. */
+FA_C_API int fa_schedule(const fa_attention* attention, const fa_schedule_inputs* inputs,
+                         const fa_schedule_memory* memory, void* stream);
+
+/* Bytes of a schedule for calls of these limits; 0 where they take none, because requests are too short to be shared
+ * out, and on the host device. */
+FA_C_API int fa_schedule_size(const fa_attention* attention, const fa_shape* limits, size_t* size);
 
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */

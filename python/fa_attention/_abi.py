@@ -141,8 +141,13 @@ _VARIANTS: list[tuple[str, Any]] = [
 _HEAD: list[tuple[str, Any]] = _many("struct_size reserved", ctypes.c_uint32)
 
 
+class ScheduleMemory(Struct):
+    _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
 class ForwardInputs(Struct):
-    _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache))]
+    _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache)),
+                ("schedule", _Pointer(ScheduleMemory))]
 
 
 class ForwardOutputs(Struct):
@@ -215,4 +220,13 @@ class CacheCounters(Struct):
     _fields_ = [
         *_HEAD,
         *_many("memory_hits pack_hits disk_hits compiles damaged unaccepted publish_failures evictions", ctypes.c_uint64),
+    ]
+
+
+class ScheduleInputs(Struct):
+    _fields_ = [
+        *_HEAD,
+        ("limits", _Pointer(Shape)),
+        ("sequences", _Pointer(Sequences)),
+        ("seq_begin", ctypes.c_void_p),
     ]

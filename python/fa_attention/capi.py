@@ -18,7 +18,7 @@ from ._views import aligned
 
 __all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "Library", "TUNE_POLICIES",
            "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "paged_cache", "requests",
-           "rotary_embedding", "sequences"]
+           "rotary_embedding", "schedule_memory", "sequences"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
@@ -138,6 +138,14 @@ def mask_tiles(memory: Any, filled: bool = False) -> _abi.MaskTiles:
     return result
 
 
+def schedule_memory(memory: Any) -> _abi.ScheduleMemory:
+    """Memory for a schedule of calls over pages, an array of `schedule_size` bytes, which it keeps alive."""
+    data, size = _views.memory("memory", memory)
+    result = _abi.ScheduleMemory(data=data, size=size)
+    result.tensor = memory
+    return result
+
+
 def captured(values: Optional[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields for captures, or their gradients, by name: arrays or numbers."""
     items = [_abi.Captured(name=name.encode(), number=float(value)) if isinstance(value, numbers.Real)
@@ -220,14 +228,34 @@ class Attention:
                      workspace: Any = None, sequences: Optional[_abi.Sequences] = None,
                      dropout: Optional[_abi.DropoutState] = None, captures: Optional[Mapping[str, Any]] = None,
                      sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
-                     cache: Optional[_abi.PagedCache] = None) -> Callable[[], None]:
+                     cache: Optional[_abi.PagedCache] = None,
+                     schedule: Optional[_abi.ScheduleMemory] = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
-        by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences."""
+        by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
+        `bind_schedule` fills for the same lengths."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles),
-                                    cache=_reference(cache))
+                                    cache=_reference(cache), schedule=_reference(schedule))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache)
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
+
+    def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,
+                      seq_begin: Any = None, rows_aligned: bool = True, stream: Optional[int] = None) -> Callable[[], None]:
+        """A callable that shares the keys of requests out among thread blocks, once a step for all layers; it keeps the
+        arrays alive. memory: what `schedule_memory` makes, for `bind_forward`. sizes: (b, h_q, h_kv, s_q, s_kv, total_q), the
+        limits of the calls; requests: what `requests` makes; seq_begin: int32 [b], that of the cache."""
+        limits = _shape(sizes, rows_aligned)
+        begin = _views.address("seq_begin", seq_begin, "int32", limits.b) if seq_begin is not None else None
+        inputs = _abi.ScheduleInputs(limits=ctypes.pointer(limits), sequences=ctypes.pointer(requests), seq_begin=begin)
+        function, library = self.lib.fa.fa_schedule, self.lib
+        arguments = (self.handle, ctypes.addressof(inputs), ctypes.addressof(memory), stream or 0)
+
+        def run(_keep: object = (memory, requests, seq_begin, limits, inputs, self)) -> None:
+            status = function(*arguments)
+            if status != 0:
+                library.failed(status, lambda: int(function(*arguments)))
+
+        return run
 
     def bind_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_kv: Any = None,
                     cache: Optional[_abi.PagedCache] = None, cu_seqlens_k_new: Any = None, slots: Any = None,
@@ -279,6 +307,9 @@ class Attention:
 
     def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_backward_workspace_size", sizes, rows_aligned)
+
+    def schedule_size(self, *sizes: int, rows_aligned: bool = True) -> int:
+        return self._size("fa_schedule_size", sizes, rows_aligned)
 
     def mask_tiles_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_mask_tiles_size", sizes, rows_aligned)

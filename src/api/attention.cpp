@@ -12,6 +12,7 @@
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/problem.hpp"
+#include "api/schedule.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
@@ -86,6 +87,7 @@ class Attention::Impl {
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
+    api::check_takes_schedules(config_, inputs.schedule);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs);
     api::check_disjoint(inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
@@ -101,7 +103,7 @@ class Attention::Impl {
     if (call.empty) return;
     forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors()},
                   api::packed_args(config_, call.sequences, call.dropout, call.cache),
-                  api::given_tiles(inputs.tiles, config_, functions_, variant), stream, workspace);
+                  api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -121,13 +123,25 @@ class Attention::Impl {
         call.shape,
         {call.q, call.k, call.v, call.o, call.dout, call.lse, call.dlse, call.dq, call.dk, call.dv, variant.tensors()},
         api::packed_args(config_, call.sequences, call.dropout),
-        api::given_tiles(inputs.tiles, config_, functions_, variant), stream, workspace);
+        api::given_tiles(inputs.tiles, config_, functions_, variant), {}, stream, workspace);
   }
 
   void append(const AppendInputs& inputs, Stream stream) {
     const api::AppendCall call = api::check_append(config_, inputs);
     if (host_) return api::append_on_host(call);
     append_->run(call, stream);
+  }
+
+  void schedule(const ScheduleInputs& inputs, const Schedule& memory, Stream stream) {
+    const api::ScheduleCall call = api::check_schedule(config_, inputs);
+    if (call.empty || host_) return;
+    const driver::ContextScope scope(context_->context());
+    forward_->schedule(call.shape, api::packed_args(config_, call.sequences, {}, call.cache), memory, stream);
+  }
+
+  std::size_t schedule_size(const AttentionShape& limits) const {
+    const AttentionShape shape = api::checked(config_, limits);
+    return host_ || config_.page_size == 0 ? 0 : forward_->schedule_size(shape);
   }
 
   KernelInfo prepare_append(const AppendShape& shape) {
@@ -211,6 +225,14 @@ void Attention::backward(const BackwardInputs& inputs, const BackwardOutputs& ou
 
 void Attention::append(const AppendInputs& inputs, Stream stream) const {
   impl_->append(inputs, stream);
+}
+
+void Attention::schedule(const ScheduleInputs& inputs, const Schedule& memory, Stream stream) const {
+  impl_->schedule(inputs, memory, stream);
+}
+
+std::size_t Attention::schedule_size(const AttentionShape& limits) const {
+  return impl_->schedule_size(limits);
 }
 
 void Attention::prepare_append(const AppendShape& shape) const {

@@ -219,6 +219,23 @@ int fa_backward_workspace_size(const fa_attention* attention, const fa_shape* sh
   });
 }
 
+int fa_schedule(const fa_attention* attention, const fa_schedule_inputs* inputs, const fa_schedule_memory* memory,
+                void* stream) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.schedule(fa::api::c::to_inputs(inputs), fa::api::c::to_schedule(memory),
+                                  static_cast<fa::Stream>(stream));
+  });
+}
+
+int fa_schedule_size(const fa_attention* attention, const fa_shape* limits, size_t* size) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(size, "size");
+    *size = attention->attention.schedule_size(fa::api::c::to_shape(limits));
+  });
+}
+
 int fa_mask_tiles_size(const fa_attention* attention, const fa_shape* shape, size_t* size) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");

@@ -351,7 +351,20 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
           to_dropout(in.dropout),   to_tiles(in.tiles),
-          to_cache(in.cache)};
+          to_cache(in.cache),       to_schedule(in.schedule)};
+}
+
+ScheduleInputs to_inputs(const fa_schedule_inputs* source) {
+  const fa_schedule_inputs in = read_struct(source, "inputs");
+  return {to_shape(in.limits), to_sequences(in.sequences), in.seq_begin};
+}
+
+Schedule to_schedule(const fa_schedule_memory* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_schedule_memory in = read_struct(source, "schedule");
+  return {in.data, in.size};
 }
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {

@@ -94,6 +94,8 @@ BackwardInputs to_inputs(const fa_backward_inputs* source);
 BackwardOutputs to_outputs(const fa_backward_outputs* source);
 AppendInputs to_inputs(const fa_append_inputs* source);
 AppendShape to_shape(const fa_append_shape* source);
+ScheduleInputs to_inputs(const fa_schedule_inputs* source);
+Schedule to_schedule(const fa_schedule_memory* source);  ///< an empty one for NULL
 AttentionShape to_shape(const fa_shape* source);
 DropoutState to_dropout(const fa_dropout_state* source);
 Workspace to_workspace(const fa_workspace* source);  ///< an empty one for NULL

@@ -5,7 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/held_tiles.hpp"
 #include "api/problem.hpp"
+#include "api/schedule.hpp"
+#include "plan/schedule.hpp"
 #include "support/log.hpp"
 #include "tune/bucket.hpp"
 
@@ -43,22 +46,61 @@ plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const no
 
 template <class Op>
 void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
-                              const plan::PackedArgs& packed, const GivenTiles& tiles, Stream stream,
-                              const Workspace& workspace) {
+                              const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
+                              Stream stream, const Workspace& workspace) {
   plan::Problem wanted = problem(shape);
   wanted.tensor_maps = Op::describable(tensors, config_.varlen);
   const Choice choice = Op::choose(wanted, fixed());
-  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, stream, workspace);
+  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, schedule, stream, workspace);
 }
 
 template <class Op>
 void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
                                  const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-                                 const GivenTiles& tiles, Stream stream, const Workspace& workspace) const {
+                                 const GivenTiles& tiles, const Schedule& schedule, Stream stream,
+                                 const Workspace& workspace) const {
   plan::CallPlan call;
-  const plan::CallFacts facts{scale_, context_.info().multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  plan::CallFacts facts{scale_, context_.info().multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  const plan::KernelSpec& attention = ready.specs[Role::attention];
+  if (schedule.data != nullptr && attention.scheduled()) {
+    const plan::ScheduleShape shape = plan::schedule_shape(wanted, attention, facts.multiprocessors);
+    check_schedule_memory(schedule, shape.bytes());
+    expect_scheduled(schedule, plan::schedule_tag(wanted, attention, shape));
+    facts.schedule = schedule.data;
+  }
   plan_call(wanted, choice, ready.specs, tensors, facts, call);
   execute(call, wanted, ready, tiles, stream, workspace);
+}
+
+template <class Op>
+void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory,
+                                   Stream stream) {
+  const plan::Problem wanted = problem(shape);
+  const Ready& ready = get(wanted, Op::choose(wanted, fixed()), stream);
+  const plan::KernelSpec& attention = ready.specs[Role::attention];
+  if (!attention.scheduled()) return;
+  plan::CallFacts facts{scale_, context_.info().multiprocessors, false, packed};
+  const plan::ScheduleShape made = plan::schedule_shape(wanted, attention, facts.multiprocessors);
+  check_schedule_memory(memory, made.bytes());
+  facts.schedule = memory.data;
+  plan::CallPlan call;
+  plan_schedule(wanted, ready.specs, facts, call);
+  set_held(memory.data, 0);
+  execute(call, wanted, ready, {}, stream, {memory.data, memory.size});
+  set_held(memory.data, plan::schedule_tag(wanted, attention, made));
+}
+
+template <class Op>
+std::size_t DeviceOperation<Op>::schedule_size(const AttentionShape& shape) const {
+  if (Op::runs_nothing(shape)) return 0;
+  const plan::Problem wanted = problem(shape);
+  const plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
+  std::size_t most = 0;
+  for (const plan::KernelSpec& spec : choices[Role::attention]) {
+    if (!spec.scheduled()) continue;
+    most = std::max(most, plan::schedule_shape(wanted, spec, context_.info().multiprocessors).bytes());
+  }
+  return most;
 }
 
 /// The ready kernels of a call: a look-up without locks once they exist.
@@ -159,14 +201,14 @@ KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
 template <class Op>
 std::size_t DeviceOperation<Op>::workspace_size(const AttentionShape& shape) const {
   return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
-    return Op::workspace_size(wanted, fixed(), config_.deterministic).bytes;
+    return Op::workspace_size(wanted, fixed(), config_.deterministic, context_.info().multiprocessors).bytes;
   });
 }
 
 template <class Op>
 std::size_t DeviceOperation<Op>::mask_tiles_size(const AttentionShape& shape) const {
   return most_bytes(problem(shape), [&](const plan::Problem& wanted) {
-    return Op::workspace_size(wanted, fixed(), config_.deterministic).lists;
+    return Op::workspace_size(wanted, fixed(), config_.deterministic, context_.info().multiprocessors).lists;
   });
 }
 
@@ -191,14 +233,16 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
   std::vector<Ready> made(contest.specs.size(), known);
   for (std::size_t i = 0; i < made.size(); ++i) {
     made[i].specs[Role::attention] = contest.specs[i];
-    contest.workspace = std::max(contest.workspace, Op::workspace(measured, measured_choice, made[i].specs).bytes());
+    contest.workspace =
+        std::max(contest.workspace,
+                 Op::workspace(measured, measured_choice, made[i].specs, context_.info().multiprocessors).bytes());
   }
   contest.make = [&](std::size_t i) {
     if (i == 0) return;
     made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
   };
   contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, on, workspace);
+    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, on, workspace);
   };
   return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);
 }

@@ -29,7 +29,10 @@ class DeviceOperation {
                   const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
   void run(const AttentionShape& shape, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-           const GivenTiles& tiles, Stream stream, const Workspace& workspace);
+           const GivenTiles& tiles, const Schedule& schedule, Stream stream, const Workspace& workspace);
+  /// Queues the kernel that makes a schedule of a forward's calls, if they take any.
+  void schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory, Stream stream);
+  std::size_t schedule_size(const AttentionShape& shape) const;
   KernelInfo prepare(const AttentionShape& shape);
   /// The greatest of what calls of the shape take, and of the part that tile lists are.
   std::size_t workspace_size(const AttentionShape& shape) const;
@@ -53,7 +56,7 @@ class DeviceOperation {
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
               const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
-              Stream stream, const Workspace& workspace) const;
+              const Schedule& schedule, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const plan::Fixed fixed_;  ///< by its override

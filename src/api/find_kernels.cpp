@@ -13,6 +13,7 @@
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 
 namespace fa {
 namespace {
@@ -24,15 +25,21 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   supply.command = [&] { return api::remedy(problem, config, op); };
   std::vector<KernelInfo> found;
   bool reaches = true;
+  plan::KernelSpec attention;
   for (const plan::Alternatives& specs : kernels) {
     if (specs.front().op() == plan::Op::row_norms && !reaches) continue;  // not with what is taken
+    const bool schedules = specs.front().op() == plan::Op::schedule;
+    if (schedules && specs.front() != plan::schedule_spec(attention)) continue;
     const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, config.deterministic);
     if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op())) {
       const plan::KernelSpec lists = plan::mask_tiles_spec(chosen.spec);
       found.push_back(api::kernel_info({lists, api::get_kernel(lists, *store, supply)}));
     }
     found.push_back(api::kernel_info(chosen));
-    if (chosen.spec.op() == plan::Op::forward) reaches = chosen.spec.affine_reach();
+    if (chosen.spec.op() == plan::Op::forward) {
+      attention = chosen.spec;
+      reaches = attention.affine_reach();
+    }
   }
   for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
     found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));

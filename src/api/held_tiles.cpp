@@ -45,10 +45,14 @@ GivenTiles given_tiles(const MaskTiles& tiles, const AttentionConfig& config, co
   return given;
 }
 
+std::uint64_t held(const void* data) noexcept {
+  const Held* const known = table().find(code_of(data));
+  return known == nullptr ? 0 : known->tag.load(std::memory_order_acquire);
+}
+
 void expect_held(const MaskTiles& tiles, std::uint64_t tag) {
   if (!tiles.filled) return;
-  const Held* const held = table().find(code_of(tiles.data));
-  const std::uint64_t found = held == nullptr ? 0 : held->tag.load(std::memory_order_acquire);
+  const std::uint64_t found = held(tiles.data);
   if (found == tag) return;
   support::throw_invalid("tiles",
                          found == 0 ? "filled, and no call has filled this memory"
@@ -58,9 +62,9 @@ void expect_held(const MaskTiles& tiles, std::uint64_t tag) {
 }
 
 void set_held(const void* data, std::uint64_t tag) {
-  const Held* held = table().find(code_of(data));
-  if (held == nullptr) held = &table().put_first(code_of(data), Held(tag));
-  held->tag.store(tag, std::memory_order_release);
+  const Held* known = table().find(code_of(data));
+  if (known == nullptr) known = &table().put_first(code_of(data), Held(tag));
+  known->tag.store(tag, std::memory_order_release);
 }
 
 }  // namespace fa::api

@@ -21,8 +21,11 @@ GivenTiles given_tiles(const MaskTiles& tiles, const AttentionConfig& config, co
 /// lock. Throws fa::Error(invalid_argument).
 void expect_held(const MaskTiles& tiles, std::uint64_t tag);
 
-/// `data` holds lists of `tag` from now on, in the order of the stream; 0: of nobody knows whom. Takes a lock for
-/// memory that is new.
+/// The tag of what `data` holds; 0: nobody knows. Takes no lock.
+std::uint64_t held(const void* data) noexcept;
+
+/// `data` holds lists of `tag`, or a schedule, from now on, in the order of the stream; 0: of nobody knows whom. Takes
+/// a lock for memory that is new.
 void set_held(const void* data, std::uint64_t tag);
 
 }  // namespace fa::api

@@ -35,13 +35,15 @@ std::vector<plan::KernelSpec> ForwardOperation::candidates(const plan::Problem& 
   return plan::forward_candidates(problem, fixed, first, most);
 }
 
-plan::WorkspaceSize ForwardOperation::workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool) {
-  return plan::forward_workspace_size(problem, fixed);
+plan::WorkspaceSize ForwardOperation::workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool,
+                                                     int multiprocessors) {
+  return plan::forward_workspace_size(problem, fixed, multiprocessors);
 }
 
 plan::WorkspaceLayout ForwardOperation::workspace(const plan::Problem& problem, const Choice& choice,
-                                                  const plan::KernelSet& kernels) noexcept {
-  return plan::forward_workspace(problem, choice, kernels[plan::Role::attention]);
+                                                  const plan::KernelSet& kernels, int multiprocessors) noexcept {
+  const plan::KernelSpec& attention = kernels[plan::Role::attention];
+  return plan::forward_workspace(problem, choice, plan::forward_needs(problem, attention, multiprocessors, false));
 }
 
 const char* ForwardOperation::detour(const plan::Problem& problem, const plan::Fixed& fixed) noexcept {
@@ -83,12 +85,12 @@ std::vector<plan::KernelSpec> BackwardOperation::candidates(const plan::Problem&
 }
 
 plan::WorkspaceSize BackwardOperation::workspace_size(const plan::Problem& problem, const plan::Fixed& fixed,
-                                                      bool deterministic) {
+                                                      bool deterministic, int) {
   return plan::backward_workspace_size(problem, fixed, deterministic);
 }
 
 plan::WorkspaceLayout BackwardOperation::workspace(const plan::Problem& problem, const Choice& choice,
-                                                   const plan::KernelSet& kernels) noexcept {
+                                                   const plan::KernelSet& kernels, int) noexcept {
   return plan::backward_workspace(
       problem, choice, plan::backward_needs(problem, kernels[plan::Role::attention], kernels[plan::Role::dq]));
 }

@@ -27,9 +27,10 @@ struct ForwardOperation {
   static plan::KernelChoices kernels(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
   static std::vector<plan::KernelSpec> candidates(const plan::Problem& problem, const plan::Fixed& fixed,
                                                   const plan::KernelSpec& first, std::size_t most);
-  static plan::WorkspaceSize workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
+  static plan::WorkspaceSize workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic,
+                                            int multiprocessors);
   static plan::WorkspaceLayout workspace(const plan::Problem& problem, const Choice& choice,
-                                         const plan::KernelSet& kernels) noexcept;
+                                         const plan::KernelSet& kernels, int multiprocessors) noexcept;
   /// Why the family that serves the configuration's usual calls does not serve this one (plan::forward_detour).
   static const char* detour(const plan::Problem& problem, const plan::Fixed& fixed) noexcept;
   static Tensors tensors(const TuneTensors& of) noexcept;
@@ -48,9 +49,10 @@ struct BackwardOperation {
   static plan::KernelChoices kernels(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
   static std::vector<plan::KernelSpec> candidates(const plan::Problem& problem, const plan::Fixed& fixed,
                                                   const plan::KernelSpec& first, std::size_t most);
-  static plan::WorkspaceSize workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
+  static plan::WorkspaceSize workspace_size(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic,
+                                            int multiprocessors);
   static plan::WorkspaceLayout workspace(const plan::Problem& problem, const Choice& choice,
-                                         const plan::KernelSet& kernels) noexcept;
+                                         const plan::KernelSet& kernels, int multiprocessors) noexcept;
   static const char* detour(const plan::Problem& problem, const plan::Fixed& fixed) noexcept;
   static Tensors tensors(const TuneTensors& of) noexcept;
 };

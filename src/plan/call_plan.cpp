@@ -9,6 +9,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/schedule.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -31,6 +32,11 @@ void remake(T& object, const Make& make) {
 template <class T>
 T* at_section(const SectionAddresses& at, Section section) noexcept {
   return reinterpret_cast<T*>(at[static_cast<std::size_t>(section)]);
+}
+
+void check_tiles(std::int64_t tiles) {
+  if (tiles <= kMaxTiles) return;
+  support::throw_invalid("b * h_q * s_q", tiles, fmt::format("at most {} query tiles", kMaxTiles));
 }
 
 void bind_lists(std::byte* memory, std::size_t classes, kernel::VariantParams& variant,
@@ -66,6 +72,7 @@ KernelSet companions(const Problem& problem, const KernelSet& kernels) {
   KernelSet result;
   const KernelSpec& attention = kernels[Role::attention];
   const KernelSpec& dq = kernels[Role::dq];
+  if (attention.scheduled()) result[Role::schedule] = schedule_spec(attention);
   if (attention.affine_reach()) result[Role::norms] = row_norms_spec(attention);
   if (!needs_tile_lists(problem)) return result;
   result[Role::tile_lists] = mask_tiles_spec(attention);
@@ -98,10 +105,15 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   kernel::ForwardVariantParams& params = all.base;
   const ForwardGrid grid = forward_params(problem, tensors, facts.scale, choice.splits, attention,
                                           facts.multiprocessors, facts.packed, params);
-  if (grid.tiles > kMaxTiles) {
-    support::throw_invalid("b * h_q * s_q", grid.tiles, fmt::format("at most {} query tiles", kMaxTiles));
+  check_tiles(grid.tiles);
+  const bool given = facts.schedule != nullptr;
+  remake(call.workspace, [&] {
+    return forward_workspace(problem, choice, forward_needs(problem, attention, facts.multiprocessors, given));
+  });
+  if (attention.scheduled()) {
+    params.paged.schedule = facts.schedule;
+    if (!given) plan_schedule(problem, kernels, facts.multiprocessors, call);
   }
-  remake(call.workspace, [&] { return forward_workspace(problem, choice, attention); });
   if (call.workspace.has(Section::tile_lists)) {
     kernel::MaskTilesParams& lists = call.forward_params.lists;
     const MaskTilesGrid listing = mask_tiles_params(problem, attention, params.variant, lists);
@@ -169,6 +181,23 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   add(Role::sink, grids.sink, &params);
 }
 
+void plan_schedule(const Problem& problem, const KernelSet& kernels, int multiprocessors, CallPlan& call) {
+  const ScheduleShape shape = schedule_shape(problem, kernels[Role::attention], multiprocessors);
+  if (shape.segments > 1) call.cleared = sizeof(kernel::ScheduleHead::arrived);
+  call.add(Role::schedule, shape.segments, &call.forward_params.attention.base,
+           may_start_early(kernels[Role::schedule]) && call.cleared == 0);
+}
+
+void plan_schedule(const Problem& problem, const KernelSet& kernels, const CallFacts& facts, CallPlan& call) {
+  kernel::ForwardVariantParams& params = call.forward_params.attention.base;
+  const ForwardGrid grid = forward_params(problem, {}, facts.scale, 1, kernels[Role::attention], facts.multiprocessors,
+                                          facts.packed, params);
+  check_tiles(grid.tiles);
+  params.paged.schedule = facts.schedule;
+  remake(call.workspace, [] { return WorkspaceLayout(); });
+  plan_schedule(problem, kernels, facts.multiprocessors, call);
+}
+
 void CallPlan::bind(const SectionAddresses& at) noexcept {
   if (backward_) return bind_backward(at);
   if (workspace.bytes() != 0) bind_forward(at);
@@ -177,6 +206,7 @@ void CallPlan::bind(const SectionAddresses& at) noexcept {
 void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   kernel::ForwardVariantParams& params = forward_params.attention.base;
   params.next_tile = at_section<std::int32_t>(at, Section::counters);
+  if (workspace.has(Section::schedule)) params.paged.schedule = at_section<void>(at, Section::schedule);
   params.partial_o = at_section<float>(at, Section::partial_o);
   params.partial_lse = at_section<float>(at, Section::partial_lse);
   if (step(Role::norms) != nullptr) {

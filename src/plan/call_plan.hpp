@@ -30,6 +30,7 @@ using RotaryTurns = std::array<std::uint64_t, kernel::kMaxRotaryPairs>;
 enum class Role : std::uint8_t {
   statistics,     ///< backward: of rows, and a zeroed accumulator of dQ
   tile_lists,     ///< with a mask function: what the attention kernel reads
+  schedule,       ///< forward: parts of thread blocks, unless a call has them
   norms,          ///< forward: by which KV tiles are left out
   attention,      ///< O and LSE; of backward: dK, dV and what dQ is made of
   combine,        ///< forward: of split keys
@@ -40,9 +41,9 @@ enum class Role : std::uint8_t {
   sink,           ///< backward: the gradient of the sinks
   append,         ///< new keys and values into a cache: a call of its own
 };
-inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists, Role::norms,         Role::attention,
-                                      Role::combine,    Role::reduce,     Role::dq_tile_lists, Role::dq,
-                                      Role::convert,    Role::sink,       Role::append};
+inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists, Role::schedule, Role::norms,
+                                      Role::attention,  Role::combine,    Role::reduce,   Role::dq_tile_lists,
+                                      Role::dq,         Role::convert,    Role::sink,     Role::append};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -65,7 +66,7 @@ using KernelChoices = ByRole<Alternatives>;
 KernelChoices kernel_choices(const Problem& problem, const Fixed& fixed);
 KernelChoices backward_kernel_choices(const Problem& problem, const Fixed& fixed, bool deterministic);
 
-/// The kernels that follow from those of Role::attention and Role::dq: of norms and of tile lists.
+/// The kernels that follow from those of Role::attention and Role::dq: of schedules, norms and tile lists.
 KernelSet companions(const Problem& problem, const KernelSet& kernels);
 
 /// One launch.
@@ -82,10 +83,11 @@ struct CallFacts {
   int multiprocessors;
   bool listed;  ///< the tile lists are there already
   const PackedArgs& packed;
+  void* schedule = nullptr;  ///< that the call is given
 };
 
-/// All that a call runs, in order: first `cleared` bytes of Section::counters are zeroed. Its memory is named last, by
-/// bind. Refers to itself, and allocates nothing. What is not planned is not initialised either.
+/// All that a call runs, in order: first `cleared` bytes of its workspace's first section are zeroed. Its memory is
+/// named last, by bind. Refers to itself, and allocates nothing. What is not planned is not initialised either.
 class CallPlan {
  public:
   /// Launch parameters. A kernel without variants reads the first of them only, one of the sm80 family what is behind
@@ -148,6 +150,7 @@ class CallPlan {
                         CallPlan&);
   friend void plan_call(const Problem&, const BackwardChoice&, const KernelSet&, const BackwardTensors&,
                         const CallFacts&, CallPlan&);
+  friend void plan_schedule(const Problem&, const KernelSet&, int, CallPlan&);
   friend void plan_call(const AppendProblem&, const KernelSpec&, const AppendInputs&, const RotaryTurns*, CallPlan&);
 
   void add(Role role, std::int64_t grid, void* params, bool early = false);
@@ -168,6 +171,10 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
                const CallFacts& facts, CallPlan& call);
 void plan_call(const Problem& problem, const BackwardChoice& choice, const KernelSet& kernels,
                const BackwardTensors& tensors, const CallFacts& facts, CallPlan& call);
+
+/// Plans the schedule of calls of a problem's limits into an empty plan, in the memory of `facts.schedule`, whose first
+/// `cleared` bytes are zeroed in front.
+void plan_schedule(const Problem& problem, const KernelSet& kernels, const CallFacts& facts, CallPlan& call);
 
 /// Names what the tile lists of a call are of (mask_tiles_tag): those of the attention kernel and of the pass for dQ.
 std::uint64_t lists_tag(const Problem& problem, const KernelSet& kernels) noexcept;

@@ -7,6 +7,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/schedule.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -163,8 +164,18 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged = packed.paged;
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
   }
+  const ScheduleShape schedule = spec.scheduled() ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
+  if (spec.scheduled()) {
+    params.paged.parts = schedule.parts;
+    params.paged.slots = static_cast<int>(schedule.slots);
+    params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
+  }
   ForwardGrid launch;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
+  if (spec.scheduled()) {
+    launch.grid = schedule.parts;
+    return launch;
+  }
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
   if (persistent && (problem.varlen || needs_tile_lists(problem))) {
     launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);

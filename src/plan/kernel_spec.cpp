@@ -48,6 +48,11 @@ bool KernelSpec::affine_reach() const noexcept {
       own);
 }
 
+bool KernelSpec::scheduled() const noexcept {
+  const auto* const forward = std::get_if<Sm80Forward>(&own);
+  return forward != nullptr && forward->scheduled;
+}
+
 bool KernelSpec::ordered_dq() const noexcept {
   return std::visit(
       [](const auto& which) {

@@ -47,6 +47,7 @@ enum class Op : std::uint8_t {
   backward_sink,        ///< the gradient of the sinks
   clear_padding,        ///< zeroes (or another value) in the rows of a packed tensor that belong to no sequence
   row_norms,            ///< the greatest norms of rows of q and of k, by head
+  schedule,             ///< of query tiles, and keys, among thread blocks
   mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
   mask_keys,            ///< lists of row tiles, for tiles of keys
   append,               ///< new keys and values into a cache
@@ -86,7 +87,7 @@ struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, MaskRows, MaskKeys, Append>;
+                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append>;
   Own own;
 
   template <class Which>
@@ -110,6 +111,7 @@ struct KernelSpec : SpecHead {
   // Of the kernels that have such a field; false for others.
   bool dynamic() const noexcept;
   bool affine_reach() const noexcept;
+  bool scheduled() const noexcept;
   bool ordered_dq() const noexcept;
 
   int threads() const noexcept { return warps * 32; }

@@ -6,6 +6,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/schedule.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -15,6 +16,7 @@ constexpr std::int64_t kShortQueryRows = 64;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
 constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
+constexpr std::int64_t kScheduledKeys = 512;
 // Where K and V of the heads that static rounds need to be balanced do not fit the L2 cache, and a counter costs
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
@@ -37,6 +39,19 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
+/// Keys that any row may see.
+std::int64_t visible_keys(const Problem& problem) {
+  const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
+  std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;
+  if (problem.variants != nullptr && problem.variants->left_window) {
+    // Distances beyond all keys are cut to these, and no sum leaves 64 bits.
+    const std::int64_t before = std::min(problem.window_left, problem.s_kv);
+    const std::int64_t behind = std::min(problem.causal ? problem.window_right : problem.s_kv, problem.s_kv);
+    keys = std::min(keys, problem.s_q + before + behind);
+  }
+  return keys;
+}
+
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = forward_family(choice.family).enough_blocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
@@ -45,15 +60,7 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
   if (blocks == 0 || blocks * 2 > enough) return 1;
-  const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
-  std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;  // that any row sees
-  if (problem.variants != nullptr && problem.variants->left_window) {
-    // Distances beyond all keys are cut to these, and no sum leaves 64 bits.
-    const std::int64_t before = std::min(problem.window_left, problem.s_kv);
-    const std::int64_t behind = std::min(problem.causal ? problem.window_right : problem.s_kv, problem.s_kv);
-    keys = std::min(keys, problem.s_q + before + behind);
-  }
-  const std::int64_t splits = std::min({enough / blocks, keys / kKeysPerSplit, kMaxSplits});
+  const std::int64_t splits = std::min({enough / blocks, visible_keys(problem) / kKeysPerSplit, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
 }
 
@@ -115,6 +122,8 @@ Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
+  // Blocks of a few KV tiles have nothing to share.
+  choice.scheduled = problem.paged() && fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
@@ -175,9 +184,16 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   Alternatives attention{plan.kernel};
   attention.insert(attention.end(), plan.alternatives.begin(), plan.alternatives.end());
   const bool reaches = std::ranges::any_of(attention, &KernelSpec::affine_reach);
+  std::vector<Alternatives> schedules;  // one for each tile
+  for (const KernelSpec& spec : attention) {
+    if (!spec.scheduled()) continue;
+    Alternatives schedule{schedule_spec(spec)};
+    if (std::ranges::find(schedules, schedule) == schedules.end()) schedules.push_back(std::move(schedule));
+  }
   std::vector<Alternatives> kernels{std::move(attention)};
   if (plan.kernel.split) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
+  kernels.insert(kernels.end(), schedules.begin(), schedules.end());
   return kernels;
 }
 

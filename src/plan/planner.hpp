@@ -24,6 +24,7 @@ struct Choice {
   bool long_rows = false;       ///< sm90: of these the kind for long rows
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
+  bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -31,9 +32,9 @@ struct Choice {
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
-           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | index_of(family) * 1024;
+           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | index_of(family) * 2048;
   }
-  static constexpr int kSlots = kFamilies * 1024;
+  static constexpr int kSlots = kFamilies * 2048;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

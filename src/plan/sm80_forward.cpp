@@ -270,6 +270,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
     KernelSpec spec = with_tile(problem, tile, tile_n, {});
     spec.pack_gqa = choice.pack_gqa;
     spec.split = choice.splits > 1;
+    spec.as<Sm80Forward>().scheduled = choice.scheduled;
     const bool as_wanted = spec.tile_m == tile.tile_m;
     if (!as_wanted || !sm80_forward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
     spec.min_blocks = resident_blocks(spec);
@@ -304,6 +305,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     KernelSpec spec = with_tile(problem, tile, tile_n, fixed);
     spec.pack_gqa = choice.pack_gqa;
     spec.split = choice.splits > 1;
+    spec.as<Sm80Forward>().scheduled = choice.scheduled;
     const std::string reason = sm80_forward_refusal(spec);
     if (!reason.empty()) {
       *refusal = reason;

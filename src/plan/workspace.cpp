@@ -8,6 +8,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/schedule.hpp"
 
 namespace fa::plan {
 namespace {
@@ -37,8 +38,8 @@ bool is_empty(const Problem& problem) {
 }  // namespace
 
 const char* name_of(Section section) noexcept {
-  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",   "delta",
-                                     "dq_accum", "dq_turns",  "partial_dkv", "tile_lists", "dq_tile_lists"};
+  static constexpr std::array kNames{"counters", "partial_o",   "partial_lse", "lse_log2",   "delta",        "dq_accum",
+                                     "dq_turns", "partial_dkv", "schedule",    "tile_lists", "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
 }
@@ -68,6 +69,11 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
     layout.add(Section::counters, counter_bytes(problem, choice));
     return layout;
   }
+  if (needs.schedule != 0) layout.add(Section::schedule, needs.schedule);
+  if (needs.partial_rows != 0) {
+    layout.add(Section::partial_o, bytes_of(needs.partial_rows * problem.d_v), kAlignment);
+    layout.add(Section::partial_lse, bytes_of(needs.partial_rows * 2), kAlignment);
+  }
   if (choice.splits > 1) {
     const std::int64_t rows = choice.splits * problem.b * problem.h_q * problem.s_q;
     layout.add(Section::partial_o, bytes_of(rows * problem.d_v));
@@ -77,9 +83,14 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
   return layout;
 }
 
-WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const KernelSpec& attention) noexcept {
-  const ForwardNeeds needs{attention.dynamic() || attention.affine_reach(), mask_tiles_bytes(problem, attention)};
-  return forward_workspace(problem, choice, needs);
+ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,
+                           bool given) noexcept {
+  ForwardNeeds needs{attention.dynamic() || attention.affine_reach(), mask_tiles_bytes(problem, attention)};
+  if (!attention.scheduled()) return needs;
+  const ScheduleShape shape = schedule_shape(problem, attention, multiprocessors);
+  if (!given) needs.schedule = shape.bytes();
+  needs.partial_rows = partial_rows(problem, attention, shape);
+  return needs;
 }
 
 std::int64_t padded_rows(const Problem& problem, const BackwardChoice& choice) noexcept {
@@ -122,12 +133,21 @@ BackwardNeeds backward_needs(const Problem& problem, const KernelSpec& main, con
   return needs;
 }
 
-WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed) {
+WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed, int multiprocessors) {
   if (is_empty(problem)) return {};
   const Choice choice = choose(problem, fixed);
   ForwardNeeds needs;
   if (needs_tile_lists(problem))
     needs.lists = mask_tiles_bytes(problem, kernels_of(plan_forward(problem, fixed)).front());
+  if (choice.scheduled) {
+    std::size_t most = 0;
+    const std::vector<Alternatives> kernels = kernels_of(plan_forward(problem, fixed));
+    for (const KernelSpec& spec : kernels.front()) {
+      most = std::max(most,
+                      forward_workspace(problem, choice, forward_needs(problem, spec, multiprocessors, false)).bytes());
+    }
+    return {most, 0};
+  }
   // Which kernel is taken, a tuner may say.
   const std::size_t counted = counter_bytes(problem, choice);
   return {std::max(counted, forward_workspace(problem, choice, needs).bytes()), needs.lists};

@@ -14,18 +14,19 @@ namespace fa::plan {
 /// What lies in the scratch memory of a call.
 enum class Section : std::uint8_t {
   counters,     ///< i32, of query tiles; kCounterBytes behind it norms, u32 [b, h_q] and [b, h_kv]
-  partial_o,    ///< f32 [splits, b, h_q, s_q, d_v]
-  partial_lse,  ///< f32 [splits, b, h_q, s_q, 2]
+  partial_o,    ///< f32 [splits, b, h_q, s_q, d_v]; scheduled: [2 parts, rows, d_v]
+  partial_lse,  ///< f32 [splits, b, h_q, s_q, 2]; scheduled: [2 parts, rows, 2]
   lse_log2,     ///< f32 [b, h_q, padded_rows]
   delta,        ///< f32 [b, h_q, padded_rows]
   dq_accum,     ///< f32 [b, h_q, padded_rows, d_qk]
   dq_turns,     ///< i32 [b, h_q, padded_rows / 16, 2]
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
+  schedule,     ///< templates/common/schedule_params.cuh
   // Last: the caller may have memory of their own for them.
   tile_lists,     ///< of the attention kernel, with scratch of the kernel that writes them
   dq_tile_lists,  ///< of the pass for dQ
 };
-inline constexpr std::size_t kSections = 10;
+inline constexpr std::size_t kSections = 11;
 const char* name_of(Section section) noexcept;
 
 /// Where each section begins; null of those that a call does not have.
@@ -64,9 +65,13 @@ inline constexpr std::size_t kCounterBytes = 256;
 struct ForwardNeeds {
   bool counters = false;  ///< it is dynamic, or leaves out KV tiles by norms: then it splits nothing and reads no lists
   std::size_t lists = 0;
+  std::size_t schedule = 0;       ///< unless the call is given one
+  std::int64_t partial_rows = 0;  ///< of a scheduled kernel
 };
+/// `given`: the call has a schedule.
+ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,
+                           bool given) noexcept;
 WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const ForwardNeeds& needs) noexcept;
-WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const KernelSpec& attention) noexcept;
 
 /// What of its kernels the layout of a backward depends on.
 struct BackwardNeeds {
@@ -93,7 +98,7 @@ struct WorkspaceSize {
   std::size_t bytes = 0;
   std::size_t lists = 0;
 };
-WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed);
+WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed, int multiprocessors);
 WorkspaceSize backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic);
 
 }  // namespace fa::plan

@@ -27,6 +27,12 @@ struct PagedParams {
   int64_t stride_page;
   int32_t rows;
   int32_t pages;  // of k and v
+  // Scheduled kernels only (schedule_params.cuh).
+  void* schedule;         // the memory of the schedule
+  int32_t parts;          // thread blocks of the attention kernel
+  int32_t slots;          // that query tiles are found by
+  int32_t segment_slots;  // a multiple of the threads of the kernel that writes the schedule
+  int32_t unused;
 };
 
 /// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.

@@ -68,6 +68,12 @@ FA_DEVICE constexpr int page_size_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_schedule() {
+  if constexpr (requires { Config::kScheduled; }) return Config::kScheduled;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_overlap() {
   if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
   return false;
@@ -105,6 +111,8 @@ template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
 template <class Config>
 inline constexpr int kPageSize = page_size_of<Config>();  // keys of a page; 0: k and v are plain tensors
+template <class Config>
+inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>

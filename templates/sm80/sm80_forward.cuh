@@ -10,9 +10,13 @@
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/split_row.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
+#include <common/work_lists.cuh>
+#include <ptx/atomic.cuh>
 #include <ptx/cp_async.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -32,9 +36,13 @@ namespace fa::sm80 {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout, kPageSize (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout, kPageSize, kScheduled (common/switches.cuh) and a Variant (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
+///
+/// With kScheduled a thread block works on its part of a schedule (common/schedule_params.cuh): on pieces of one query
+/// tile after the other. Of tiles that blocks share they leave partial results, which the last of them to finish
+/// merges.
 template <class Config>
 struct Forward {
   using T = typename Config::Element;
@@ -62,6 +70,7 @@ struct Forward {
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr int kPageSize = kernel::kPageSize<Config>;
   static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kTwoSided =
       Variant::kLeftWindow || Variant::kChunked || kPaged;               // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen && !kPaged;  // of tiles that are not empty
@@ -75,6 +84,7 @@ struct Forward {
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
   static_assert(!(kVarlen || kPaged) || !Config::kSplit, "batches of unknown lengths are not split");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
+  static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
@@ -95,6 +105,9 @@ struct Forward {
   using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
 
   const Params& params;
+  // Of a scheduled block's pieces.
+  const int index;
+  Piece piece{};
   const ForwardTile tile;
   using Entry = typename Either<Request, BatchEntry<kVarlen, ForwardParams>, kPaged>::type;
 
@@ -128,8 +141,12 @@ struct Forward {
   int table_row = 0;   // the request's row of the block table
   int first_read = 0;  // keys before it are hidden from all rows
 
-  FA_DEVICE explicit Forward(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(this_entry(p, tile.batch)), rows{p.group, tile.head} {}
+  FA_DEVICE explicit Forward(const Params& p, int i = 0)
+      : params(p),
+        index(i),
+        tile(this_tile(p, i, piece)),
+        lengths(this_entry(p, tile.batch)),
+        rows{p.group, tile.head} {}
 
   static FA_DEVICE Entry this_entry(const Params& p, int batch) {
     if constexpr (kPaged) {
@@ -139,8 +156,12 @@ struct Forward {
     }
   }
 
-  static FA_DEVICE ForwardTile this_tile(const Params& p) {
-    if constexpr (kVarlen) {
+  static FA_DEVICE ForwardTile this_tile(const Params& p, int index, Piece& piece) {
+    if constexpr (kScheduled) {
+      ForwardTile tile;
+      piece = piece_of(WorkLists(p.paged), ptx::block_index(), index, tile);
+      return tile;
+    } else if constexpr (kVarlen) {
       return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, ptx::block_index());
     } else {
       return forward_tile<Variant, Config::kCausal>(p, ptx::block_index());
@@ -223,11 +244,12 @@ struct Forward {
   FA_DEVICE int fragment_row(int m, int r) const { return warp_row + 16 * m + 8 * r + lane / 4; }
 
   FA_DEVICE void run() {
-    if constexpr (kVarlen) {
+    if constexpr (kVarlen && !kScheduled) {
       if (tile.m_block < 0 || block_row >= row_count) return;  // a slot without a tile
     }
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
-    const KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
+    KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
+    if constexpr (kScheduled) range = cut(range, piece);
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) {
@@ -241,8 +263,10 @@ struct Forward {
     softmax.finish();
     if constexpr (kPairs) pair().add_sums(softmax.sum);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
-    const Forward epilogue(params);
-    if constexpr (Config::kSplit) {
+    const Forward epilogue(params, index);
+    if constexpr (kScheduled) {
+      epilogue.store_piece(o, softmax);
+    } else if constexpr (Config::kSplit) {
       epilogue.store_partial(o, softmax);
     } else {
       epilogue.store(o, softmax);
@@ -624,6 +648,57 @@ struct Forward {
     }
   }
 
+  /// What a block leaves of a piece: whole rows of O, or its part of them. The last block that does makes them whole.
+  FA_DEVICE void store_piece(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+    if (piece.is_whole()) {
+      store(o, softmax);
+      return;
+    }
+    store_partial(o, softmax);
+    ptx::sync_threads();  // the block's partial rows are written, and Q has been read, whose place is taken
+    int32_t* const counter = WorkLists(params.paged).counters + piece.first_part;
+    if (thread == 0) {
+      const int before = ptx::atomic_add_acq_rel_global(counter, 1);
+      ptx::st_shared_b32(shared, static_cast<uint32_t>(before));
+    }
+    ptx::sync_threads();  // the number of blocks before this one is there, and what they have written can be read
+    const int last = piece.last_part - piece.first_part;
+    if (static_cast<int>(ptx::ld_shared_b32(shared)) != last) return;
+    if (thread == 0) ptx::st_global(counter, 0);  // for the next launch
+    const int end = block_row + kTileM < row_count ? block_row + kTileM : row_count;
+    for (int row = block_row + warp; row < end; row += Config::kWarps) {
+      merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow{*this, row},
+                                          [&](int i) { return partial_row_of(piece.first_part + i, row); });
+    }
+  }
+
+  /// Of the tile, for merge_splits.
+  struct MergedRow {
+    const Forward& forward;
+    int row;
+
+    FA_DEVICE int head() const { return forward.rows.query_head(row); }
+    FA_DEVICE int64_t offset(int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
+      return forward.first_row(stride_b, stride_s) + head() * stride_h + forward.rows.position(row) * stride_s;
+    }
+  };
+
+  /// Into [2 parts, rows], of a scheduled kernel.
+  FA_DEVICE int64_t partial_row_of(int part, int row) const {
+    const int rows_each = Config::kPackGqa ? params.group : 1;
+    return static_cast<int64_t>(piece.place_of(part)) * partial_rows<kTileM>(params, rows_each) + (row - block_row);
+  }
+
+  FA_DEVICE int64_t partial_row(int row) const {
+    if constexpr (kScheduled) {
+      return partial_row_of(ptx::block_index(), row);
+    } else {
+      return ((static_cast<int64_t>(tile.split) * params.b + tile.batch) * params.h_q + rows.query_head(row)) *
+                 params.s_q +
+             rows.position(row);  // into [splits, b, h_q, s_q]
+    }
+  }
+
   /// Normalised fp32 partial results of one split, for forward_combine.
   FA_DEVICE void store_partial(const Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
     FA_UNROLL
@@ -633,17 +708,14 @@ struct Forward {
         const int row = fragment_row(m, r);
         if (row >= row_count) continue;
         const float inverse = normaliser(softmax, m, r);
-        const int64_t index =
-            ((static_cast<int64_t>(tile.split) * params.b + tile.batch) * params.h_q + rows.query_head(row)) *
-                params.s_q +
-            rows.position(row);  // into [splits, b, h_q, s_q]
+        const int64_t to = partial_row(row);
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          float* target = params.partial_o + index * kHeadDimV + half * kWarpColumns + 8 * n + 2 * (lane % 4);
+          float* target = params.partial_o + to * kHeadDimV + half * kWarpColumns + 8 * n + 2 * (lane % 4);
           ptx::st_global(target, o[m][n][2 * r] * inverse);
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
         }
-        if (lane % 4 == 0 && half == 0) softmax.log_sum(m, r, softmax_scale_log2()).store(params.partial_lse, index);
+        if (lane % 4 == 0 && half == 0) softmax.log_sum(m, r, softmax_scale_log2()).store(params.partial_lse, to);
       }
     }
   }
@@ -651,7 +723,16 @@ struct Forward {
 
 template <class Config>
 FA_DEVICE void forward(const kernel::ForwardParamsOf<Config>& params) {
-  Forward<Config>(params).run();
+  if constexpr (kernel::kScheduled<Config>) {
+    if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();
+    const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), ptx::block_index());
+    for (int i = 0; i < pieces; ++i) {
+      if (i > 0) ptx::sync_threads();  // all have left the tiles of the piece before
+      Forward<Config>(params, i).run();
+    }
+  } else {
+    Forward<Config>(params).run();
+  }
 }
 
 }  // namespace fa::sm80

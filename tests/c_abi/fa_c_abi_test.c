@@ -530,6 +530,25 @@ static void test_pages(void) {
   CHECK(fa_prepare(attention, &shape) == FA_OK);
   CHECK(fa_prepare_backward(attention, &shape) == FA_UNSUPPORTED);
   CHECK(strcmp(fa_last_error_field("argument"), "page_size") == 0);
+
+  /* The host device needs no schedule, and checks what one would be made of. */
+  size_t size = 1;
+  CHECK(fa_schedule_size(attention, &shape, &size) == FA_OK && size == 0);
+  fa_schedule_memory memory = {.struct_size = sizeof memory};
+  fa_schedule_inputs limits = {
+      .struct_size = sizeof limits, .limits = &shape, .sequences = &sequences, .seq_begin = begin};
+  CHECK(fa_schedule(attention, &limits, &memory, NULL) == FA_OK);
+  CHECK(fa_schedule(attention, &limits, NULL, NULL) == FA_OK);
+  inputs.cache = &cache;
+  inputs.schedule = &memory;
+  table[4] = 1;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  limits.sequences = NULL;
+  CHECK(fa_schedule(attention, &limits, &memory, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "seqused_kv") == 0);
+  limits.limits = NULL;
+  CHECK(fa_schedule(attention, &limits, &memory, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_schedule(NULL, &limits, &memory, NULL) == FA_INVALID_ARGUMENT);
   fa_destroy(attention);
 }
 

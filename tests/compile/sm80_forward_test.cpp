@@ -5,6 +5,7 @@
 
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 #include "render/source.hpp"
 
 // Every kernel that the planner picks compiles with NVRTC for every architecture, without a toolkit header and without
@@ -121,11 +122,17 @@ TEST_P(Sm80ForwardCompile, PagesDoNotSpill) {
         p.s_q = s_q;
         p.total_q = p.b * s_q;
         p.s_kv = 32768;
-        const plan::ForwardPlan planned = plan::plan_forward(p, {});
-        EXPECT_EQ(planned.kernel.family(), plan::Family::sm80);
-        EXPECT_EQ(planned.kernel.page_size, p.page_size);
-        EXPECT_FALSE(planned.kernel.split);
-        expect_clean(planned);
+        for (const bool scheduled : {false, true}) {
+          const plan::ForwardPlan planned = plan::plan_forward(p, {{"scheduled", scheduled}});
+          EXPECT_EQ(planned.kernel.family(), plan::Family::sm80);
+          EXPECT_EQ(planned.kernel.page_size, p.page_size);
+          EXPECT_EQ(planned.kernel.scheduled(), scheduled);
+          EXPECT_FALSE(planned.kernel.split);
+          expect_clean(planned);
+          if (scheduled) {
+            EXPECT_EQ(expect_compiles(plan::schedule_spec(planned.kernel)), 0);
+          }
+        }
         ++n;
       }
     }

@@ -174,6 +174,7 @@ void choose_pages(Random& random, Configuration& c) {
 void choose_requests(Random& random, const Configuration& c, Call& call) {
   call.backward = false;
   call.indexed = random.percent(30);
+  call.scheduled = random.percent(40);
   if (!c.config.varlen && random.percent(70)) {
     for (std::int64_t b = 0; b < call.b; ++b) {
       call.used_kv.push_back(static_cast<std::int32_t>(random.between(0, call.s_kv)));
@@ -403,8 +404,9 @@ const std::map<std::string, Edit>& known_edits() {
        [](Configuration& c, Call& call) {
          if (!c.config.varlen) call.used_kv.clear(), c.config.check_sequences = false;
          call.begin.clear();
-         return any(set(c.config.page_size, std::int64_t{0}), set(call.indexed, false));
+         return any(set(c.config.page_size, std::int64_t{0}), set(call.indexed, false), set(call.scheduled, false));
        }},
+      {"no_schedule", [](Configuration&, Call& call) { return set(call.scheduled, false); }},
       {"no_begin", [](Configuration&, Call& call) { return any(set(call.begin, {}), set(call.indexed, false)); }},
       {"no_maxima",
        [](Configuration&, Call& call) {
@@ -484,17 +486,49 @@ bool edit(const std::string& name, Configuration& c, Call& call) {
 }
 
 std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
-  static const char* const kOrder[] = {"no_backward",     "no_hostile",       "no_score",   "no_mask",
-                                       "no_pages",        "no_begin",         "dense",      "first_half",
-                                       "second_half",     "no_dropout",       "no_sink",    "no_kernel",
-                                       "plain_layouts",   "no_gradients",     "no_causal",  "no_window_left",
-                                       "no_window_right", "no_chunk",         "h=1",        "b=1",
-                                       "no_groups",       "no_deterministic", "no_scale",   "no_used",
-                                       "no_maxima",       "no_zero_padding",  "no_check",   "no_dlse",
-                                       "no_positive_lse", "no_extras",        "no_numbers", "score.0",
-                                       "score.1",         "score.2",          "mask.0",     "mask.1",
-                                       "halve_s_q",       "halve_s_kv",       "d_v=d_qk",   "d=64",
-                                       "less_s_q",        "less_s_kv"};
+  static const char* const kOrder[] = {"no_backward",
+                                       "no_hostile",
+                                       "no_score",
+                                       "no_mask",
+                                       "no_pages",
+                                       "no_schedule",
+                                       "no_begin",
+                                       "dense",
+                                       "first_half",
+                                       "second_half",
+                                       "no_dropout",
+                                       "no_sink",
+                                       "no_kernel",
+                                       "plain_layouts",
+                                       "no_gradients",
+                                       "no_causal",
+                                       "no_window_left",
+                                       "no_window_right",
+                                       "no_chunk",
+                                       "h=1",
+                                       "b=1",
+                                       "no_groups",
+                                       "no_deterministic",
+                                       "no_scale",
+                                       "no_used",
+                                       "no_maxima",
+                                       "no_zero_padding",
+                                       "no_check",
+                                       "no_dlse",
+                                       "no_positive_lse",
+                                       "no_extras",
+                                       "no_numbers",
+                                       "score.0",
+                                       "score.1",
+                                       "score.2",
+                                       "mask.0",
+                                       "mask.1",
+                                       "halve_s_q",
+                                       "halve_s_kv",
+                                       "d_v=d_qk",
+                                       "d=64",
+                                       "less_s_q",
+                                       "less_s_kv"};
   std::vector<std::string> possible;
   for (const char* name : kOrder) {
     Configuration changed = c;
@@ -592,6 +626,7 @@ std::string to_string(const Configuration& c, const Call& call) {
   add_list(out, "used_kv", call.used_kv);
   add_list(out, "begin", call.begin);
   if (call.indexed) out << " indexed";
+  if (call.scheduled) out << " scheduled";
   if (call.max_s_q != 0) out << " max " << call.max_s_q << "x" << call.max_s_kv;
   if (call.hostile != Hostile::none) out << " values " << name_of(call.hostile);
   out << (call.backward ? "" : " forward only") << (call.lse ? "" : " no lse") << (call.dlse ? " dlse" : "");

@@ -70,6 +70,7 @@ struct Call {
   /// queries, too.
   std::vector<std::int32_t> begin;  ///< first positions; may be empty
   bool indexed = false;             ///< table rows are found by batch_index
+  bool scheduled = false;           ///< the call is given a schedule
   std::int64_t max_s_q = 0, max_s_kv = 0;
   bool lse = true, dlse = false, backward = true, dsink = true, positive_empty_lse = false;
   Hostile hostile = Hostile::none;

@@ -384,6 +384,7 @@ class Calls {
     in.tiles = {tiles.defined() ? tiles.view().data : nullptr,
                 tiles.defined() ? static_cast<std::size_t>(tiles.elements()) * 4 : 0, false};
     const Tensor workspace = scratch(call_.workspace ? attention_.workspace_size(shape) : 0);
+    const Tensor lists = schedule(shape, in);
     attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
     if (tiles.defined()) {  // again, with what is known now
       in.tiles.filled = true;
@@ -392,7 +393,7 @@ class Calls {
       attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
     }
     synchronize();
-    check(tiles), check(workspace);
+    check(tiles), check(workspace), check(lists);
     o_.download();
     if (lse_.defined()) lse_.download();
   }
@@ -466,6 +467,17 @@ class Calls {
   }
   const Tensor& keys() const { return pages_ ? pages_->k : in_.k; }
   const Tensor& values() const { return pages_ ? pages_->v : in_.v; }
+
+  /// Memory of a schedule, which `in` has then.
+  Tensor schedule(const AttentionShape& shape, ForwardInputs& in) {
+    if (!pages_ || !call_.scheduled) return {};
+    AttentionShape limits = shape;
+    limits.s_kv = pages_->longest;
+    Tensor lists = scratch(attention_.schedule_size(limits));
+    if (lists.defined()) in.schedule = {lists.view().data, static_cast<std::size_t>(lists.elements()) * 4};
+    attention_.schedule({limits, in.sequences, in.cache.seq_begin}, in.schedule);
+    return lists;
+  }
 
   PagedCache cache() const {
     PagedCache cache;

@@ -30,6 +30,10 @@ class AttentionOfConfig {
     create().backward(inputs, outputs, stream);
   }
   void append(const fa::AppendInputs& inputs, fa::Stream stream = nullptr) const { create().append(inputs, stream); }
+  void schedule(const fa::ScheduleInputs& inputs, const fa::Schedule& made, fa::Stream stream = nullptr) const {
+    create().schedule(inputs, made, stream);
+  }
+  std::size_t schedule_size(const fa::AttentionShape& limits) const { return create().schedule_size(limits); }
   std::size_t mask_tiles_size(const fa::AttentionShape& shape) const { return create().mask_tiles_size(shape); }
 
  private:

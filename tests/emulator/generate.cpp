@@ -17,6 +17,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
 #include "emulator/specs.hpp"
+#include "plan/schedule.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
 
@@ -152,9 +153,11 @@ std::string write_mutated_templates(const Mutation& mutation, const fs::path& fo
 /// A mutant sees every header anew, in a namespace other than `fa`, so that its templates are not taken for the real
 /// ones by the linker.
 std::string mutant(const Mutation& mutation, const fs::path& folder) {
-  const bool combine = mutation.header == "common/forward_combine.cuh";
+  const KernelSpec& subject = mutation.subject.spec;
   const Source source =
-      fa::render::render(combine ? emulator::combine_spec(mutation.subject.spec) : mutation.subject.spec);
+      fa::render::render(mutation.header == "common/forward_combine.cuh" ? emulator::combine_spec(subject)
+                         : mutation.header == "common/schedule.cuh"      ? fa::plan::schedule_spec(subject)
+                                                                         : subject);
   const fs::path own = folder / mutation.name;
   return write_mutated_templates(mutation, own) +
          fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +

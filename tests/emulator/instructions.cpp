@@ -428,7 +428,10 @@ std::uint32_t vote_ballot(bool predicate, const Site& site) {
   return result;
 }
 
-void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site) {
+namespace {
+
+/// Returns the region, every byte of which somebody has written.
+const Memory::Region& check_readable(const void* address, std::size_t bytes, const char* name, const Site& site) {
   const Memory::Region& region = check_global(address, bytes, bytes, name, site);
   const std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
   for (std::size_t i = 0; i < bytes; ++i) {
@@ -438,9 +441,11 @@ void check_global_load(const void* address, std::size_t bytes, const char* name,
     Machine::of(lane).raise(FaultKind::global_uninitialised, lane, name, reinterpret_cast<std::uintptr_t>(bad), site,
                             "nobody has written " + Machine::of(lane).memory().describe(bad));
   }
+  return region;
 }
 
-void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site) {
+/// Returns the region, every byte of which is written now.
+const Memory::Region& check_writable(const void* address, std::size_t bytes, const char* name, const Site& site) {
   const Memory::Region& region = check_global(address, bytes, bytes, name, site);
   std::uint8_t* flags = region.flags.get() + (static_cast<const std::byte*>(address) - region.base);
   Lane& lane = Machine::current();
@@ -456,6 +461,30 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
     }
     flags[i] |= Memory::kReadable;
   }
+  return region;
+}
+
+}  // namespace
+
+void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site) {
+  const Memory::Region& region = check_readable(address, bytes, name, site);
+  if (region.stamps == nullptr) return;
+  const Memory::Stamp* const stamps = region.stamps.get() + (static_cast<const std::byte*>(address) - region.base);
+  Lane& lane = Machine::current();
+  Memory& memory = Machine::of(lane).memory();
+  for (std::size_t i = 0; i < bytes; ++i) {
+    if (memory.may_read(lane.warp->block->index, stamps[i])) continue;
+    Machine::of(lane).raise(FaultKind::unfenced, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
+                            fmt::format("block {} has written it, and no atomic in order tells", stamps[i].block));
+  }
+}
+
+void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site) {
+  const Memory::Region& region = check_writable(address, bytes, name, site);
+  if (region.stamps == nullptr) return;
+  const Lane& lane = Machine::current();
+  const Memory::Stamp stamp = Machine::of(lane).memory().stamp_of(lane.warp->block->index);
+  std::fill_n(region.stamps.get() + (static_cast<const std::byte*>(address) - region.base), bytes, stamp);
 }
 
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
@@ -476,9 +505,19 @@ void red_add_f32(float* address, const float* values, int count, const char* nam
 
 std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const Site& site) {
   constexpr const char* kName = "atom.relaxed.gpu.global.add.s32";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
+  check_readable(address, sizeof value, kName, site);
+  check_writable(address, sizeof value, kName, site);
   return std::atomic_ref<std::int32_t>(*address).fetch_add(value, std::memory_order_relaxed);
+}
+
+std::int32_t atomic_add_acq_rel_global(std::int32_t* address, std::int32_t value, const Site& site) {
+  constexpr const char* kName = "atom.acq_rel.gpu.global.add.s32";
+  check_readable(address, sizeof value, kName, site);
+  check_writable(address, sizeof value, kName, site);
+  Lane& lane = Machine::current();
+  return Machine::of(lane).memory().in_order(lane.warp->block->index, address, [&] {
+    return std::atomic_ref<std::int32_t>(*address).fetch_add(value, std::memory_order_acq_rel);
+  });
 }
 
 void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {

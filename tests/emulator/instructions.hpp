@@ -44,6 +44,8 @@ void await_global(const std::int32_t* address, std::int32_t value, const Site& s
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site);
 /// Adds to a counter of global memory that somebody has written: what was there before.
 std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const Site& site);
+/// The same in order: blocks that count later may read what the block has written before.
+std::int32_t atomic_add_acq_rel_global(std::int32_t* address, std::int32_t value, const Site& site);
 /// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site);
 

@@ -47,6 +47,45 @@ void Memory::set_flags(const void* address, std::size_t bytes, std::uint8_t flag
   std::fill_n(region->flags.get() + (static_cast<const std::byte*>(address) - region->base), bytes, flags);
 }
 
+void Memory::track(const void* base) {
+  const auto region = std::ranges::find(regions_, base, [](const Region& of) -> const void* { return of.base; });
+  if (region == regions_.end()) throw std::out_of_range("track: " + describe(base));
+  region->stamps = std::make_unique<Stamp[]>(region->bytes);
+}
+
+void Memory::end_launch() {
+  const std::lock_guard lock(mutex_);
+  epochs_.clear();
+  known_.clear();
+  told_.clear();
+  for (Region& region : regions_) {
+    if (region.stamps != nullptr) std::fill_n(region.stamps.get(), region.bytes, Stamp{});
+  }
+}
+
+Memory::Stamp Memory::stamp_of(int block) {
+  const std::lock_guard lock(mutex_);
+  return {block, epochs_[block]};
+}
+
+bool Memory::may_read(int block, const Stamp& stamp) {
+  if (stamp.block < 0 || stamp.block == block) return true;
+  const std::lock_guard lock(mutex_);
+  const Known& known = known_[block];
+  const auto found = known.find(stamp.block);
+  return found != known.end() && stamp.epoch < found->second;
+}
+
+void Memory::tell(int block, const void* address) {
+  known_[block][block] = ++epochs_[block];
+  Known& told = told_[address];
+  const auto add = [](const Known& from, Known& to) {
+    for (const auto& [writer, epoch] : from) to[writer] = std::max(to[writer], epoch);
+  };
+  add(told, known_[block]);
+  add(known_[block], told);
+}
+
 void Memory::write(const void* address, const std::byte* from, std::size_t bytes) {
   const Region* region = find(address, bytes);
   if (region == nullptr) throw std::out_of_range("write: " + describe(address));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 #include <set>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
 #include "emulator/paged_run.hpp"
+#include "emulator/schedule_run.hpp"
 #include "emulator/sm90_backward_cases.hpp"
 #include "emulator/variant_specs.hpp"
 
@@ -196,6 +198,21 @@ void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t se
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// Few requests, of which parts share items, and many, in one block and in several.
+void run_schedule_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  std::string found;
+  for (const std::int64_t b : {12, 25, 50, 1500, 2500}) {
+    const fa::plan::Problem problem = schedule_problem({mutation.subject.spec, {}}, b, 2, 2000);
+    const Lengths lengths = random_lengths(problem, engine, true);
+    const fa::test::ScheduleLists lists =
+        run_schedule(problem, mutation.subject.spec, lengths, 132, seed, changed ? "mutant " + mutation.name : "");
+    found += difference(problem, mutation.subject.spec, lengths, lists);
+  }
+  EXPECT_EQ(found.empty(), !changed) << "harmless";
+  EXPECT_TRUE(mutation.faults.empty() || !changed) << "not caught";
+}
+
 /// Requests whose first positions, and last ones, stand amid pages and tiles.
 void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) {
   fa::test::PagedCase c;
@@ -209,10 +226,18 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   c.rows = {37, 20, 1, 4};
   c.keys = {37, 80, 5, 64};
   c.begin = {3, 41, 0, 9};
+  const bool scheduled = mutation.subject.spec.scheduled();
+  if (scheduled) c.keys = {37, 580, 5, 264};
   const fa::test::PagedData data = make_data(c);
-  PagedRun how{.schedule = seed};
+  PagedRun how{.schedule = seed, .multiprocessors = 24, .launches = scheduled ? 2 : 0};
   if (changed) how.kernel = "mutant " + mutation.name;
-  const fa::test::AttentionOutputs actual = run_paged(mutation.subject.spec, c, data, how);
+  fa::test::AttentionOutputs actual;
+  try {
+    actual = run_paged(mutation.subject.spec, c, data, how);
+  } catch (const NotWritten& problem) {
+    EXPECT_TRUE(changed && mutation.faults.empty()) << problem.what();
+    return;
+  }
   const double worst = emulator::worst_of(c, data, actual.o, reference_f64(c, data).o);
   if (!changed) {
     EXPECT_LT(worst, 0.03);
@@ -253,6 +278,8 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     } else if (mutation.subject.spoilt != Spoilt::nothing) {
       expect_right(c, data, actual);
     }
+  } else if (mutation.header == "common/schedule.cuh") {
+    run_schedule_of(mutation, changed, seed);
   } else if (mutation.subject.spec.page_size > 0) {
     run_over_pages(mutation, changed, seed);
   } else if (mutation.subject.spec.varlen) {
@@ -290,6 +317,7 @@ TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   for (const Mutation& mutation : mutations()) {
     const std::string name = canonical(mutation.subject.spec) +
                              std::to_string(static_cast<int>(mutation.subject.spoilt)) +
+                             (mutation.header == "common/schedule.cuh" ? "schedule" : "") +
                              (mutation.subject.append ? to_string(*mutation.subject.append) : "");
     if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;

@@ -10,6 +10,7 @@
 #include "emulator/plan_run.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/call_plan.hpp"
+#include "plan/schedule.hpp"
 #include "reference/geometry.hpp"
 
 namespace emulator {
@@ -41,7 +42,10 @@ const std::int32_t* place_array(Memory& memory, const char* name, const std::vec
 std::vector<bool> rows_of_requests(const PagedCase& c, const PagedData& data) {
   std::vector<bool> taken(static_cast<std::size_t>(data.q.view().shape[2]), !c.packed);
   for (std::size_t i = 0; c.packed && i < c.rows.size(); ++i) {
-    for (std::int32_t row = 0; row < c.rows[i]; ++row) taken[static_cast<std::size_t>(data.cu_q[i] + row)] = true;
+    for (std::int32_t row = 0; row < c.rows[i]; ++row) {
+      const std::int64_t at = std::int64_t{data.cu_q[i]} + row;
+      if (at >= 0 && at < std::ssize(taken)) taken[static_cast<std::size_t>(at)] = true;  // wrong ones are not there
+    }
   }
   return taken;
 }
@@ -100,13 +104,23 @@ class Call {
     return view_of(t, tensor);
   }
 
+  /// As before the first launch.
+  void forget_outputs() {
+    for (const auto& [t, tensor] : outputs_) {
+      for_each_row(t.b, t.h, t.s, [&, &of = t](std::int64_t b, std::int64_t h, std::int64_t s) {
+        const bool taken = taken_[static_cast<std::size_t>(s)] || !run_.trust;
+        memory.set_flags(of.row(b, h, s), of.row_bytes, taken ? Memory::kWritable : std::uint8_t{0});
+      });
+    }
+  }
+
   void fetch_outputs() {
     for (const auto& [t, tensor] : outputs_) {
       const TensorView view = tensor->view();
       for_each_row(t.b, t.h, t.s, [&, &from = t](std::int64_t b, std::int64_t h, std::int64_t s) {
         if (!run_.trust || !taken_[static_cast<std::size_t>(s)]) return;
         const std::byte* row = from.row(b, h, s);
-        if (!memory.written(row, from.row_bytes)) throw std::runtime_error("not written: " + memory.describe(row));
+        if (!memory.written(row, from.row_bytes)) throw NotWritten("not written: " + memory.describe(row));
         const std::int64_t to = fa::reference::row_offset(view, b, h, s);
         std::copy_n(row, from.row_bytes,
                     static_cast<std::byte*>(view.data) + to * static_cast<std::int64_t>(from.element));
@@ -160,12 +174,24 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   PlanKernels kernels;
   kernels.specs[Role::attention] = spec;
   kernels.names[Role::attention] = run.kernel;
-  const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa, .family = spec.family(), .splits = 1};
-  fa::plan::CallPlan plan;
-  plan_call(problem, choice, kernels.specs, tensors,
-            {static_cast<double>(c.attention.softmax_scale()), 1, false, call.args}, plan);
-  run_plan(plan, kernels, call.memory, run.schedule, run.trust);
-  call.fetch_outputs();
+  add_companions(problem, kernels);
+  const fa::plan::Choice choice{
+      .pack_gqa = spec.pack_gqa, .scheduled = spec.scheduled(), .family = spec.family(), .splits = 1};
+  kernels.names[Role::schedule] = run.schedule_kernel;
+  fa::plan::CallFacts facts{static_cast<double>(c.attention.softmax_scale()), run.multiprocessors, false, call.args};
+  if (run.launches > 0) {
+    fa::plan::CallPlan plan;
+    facts.schedule = place_schedule(problem, spec, run.multiprocessors, call.memory);
+    plan_schedule(problem, kernels.specs, facts, plan);
+    run_plan(plan, kernels, call.memory, run.schedule, run.trust);
+  }
+  for (int i = 0; i < std::max(run.launches, 1); ++i) {
+    if (i > 0) call.forget_outputs();
+    fa::plan::CallPlan plan;
+    plan_call(problem, choice, kernels.specs, tensors, facts, plan);
+    run_plan(plan, kernels, call.memory, run.schedule, run.trust);
+    call.fetch_outputs();
+  }
   return outputs;
 }
 

@@ -2,6 +2,7 @@
 #define FA_TESTS_EMULATOR_PAGED_RUN_HPP_
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "emulator/placement.hpp"
@@ -11,13 +12,21 @@
 /// Calls over pages on the emulator, launched as the library launches them.
 namespace emulator {
 
+/// A row of a request's that a kernel has left out.
+struct NotWritten : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct PagedRun {
   Placement pool = Placement::bhsd;  ///< how k and v lie in memory
   /// What no row needs, of the pool and of the table, cannot be read; else all of the tensors and arrays can.
   bool trust = true;
-  bool one_page = false;  ///< the table has one entry, which all positions of a request share (stride 0)
-  std::uint64_t schedule = 1;
-  std::string kernel = {};  ///< registered name, if not the spec's
+  bool one_page = false;       ///< the table has one entry, which all positions of a request share (stride 0)
+  std::uint64_t schedule = 1;  ///< of threads
+  int multiprocessors = 1;     ///< of a scheduled kernel: among how many blocks the work is shared
+  int launches = 0;            ///< of one schedule; 0: one that makes its own
+  std::string kernel = {};     ///< registered name, if not the spec's
+  std::string schedule_kernel = {};
 };
 
 /// What the kernel makes of the data; rows of no request keep the NaNs of make_outputs.

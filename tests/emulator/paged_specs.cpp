@@ -1,7 +1,11 @@
 #include "emulator/paged_specs.hpp"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
+#include <string>
+
+#include "plan/schedule.hpp"
 
 namespace emulator {
 namespace {
@@ -18,6 +22,7 @@ enum Flag : unsigned {
   kQInRegisters = 16,
   kTwoBodies = 32,
   kPairs = 64,  // of warps
+  kScheduled = 128,
 };
 
 struct Shape {
@@ -50,6 +55,17 @@ constexpr Shape kShapes[] = {
     {40, DType::f16, 16, 16, 32, 2, 32, 1, kPacked, "key_bias"},
     {16, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kTwoBodies, "two_sided"},
     {256, DType::f32, 8, 8, 32, 2, 32, 1, kCausal, "table"},
+    {8, DType::bf16, 64, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kScheduled},
+    {1, DType::f16, 24, 40, 16, 1, 16, 2, kCausal | kScheduled},
+    {3, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal | kScheduled},
+    {16, DType::bf16, 64, 64, 64, 4, 32, 1, kPacked | kCausal | kPairs | kScheduled},
+    {64, DType::f16, 40, 40, 32, 2, 16, 1, kPackGqa | kUnaligned | kTwoBodies | kScheduled},
+    {16, DType::bf16, 32, 32, 32, 2, 16, 2, kPackGqa | kQInRegisters | kScheduled},
+    {12, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kScheduled, "everything"},
+    {8, DType::f32, 16, 8, 32, 2, 16, 1, kCausal | kPackGqa | kScheduled, "window_sink"},
+    {64, DType::bf16, 16, 16, 32, 2, 16, 2, kPacked | kTwoBodies | kScheduled, "chunked"},
+    {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kScheduled, "two_sided"},
+    {3, DType::f16, 16, 16, 32, 2, 16, 1, kScheduled, "documents"},
 };
 
 PagedKernel to_kernel(const Shape& shape) {
@@ -70,6 +86,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.aligned = !shape.has(kUnaligned);
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
+  spec.as<fa::plan::Sm80Forward>().scheduled = shape.has(kScheduled);
   spec.warps_n = shape.has(kPairs) ? 2 : 0;
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
@@ -99,9 +116,27 @@ KernelSpec sm80_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal}).spec;
 }
 
+KernelSpec sm80_scheduled() {
+  return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled}).spec;
+}
+
+KernelSpec sm80_scheduled_early() {
+  KernelSpec spec = sm80_scheduled();
+  spec.arch = {9, 0, 'a'};
+  return spec;
+}
+
 std::vector<KernelSpec> all_paged_specs() {
   std::vector<KernelSpec> specs{sm80_paged()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
+  specs.push_back(sm80_scheduled());
+  specs.push_back(sm80_scheduled_early());
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].scheduled()) continue;
+    const KernelSpec schedule = fa::plan::schedule_spec(specs[i]);
+    if (seen.insert(canonical(schedule)).second) specs.push_back(schedule);
+  }
   return specs;
 }
 

@@ -21,7 +21,11 @@ const std::vector<PagedKernel>& paged_kernels();
 /// One with tiles of 32 rows and 32 keys, for pages of 8 keys.
 fa::plan::KernelSpec sm80_paged();
 
-/// Each of them once.
+/// The same with a schedule; and one that is launched before the kernel in front is complete.
+fa::plan::KernelSpec sm80_scheduled();
+fa::plan::KernelSpec sm80_scheduled_early();
+
+/// Each of them once, and the kernels that write schedules.
 std::vector<fa::plan::KernelSpec> all_paged_specs();
 
 }  // namespace emulator

@@ -7,6 +7,7 @@
 #include "emulator/placement.hpp"
 #include "emulator/registry.hpp"
 #include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 
 namespace emulator {
 namespace {
@@ -26,6 +27,16 @@ std::byte* place_counters(const CallPlan& call, Memory& memory) {
   return base;
 }
 
+/// The counter of blocks is cleared.
+std::byte* place_schedule(Memory& memory, std::size_t bytes) {
+  constexpr std::size_t kCleared = sizeof(fa::kernel::ScheduleHead::arrived);
+  std::byte* const base = memory.add_output(name_of(Section::schedule), bytes);
+  memory.track(base);
+  std::fill_n(base, kCleared, std::byte{0});
+  memory.set_flags(base, kCleared, Memory::kReadable | Memory::kWritable);
+  return base;
+}
+
 fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, bool trusted) {
   fa::plan::SectionAddresses at{};
   for (std::size_t i = 0; i < fa::plan::kSections; ++i) {
@@ -35,8 +46,13 @@ fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, 
       at[i] = place_counters(call, memory);
       continue;
     }
+    if (section == Section::schedule) {
+      at[i] = place_schedule(memory, call.workspace.bytes(section));
+      continue;
+    }
     const std::size_t bytes = call.workspace.bytes(section);
     at[i] = memory.add_output(name_of(section), bytes);
+    if (section == Section::partial_o || section == Section::partial_lse) memory.track(at[i]);
     if (!trusted) memory.set_flags(at[i], bytes, Memory::kReadable | Memory::kWritable);
   }
   return at;
@@ -49,6 +65,11 @@ void add_companions(const fa::plan::Problem& problem, PlanKernels& kernels) {
   for (const fa::plan::Role role : fa::plan::kAllRoles) {
     if (others[role].warps != 0) kernels.specs[role] = others[role];
   }
+}
+
+void* place_schedule(const fa::plan::Problem& problem, const KernelSpec& attention, int multiprocessors,
+                     Memory& memory) {
+  return place_schedule(memory, schedule_shape(problem, attention, multiprocessors).bytes());
 }
 
 void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::uint64_t seed, bool trusted) {
@@ -67,6 +88,7 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     options.early = step.early;
     options.last_first = spec.ordered_dq();
     launch(kernel.entry, step.params, memory, options);
+    memory.end_launch();
   }
 }
 

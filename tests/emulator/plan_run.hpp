@@ -18,6 +18,10 @@ struct PlanKernels {
 /// Adds the kernels that find norms and tile lists, where the others need them.
 void add_companions(const fa::plan::Problem& problem, PlanKernels& kernels);
 
+/// Memory for a schedule, whose counter of blocks is cleared.
+void* place_schedule(const fa::plan::Problem& problem, const fa::plan::KernelSpec& attention, int multiprocessors,
+                     Memory& memory);
+
 /// Runs what the library would queue. Each section of the workspace is a region of its own; `trusted`: what was not
 /// written must not be read. Throws the first Fault.
 void run_plan(fa::plan::CallPlan& call, const PlanKernels& kernels, Memory& memory, std::uint64_t seed,

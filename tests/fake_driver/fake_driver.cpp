@@ -55,7 +55,8 @@ std::size_t params_size(std::string_view kernel) {
   if (kernel == "fa_clear_padding") return sizeof(PaddingParams);
   if (kernel.starts_with("fa_mask_")) return sizeof(MaskTilesParams);
   if (kernel.find("backward") != std::string_view::npos) return sizeof(BackwardVariantParams);
-  if (kernel == "fa_row_norms" || kernel.find("forward") != std::string_view::npos) return sizeof(ForwardVariantParams);
+  if (kernel == "fa_row_norms" || kernel == "fa_schedule" || kernel.find("forward") != std::string_view::npos)
+    return sizeof(ForwardVariantParams);
   return 0;
 }
 

@@ -102,8 +102,9 @@ TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
   EXPECT_GT(packed, 300);
 }
 
-TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelAndNoWorkspace) {
+TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelWithASchedule) {
   int served = 0;
+  int scheduled = 0;
   for (unsigned seed = 1000; seed < 1100; ++seed) {
     RandomCalls random(seed);
     AttentionConfig config = random.paged_config();
@@ -116,9 +117,23 @@ TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelAndNoWorkspace) {
       const RandomCalls::Call call = random.call(config, random.shape(config));
       SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
       launches_().clear();
-      const bool serves_call = serves([&] { attention->forward(call.inputs, call.outputs); });
+      ForwardInputs inputs = call.inputs;
+      std::size_t bytes = 0;
+      const bool serves_call = serves([&] {
+        bytes = attention->workspace_size(call.forward_shape);
+        attention->forward(inputs, call.outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
       if (!serves_call) continue;
-      EXPECT_EQ(attention->workspace_size(call.forward_shape), 0U);
+      const std::size_t size = attention->schedule_size(call.forward_shape);
+      EXPECT_EQ(bytes == 0, size == 0);
+      if (size > 0) {
+        scheduled += 1;
+        inputs.schedule = {kTileMemory, size};
+        attention->schedule({call.forward_shape, inputs.sequences, inputs.cache.seq_begin}, inputs.schedule);
+        launches_().clear();
+        attention->forward(inputs, call.outputs, nullptr, {kMemory, bytes});
+      }
       const bool empty = call.forward_shape.b == 0 || call.outputs.o.elements() == 0;
       ASSERT_EQ(launches_().size(), empty ? 0U : 1U);
       if (empty) continue;
@@ -128,6 +143,7 @@ TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelAndNoWorkspace) {
     }
   }
   EXPECT_GT(served, 200);
+  EXPECT_GT(scheduled, 50);
 }
 
 // The kernel of a shape is a matter of the shape: what was called before has no say.

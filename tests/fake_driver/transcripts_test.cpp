@@ -87,6 +87,20 @@ class Transcripts : public LaunchesTest {
     }
   }
 
+  /// With a schedule, where calls take one.
+  void scheduled(Transcript* transcript, const Attention& attention, const RandomCalls::Call& call_of) {
+    ForwardInputs inputs = call_of.inputs;
+    call(transcript, "schedule", [&] {
+      inputs.schedule = {kTileMemory, attention.schedule_size(call_of.forward_shape)};
+      transcript->launches += " " + std::to_string(inputs.schedule.size);
+      attention.schedule({call_of.forward_shape, inputs.sequences, inputs.cache.seq_begin}, inputs.schedule);
+    });
+    call(transcript, "scheduled", [&] {
+      const std::size_t bytes = attention.workspace_size(call_of.forward_shape);
+      attention.forward(inputs, call_of.outputs, nullptr, {kMemory, bytes});
+    });
+  }
+
   void backward(Transcript* transcript, const Attention& attention, const RandomCalls::Call& call_of, bool own_memory,
                 bool shares_tiles) {
     for (const bool filled : {false, true}) {
@@ -116,6 +130,7 @@ class Transcripts : public LaunchesTest {
       const bool shares_tiles = !config.mask.expression.empty() && random.one_in(2);
       transcript.launches += text_of(config, call.forward_shape) + "\n";
       forward(&transcript, *attention, call, i % 2 == 1, shares_tiles && !paged);
+      if (paged) scheduled(&transcript, *attention, call);
       if (paged) continue;
       backward(&transcript, *attention, call, i % 2 == 1, shares_tiles);
     }

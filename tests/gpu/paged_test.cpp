@@ -12,10 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "api/problem.hpp"
+#include "api/validate.hpp"
 #include "gpu/captured_graph.hpp"
 #include "gpu/packed_case.hpp"
 #include "gpu/scoped_stream.hpp"
+#include "plan/planner.hpp"
 #include "support/paged_case.hpp"
+#include "support/schedule_lists.hpp"
 
 namespace fa::test {
 namespace {
@@ -266,6 +270,180 @@ TEST_F(Paged, ACapturedCallReadsLengthsAndTablesWhenItRuns) {
     const AttentionOutputs fresh = device.results();
     EXPECT_EQ(replayed.o.bytes(), fresh.o.bytes()) << "round " << round;
     EXPECT_EQ(replayed.lse.bytes(), fresh.lse.bytes()) << "round " << round;
+  }
+}
+
+// ---- schedules ----
+
+/// The limits of a case's calls.
+AttentionShape limits_of(const DevicePaged& device) {
+  const PagedData& host = device.host;
+  const AttentionCase& a = device.problem.attention;
+  AttentionShape limits{.b = device.problem.b(), .h_q = a.h_q, .h_kv = a.h_kv, .s_q = host.q.view().shape[2]};
+  limits.s_kv = host.max_pages * device.problem.page_size;
+  if (host.max_s_kv != 0) limits.s_kv = std::min(limits.s_kv, host.max_s_kv);
+  if (device.problem.packed) {
+    limits.total_q = limits.s_q;
+    limits.s_q = host.max_s_q;
+  }
+  const ForwardInputs in = device.inputs();
+  const auto aligned = [](const TensorView& view) {
+    const auto bytes = static_cast<std::int64_t>(size_of(view.dtype));
+    bool whole = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      whole = whole && (view.shape[axis] == 1 || view.strides[axis] * bytes % 16 == 0);
+    }
+    return whole;
+  };
+  limits.aligned = aligned(in.q) && aligned(in.k) && aligned(in.v) && aligned(device.outputs().o);
+  return limits;
+}
+
+ScheduleInputs schedule_inputs(const DevicePaged& device) {
+  const ForwardInputs in = device.inputs();
+  return {limits_of(device), in.sequences, in.cache.seq_begin};
+}
+
+/// Forward several times with one schedule, and without; the bits are the same.
+void run_scheduled(const PagedCase& c) {
+  SCOPED_TRACE(::testing::PrintToString(c));
+  const DevicePaged device(c);
+  const Attention attention = Attention::create(config_of(c));
+  const DeviceBuffer memory(std::max<std::size_t>(attention.schedule_size(limits_of(device)), 1));
+  ForwardInputs in = device.inputs();
+  in.schedule = {memory.data(), memory.size()};
+  attention.schedule(schedule_inputs(device), in.schedule);
+  attention.forward(in, device.outputs());
+  device.expect_forward();
+  const AttentionOutputs first = device.results();
+  for (const bool own : {false, false, true}) {
+    if (own) in.schedule = {};
+    attention.forward(in, device.outputs());
+    const AttentionOutputs again = device.results();
+    EXPECT_EQ(first.o.bytes(), again.o.bytes()) << "own = " << own;
+    EXPECT_EQ(first.lse.bytes(), again.lse.bytes()) << "own = " << own;
+  }
+  EXPECT_TRUE(memory.guards_intact());
+}
+
+/// Whose keys are worth sharing.
+PagedCase long_case(std::uint32_t seed) {
+  PagedCase c = random_case(seed);
+  std::mt19937 random(seed + 1000);
+  if (c.begin.empty()) c.keys[random() % c.keys.size()] = 600 + static_cast<std::int32_t>(random() % 9000);
+  return c;
+}
+
+class RandomScheduled : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(RandomScheduled, MatchFloat64AndRepeatBitForBit) {
+  run_scheduled(long_case(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomScheduled, ::testing::Range(0u, 120u));
+
+TEST_F(Paged, AFewLongDecodesShareKeys) {
+  for (const std::int64_t b : {1, 2, 7}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      PagedCase c;
+      c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = true};
+      c.page_size = 16;
+      c.rows.assign(static_cast<std::size_t>(b), 1);
+      for (std::int32_t i = 0; i < b; ++i) c.keys.push_back(9000 + 1500 * i);
+      run_scheduled(c);
+    }
+  }
+}
+
+TEST_F(Paged, SchedulesOfPrefillsChunksDecodesAndEmptyRequests) {
+  PagedCase c;
+  c.attention = {.h_q = 32, .h_kv = 8, .d_qk = 128, .d_v = 128, .causal = true, .layout = Layout::bshd};
+  c.page_size = 64;
+  c.packed = true;
+  c.rows = {300, 512, 128, 200};
+  c.keys = {300, 512, 900, 1000};
+  for (int i = 0; i < 40; ++i) {
+    c.rows.push_back(i % 4 == 3 ? 5 : i % 5 == 0 ? 0 : 1);
+    c.keys.push_back(i % 3 == 0 ? 0 : 20 + 137 * i);
+  }
+  run_scheduled(c);
+}
+
+/// A step of three layers, captured once: lengths and tables are others at each replay.
+TEST_F(Paged, ACapturedStepMakesItsScheduleWhenItRuns) {
+  PagedCase c;
+  c.attention = {.h_q = 8, .h_kv = 2, .d_qk = 128, .d_v = 128, .causal = true};
+  c.page_size = 16;
+  c.rows = {1, 1, 1};
+  c.keys = {3000, 3000, 3000};
+  DevicePaged device(c);
+  const Attention attention = Attention::create(config_of(c));
+  const DeviceBuffer memory(attention.schedule_size(limits_of(device)));
+  ForwardInputs in = device.inputs();
+  in.schedule = {memory.data(), memory.size()};
+  attention.schedule(schedule_inputs(device), in.schedule);
+  attention.forward(in, device.outputs());
+  device.expect_forward();
+  const ScopedStream stream;
+  const CapturedGraph graph(stream.get(), [&] {
+    attention.schedule(schedule_inputs(device), in.schedule, stream.get());
+    for (int layer = 0; layer < 3; ++layer) attention.forward(in, device.outputs(), stream.get());
+  });
+  std::mt19937 random(5);
+  for (int round = 0; round < 30; ++round) {
+    PagedCase next = c;
+    for (std::int32_t& keys : next.keys) keys = random() % 4 == 0 ? 0 : static_cast<std::int32_t>(random() % 3001);
+    next.keys[static_cast<std::size_t>(round % 3)] = 3000;  // the table keeps its width
+    const PagedData data = make_data(next);
+    PagedData placed = device.host;  // into the pool of the first call, whose pages are at least as many
+    placed.used_kv = data.used_kv;
+    placed.table = data.table;
+    std::copy(data.k.bytes().begin(), data.k.bytes().end(), placed.k.bytes().begin());
+    std::copy(data.v.bytes().begin(), data.v.bytes().end(), placed.v.bytes().begin());
+    device.become(next, placed);
+    graph.replay(stream.get());
+    device.expect_forward();
+  }
+}
+
+TEST_F(Paged, ASchedulesListsAreThoseOfTheHost) {
+  for (const std::int64_t b : {1, 1000, 16384}) {
+    for (const bool packed : {false, true}) {
+      AttentionConfig config;
+      config.head_dim = 128;
+      config.causal = true;
+      config.page_size = 16;
+      config.varlen = packed;
+      config.tune = TunePolicy::off;
+      AttentionShape limits{.b = b, .h_q = 32, .h_kv = 8, .s_q = packed ? 3 : 1, .s_kv = 20000};
+      if (packed) limits.total_q = 2 * b;
+      std::mt19937 random(static_cast<unsigned>(b));
+      std::vector<std::int32_t> keys, cu_q{0};
+      for (std::int64_t i = 0; i < b; ++i) {
+        keys.push_back(random() % 5 == 0 ? 0 : static_cast<std::int32_t>(random() % 20000));
+        cu_q.push_back(
+            std::min(cu_q.back() + static_cast<std::int32_t>(random() % 4), static_cast<std::int32_t>(limits.total_q)));
+      }
+      const Attention attention = Attention::create(config);
+      const DeviceBuffer used(bytes_of(keys)), cu(bytes_of(cu_q)), memory(attention.schedule_size(limits));
+      ScheduleInputs in;
+      in.limits = limits;
+      in.sequences.seqused_kv = ints(used);
+      if (packed) in.sequences.cu_seqlens_q = ints(cu);
+      attention.schedule(in, {memory.data(), memory.size()});
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      const driver::DeviceInfo gpu = driver::ContextRef::acquire(Device::current()).info();
+      const plan::Problem problem = api::make_problem(config, api::checked(config, limits), gpu.arch, nullptr);
+      const plan::KernelSpec spec = plan::plan_forward(problem, {}).kernel;
+      const std::vector<std::byte> bytes = memory.read();
+      const ScheduleLists lists = read_schedule(bytes.data(), plan::schedule_shape(problem, spec, gpu.multiprocessors));
+      plan::HostLengths lengths;
+      lengths.used_kv = keys;
+      if (packed) lengths.cu_q = cu_q;
+      const int parts = static_cast<int>(lists.counters.size());
+      EXPECT_EQ(difference(lists, schedule_on_host(problem, spec, lengths, parts)), "")
+          << "b = " << b << ", packed = " << packed;
+    }
   }
 }
 

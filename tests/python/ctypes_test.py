@@ -240,6 +240,13 @@ def test_pages(library):
     check(all(abs(x - 1) < 1e-6 for x in o.values()), f"o is 1: {o.values()}")
     refused(ValueError, attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths)), "cache.block_table")
     refused(TypeError, lambda: capi.paged_cache(table, batch_index=Tensor((2,))), "batch_index", "int32")
+    limits = (2, 2, 1, 1, 6)
+    check(attention.schedule_size(*limits) == 0, "the host device needs no schedule")
+    schedule = capi.schedule_memory(Tensor((64,)))
+    attention.bind_schedule(schedule, limits, capi.requests(lengths), seq_begin=begin)()
+    attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths), cache=cache, schedule=schedule)()
+    check(all(abs(x - 1) < 1e-6 for x in o.values()), f"o is 1: {o.values()}")
+    refused(ValueError, attention.bind_schedule(schedule, (3, 2, 1, 1, 6), capi.requests(lengths)), "sequences.b", "2")
 
 
 def test_append(library):

@@ -1,5 +1,7 @@
 #include "plan/kernels/helpers.hpp"
 
+#include <common/schedule_params.cuh>
+
 #include "plan/catalogue.hpp"
 #include "plan/early_start.hpp"
 
@@ -145,6 +147,32 @@ constexpr Kernel kRowNorms{
     .fields = kRowNormsFields,
 };
 
+constexpr int kScheduleSharedBytes = 8 * 1024 + 2 * 8 * 32 + 2 * 8 * kernel::kMostSegments + 16;
+
+constexpr Field kScheduleFields[] = {
+    field<&SpecHead::causal>("causal").as("kCausal"),
+    field<&SpecHead::tile_m>("tile_m").as("kTileM", "query rows of a tile"),
+    field<&SpecHead::tile_n>("tile_n").as("kTileN", "keys of a tile"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa"),
+    field<&SpecHead::warps>("warps").as("kWarps"),
+    derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+};
+constexpr Kernel kSchedule{
+    .name = "schedule",
+    .op = Op::schedule,
+    .unit = {.header = "common/schedule.cuh",
+             .params = "ForwardParams",
+             .variant_params = "ForwardVariantParams",
+             .function = "kernel::schedule",
+             .room = "kernel::Schedule",
+             .asserts_threads = true,
+             .has_element = false},
+    .fields = kScheduleFields,
+    .shared_bytes = [](const KernelSpec&) { return kScheduleSharedBytes; },
+    .starts_early = always,
+};
+
 constexpr Field kMaskRowsFields[] = {
     field<&SpecHead::causal>("causal").as("kCausal"),
     field<&SpecHead::tile_m>("tile_m").as("kTileM", "query rows of a tile"),
@@ -193,6 +221,10 @@ const Kernel& ClearPadding::kernel() noexcept {
 
 const Kernel& RowNorms::kernel() noexcept {
   return kRowNorms;
+}
+
+const Kernel& Schedule::kernel() noexcept {
+  return kSchedule;
 }
 
 const Kernel& MaskRows::kernel() noexcept {

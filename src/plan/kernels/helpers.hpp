@@ -48,6 +48,12 @@ struct RowNorms {
   friend bool operator==(const RowNorms&, const RowNorms&) = default;
 };
 
+/// The parts of thread blocks of a scheduled forward.
+struct Schedule {
+  static const Kernel& kernel() noexcept;
+  friend bool operator==(const Schedule&, const Schedule&) = default;
+};
+
 /// Lists of key tiles, for tiles of rows, that a mask function keeps something of.
 struct MaskRows {
   static const Kernel& kernel() noexcept;

@@ -1,9 +1,15 @@
 #include "plan/sm80_forward.hpp"
 
 #include "plan/catalogue.hpp"
+#include "plan/early_start.hpp"
 
 namespace fa::plan {
 namespace {
+
+/// A schedule is written by a kernel in front.
+int overlaps_others(const KernelSpec& spec) {
+  return spec.scheduled() && overlaps(spec.arch) ? 1 : Field::kAbsent;
+}
 
 constexpr Field kFields[] = {
     field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
@@ -35,6 +41,12 @@ constexpr Field kFields[] = {
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
+    field<&Sm80Forward::scheduled>("scheduled")
+        .when_set()
+        .as("kScheduled", "thread blocks take their parts of a schedule")
+        .open("Of pages: share keys among thread blocks by a schedule")
+        .by_call(),
+    derived("kOverlaps", overlaps_others, "with the kernel before it"),
 };
 static_assert(is_complete<Sm80Forward>(kFields));
 
@@ -51,6 +63,7 @@ constexpr Kernel kKernel{
     .shared_bytes = sm80_forward_shared_bytes,
     .refusal = sm80_forward_refusal,
     .resident_blocks = sm80_forward_resident_blocks,
+    .starts_early = [](const KernelSpec& spec) { return spec.scheduled(); },
 };
 
 }  // namespace

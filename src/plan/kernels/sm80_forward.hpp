@@ -10,6 +10,7 @@ struct Sm80Forward {
   bool q_in_registers = false;
   int loop_bodies = 1;
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
+  bool scheduled = false;  ///< thread blocks take their parts of a schedule, and may share the keys of a query tile
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm80Forward&, const Sm80Forward&) = default;

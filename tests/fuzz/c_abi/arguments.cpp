@@ -258,6 +258,25 @@ const fa_mask_tiles* Arguments::tiles() {
   return give(value);
 }
 
+const fa_schedule_memory* Arguments::schedule() {
+  if (random_.one_in(6)) return nullptr;
+  fa_schedule_memory value{};
+  value.size = static_cast<std::size_t>(random_.below(4096));
+  value.data = memory_.block(value.size);
+  if (bad()) value.data = reinterpret_cast<void*>(random_.next());  // the host device has no use for it
+  return give(value);
+}
+
+const fa_schedule_inputs* Arguments::schedule_inputs(const GivenConfig& config) {
+  if (bad() && random_.one_in(4)) return nullptr;
+  fa_schedule_inputs value{};
+  const Sizes chosen = sizes(config);
+  value.limits = shape(config);
+  if (!bad()) value.sequences = sequences(config, chosen);
+  if (random_.one_in(3)) value.seq_begin = lengths({1}, chosen.b);
+  return give(value);
+}
+
 const fa_dropout_state* Arguments::dropout() {
   if (random_.one_in(3)) return nullptr;
   fa_dropout_state value{};
@@ -521,6 +540,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);
   inputs.tiles = tiles();
+  if (config.seen.page_size > 0 ? random_.one_in(2) : bad()) inputs.schedule = schedule();
   inputs.cache = cache(config, given);
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);

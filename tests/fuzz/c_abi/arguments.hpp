@@ -55,6 +55,8 @@ class Arguments {
   BackwardArguments backward(const GivenConfig& config);
   const fa_append_inputs* append(const GivenConfig& config);
   const fa_append_shape* append_shape(const GivenConfig& config);
+  const fa_schedule_memory* schedule();
+  const fa_schedule_inputs* schedule_inputs(const GivenConfig& config);
   const fa_shape* shape(const GivenConfig& config);
   const fa_workspace* workspace();
   const fa_dropout_state* dropout();

@@ -92,7 +92,7 @@ class Case {
     if (which >= 20) return append(attention, config);
     if (which < 7) return forward(attention, config);
     if (which < 13) return backward(attention, config);
-    if (which == 13) return counters(attention);
+    if (which == 13) return random_.one_in(2) ? counters(attention) : schedule(attention, config);
     if (which < 16) return kernel_info(attention, config);
     if (which < 18) return sizes(attention, config);
     if (random_.one_in(2)) {
@@ -129,6 +129,11 @@ class Case {
     }
   }
 
+  void schedule(const fa_attention* attention, const GivenConfig& config) {
+    check("fa_schedule",
+          fa_schedule(attention, arguments_.schedule_inputs(config), arguments_.schedule(), arguments_.stream()));
+  }
+
   void counters(const fa_attention* attention) {
     check("fa_cache_counters_get", fa_cache_counters_get(attention, arguments_.filled<fa_cache_counters>()));
   }
@@ -151,6 +156,7 @@ class Case {
     constexpr Query kQueries[] = {{"fa_workspace_size", fa_workspace_size},
                                   {"fa_backward_workspace_size", fa_backward_workspace_size},
                                   {"fa_mask_tiles_size", fa_mask_tiles_size},
+                                  {"fa_schedule_size", fa_schedule_size},
                                   {"fa_backward_mask_tiles_size", fa_backward_mask_tiles_size}};
     const Query query = random_.pick(kQueries);
     auto* const size = reinterpret_cast<size_t*>(memory_.block(sizeof(size_t)));

@@ -116,7 +116,9 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
     for (const Field& field : family->kernel->fields) {
       if (field.help.empty() || field.set == nullptr) continue;
       bool reached = false;
-      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi)}) {
+      Problem paged = problem_of(128);
+      paged.page_size = 16;
+      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged}) {
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);
       }

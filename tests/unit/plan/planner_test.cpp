@@ -253,6 +253,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.long_rows = (bits & 256) != 0;
     choice.exact_max = (bits & 512) != 0;
     choice.affine_reach = (bits & 1024) != 0;
+    choice.scheduled = (bits & 2048) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -263,9 +264,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              family, splits] = Choice{};
+              scheduled, family, splits] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || splits > 1;
+                   affine_reach || scheduled || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -534,7 +535,7 @@ TEST(Workspace, CountsIn64Bits) {
 TEST(Workspace, ShapesWithoutRowsNeedNone) {
   for (const Problem& problem : {shaped(0, 8, 8, 1, 4096), shaped(1, 8, 8, 0, 4096)}) {
     EXPECT_EQ(forward_workspace(problem, {.splits = 4}, ForwardNeeds{}).bytes(), 0U);
-    EXPECT_EQ(forward_workspace_size(problem, {{"splits", 4}}).bytes, 0U);
+    EXPECT_EQ(forward_workspace_size(problem, {{"splits", 4}}, 132).bytes, 0U);
   }
 }
 

@@ -213,7 +213,7 @@ TEST(Sm90ForwardPlan, NormsHaveAPlaceForEveryHead) {
   const auto expect_counters = [&problem](std::size_t bytes) {
     const WorkspaceLayout layout = forward_workspace(problem, choose(problem, {}), {.counters = bytes != 0});
     EXPECT_EQ(layout.bytes(Section::counters), bytes);
-    EXPECT_EQ(forward_workspace_size(problem, {}).bytes, bytes);
+    EXPECT_EQ(forward_workspace_size(problem, {}, 132).bytes, bytes);
   };
   expect_counters(kCounterBytes);
   problem.variants = &alibi;

@@ -11,6 +11,7 @@
 #include "plan/append.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
 
@@ -117,6 +118,15 @@ plan::KernelSpec append_spec() {
   return plan::append_specs(problem).front();
 }
 
+plan::KernelSpec scheduled_spec() {
+  plan::Problem problem;
+  problem.arch = plan::parse_arch("sm_90a");
+  problem.d_qk = problem.d_v = 128;
+  problem.page_size = 16;
+  problem.s_kv = 8192;
+  return plan::plan_forward(problem, {}).kernel;
+}
+
 plan::KernelSpec clear_spec() {
   plan::KernelSpec spec;
   spec.own = plan::ClearPadding{};
@@ -139,7 +149,9 @@ std::vector<plan::KernelSpec> all_specs() {
           backward_spec(plan::Op::backward_convert),
           backward_spec(plan::Op::backward_reduce),
           clear_spec(),
-          append_spec()};
+          append_spec(),
+          scheduled_spec(),
+          plan::schedule_spec(scheduled_spec())};
 }
 
 /// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
@@ -407,7 +419,7 @@ TEST(Render, TheDigestOfAKernelCoversTheHeadersThatItIncludes) {
       digests.insert(digest);
     }
   }
-  EXPECT_EQ(digests.size(), 12U) << "one for each of the kernels";
+  EXPECT_EQ(digests.size(), 13U) << "one for each of the kernels";
 }
 
 TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {

@@ -246,6 +246,18 @@ std::vector<NamedSpec> golden_list() {
           specs.add(golden, {});
         }
       }
+      plan::Problem paged;
+      paged.arch = plan::parse_arch(arch);
+      paged.dtype = dtype;
+      paged.d_qk = paged.d_v = 128;
+      paged.causal = true;
+      paged.page_size = 16;
+      paged.h_q = 32;
+      paged.h_kv = 8;
+      paged.s_kv = 8192;
+      for (const std::vector<plan::KernelSpec>& kernels : plan::kernels_of(plan::plan_forward(paged, {}))) {
+        specs.add("golden", kernels.front());
+      }
       specs.add("golden", plan::clear_padding_spec(plan::parse_arch(arch), dtype));
       for (const int page_size : {0, 16}) {
         plan::AppendProblem problem;

@@ -1,0 +1,315 @@
+#ifndef FA_TEMPLATES_COMMON_SCHEDULE_CUH_
+#define FA_TEMPLATES_COMMON_SCHEDULE_CUH_
+
+#include <common/constants.cuh>
+#include <common/mask.cuh>
+#include <common/paged.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <common/work_lists.cuh>
+#include <ptx/atomic.cuh>
+#include <ptx/griddepcontrol.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// A sum over the lanes up to and with this one.
+FA_DEVICE int64_t inclusive_sum(int64_t value) {
+  const int lane = ptx::thread_index() % kWarpSize;
+  FA_UNROLL
+  for (int step = 1; step < kWarpSize; step *= 2) {
+    const int from = lane < step ? lane : lane - step;
+    const uint32_t low = ptx::shfl(static_cast<uint32_t>(value), from);
+    const uint32_t high = ptx::shfl(static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32), from);
+    if (lane >= step) value += static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+  }
+  return value;
+}
+FA_DEVICE int inclusive_sum(int value) {
+  const int lane = ptx::thread_index() % kWarpSize;
+  FA_UNROLL
+  for (int step = 1; step < kWarpSize; step *= 2) {
+    const int from = ptx::shfl(value, lane < step ? lane : lane - step);
+    if (lane >= step) value += from;
+  }
+  return value;
+}
+FA_DEVICE int64_t shuffled(int64_t value, int lane) {
+  const uint32_t low = ptx::shfl(static_cast<uint32_t>(value), lane);
+  const uint32_t high = ptx::shfl(static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32), lane);
+  return static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+}
+
+/// Shares the query tiles of a batch of requests out among the thread blocks of a scheduled forward
+/// (schedule_params.cuh). The design is that of FlashMLA's tile scheduler, whose walk over requests is a prefix sum
+/// here, and a search for each part.
+///
+/// The slots of query tiles (sequences.cuh) are cut into a segment for each block, which lists the tiles that have
+/// rows, with the sum of their costs. The last block to finish sums over segments and finds where parts start.
+///
+/// Config: kTileM, kTileN, kCausal, kPackGqa, kWarps, optionally kVarlen, kOverlaps and a Variant.
+template <class Config>
+struct Schedule {
+  using Variant = VariantOf<Config>;
+  using Params = ForwardParamsOf<Config>;
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kWarps = Config::kWarps;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static_assert(kWarps == kWarpSize && kWarps == kMostSegments, "a lane for each warp, a warp for each segment");
+
+  // In shared memory.
+  static constexpr int kCoarseBytes = kThreads * 8;        // [segments, lanes], where some of the items start
+  static constexpr int kSumBytes = 8 * kWarps;             // [warps]
+  static constexpr int kSegmentBytes = 8 * kMostSegments;  // [segments]
+  static constexpr int kSharedBytes = kCoarseBytes + 2 * kSumBytes + 2 * kSegmentBytes + 16;
+
+  const Params& params;
+  const WorkLists lists = WorkLists(params.paged);
+  const int thread = ptx::thread_index();
+  const int lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+  const int segment = ptx::block_index();
+  const int segments = ptx::block_count();
+  const int rows_each = Config::kPackGqa ? params.group : 1;
+  const uint32_t coarse = ptx::dynamic_shared();
+  const uint32_t sums = coarse + kCoarseBytes;
+  const uint32_t counts = sums + kSumBytes;
+  const uint32_t segment_starts = counts + kSumBytes;  // on the line
+  const uint32_t segment_items = segment_starts + kSegmentBytes;
+  const uint32_t word = segment_items + kSegmentBytes;
+
+  static FA_DEVICE void store(uint32_t address, int64_t value) {
+    ptx::st_shared_b64(address, static_cast<uint32_t>(value),
+                       static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32));
+  }
+  static FA_DEVICE int64_t load(uint32_t address) {
+    uint32_t low, high;
+    ptx::ld_shared_b64(low, high, address);
+    return static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+  }
+
+  FA_DEVICE void run() const {
+    if constexpr (kOverlaps<Config>) {
+      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
+    write_segment();
+    if (!is_last()) return;
+    write_parts();
+  }
+
+ private:
+  /// A slot's query tile; no rows: there is none.
+  struct Slot {
+    int batch;
+    int m_block;
+    bool exists;
+    int cost;
+  };
+
+  /// The slot of this lane among 32 from `first` on. Called by whole warps.
+  FA_DEVICE Slot slot_of(int first) const {
+    const int slot = first + lane;
+    Slot found;
+    if constexpr (kVarlen) {
+      // Each sequence has a slot at least, so that the 32 after the first one's hold all that start here.
+      const SequenceParams& from = params.sequences;
+      const int before = sequence_of_slot<kTileM>(from.cu_q, params.b, from.total_q, rows_each, first);
+      const int next = before + 1 + lane;
+      uint32_t starts = 0;  // a bit for each slot that a sequence starts with
+      if (next < params.b) {
+        const int at = first_slot<kTileM>(from.cu_q, next, from.total_q, rows_each) - first;
+        if (at >= 0 && at < kWarpSize) starts = 1u << at;
+      }
+      FA_UNROLL
+      for (int mask = 1; mask < kWarpSize; mask *= 2) starts |= ptx::shfl_xor(starts, mask);
+      found.batch = before + ptx::popc(starts & (0xffffffffu >> (kWarpSize - 1 - lane)));
+      found.m_block = slot - first_slot<kTileM>(from.cu_q, found.batch, from.total_q, rows_each);
+    } else {
+      found.batch = slot / params.m_blocks;
+      found.m_block = slot - found.batch * params.m_blocks;
+    }
+    found.exists = false;
+    found.cost = 0;
+    if (slot >= params.paged.slots || found.batch >= params.b || found.m_block < 0) return found;
+    const Request request = request_of<kVarlen>(params, found.batch);
+    const int rows = request.s_q * rows_each;
+    found.exists = found.m_block < ceil_div(rows, kTileM);
+    if (found.exists) found.cost = kItemCost + tiles_of(request, rows, found.m_block);
+    return found;
+  }
+
+  /// KV tiles that a query tile's rows see, as the forward has them (variant_range).
+  FA_DEVICE int tiles_of(const Request& request, int rows, int m_block) const {
+    const int first_row = m_block * kTileM;
+    const int last_row = (first_row + kTileM < rows ? first_row + kTileM : rows) - 1;
+    const RowMap<Config::kPackGqa> map{rows_each, 0};
+    const int first = first_row == 0 ? 0 : map.position(first_row);
+    const int last = last_row == rows - 1 ? request.s_q - 1 : map.position(last_row);
+    const int begin = keys_begin<Variant>(params, request, first);
+    const int end = keys_end<Config::kCausal, Variant>(params, request, last);
+    return end > begin ? ceil_div(end, kTileN) - begin / kTileN : 0;
+  }
+
+  /// Lists the items of this block's slots.
+  FA_DEVICE void write_segment() const {
+    WorkItem* const own = lists.items + static_cast<int64_t>(segment) * lists.segment_slots;
+    const int first = segment * lists.segment_slots;
+    int64_t cost = 0;  // of the items so far
+    int items = 0;
+    for (int chunk = 0; chunk < lists.segment_slots; chunk += kThreads) {
+      const Slot slot = slot_of(first + chunk + warp * kWarpSize);
+      const uint32_t present = ptx::vote_ballot(slot.exists);
+      const int64_t to_here = inclusive_sum(int64_t{slot.cost});
+      if (lane == kWarpSize - 1) {
+        store(sums + 8 * warp, to_here);
+        ptx::st_shared_b32(counts + 4 * warp, static_cast<uint32_t>(ptx::popc(present)));
+      }
+      ptx::sync_threads();  // all warps' sums are there
+      const int64_t warp_costs = inclusive_sum(load(sums + 8 * lane));
+      const int warp_items = inclusive_sum(static_cast<int>(ptx::ld_shared_b32(counts + 4 * lane)));
+      const int64_t cost_before = warp == 0 ? 0 : shuffled(warp_costs, warp - 1);
+      const int items_before = warp == 0 ? 0 : ptx::shfl(warp_items, warp - 1);
+      if (slot.exists) {
+        const int rank = items + items_before + ptx::popc(present & ((1u << lane) - 1));
+        ptx::st_global(own + rank, WorkItem{slot.batch, slot.m_block, cost + cost_before + to_here - slot.cost});
+      }
+      cost += shuffled(warp_costs, kWarpSize - 1);
+      items += ptx::shfl(warp_items, kWarpSize - 1);
+      ptx::sync_threads();  // all have read the sums
+    }
+    if (thread == 0) {
+      ptx::st_global(lists.head->segment_costs + segment, cost);
+      ptx::st_global(lists.head->segment_items + segment, items);
+    }
+  }
+
+  /// Whether all other blocks have written their segments.
+  FA_DEVICE bool is_last() const {
+    ptx::sync_threads();  // the block's segment is written
+    if (segments == 1) return true;
+    if (thread == 0) {
+      const int before = ptx::atomic_add_acq_rel_global(&lists.head->arrived, 1);
+      ptx::st_shared_b32(word, static_cast<uint32_t>(before));
+    }
+    ptx::sync_threads();  // the number of blocks is there, and what they have written can be read
+    return static_cast<int>(ptx::ld_shared_b32(word)) == segments - 1;
+  }
+
+  FA_DEVICE void write_parts() const {
+    const int64_t own_cost = lane < segments ? ptx::ld_global(lists.head->segment_costs + lane) : 0;
+    const int own_items = lane < segments ? ptx::ld_global(lists.head->segment_items + lane) : 0;
+    const int64_t cost_to_here = inclusive_sum(own_cost);
+    const int items_to_here = inclusive_sum(own_items);
+    const int64_t cost = shuffled(cost_to_here, kWarpSize - 1);
+    const int items = ptx::shfl(items_to_here, kWarpSize - 1);
+    if (warp == 0) {
+      store(segment_starts + 8 * lane, cost_to_here - own_cost);
+      ptx::st_shared_b32(segment_items + 4 * lane, static_cast<uint32_t>(own_items));
+      ptx::st_global(lists.head->first_items + lane, items_to_here - own_items);
+      if (lane == 0) ptx::st_global(&lists.head->items, items);
+    }
+    // Segment `warp`, some of whose items' starts the search begins with: one for each lane.
+    const int rank = lane * stride();
+    const int count = ptx::shfl(own_items, warp);
+    const int64_t segment_cost = shuffled(own_cost, warp);
+    int64_t start = shuffled(cost_to_here, warp);  // beyond the items: the segment's end
+    if (rank < count) start += ptx::ld_global(item_at(warp, rank)).start - segment_cost;
+    store(coarse + 8 * thread, start);
+    ptx::sync_threads();  // what the search reads is there
+    const int parts = params.paged.parts;
+    const int64_t all = cost * params.heads;
+    const int64_t even = (all + parts - 1) / parts;
+    const int64_t length = even < kItemCost + kFewestTiles ? kItemCost + kFewestTiles : even;
+    for (int part = thread; part <= parts; part += kThreads) {
+      ptx::st_global(lists.starts + part, start_of(part, length, cost, items));
+      if (part < parts) ptx::st_global(lists.counters + part, 0);
+    }
+  }
+
+  FA_DEVICE int stride() const { return lists.segment_slots / kWarpSize; }
+  FA_DEVICE const WorkItem* item_at(int of, int rank) const {
+    return lists.items + (static_cast<int64_t>(of) * lists.segment_slots + rank);
+  }
+
+  FA_DEVICE PartStart start_of(int part, int64_t length, int64_t cost, int items) const {
+    PartStart start{params.heads, 0, 0, 0, 0, 0, 0, 0};
+    const int64_t place = part * length;
+    if (place >= cost * params.heads) return start;
+    start.head = static_cast<int>(place / cost);
+    const int64_t within = place - start.head * cost;
+    // The last of the coarse starts that is not behind.
+    int low = 0;
+    FA_UNROLL
+    for (int step = kThreads / 2; step > 0; step /= 2) {
+      if (load(coarse + 8 * (low + step)) <= within) low += step;
+    }
+    int of = low / kWarpSize;
+    const int count = static_cast<int>(ptx::ld_shared_b32(segment_items + 4 * of));
+    const int64_t segment_start = load(segment_starts + 8 * of);
+    int first = low % kWarpSize * stride();
+    int end = first + stride() < count ? first + stride() : count;
+    while (end - first > 1) {
+      const int middle = (first + end) / 2;
+      if (segment_start + ptx::ld_global(item_at(of, middle)).start <= within) {
+        first = middle;
+      } else {
+        end = middle;
+      }
+    }
+    const int64_t item_start = segment_start + ptx::ld_global(item_at(of, first)).start;
+    const int64_t item_end = first + 1 < count ? segment_start + ptx::ld_global(item_at(of, first + 1)).start
+                                               : segment_start + ptx::ld_global(lists.head->segment_costs + of);
+    const int item = ptx::ld_global(lists.head->first_items + of) + first;
+    start.item = item;
+    cut_item(start, item_end - item_start - kItemCost, within - item_start - kItemCost, start.head * cost + item_start,
+             length);
+    int rank = first;
+    if (start.item != item) {  // the next one
+      rank += 1;
+      if (start.item == items) {
+        start.item = 0;
+        start.head += 1;
+      }
+      if (rank == count) {
+        rank = 0;
+        for (int i = 0; i < segments; ++i) {
+          of = of + 1 == segments ? 0 : of + 1;
+          if (ptx::ld_shared_b32(segment_items + 4 * of) != 0) break;
+        }
+      }
+    }
+    const WorkItem found = ptx::ld_global(item_at(of, rank));
+    start.batch = found.batch;
+    start.m_block = found.m_block;
+    return start;
+  }
+
+  /// A part starts with KV tile `wanted` of an item of `tiles`, which starts at `item_start`, or where the item starts
+  /// or ends if that is near.
+  static FA_DEVICE void cut_item(PartStart& start, int64_t tiles, int64_t wanted, int64_t item_start, int64_t length) {
+    if (wanted < kFewestTiles) return;
+    if (tiles - wanted < kFewestTiles) {
+      start.item += 1;
+      return;
+    }
+    start.tile = static_cast<int>(wanted);
+    start.first_part = static_cast<int>((item_start + kItemCost + kFewestTiles - 1) / length);
+    start.last_part = static_cast<int>((item_start + kItemCost + tiles - kFewestTiles) / length);
+  }
+};
+
+template <class Config>
+FA_DEVICE void schedule(const ForwardParamsOf<Config>& params) {
+  Schedule<Config>{params}.run();
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_SCHEDULE_CUH_

@@ -1,0 +1,53 @@
+#ifndef FA_TEMPLATES_COMMON_SCHEDULE_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_SCHEDULE_PARAMS_CUH_
+
+#include <common/types.cuh>
+
+// What lies in the memory of a schedule: ScheduleHead, [parts + 1] PartStart, [parts] counters, then [slots] WorkItem.
+//
+// Work is a line: for each head of the grid, one after the other, all items, which are query tiles of requests. An item
+// is as long as it has KV tiles, and kItemCost more. The line is cut into parts of equal length, one for each thread
+// block, so that the keys of an item may be shared by blocks. A part that begins or ends within an item leaves a
+// partial result there, so that there are at most two for each part.
+namespace fa::kernel {
+
+/// KV tiles that starting and ending an item costs as much as.
+inline constexpr int kItemCost = 4;
+/// Fewer KV tiles of an item are not cut off.
+inline constexpr int kFewestTiles = 2;
+/// Thread blocks of the kernel that writes schedules, at most.
+inline constexpr int kMostSegments = 32;
+
+/// A query tile of a request, which has rows. Lists are written in segments, by a block each.
+struct alignas(16) WorkItem {
+  int32_t batch;
+  int32_t m_block;
+  int64_t start;  // on the line, from its segment's start
+};
+
+/// Where a part starts: KV tile `tile`, counted from the first one that rows of the item see, of item `item`.
+struct alignas(32) PartStart {
+  int32_t head;  // of the grid
+  int32_t item;
+  int32_t tile;
+  // Where tile > 0: the parts that share the item are these and those between.
+  int32_t first_part;
+  int32_t last_part;
+  // The item, where a part has any: its block needs not look for the first one.
+  int32_t batch;
+  int32_t m_block;
+  int32_t unused;
+};
+
+struct alignas(32) ScheduleHead {
+  int32_t arrived;  // blocks that have written their segment; 0 at the launch
+  int32_t items;
+  int32_t unused[6];
+  int64_t segment_costs[kMostSegments];
+  int32_t segment_items[kMostSegments];
+  int32_t first_items[kMostSegments];  // of segments
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_SCHEDULE_PARAMS_CUH_

@@ -1,0 +1,22 @@
+#ifndef FA_TEMPLATES_PTX_ATOMIC_CUH_
+#define FA_TEMPLATES_PTX_ATOMIC_CUH_
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+/// atom.acq_rel.gpu.add: what was there before. Of blocks that count up one after the other, each sees what those
+/// before it had written: all that was before a barrier of the block in front of this, and may be read behind one.
+FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+  return before;
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TEMPLATES_PTX_ATOMIC_CUH_

@@ -1,0 +1,18 @@
+#ifndef FA_TESTS_EMULATOR_PTX_ATOMIC_CUH_
+#define FA_TESTS_EMULATOR_PTX_ATOMIC_CUH_
+
+#include <emulator/instructions.hpp>
+
+#include <common/types.cuh>
+#include <ptx/language.cuh>
+
+namespace fa::ptx {
+
+FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value,
+                                            const emulator::Site& site = emulator::Site::current()) {
+  return emulator::atomic_add_acq_rel_global(address, value, site);
+}
+
+}  // namespace fa::ptx
+
+#endif  // FA_TESTS_EMULATOR_PTX_ATOMIC_CUH_

@@ -1,0 +1,131 @@
+// Mistakes in schedules, and in what shares keys by them.
+
+#include "emulator/mutations/pieces.hpp"
+#include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
+
+namespace emulator {
+
+std::vector<Mutation> schedule_mutations() {
+  using enum FaultKind;
+  return in("common/schedule.cuh", {
+                                       {"schedule_segments_counted_out_of_order",
+                                        "ptx::atomic_add_acq_rel_global(&lists.head->arrived, 1);",
+                                        "ptx::atomic_add_global(&lists.head->arrived, 1);",
+                                        sm80_scheduled(),
+                                        {unfenced}},
+                                       {"schedule_by_the_first_block",
+                                        "return static_cast<int>(ptx::ld_shared_b32(word)) == segments - 1;",
+                                        "return static_cast<int>(ptx::ld_shared_b32(word)) == 0;",
+                                        sm80_scheduled(),
+                                        {global_uninitialised, unfenced}},
+                                       {"schedule_items_start_without_the_warps_before",
+                                        "cost + cost_before + to_here - slot.cost",
+                                        "cost + 0 * cost_before + to_here - slot.cost",
+                                        sm80_scheduled(),
+                                        {}},
+                                       {"schedule_parts_start_a_tile_late",
+                                        "start.tile = static_cast<int>(wanted);",
+                                        "start.tile = static_cast<int>(wanted) + 1;",
+                                        sm80_scheduled(),
+                                        {}},
+                                       {"schedule_last_part_is_the_next",
+                                        "(item_start + kItemCost + tiles - kFewestTiles) / length",
+                                        "(item_start + kItemCost + tiles) / length",
+                                        sm80_scheduled(),
+                                        {}},
+                                       {"schedule_keeps_counters",
+                                        "if (part < parts) ptx::st_global(lists.counters + part, 0);",
+                                        "",
+                                        sm80_scheduled(),
+                                        {}},
+                                       {"schedule_sums_read_too_early",
+                                        "ptx::sync_threads();  // all warps' sums are there",
+                                        "",
+                                        sm80_scheduled(),
+                                        {shared_race, shared_uninitialised}},
+                                       {"schedule_sums_overwritten",
+                                        "ptx::sync_threads();  // all have read the sums",
+                                        "",
+                                        sm80_scheduled(),
+                                        {shared_race}},
+                                       {"schedule_sequences_that_start_in_a_slot",
+                                        "(0xffffffffu >> (kWarpSize - 1 - lane))",
+                                        "(0x7fffffffu >> (kWarpSize - 1 - lane))",
+                                        sm80_scheduled(),
+                                        {}},
+                                       {"schedule_searches_among_starts_not_there",
+                                        "ptx::sync_threads();  // what the search reads is there",
+                                        "",
+                                        sm80_scheduled(),
+                                        {shared_race, shared_uninitialised}},
+                                   });
+}
+
+std::vector<Mutation> work_lists_mutations() {
+  using enum FaultKind;
+  return in("common/work_lists.cuh",
+            {
+                {"pieces_begin_with_the_item",
+                 "range.begin += piece.begin < tiles ? piece.begin : tiles;",
+                 "",
+                 sm80_scheduled(),
+                 {}},
+                {"items_of_the_first_segment_place",
+                 "segment_slots + (item - ptx::shfl(first, segment))",
+                 "segment_slots + (item - ptx::shfl(first, segment) + 1)",
+                 sm80_scheduled(),
+                 {global_uninitialised}},
+                {"parts_end_behind_a_shared_item", "(end.tile > 0 ? 1 : 0);", "0;", sm80_scheduled(), {}},
+            });
+}
+
+std::vector<Mutation> split_row_mutations() {
+  return in("common/split_row.cuh", {
+                                        {"splits_weigh_the_same",
+                                         "const float weight = LogSum::load(params.partial_lse, index(i)).over(base);",
+                                         "const float weight = 1.f;",
+                                         sm80_scheduled(),
+                                         {}},
+                                    });
+}
+
+std::vector<Mutation> scheduled_forward_mutations() {
+  using enum FaultKind;
+  return in(
+      "sm80/sm80_forward.cuh",
+      {
+          {"pieces_counted_out_of_order",
+           "ptx::atomic_add_acq_rel_global(counter, 1);",
+           "ptx::atomic_add_global(counter, 1);",
+           sm80_scheduled(),
+           {unfenced}},
+          {"pieces_counted_before_they_are_written",
+           "ptx::sync_threads();  // the block's partial rows are written, and Q has been read, whose place is taken",
+           "",
+           sm80_scheduled(),
+           {unfenced, global_uninitialised, shared_race}},
+          {"pieces_stay_counted",
+           "if (thread == 0) ptx::st_global(counter, 0);  // for the next launch",
+           "",
+           sm80_scheduled(),
+           {}},
+          {"pieces_merged_without_the_last",
+           "merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow",
+           "merge_splits<T, Variant, kHeadDimV>(params, last, MergedRow",
+           sm80_scheduled(),
+           {}},
+          {"pieces_take_tiles_that_are_in_use",
+           "if (i > 0) ptx::sync_threads();",
+           "",
+           sm80_scheduled(),
+           {shared_race, shared_in_flight, source_overwritten}},
+          {"scheduled_blocks_start_too_early",
+           "if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();",
+           "",
+           sm80_scheduled_early(),
+           {too_early}},
+      });
+}
+
+}  // namespace emulator

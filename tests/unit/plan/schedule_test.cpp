@@ -1,0 +1,149 @@
+#include "plan/schedule.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "plan/planner.hpp"
+#include "plan/workspace.hpp"
+
+namespace fa::plan {
+namespace {
+
+Problem decode(std::int64_t b, std::int64_t s_kv) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.d_qk = problem.d_v = 128;
+  problem.causal = true;
+  problem.page_size = 16;
+  problem.b = b;
+  problem.h_q = 32;
+  problem.h_kv = 8;
+  problem.s_q = 1;
+  problem.s_kv = s_kv;
+  return problem;
+}
+
+KernelSpec kernel_of(const Problem& problem) {
+  return plan_forward(problem, {}).kernel;
+}
+
+TEST(Schedule, IsOfLongRequestsOverPages) {
+  EXPECT_TRUE(choose(decode(4, 8192), {}).scheduled);
+  EXPECT_TRUE(kernel_of(decode(4, 8192)).scheduled());
+  EXPECT_FALSE(choose(decode(4, 256), {}).scheduled);
+  EXPECT_FALSE(choose(decode(4, 8192), {{"scheduled", 0}}).scheduled);
+  EXPECT_TRUE(choose(decode(4, 256), {{"scheduled", 1}}).scheduled);
+  Problem problem = decode(4, 8192);
+  problem.page_size = 0;
+  EXPECT_FALSE(choose(problem, {{"scheduled", 1}}).scheduled);
+  problem = decode(4, 8192);
+  Variants window;
+  window.left_window = true;
+  problem.variants = &window;
+  problem.window_left = 100;
+  EXPECT_FALSE(choose(problem, {}).scheduled) << "no row sees many keys";
+}
+
+// Equal limits, another number of requests or longer ones: the grid is that of the multiprocessors.
+TEST(Schedule, PartsAreAsManyAsFitTheGpu) {
+  for (const std::int64_t b : {1, 64, 4000}) {
+    const Problem problem = decode(b, 131072);
+    const KernelSpec spec = kernel_of(problem);
+    EXPECT_EQ(schedule_shape(problem, spec, 132).parts, 132 * spec.min_blocks);
+  }
+  const Problem few = decode(1, 512);
+  const KernelSpec spec = kernel_of(few);
+  EXPECT_EQ(schedule_shape(few, spec, 1000).parts, 8 * (512 / spec.tile_n / kernel::kFewestTiles));
+}
+
+TEST(Schedule, SegmentsCoverTheSlots) {
+  for (const std::int64_t b : {1, 2047, 2048, 2049, 16384, 1000000}) {
+    const Problem problem = decode(b, 8192);
+    const ScheduleShape shape = schedule_shape(problem, kernel_of(problem), 132);
+    EXPECT_EQ(shape.slots, b);
+    EXPECT_EQ(shape.segments == 1, b <= 2048);
+    EXPECT_LE(shape.segments, kernel::kMostSegments);
+    EXPECT_EQ(shape.segment_slots % 1024, 0);
+    EXPECT_GE(shape.segments * shape.segment_slots, b);
+  }
+}
+
+// Two for each part, whatever the batch: of as many rows as an item has at most.
+TEST(Schedule, PartialResultsAreBoundedByParts) {
+  for (const std::int64_t b : {1, 4000}) {
+    const Problem problem = decode(b, 131072);
+    const KernelSpec spec = kernel_of(problem);
+    const ScheduleShape shape = schedule_shape(problem, spec, 132);
+    EXPECT_EQ(partial_rows(problem, spec, shape), 2 * shape.parts * 4);
+    const ForwardNeeds own = forward_needs(problem, spec, 132, false), given = forward_needs(problem, spec, 132, true);
+    const Choice choice = choose(problem, {});
+    const std::size_t partials = static_cast<std::size_t>(2 * shape.parts * 4) * (128 + 2) * sizeof(float);
+    EXPECT_GE(forward_workspace(problem, choice, given).bytes(), partials);
+    EXPECT_LE(forward_workspace(problem, choice, given).bytes(), partials + 512);
+    EXPECT_GE(forward_workspace(problem, choice, own).bytes(), partials + shape.bytes());
+  }
+}
+
+TEST(Schedule, TagsTellLimitsApart) {
+  const Problem problem = decode(64, 8192);
+  const KernelSpec spec = kernel_of(problem);
+  const auto tag = [](const Problem& of, const KernelSpec& by, int multiprocessors) {
+    return schedule_tag(of, by, schedule_shape(of, by, multiprocessors));
+  };
+  const std::uint64_t first = tag(problem, spec, 132);
+  EXPECT_EQ(tag(problem, spec, 132), first);
+  EXPECT_NE(first, 0U);
+  EXPECT_NE(tag(decode(65, 8192), spec, 132), first);
+  EXPECT_NE(tag(decode(64, 8191), spec, 132), first);
+  EXPECT_NE(tag(problem, spec, 114), first);
+  KernelSpec other = spec;
+  other.tile_n = 32;
+  EXPECT_NE(tag(problem, other, 132), first);
+  Problem uncausal = problem;
+  uncausal.causal = false;
+  EXPECT_NE(tag(uncausal, spec, 132), first);
+}
+
+/// Every KV tile of every item and head is in one part; the parts that share an item are named alike by all of them.
+TEST(Schedule, PartsOfTheHostAreAPartition) {
+  const Problem problem = decode(7, 8192);
+  const KernelSpec spec = kernel_of(problem);
+  const std::vector<std::int32_t> keys{8192, 0, 1, 700, 64, 5000, 129};
+  for (const int parts : {1, 3, 132, 264, 1000}) {
+    const HostSchedule schedule = schedule_on_host(problem, spec, {{}, {}, keys, {}}, parts);
+    ASSERT_EQ(schedule.items.size(), 7U);
+    ASSERT_EQ(schedule.starts.size(), static_cast<std::size_t>(parts) + 1);
+    const auto place = [](const kernel::PartStart& start) {
+      return (std::int64_t{start.head} * 7 + start.item) * 100000 + start.tile;
+    };
+    EXPECT_EQ(place(schedule.starts.front()), 0);
+    EXPECT_EQ(place(schedule.starts.back()), std::int64_t{8} * 7 * 100000);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(parts); ++p) {
+      const kernel::PartStart& start = schedule.starts[p];
+      EXPECT_LE(place(start), place(schedule.starts[p + 1]));
+      if (start.tile == 0) continue;
+      const auto first = static_cast<std::size_t>(start.first_part), last = static_cast<std::size_t>(start.last_part);
+      ASSERT_TRUE(first < p && p <= last) << p;
+      const std::int64_t item = place(start) - start.tile;
+      EXPECT_TRUE(place(schedule.starts[first]) <= item && place(schedule.starts[first + 1]) > item) << p;
+      EXPECT_TRUE(place(schedule.starts[last]) < item + 100000 && place(schedule.starts[last + 1]) >= item + 100000);
+    }
+  }
+}
+
+TEST(Schedule, KernelFollowsFromTheForwards) {
+  const Problem problem = decode(7, 8192);
+  const KernelSpec spec = kernel_of(problem), schedule = schedule_spec(spec);
+  EXPECT_EQ(kernel_name(schedule), "fa_schedule");
+  EXPECT_EQ(schedule.tile_m, spec.tile_m);
+  EXPECT_EQ(schedule.tile_n, spec.tile_n);
+  EXPECT_EQ(schedule.warps, 32);
+  EXPECT_FALSE(schedule.variants.any());
+}
+
+}  // namespace
+}  // namespace fa::plan
