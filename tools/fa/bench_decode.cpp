@@ -33,6 +33,7 @@ struct Result {
   std::string refusal;
   double error = 0;
   Times warm, cold;
+  double schedule_us = 0;  ///< of the kernel that makes a schedule, once for all calls; 0: they take none
   int sets = 1;
   KernelInfo kernel;
 };
@@ -86,8 +87,16 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
   BenchTensors tensors(problem, result.sets);
   const DeviceBuffer memory(attention.workspace_size(problem.shape));
   const Workspace workspace{memory.data(), memory.size()};
+  const DeviceBuffer lists(problem.page_size > 0 ? attention.schedule_size(problem.shape) : 0);
+  const Schedule schedule{lists.size() > 0 ? lists.data() : nullptr, lists.size()};
+  const auto make_schedule = [&](int) {
+    attention.schedule({problem.shape, tensors.inputs(0).sequences, nullptr}, schedule, gpu.stream());
+  };
+  if (schedule.data != nullptr) make_schedule(0);
   const auto forward = [&](int set) {
-    attention.forward(tensors.inputs(set), tensors.outputs(set), gpu.stream(), workspace);
+    ForwardInputs inputs = tensors.inputs(set);
+    inputs.schedule = schedule;
+    attention.forward(inputs, tensors.outputs(set), gpu.stream(), workspace);
   };
   const auto read_set = [&](int set) { read.launch(regions_of(problem, tensors, set), gpu.stream()); };
   forward(0);
@@ -107,6 +116,12 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
     warm.round(timing.round_ms);
     if (result.sets > 1) cold.round(timing.round_ms);
   }
+  if (schedule.data != nullptr) {
+    const CallGraph schedules(gpu, kCalls, make_schedule);
+    std::vector<double> us;
+    for (int round = 0; round < timing.rounds; ++round) us.push_back(schedules.time());
+    result.schedule_us = median(us);
+  }
   result.warm = warm.times();
   result.cold = result.sets > 1 ? cold.times() : result.warm;
   return result;
@@ -125,9 +140,9 @@ void print_head(const Gpu& gpu, const TimingOptions& timing) {
   fmt::print(
       "{}, fa {}; median of {} rounds of about {} ms; TB/s of K, V, Q and O; cold: rotating over 4 L2 caches\n\n",
       gpu.info().name, version(), timing.rounds, timing.round_ms);
-  fmt::print("{:<5} {:>4} {:>4} {:>4} {:>4} {:>10} {:>4} {:>4} | {:>9} {:>6} {:>6} | {:>9} {:>6} {:>6} {:>6}\n",
+  fmt::print("{:<5} {:>4} {:>4} {:>4} {:>4} {:>10} {:>4} {:>4} | {:>9} {:>6} {:>6} | {:>9} {:>6} {:>6} {:>6} | {:>8}\n",
              "dtype", "b", "h_q", "h_kv", "s_q", "s_kv", "d", "page", "us", "TB/s", "read", "cold us", "TB/s", "read",
-             "ratio");
+             "ratio", "schedule");
 }
 
 void print_row(const BenchProblem& problem, const Result& result) {
@@ -139,9 +154,10 @@ void print_row(const BenchProblem& problem, const Result& result) {
     return;
   }
   const auto [warm, cold] = std::pair(result.warm, result.cold);
-  fmt::print("{:>9.2f} {:>6.2f} {:>6.2f} | {:>9.2f} {:>6.2f} {:>6.2f} {:>6.2f}\n", warm.call_us,
+  fmt::print("{:>9.2f} {:>6.2f} {:>6.2f} | {:>9.2f} {:>6.2f} {:>6.2f} {:>6.2f} | {:>8.2f}\n", warm.call_us,
              terabytes(problem, warm.call_us), terabytes(problem, warm.read_us), cold.call_us,
-             terabytes(problem, cold.call_us), terabytes(problem, cold.read_us), cold.read_us / cold.call_us);
+             terabytes(problem, cold.call_us), terabytes(problem, cold.read_us), cold.read_us / cold.call_us,
+             result.schedule_us);
   std::fflush(stdout);
 }
 
@@ -160,6 +176,7 @@ nlohmann::json to_json(const BenchProblem& problem, const Result& result) {
   };
   add("warm", result.warm);
   add("cold", result.cold);
+  if (result.schedule_us > 0) record["schedule_us"] = result.schedule_us;
   record["sets"] = result.sets;
   record["bytes"] = problem.bytes();
   record["error_of_allowed"] = result.error;
