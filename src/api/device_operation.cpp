@@ -49,7 +49,8 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
                               const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
                               Stream stream, const Workspace& workspace) {
   plan::Problem wanted = problem(shape);
-  wanted.tensor_maps = Op::describable(tensors, config_.varlen);
+  // The copy engine brings no page whose first rows do not count.
+  wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
   const Choice choice = Op::choose(wanted, fixed());
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, schedule, stream, workspace);
 }

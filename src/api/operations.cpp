@@ -18,8 +18,8 @@ bool ForwardOperation::runs_nothing(const AttentionShape& shape) noexcept {
   return shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
 }
 
-bool ForwardOperation::describable(const Tensors& tensors, bool varlen) noexcept {
-  return plan::sm90_forward_describable(tensors, varlen);
+bool ForwardOperation::describable(const Tensors& tensors, bool varlen, bool paged) noexcept {
+  return plan::sm90_forward_describable(tensors, varlen, paged);
 }
 
 plan::Choice ForwardOperation::choose(const plan::Problem& problem, const plan::Fixed& fixed) noexcept {
@@ -66,7 +66,7 @@ bool BackwardOperation::runs_nothing(const AttentionShape& shape) noexcept {
   return shape.b == 0 || (shape.h_q == 0 && shape.h_kv == 0);
 }
 
-bool BackwardOperation::describable(const Tensors& tensors, bool) noexcept {
+bool BackwardOperation::describable(const Tensors& tensors, bool, bool) noexcept {
   return plan::sm90_backward_describable(tensors);
 }
 

@@ -22,7 +22,7 @@ struct ForwardOperation {
   static void check_override(const AttentionConfig& config, const plan::Fixed& fixed, const plan::Variants& variants,
                              plan::Arch arch);
   static bool runs_nothing(const AttentionShape& shape) noexcept;
-  static bool describable(const Tensors& tensors, bool varlen) noexcept;
+  static bool describable(const Tensors& tensors, bool varlen, bool paged) noexcept;
   static Choice choose(const plan::Problem& problem, const plan::Fixed& fixed) noexcept;
   static plan::KernelChoices kernels(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
   static std::vector<plan::KernelSpec> candidates(const plan::Problem& problem, const plan::Fixed& fixed,
@@ -44,7 +44,7 @@ struct BackwardOperation {
   static void check_override(const AttentionConfig& config, const plan::Fixed& fixed, const plan::Variants& variants,
                              plan::Arch arch);
   static bool runs_nothing(const AttentionShape& shape) noexcept;
-  static bool describable(const Tensors& tensors, bool varlen) noexcept;
+  static bool describable(const Tensors& tensors, bool varlen, bool paged) noexcept;
   static Choice choose(const plan::Problem& problem, const plan::Fixed& fixed) noexcept;
   static plan::KernelChoices kernels(const plan::Problem& problem, const plan::Fixed& fixed, bool deterministic);
   static std::vector<plan::KernelSpec> candidates(const plan::Problem& problem, const plan::Fixed& fixed,

@@ -65,7 +65,8 @@ struct ForwardFamily {
   const Kernel* kernel;  ///< the main one
   /// Thread blocks from which on the keys of a query tile are not split.
   std::int64_t enough_blocks;
-  bool has_counter = false;  ///< blocks may take query tiles from a counter
+  bool has_counter = false;   ///< blocks may take query tiles from a counter
+  bool has_schedule = false;  ///< blocks may share the keys of requests over pages by a schedule
   /// What it needs of the architecture and the dtype, and what of a call, that the problem has not. nullptr: it serves
   /// every problem.
   const char* (*misfit)(const Problem&) noexcept = nullptr;

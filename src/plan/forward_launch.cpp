@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
@@ -148,7 +149,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
     const int most = heads_in_l2(problem, params, spec.pack_gqa, budget);
     params.heads_in_flight = equal_sections(heads, std::max(most, kFewestHeads));
-  } else if (persistent && !problem.varlen) {
+  } else if (persistent && !problem.ragged()) {
     params.heads_in_flight = balanced_heads(std::int64_t{params.m_blocks} * splits, heads, multiprocessors);
     // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.
     const int most = heads_in_l2(problem, params, spec.pack_gqa, kStaticBudget);
@@ -163,6 +164,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (problem.paged()) {
     params.paged = packed.paged;
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
+    if (spec.kernel().tensor_maps) params.paged.heads_a_page = static_cast<int>(heads_a_page(tensors.k));
   }
   const ScheduleShape schedule = spec.scheduled() ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (spec.scheduled()) {
@@ -177,16 +179,20 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     return launch;
   }
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
-  if (persistent && (problem.varlen || needs_tile_lists(problem))) {
+  if (persistent && (problem.ragged() || needs_tile_lists(problem))) {
     launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);
   }
   return launch;
 }
 
-bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen) noexcept {
+bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen, bool paged) noexcept {
   const std::int64_t h_kv = std::max<std::int64_t>(tensors.k.shape[1], 1);
   const std::int64_t group = std::max<std::int64_t>(tensors.q.shape[1] / h_kv, 1);
-  const bool bounded = !varlen || (boundable(tensors.o) && boundable(tensors.k) && boundable(tensors.v));
+  if (paged &&
+      (tensors.k.shape[0] == 0 || heads_a_page(tensors.k) == 0 || heads_a_page(tensors.v) != heads_a_page(tensors.k)))
+    return false;
+  const bool bounded =
+      (!varlen || boundable(tensors.o)) && (!(varlen || paged) || (boundable(tensors.k) && boundable(tensors.v)));
   return bounded && describable(tensors.q, group) && describable(tensors.o, group) && describable(tensors.k, 1) &&
          describable(tensors.v, 1);
 }
@@ -197,13 +203,18 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   const std::uint32_t heads = spec.pack_gqa ? static_cast<std::uint32_t>(tensors.q.shape[1] / h_kv) : 1;
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
+  maps.o = spec.varlen ? bounded_map(tensors.o, kWarpRows) : query_map(tensors.o, h_kv, 1, kWarpRows);
+  if (spec.page_size > 0) {
+    const int box = std::gcd(spec.page_size, spec.tile_n);
+    maps.k = page_map(tensors.k, box);
+    maps.v = page_map(tensors.v, box);
+    return maps;
+  }
   if (spec.varlen) {
-    maps.o = bounded_map(tensors.o, kWarpRows);
     maps.k = bounded_map(tensors.k, spec.tile_n);
     maps.v = bounded_map(tensors.v, spec.tile_n);
     return maps;
   }
-  maps.o = query_map(tensors.o, h_kv, 1, kWarpRows);
   maps.k = head_map(tensors.k, spec.tile_n);
   maps.v = head_map(tensors.v, spec.tile_n);
   return maps;

@@ -72,8 +72,9 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
                            kernel::ForwardVariantParams& params) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes, of a
-/// packed batch rows of k, v and o below 2^35. That rows start at multiples of 16 bytes is Problem::aligned.
-bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen = false) noexcept;
+/// packed batch rows of k, v and o below 2^35, and so of pages, which are whole heads apart. That rows start at
+/// multiples of 16 bytes is Problem::aligned.
+bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen = false, bool paged = false) noexcept;
 
 /// The maps of an sm90 kernel, as templates/sm90/sm90_forward_params.cuh describes them.
 struct Sm90ForwardMaps {

@@ -123,7 +123,8 @@ Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
   // Blocks of a few KV tiles have nothing to share.
-  choice.scheduled = problem.paged() && fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+  choice.scheduled = problem.paged() && forward_family(choice.family).has_schedule &&
+                     fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;

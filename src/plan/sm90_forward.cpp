@@ -28,6 +28,8 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr std::size_t kMaxSpecs = 4;
+constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
+constexpr int kMostBoxes = 32;  // of a KV tile: a lane copies each
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -119,7 +121,7 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .q_buffers = own.q_buffers,
           .pack_gqa = spec.pack_gqa,
           .split = spec.split,
-          .varlen = spec.varlen,
+          .varlen = spec.varlen || spec.page_size > 0,
           .dropout = spec.dropout,
           .affine_product = own.affine_product,
           .dynamic = own.dynamic,
@@ -149,6 +151,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.positive_scale = problem.positive_scale;
   spec.aligned = true;
   spec.varlen = problem.varlen;
+  spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
@@ -240,7 +243,9 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
 const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
-  if (problem.paged()) return "sm90 with page_size 0";
+  if (problem.page_size % kBoxRows != 0) return "sm90 with a page_size that is a multiple of 8";
+  const bool chunked = problem.variants != nullptr && problem.variants->chunked;
+  if (problem.paged() && chunked) return "sm90 with page_size 0, or without chunks";
   return nullptr;
 }
 
@@ -250,6 +255,11 @@ const char* sm90_forward_obstacle(const Problem& problem) noexcept {
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }
+  const std::int64_t group = problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv;
+  if (problem.paged() && problem.typical_s_q() * group <= kWarpgroupRows) return "few rows see many pages";
+  // The first and the last key that are needed may not be in one box.
+  const bool windowed = problem.variants != nullptr && problem.variants->left_window;
+  if (problem.paged() && windowed && problem.window_left < problem.page_size) return "a window is shorter than a page";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
   return nullptr;
@@ -280,13 +290,13 @@ bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool lon
   if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible =
-      !problem.varlen && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
+      !problem.ragged() && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
   return possible && !long_rows && d >= kExactMaxHeadDim && d <= 128;
 }
 
 bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
   const Variants* const variants = problem.variants;
-  return variants != nullptr && variants->affine && problem.positive_scale && !problem.varlen && !problem.dropout &&
+  return variants != nullptr && variants->affine && problem.positive_scale && !problem.ragged() && !problem.dropout &&
          !variants->hides_keys();
 }
 
@@ -355,7 +365,8 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.as<Sm90Forward>().affine_product && !may_add_affine(spec))
     return "affine_product = true: not of this kernel";
   if (spec.as<Sm90Forward>().affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
-  if (spec.as<Sm90Forward>().exact_max && (spec.dropout || spec.varlen || !keeps_scores(spec.variants))) {
+  if (spec.as<Sm90Forward>().exact_max &&
+      (spec.dropout || spec.varlen || spec.page_size > 0 || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
   if (spec.dropout && consumers(spec) > 2) {
@@ -377,6 +388,12 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (registers > offered) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);
+  }
+  if (spec.page_size > 0) {
+    const int box = std::gcd(spec.page_size, spec.tile_n);
+    if (box % kBoxRows != 0 || spec.tile_n / box > kMostBoxes || spec.variants.chunked) {
+      return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
+    }
   }
   if (spec.as<Sm90Forward>().own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};

@@ -1,5 +1,7 @@
 #include "plan/tensor_map.hpp"
 
+#include <limits>
+
 #include <sm90/sm90_forward_params.cuh>
 
 namespace fa::plan {
@@ -54,6 +56,23 @@ TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept {
   add_axis(map, kernel::kBoundedRows + std::int64_t{1}, stride, 1);
   add_axis(map, kernel::kBoundedRows + std::int64_t{1}, kernel::kBoundedStep / element - stride, 1);
   return map;
+}
+
+std::int64_t heads_a_page(const TensorView& pool) noexcept {
+  const std::int64_t pages = pool.shape[0];
+  const std::int64_t heads = pool.shape[1];
+  if (pages <= 1) return heads;
+  const std::int64_t step = heads > 1 ? pool.strides[1] : pool.strides[0];
+  if (step <= 0 || pool.strides[0] % step != 0) return 0;
+  const std::int64_t result = pool.strides[0] / step;
+  return result > 0 && result < std::numeric_limits<std::int32_t>::max() / pages - heads ? result : 0;
+}
+
+TensorMapSpec page_map(const TensorView& pool, int rows) noexcept {
+  TensorView heads = pool;
+  heads.shape[1] = (pool.shape[0] - 1) * heads_a_page(pool) + pool.shape[1];
+  if (pool.shape[1] <= 1) heads.strides[1] = pool.strides[0];
+  return bounded_map(heads, rows);
 }
 
 bool boundable(const TensorView& view) noexcept {

@@ -26,6 +26,12 @@ TensorMapSpec head_map(const TensorView& view, int rows) noexcept;
 /// The same of a packed batch's view, whose maps end with the sequence that is copied (Sm90ForwardParamsWith).
 TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept;
 
+/// The same of a pool [pages, h, page, d], whose axis of heads goes on over the pages.
+TensorMapSpec page_map(const TensorView& pool, int rows) noexcept;
+
+/// From page to page, in steps of that axis; 0 where the distance is no whole number of heads or leaves 32 bits.
+std::int64_t heads_a_page(const TensorView& pool) noexcept;
+
 /// Whether a map can describe a view of rank 4 in steps of `heads_a_step` heads: axes longer than 1 have strides above
 /// 0 and below 2^40 bytes. That rows start at multiples of 16 bytes is Problem::aligned.
 bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept;

@@ -32,7 +32,7 @@ struct PagedParams {
   int32_t parts;          // thread blocks of the attention kernel
   int32_t slots;          // that query tiles are found by
   int32_t segment_slots;  // a multiple of the threads of the kernel that writes the schedule
-  int32_t unused;
+  int32_t heads_a_page;   // of the copy engine's maps only: from page to page, of K and of V
 };
 
 /// Dropout of probabilities. The mask is a pure function of seed, offset, batch, query head, query row and key.

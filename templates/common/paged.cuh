@@ -9,6 +9,16 @@
 
 namespace fa::kernel {
 
+/// The greatest number that divides both.
+FA_DEVICE constexpr int common_divisor(int a, int b) {
+  while (b != 0) {
+    const int rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 /// A sequence whose keys are in pages, and start at position 0 of its table row.
 struct Request : Sequence {
   int first_position;  // that counts

@@ -40,7 +40,7 @@ struct Forward : Products<ForwardTraits<Config>> {
   using Query = typename Base::Query;
   using Cursor = typename Base::Cursor;
   using Tile = typename Base::Tile;
-  using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen, Base::kDropout,
+  using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kRagged, Base::kDropout,
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
       Base::kSummed, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared,
@@ -87,8 +87,8 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kEmptyWarp) {
       const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
       const int lane = ptx::thread_index() % kWarpSize;
-      if (warp == 0 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
-      if (warp == 1 && (kVarlen || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
+      if (warp == 0 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
+      if (warp == 1 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
       if (warp == 2) epilogue().store_empty_tiles(lane);
     } else {
       if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);

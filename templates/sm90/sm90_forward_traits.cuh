@@ -5,6 +5,7 @@
 #include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/mask.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -28,8 +29,8 @@ using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Co
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax (common/switches.cuh) and a Variant
-/// (common/variant.cuh).
+/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax, kPageSize (common/switches.cuh) and a
+/// Variant (common/variant.cuh).
 template <class C>
 struct ForwardTraits {
   using Config = C;
@@ -50,12 +51,15 @@ struct ForwardTraits {
   static constexpr bool kPingpong = Config::kTakeTurns;
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr int kPageSize = kernel::kPageSize<Config>;
+  static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kRagged = kVarlen || kPaged;  // work descriptors carry the lengths of a batch entry
   static constexpr bool kDropout = kernel::kDropout<Config>;
   // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
-  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
-  static constexpr bool kWaves = kVarlen || kLists;
+  static constexpr bool kLists = Variant::kMask && !kRagged;                    // of tiles that are not empty
+  static constexpr bool kWaves = kRagged || kLists;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
   // The tensor cores add what an affine score function grows by from key to key, but for tiles of two signs of the
@@ -71,7 +75,7 @@ struct ForwardTraits {
                                           .q_buffers = kQBuffers,
                                           .pack_gqa = Config::kPackGqa,
                                           .split = Config::kSplit,
-                                          .varlen = kVarlen,
+                                          .varlen = kRagged,
                                           .dropout = kDropout,
                                           .affine_product = kAffineProduct,
                                           .dynamic = kernel::kDynamic<Config>,
@@ -85,7 +89,7 @@ struct ForwardTraits {
   // Distance pruning: KV tiles are left out whose keys such a function makes lose.
   static constexpr bool kDistancePruning = kernel::kAffineReach<Config>;
   static_assert(!kDistancePruning ||
-                    (kAffine && !kVarlen && !kWindowed && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
+                    (kAffine && !kRagged && !kWindowed && !Variant::kMask && !Config::kPackGqa && !Config::kSplit),
                 "the best key of a row is visible, and the rows of a tile are of one head");
   static constexpr bool kNonContiguous = kWindowed || Variant::kMask || (Variant::kScore && !kAffine);
   // Warps skip the pieces of a tile that causality hides from all of their rows. The test costs more than it saves
@@ -100,16 +104,16 @@ struct ForwardTraits {
                 "tiles are hidden by causality alone");
   // Query tiles that are not full are cheap then. Under causality it is the first one of a head, which sees the fewest
   // keys: whole warps of it have no rows.
-  static constexpr bool kEndsAligned = kOwnRanges && Config::kCausal && !kVarlen && !Config::kPackGqa;
+  static constexpr bool kEndsAligned = kOwnRanges && Config::kCausal && !kRagged && !Config::kPackGqa;
   // Else the last one. From pair of rounds to pair of rounds it is another block's.
-  static constexpr bool kRotates = kOwnRanges && !Config::kCausal && !kVarlen;
+  static constexpr bool kRotates = kOwnRanges && !Config::kCausal && !kRagged;
   // Without ping-pong scheduling a warpgroup that skips KV tiles runs ahead of the others, as far as buffers go. From
   // query tile to query tile first and last rows are exchanged, so that none stays ahead.
   static constexpr bool kExchange = kOwnRanges && !kPingpong;
   static_assert(!kExchange || kQBuffers == 2, "the Q buffer says which rows are whose");
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
-  static_assert(!kDynamic || (!kVarlen && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
+  static_assert(!kDynamic || (!kRagged && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
   // the next product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
@@ -135,7 +139,10 @@ struct ForwardTraits {
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kStages >= 2, "K runs a tile ahead of V");
-  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
+  static_assert(!kRagged || !Config::kSplit, "batches of unknown lengths are not split");
+  static_assert(!kPaged || !kDropout, "no dropout over pages");
+  static_assert(kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
+  static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
   using KTile = SwizzledTile<kTileN, kHeadDimQk>;
@@ -173,7 +180,7 @@ struct ForwardTraits {
   static constexpr bool kScoreOverlapped = Variant::kScoreAlone && kSummed && !Variant::kMask && !kWindowed;
 
   static constexpr bool kPlain =
-      !Config::kCausal && !kWindowed && !kVarlen && !kDropout && !Variant::kScore && !Variant::kMask;
+      !Config::kCausal && !kWindowed && !kRagged && !kDropout && !Variant::kScore && !Variant::kMask;
   static constexpr int kFreeRegisters = kConsumerRegisters - kFragmentRegisters;
   static constexpr bool kRegistersLeft = kConsumers != 3 && !kDropout && kFreeRegisters >= (kPlain ? 32 : 33);
 
@@ -200,7 +207,18 @@ struct ForwardTraits {
   static_assert(kLayout.column_bits == kLayout.row_bits + (kKeepsRowBits ? kTileM * kernel::PhiloxPart::kBytes : 0));
   static_assert(kLayout.column_bits_bytes == kTileN / 4 * kernel::PhiloxPart::kBytes);
 
-  using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kVarlen>::type;
+  using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
+
+  // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
+  static constexpr int kBoxRows = kPaged ? kernel::common_divisor(kPageSize, kTileN) : kTileN;
+  static constexpr int kBoxes = kTileN / kBoxRows;
+  static_assert(kBoxes <= kWarpSize, "a lane a box");
+  /// Where a query tile's keys are, for the warps that load them.
+  struct InPages {
+    int table_row;   // the request's row of the block table
+    int first_read;  // keys before it are hidden from all rows
+  };
+  using Pages = typename kernel::Either<InPages, Nothing, kPaged>::type;
 
   /// A query tile and the KV tiles it sees.
   struct Query {
@@ -208,7 +226,8 @@ struct ForwardTraits {
     KvRange range;  // with tile lists: of places in the list
     int kv_head;
     int head_in_group;  // 0 when query heads are packed
-    Sequence sequence;  // of a packed batch
+    Sequence sequence;  // of a packed batch, or over pages
+    Pages pages;        // not of those that were posted
   };
 };
 

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_PROBABILITIES_CUH_
 
 #include <common/dropout.cuh>
+#include <common/paged.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
@@ -32,13 +33,13 @@ struct Probabilities : Scores<Traits> {
   using Cursor = typename Base::Cursor;
   using Slopes = typename Base::Slopes;
   using AffineRows = typename Base::AffineRows;
-  using Base::kTileN, Base::kHeadDimQk, Base::kPieces, Base::kVarlen, Base::kDropout, Base::kLists, Base::kAffine,
-      Base::kAffineProduct, Base::kNonContiguous, Base::kPartial, Base::kLoadAhead, Base::kSummed,
-      Base::kScoreOverlapped, Base::params, Base::q_shared, Base::mask_full, Base::mask_empty, Base::mask_shared,
-      Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of,
+  using Base::kTileN, Base::kHeadDimQk, Base::kPieces, Base::kVarlen, Base::kPaged, Base::kPageSize, Base::kDropout,
+      Base::kLists, Base::kAffine, Base::kAffineProduct, Base::kNonContiguous, Base::kPartial, Base::kLoadAhead,
+      Base::kSummed, Base::kScoreOverlapped, Base::params, Base::q_shared, Base::mask_full, Base::mask_empty,
+      Base::mask_shared, Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of,
       Base::kFirstKeyWord, Base::kv_tile, Base::read_listed, Base::place, Base::kTurnsSlopes, Base::start_slopes,
       Base::turn_slopes, Base::affine_rows, Base::add_affine_to_tile, Base::apply_score_to_tile, Base::first_tile,
-      Base::finish_scores, Base::load_ahead, Base::first_limit;
+      Base::finish_scores, Base::load_ahead, Base::first_limit, Base::first_row_of;
 
   using Base::Base;
 
@@ -196,7 +197,8 @@ struct Probabilities : Scores<Traits> {
     for (int n = 0; n < kTileN / 8; ++n) {
       const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarpSize;   // anew: nothing is kept for this
       const int key = kernel::minimum(8 * n + static_cast<int>(lane / 4), last_key);  // those behind it are hidden
-      const T* const columns = keys + key * params.stride_k_s + lane % 4 * 2;
+      const T* const row = kPaged ? key_in_pages(keys, cursor, key) : keys + key * params.stride_k_s;
+      const T* const columns = row + lane % 4 * 2;
       float d[4] = {};
       FA_UNROLL_BY(1)
       for (uint32_t step = 0; step < kHeadDimQk / 8; ++step) {
@@ -226,9 +228,29 @@ struct Probabilities : Scores<Traits> {
     ptx::sync_warp();  // all lanes have read Q before one of them releases the buffer
   }
 
-  /// The KV tile's first row of K in memory.
+  /// Over pages: the row of K of a tile's key; of one that all rows hide that of another. `head`: the KV head's first
+  /// row of page 0, which wrong entries lead to.
+  FA_DEVICE const T* key_in_pages(const T* head, const Cursor& cursor, int key) const {
+    if constexpr (kPaged) {
+      const Query& query = cursor.query;
+      const typename Base::Rows rows{params.group, query.tile.head};
+      const int first = kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query.tile)));
+      const int row = kernel::table_row_of(params.paged, query.tile.batch);
+      const kernel::PagedKeys<kPageSize> keys{params.paged, params.paged.table + row * params.paged.stride_row, first,
+                                              query.sequence.s_kv};
+      const int position = kernel::clamp(kv_tile(cursor) * kTileN + key, first, query.sequence.s_kv - 1);
+      const int page = keys.page_of(position);
+      return head + (keys.has(position, page) ? page : 0) * params.stride_k_b +
+             keys.row_in_page(position) * params.stride_k_s;
+    } else {
+      return head;
+    }
+  }
+
+  /// The KV tile's first row of K in memory; over pages, the KV head's.
   FA_DEVICE const T* first_key(const Cursor& cursor, [[maybe_unused]] int q_buffer) const {
     const Query& query = cursor.query;
+    if constexpr (kPaged) return static_cast<const T*>(params.k) + query.kv_head * params.stride_k_h;
     int64_t key = kv_tile(cursor) * kTileN;
     int64_t before = query.kv_head * params.stride_k_h;
     if constexpr (kVarlen) {

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_PRODUCER_CUH_
 
 #include <common/forward_schedule.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/mbarrier.cuh>
@@ -14,7 +15,7 @@
 namespace fa::sm90 {
 
 /// The warps that load: a thread for Q and K, and one for V, each a ring of buffers ahead of the consumers. Their warps
-/// join in where sequences have to be found.
+/// join in where sequences have to be found, and over pages each lane copies a box of every KV tile.
 template <class Traits>
 struct Producer : Schedule<Traits> {
   using Base = Schedule<Traits>;
@@ -23,11 +24,11 @@ struct Producer : Schedule<Traits> {
   using VTile = typename Base::VTile;
   using Config = typename Base::Config;
   using Query = typename Base::Query;
-  using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kVarlen, Base::kLists, Base::kWaves, Base::kDynamic,
-      Base::p, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
-      Base::v_empty, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles, Base::rounds,
-      Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::listed, Base::post,
-      Base::read_work;
+  using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kVarlen, Base::kPaged, Base::kPageSize, Base::kBoxRows,
+      Base::kBoxes, Base::kLists, Base::kWaves, Base::kDynamic, Base::p, Base::params, Base::q_shared, Base::k_shared,
+      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
+      Base::work_full, Base::listed_shared, Base::tiles, Base::rounds, Base::has_tile, Base::first_row_of,
+      Base::query_of_round, Base::query_of, Base::listed, Base::post, Base::read_work;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -51,7 +52,7 @@ struct Producer : Schedule<Traits> {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
         const Query work = query_of_round(round);
-        if (leads) load_q_and_k(k_slot, q_slot, work);
+        if (kPaged || leads) load_q_and_k(k_slot, q_slot, work);
       }
       if (!leads) return;
     }
@@ -65,7 +66,11 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
     if (work.range.begin >= work.range.end) return;
     load_k(k_slot, work.range.end - 1, work);
-    load_q(q_slot, work);
+    if (!kPaged || ptx::thread_index() == 0) {
+      load_q(q_slot, work);
+    } else {
+      q_slot.advance();
+    }
     FA_UNROLL_BY(kLoadCopies)
     for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work);
   }
@@ -88,7 +93,7 @@ struct Producer : Schedule<Traits> {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
         const Query work = query_of_round(round);
-        if (!leads) continue;
+        if (!kPaged && !leads) continue;
         FA_UNROLL_BY(kLoadCopies)
         for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
       }
@@ -96,6 +101,11 @@ struct Producer : Schedule<Traits> {
   }
 
   FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work) const {
+    if constexpr (kPaged) {
+      load_boxes<KTile>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index), slot.parity, n, work);
+      slot.advance();
+      return;
+    }
     if constexpr (kLists) n = listed(work, n);
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
@@ -105,6 +115,11 @@ struct Producer : Schedule<Traits> {
   }
 
   FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work) const {
+    if constexpr (kPaged) {
+      load_boxes<VTile>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index), slot.parity, n, work);
+      slot.advance();
+      return;
+    }
     if constexpr (kLists) n = listed(work, n);
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
@@ -127,6 +142,50 @@ struct Producer : Schedule<Traits> {
         ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
                          n * kTileN, work.kv_head, work.tile.batch);
       }
+    }
+  }
+
+  /// A box of a page: where it begins on the axes of the map [d, rows, heads of all pages, ends, wraps].
+  struct Box {
+    int row;
+    int head;
+    int end;
+    int wrap;
+  };
+
+  /// The box of this lane's rows of KV tile n. Rows that no query needs lie outside of the
+  /// map, which makes them zeros: it ends with the last key, or begins with the first.
+  FA_DEVICE Box box_of(int n, const Query& work) const {
+    const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
+    const kernel::PagedKeys<kPageSize> keys{params.paged,
+                                            params.paged.table + work.pages.table_row * params.paged.stride_row,
+                                            work.pages.first_read, work.sequence.s_kv};
+    const int needed = first < keys.begin ? keys.begin : first;
+    const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
+    if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
+    const int head = page * params.paged.heads_a_page + work.kv_head;
+    const int row = keys.row_in_page(first);
+    if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
+    const int behind = row + keys.end - first;  // the last key, in the page
+    const int end = behind < kPageSize ? behind : kPageSize;
+    return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
+  }
+
+  /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
+  template <class Tile>
+  FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t empty, uint32_t full, uint32_t parity,
+                            int n, const Query& work) const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    const Box box = box_of(n, work);        // while the buffer is in use
+    ptx::mbarrier_wait(empty, parity ^ 1);  // all have read what was there
+    if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+    ptx::sync_warp();  // the barrier expects what the lanes copy
+    if (lane >= kBoxes) return;
+    const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      ptx::tma_load_5d(rows + slab * Tile::kSlabBytes, map, full, ptx::L2Policy::evict_last, slab * kSlabColumns,
+                       box.row, box.head, box.end, box.wrap);
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <common/affine_reach.cuh>
 #include <common/forward_schedule.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/variant.cuh>
 #include <ptx/math.cuh>
@@ -27,9 +28,9 @@ struct Schedule : ForwardBlock<Traits> {
   using Params = typename Base::Params;
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
-  using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kWindowed, Base::kLists,
-      Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout,
-      Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
+  using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
+      Base::kWindowed, Base::kLists, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates,
+      Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int before_rows;  // places in a head's first query tile
@@ -58,7 +59,7 @@ struct Schedule : ForwardBlock<Traits> {
 
   /// The lengths of a query's batch entry: those of a dense batch are the launch parameters.
   FA_DEVICE const auto& lengths_of(const Query& query) const {
-    if constexpr (kVarlen) {
+    if constexpr (kRagged) {
       return query.sequence;
     } else {
       return static_cast<const kernel::ForwardParams&>(params);
@@ -75,17 +76,17 @@ struct Schedule : ForwardBlock<Traits> {
 
   /// (Packed) rows of a head.
   FA_DEVICE int row_count(const Query& query) const {
-    if constexpr (!kVarlen) return dense_rows;
+    if constexpr (!kRagged) return dense_rows;
     return Config::kPackGqa ? lengths_of(query).s_q * params.group : lengths_of(query).s_q;
   }
 
   /// Not so of the slots of a packed batch that have no tile.
   FA_DEVICE bool has_rows(const Query& query) const {
-    if constexpr (!kVarlen) return true;
+    if constexpr (!kRagged) return true;
     return query.tile.m_block >= 0 && query.tile.m_block * kTileM < row_count(query);
   }
 
-  /// Called by whole warps where the batch is packed.
+  /// Called by whole warps where the batch is packed, or in pages.
   FA_DEVICE Query query_of_round(int round) const { return query_of(tile_index(round)); }
 
   /// Likewise.
@@ -93,13 +94,14 @@ struct Schedule : ForwardBlock<Traits> {
     Query query;
     if constexpr (kVarlen) {
       query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
-      query.sequence = kernel::sequence_of(params, query.tile.batch);
+      if constexpr (!kPaged) query.sequence = kernel::sequence_of(params, query.tile.batch);
     } else {
       query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
       if constexpr (kRotates) query.tile.m_block = rotated(query.tile);
       // ALiBi prunes least in the last heads: long tiles first.
       if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
     }
+    if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
     const int end = row_count(query);
@@ -110,8 +112,12 @@ struct Schedule : ForwardBlock<Traits> {
           query.range, kernel::AffineReach<Variant, Config::kCausal>::of(params, query.tile.batch, query.tile.head,
                                                                          first < 0 ? 0 : first, last));
     }
-    if constexpr (kVarlen) {
+    if constexpr (kRagged) {
       if (!has_rows(query)) query.range = {};
+    }
+    if constexpr (kPaged) {
+      query.pages = {kernel::table_row_of(params.paged, query.tile.batch),
+                     kernel::keys_begin<Variant>(params, query.sequence, rows.position(first))};
     }
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
@@ -181,7 +187,7 @@ struct Schedule : ForwardBlock<Traits> {
       word(9, query.range.plain_end);
       word(10, query.range.kept_end);
     }
-    if constexpr (kVarlen) {
+    if constexpr (kRagged) {
       word(kFirstKeyWord, query.sequence.first_key);
       word(12, query.sequence.s_q);
       word(13, query.sequence.s_kv);
@@ -198,13 +204,14 @@ struct Schedule : ForwardBlock<Traits> {
                 {word(rest, 0), 0, word(rest, 1)},
                 word(rest, 2),
                 word(rest, 3),
+                {},
                 {}};
     if constexpr (kWindowed || kLists) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
       if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
     }
-    if constexpr (kVarlen) {
+    if constexpr (kRagged) {
       const kernel::Chunk of_sequence = ptx::ld_shared_chunk(work_shared(buffer) + 48);
       query.sequence.s_q = word(of_sequence, 0);
       query.sequence.s_kv = word(of_sequence, 1);

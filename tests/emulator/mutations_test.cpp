@@ -225,9 +225,10 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   c.indexed = true;
   c.rows = {37, 20, 1, 4};
   c.keys = {37, 80, 5, 64};
-  c.begin = {3, 41, 0, 9};
   const bool scheduled = mutation.subject.spec.scheduled();
   if (scheduled) c.keys = {37, 580, 5, 264};
+  const bool by_copy_engine = mutation.subject.spec.family() == fa::plan::Family::sm90;
+  if (!by_copy_engine) c.begin = {3, 41, 0, 9};
   const fa::test::PagedData data = make_data(c);
   PagedRun how{.schedule = seed, .multiprocessors = 24, .launches = scheduled ? 2 : 0};
   if (changed) how.kernel = "mutant " + mutation.name;

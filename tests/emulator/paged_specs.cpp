@@ -7,6 +7,8 @@
 
 #include "plan/schedule.hpp"
 
+#include "plan/sm90_forward.hpp"
+
 namespace emulator {
 namespace {
 
@@ -31,6 +33,7 @@ struct Shape {
   int d_qk, d_v, tile_m, warps, tile_n, stages;
   unsigned flags;
   const char* choice = "";  ///< of fa::test::variant_choices()
+  int q_buffers = 0;        ///< of an sm90 kernel
 
   bool has(Flag flag) const { return (flags & flag) != 0; }
 };
@@ -66,7 +69,25 @@ constexpr Shape kShapes[] = {
     {64, DType::bf16, 16, 16, 32, 2, 16, 2, kPacked | kTwoBodies | kScheduled, "chunked"},
     {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kScheduled, "two_sided"},
     {3, DType::f16, 16, 16, 32, 2, 16, 1, kScheduled, "documents"},
+    {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
+    {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
+    {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
+    {64, DType::f16, 64, 64, 256, 20, 48, 3, kCausal, "", 2},
+    {256, DType::bf16, 128, 64, 64, 8, 64, 2, kPacked | kCausal | kPackGqa, "", 1},
+    {40, DType::f16, 72, 40, 128, 12, 32, 2, 0, "", 2},
+    {16, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "softcap_bias", 2},
+    {16, DType::f16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa, "window_sink", 1},
+    {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
+    {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
 };
+
+void take_sm90(KernelSpec& spec, int q_buffers) {
+  auto& own = spec.own.emplace<fa::plan::Sm90Forward>();
+  spec.arch = {9, 0, 'a'};
+  own.q_buffers = q_buffers;
+  own.softmax_chunks = 2;
+  own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
+}
 
 PagedKernel to_kernel(const Shape& shape) {
   PagedKernel kernel;
@@ -88,6 +109,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
   spec.as<fa::plan::Sm80Forward>().scheduled = shape.has(kScheduled);
   spec.warps_n = shape.has(kPairs) ? 2 : 0;
+  if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
   const auto found = std::ranges::find(choices, shape.choice, &fa::test::VariantChoice::name);
@@ -106,10 +128,18 @@ PagedKernel to_kernel(const Shape& shape) {
 const std::vector<PagedKernel>& paged_kernels() {
   static const std::vector<PagedKernel> kernels = [] {
     std::vector<PagedKernel> result;
-    for (const Shape& shape : kShapes) result.push_back(to_kernel(shape));
+    for (const Shape& shape : kShapes) {
+      result.push_back(to_kernel(shape));
+      KernelSpec& spec = result.back().spec;
+      if (shape.q_buffers != 0) spec.as<fa::plan::Sm90Forward>().own_ends = fa::plan::sm90_forward_own_ends(spec);
+    }
     return result;
   }();
   return kernels;
+}
+
+KernelSpec sm90_paged() {
+  return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal, "", 2}).spec;
 }
 
 KernelSpec sm80_paged() {
@@ -127,7 +157,7 @@ KernelSpec sm80_scheduled_early() {
 }
 
 std::vector<KernelSpec> all_paged_specs() {
-  std::vector<KernelSpec> specs{sm80_paged()};
+  std::vector<KernelSpec> specs{sm80_paged(), sm90_paged()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
   specs.push_back(sm80_scheduled_early());

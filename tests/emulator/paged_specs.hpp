@@ -25,6 +25,9 @@ fa::plan::KernelSpec sm80_paged();
 fa::plan::KernelSpec sm80_scheduled();
 fa::plan::KernelSpec sm80_scheduled_early();
 
+/// One of the Hopper forward with tiles of 64 rows and 32 keys, likewise.
+fa::plan::KernelSpec sm90_paged();
+
 /// Each of them once, and the kernels that write schedules.
 std::vector<fa::plan::KernelSpec> all_paged_specs();
 

@@ -216,6 +216,56 @@ TEST_F(Paged, FunctionsWindowsAndSinksMatchFloat64) {
   }
 }
 
+/// Of a Hopper GPU, where the copy engine brings boxes of pages.
+TEST_F(Paged, PagesOfEightKeysAndMoreByTheCopyEngine) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  std::mt19937 random(5);
+  for (const std::int64_t page_size : {8, 16, 24, 64, 128, 256}) {
+    for (const std::int64_t d : {40, 64, 96, 128, 192, 256}) {
+      for (const bool packed : {false, true}) {
+        PagedCase c;
+        c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = random() % 4 != 0, .layout = Layout::bshd};
+        c.attention.dtype = random() % 3 == 0 ? DType::f16 : DType::bf16;
+        if (random() % 2 == 0) c.attention.layout = Layout::bhsd;
+        c.page_size = page_size;
+        c.packed = packed;
+        c.indexed = random() % 2 == 0;
+        c.bounded = random() % 2 == 0;
+        for (int i = 0; i < 4; ++i) {
+          c.rows.push_back(packed ? static_cast<std::int32_t>(random() % 500 + 100) : 130);
+          c.keys.push_back(static_cast<std::int32_t>(random() % 1200));
+        }
+        if (random() % 3 == 0) c.variant.config.window_left = static_cast<std::int64_t>(256 + random() % 200);
+        if (random() % 3 == 0) c.variant.config.sink = true;
+        const AttentionConfig config = config_of(c);
+        const AttentionCase whole = attention_of(c);
+        const KernelInfo info = Attention::create(config).kernel_info({.b = c.b(),
+                                                                       .h_q = 8,
+                                                                       .h_kv = 2,
+                                                                       .s_q = whole.s_q,
+                                                                       .s_kv = whole.s_kv,
+                                                                       .total_q = packed ? 4 * whole.s_q : 0});
+        EXPECT_EQ(info.name, "fa_sm90_forward") << info.spec;
+        EXPECT_EQ(info.local_bytes, 0) << info.spec;
+        run(c);
+      }
+    }
+  }
+}
+
+TEST_F(Paged, FunctionsByTheCopyEngineMatchFloat64) {
+  for (const VariantChoice& choice : variant_choices(false)) {
+    PagedCase c;
+    c.attention = {.h_q = 6, .h_kv = 2, .causal = choice.config.window_right < 0 && choice.name != "prefix"};
+    c.variant = choice;
+    c.page_size = 16;
+    c.packed = true;
+    c.rows = {100, 270, 3, 90};
+    c.keys = {300, 270, 129, 90};
+    run(c);
+  }
+}
+
 /// Two prefills, chunks of others, and decodes with and without drafts in one launch.
 TEST_F(Paged, PrefillsChunksAndDecodesAreOneLaunch) {
   for (const std::int64_t page_size : {1, 16, 64}) {

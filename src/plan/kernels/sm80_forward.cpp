@@ -73,6 +73,7 @@ constinit const ForwardFamily kSm80ForwardFamily{
     .kernel = &kKernel,
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = 192,
+    .has_schedule = true,
     .decide = [](const Problem&, const Fixed&, Choice& choice) noexcept { return choice.short_query ? 64 : 128; },
     .specs = sm80_forward_specs,
     .fits = sm80_forward_fits,

@@ -44,6 +44,7 @@ constexpr Field kFields[] = {
         .open("P is relative to the exact maximum of a row's scores"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 

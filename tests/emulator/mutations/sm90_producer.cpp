@@ -2,6 +2,7 @@
 
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
 
 namespace emulator {
 
@@ -9,6 +10,32 @@ std::vector<Mutation> sm90_producer_mutations() {
   using enum FaultKind;
   return in("sm90/sm90_producer.cuh",
             {
+                {"hopper_box_of_a_page_ends_with_the_page",
+                 "const int end = behind < kPageSize ? behind : kPageSize;",
+                 "const int end = behind < 0 ? 0 : kPageSize;",
+                 sm90_paged(),
+                 {global_uninitialised}},
+                {"hopper_box_of_a_page_not_brought_back",
+                 "return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};",
+                 "return {kernel::kBoundedRows - end + row, head, kPageSize, kernel::kBoundedRows};",
+                 sm90_paged(),
+                 {global_uninitialised, global_out_of_bounds}},
+                {"hopper_box_loaded_without_waiting",
+                 "ptx::mbarrier_wait(empty, parity ^ 1);",
+                 "if (lane > kWarpSize) ptx::mbarrier_wait(empty, parity ^ 1);",
+                 sm90_paged(),
+                 {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+                {"hopper_boxes_announce_a_slab",
+                 "ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);",
+                 "ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes / 2);",
+                 sm90_paged(),
+                 {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse}},
+                {"hopper_box_of_the_page_in_front",
+                 "const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;",
+                 "const int page = needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
+                 "kPageSize) : -1;",
+                 sm90_paged(),
+                 {}},
                 {"hopper_k_loaded_without_waiting",
                  "ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);",
                  "",
