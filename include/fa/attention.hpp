@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include <fa/export.hpp>
 #include <fa/functions.hpp>
 #include <fa/log.hpp>
+#include <fa/merge.hpp>
 #include <fa/paged.hpp>
 #include <fa/schedule.hpp>
 #include <fa/tensor.hpp>
@@ -141,6 +143,11 @@ struct AttentionConfig {
   /// A constant of the kernel. Forward only, without dropout, and with CausalAlign::bottom_right. Queries are dense, or
   /// packed with `varlen`; each call has its PagedCache in ForwardInputs::cache.
   std::int64_t page_size = 0;
+  /// forward adds to the state that outputs.o and outputs.lse hold: what attention over other keys came to (merge.hpp).
+  /// A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a sink, which
+  /// enters once: a configuration with `sink` is refused. backward is given the o and lse of all keys
+  /// (docs/merging.md).
+  bool accumulate = false;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
@@ -183,7 +190,8 @@ struct ForwardInputs {
   Schedule schedule = {};
 };
 
-/// What forward writes, whole but for the padding of packed batches.
+/// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,
+/// and lse is needed.
 struct ForwardOutputs {
   TensorView o;  ///< [b, h_q, s_q, d_v], of the config's dtype; must not overlap itself, lse or an input
   /// The log-sum-exp, [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included. A row without keys has -inf, or
@@ -332,6 +340,22 @@ class FA_API Attention {
   /// Bytes of a schedule for calls of these limits (ScheduleInputs::limits); 0 where they take none, because requests
   /// are too short to be shared out, and on the host device. Throws fa::Error: invalid_argument, unsupported.
   std::size_t schedule_size(const AttentionShape& limits) const;
+  /// Merges partial results of attention over different keys (merge.hpp, docs/merging.md):
+  ///   lse = ln(sum_i exp(lse_i) + exp(sink)),   o = sum_i exp(lse_i - lse) o_i
+  /// One kernel, bound by memory. A result may be the view of one of the states, of its dtype, and shares no other
+  /// memory with them. outputs.o is of the config's dtype or f32; outputs.lse is optional.
+  ///
+  /// A state with lse = -inf (or +inf: no keys) takes no part, whatever its o holds. A row of such states alone has
+  /// o = 0 and lse = -inf, or the sink. NaN in lse, or in o of a state that takes part, reaches the row.
+  ///
+  /// Stream and cost are those of `forward`; scratch memory is not needed. Errors: throws fa::Error before anything is
+  /// launched: invalid_argument, no_compiler, compile_failed, cache_miss, cuda. Without rows it succeeds without a
+  /// launch.
+  void merge(const MergeInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr) const;
+
+  /// Compiles and loads what `merge` will need, so that the call itself can be captured; the errors of `merge`.
+  void prepare_merge(const MergeShape& shape = {}) const;
+  KernelInfo merge_kernel_info(const MergeShape& shape = {}) const;
 
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
   /// until that is done; throws the errors of `forward`.
@@ -380,6 +404,13 @@ FA_API std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& conf
 
 /// Likewise that of `append`.
 FA_API KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& shape, const std::string& arch);
+
+/// Likewise that of `merge`.
+FA_API KernelInfo find_merge_kernel(const AttentionConfig& config, const MergeShape& shape, const std::string& arch);
+
+/// attention.merge of these states: merge_states(attention, {{o, lse}, {o_new, lse_new}}, {o, lse}) adds to the first.
+FA_API void merge_states(const Attention& attention, std::initializer_list<AttentionState> states,
+                         const ForwardOutputs& outputs, Stream stream = nullptr);
 
 /// The mask of AttentionConfig::dropout = `probability`, computed on the host; `state.device` is not read. `keep` is
 /// [b, h_q, s_q, s_kv], row-major, and gets 1 for a kept element and 0 for a dropped one. In a packed batch b numbers

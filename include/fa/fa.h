@@ -238,6 +238,11 @@ typedef struct fa_config {
   /* Positions of a page of the KV cache that k and v are in (fa_paged_cache), any number from 1; 0: they are plain
    * tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are dense, or packed (varlen). */
   int64_t page_size;
+  /* Nonzero: fa_forward adds to the state that outputs->o and outputs->lse hold: what attention over other keys came to
+   * (fa_merge). A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a
+   * sink, which enters once: `sink` is refused. fa_backward is given the o and lse of all keys. */
+  int32_t accumulate;
+  int32_t reserved_after_accumulate; /* 0 */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -351,7 +356,8 @@ typedef struct fa_forward_inputs {
   const fa_schedule_memory* schedule;
 } fa_forward_inputs;
 
-/* What fa_forward writes, whole but for the padding of packed batches. */
+/* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
+ * lse is needed. */
 typedef struct fa_forward_outputs {
   uint32_t struct_size;
   uint32_t reserved;    /* 0 */
@@ -450,6 +456,41 @@ typedef struct fa_append_shape {
   int32_t table_dtype; /* enum fa_dtype, of these */
   int32_t unaligned;   /* nonzero: rows of tensors need not start at multiples of 16 bytes */
 } fa_append_shape;
+
+/* What attention over some of the keys came to: o [b, h_q, s_q, d_v] of the config's dtype or f32, and lse [b, h_q,
+ * s_q], f32 (f64 for f64), natural log. With varlen o is [total_q, h_q, d_v] and lse [h_q, total_q]. A row without keys
+ * has lse = -inf (or +inf), and takes no part, whatever its o holds. */
+typedef struct fa_state {
+  const fa_tensor* o;
+  const fa_tensor* lse;
+} fa_state;
+
+/* States whose keys have nothing in common, all on the attention's device. */
+typedef struct fa_merge_inputs {
+  uint32_t struct_size;
+  uint32_t reserved;      /* 0 */
+  const fa_state* states; /* listed: 1 to 16 of them. Stacked: the first of all */
+  uint64_t state_count;   /* stacked: 1 */
+  int64_t stacked;        /* above 0: how many states lie at equal distances, as slices of one tensor do */
+  int64_t stride_o;       /* stacked: elements from o of a state to that of the next */
+  int64_t stride_lse;     /* likewise of lse */
+  /* [h_q], f32 (f64 for f64): a logit that joins the sum of each row of a head, as fa_config.sink does. It enters once:
+   * either here, or in one of the states. NULL: none. */
+  const fa_tensor* sink;
+} fa_merge_inputs;
+
+/* What picks the kernel of a merge, besides the configuration. All 0: o of the states and of the result are of the
+ * config's dtype, and aligned. */
+typedef struct fa_merge_shape {
+  uint32_t struct_size;
+  int32_t has_states_dtype; /* nonzero: every o is of states_dtype, an enum fa_dtype: the config's or f32 */
+  int32_t states_dtype;
+  int32_t mixed;            /* nonzero: some of them are f32, the others of the config's dtype */
+  int32_t has_result_dtype; /* nonzero: the merged o is of result_dtype, likewise */
+  int32_t result_dtype;
+  int32_t unaligned; /* nonzero: rows of o need not start at multiples of 16 bytes */
+  int32_t reserved;  /* 0 */
+} fa_merge_shape;
 
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
 typedef struct fa_shape {
@@ -582,6 +623,21 @@ FA_C_API int fa_schedule(const fa_attention* attention, const fa_schedule_inputs
 /* Bytes of a schedule for calls of these limits; 0 where they take none, because requests are too short to be shared
  * out, and on the host device. */
 FA_C_API int fa_schedule_size(const fa_attention* attention, const fa_shape* limits, size_t* size);
+/* Merges partial results of attention over different keys:
+ *
+ *   lse = ln(sum_i exp(lse_i) + exp(sink)),   o = sum_i exp(lse_i - lse) o_i.
+ *
+ * It is one kernel, and needs no scratch memory. A result may be the view of one of the states, of its dtype, and
+ * shares no other memory with them; outputs->o is of the config's dtype or f32, outputs->lse may be NULL. A row without
+ * keys has o = 0 and lse = -inf, or the sink. NaN in lse, or in o of a state that takes part, reaches the row. Stream
+ * and cost are those of fa_forward. Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_NO_COMPILER,
+ * FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA. */
+FA_C_API int fa_merge(const fa_attention* attention, const fa_merge_inputs* inputs, const fa_forward_outputs* outputs,
+                      void* stream);
+
+/* Compiles and loads what fa_merge will need for `shape`, and tells about it. Errors are those of fa_merge. */
+FA_C_API int fa_prepare_merge(const fa_attention* attention, const fa_merge_shape* shape);
+FA_C_API int fa_merge_kernel_info_get(const fa_attention* attention, const fa_merge_shape* shape, fa_kernel_info* info);
 
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */
@@ -620,6 +676,10 @@ FA_C_API int fa_find_backward_kernel(const fa_config* config, const fa_shape* sh
 /* The same for fa_append. */
 FA_C_API int fa_find_append_kernel(const fa_config* config, const fa_append_shape* shape, const char* arch,
                                    fa_kernel_info* info);
+
+/* The same for fa_merge. */
+FA_C_API int fa_find_merge_kernel(const fa_config* config, const fa_merge_shape* shape, const char* arch,
+                                  fa_kernel_info* info);
 
 /* The mask of fa_config.dropout = `probability`, computed on the host (state->device is not read): keep [b, h_q, s_q,
  * s_kv], row-major, 1 for a kept element and 0 for a dropped one. */

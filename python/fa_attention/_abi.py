@@ -70,6 +70,7 @@ class Config(Struct):
         *_many("window_left window_right chunk", ctypes.c_int64),
         ("cache_pack_sha256", _Pointer(ctypes.c_char_p)),
         ("page_size", ctypes.c_int64),
+        *_many("accumulate reserved_after_accumulate", ctypes.c_int32),
     ]
 
 
@@ -189,6 +190,20 @@ class AppendShape(Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         *_many("rotary_dims interleaved has_table table_dtype unaligned", ctypes.c_int32),
+    ]
+
+
+class State(ctypes.Structure):
+    _fields_ = [*_many("o lse", _Pointer(Tensor))]
+
+
+class MergeInputs(Struct):
+    _fields_ = [
+        *_HEAD,
+        ("states", _Pointer(State)),
+        ("state_count", ctypes.c_uint64),
+        *_many("stacked stride_o stride_lse", ctypes.c_int64),
+        ("sink", _Pointer(Tensor)),
     ]
 
 

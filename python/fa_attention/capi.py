@@ -169,9 +169,9 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
                 check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
-                chunk: int = 0, sink: bool = False, page_size: int = 0) -> _abi.Config:
+                chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
-    d]."""
+    d]; accumulate: forward adds to what o and lse hold."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -179,7 +179,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
         check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=int(chunk), page_size=int(page_size), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
+        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
 
@@ -271,16 +271,30 @@ class Attention:
         b = _views.view("cu_seqlens_k_new", cu_seqlens_k_new).elements - 1 if cu_seqlens_k_new is not None else 0
         inputs = _abi.AppendInputs(**_pointers(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, q_out=q_out), b=b,
                                    cache=_reference(cache), rotary=_reference(rotary), **_positions("slots", slots), **fields)
-        function, library = self.lib.fa.fa_append, self.lib
-        arguments = (self.handle, ctypes.addressof(inputs), stream or 0)
-        keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, inputs, self)
+        keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, inputs)
+        return self._run("fa_append", (ctypes.addressof(inputs), stream or 0), keep)
 
-        def run(_keep: object = keep) -> None:
-            status = function(*arguments)
+    def _run(self, name: str, arguments: tuple[Any, ...], keep: object) -> Callable[[], None]:
+        """A callable that makes one call of the library with this attention, again and again."""
+        function, library, handle = getattr(self.lib.fa, name), self.lib, self.handle
+
+        def run(_keep: object = (keep, self)) -> None:
+            status = function(handle, *arguments)
             if status != 0:
-                library.failed(status, lambda: int(function(*arguments)))
+                library.failed(status, lambda: int(function(handle, *arguments)))
 
         return run
+
+    def bind_merge(self, states: Sequence[tuple[Any, Any]], o: Any, lse: Any = None, sink: Any = None,
+                   stream: Optional[int] = None) -> Callable[[], None]:
+        """A callable that merges partial results over different keys, pairs of o [b, h_q, s_q, d_v] and lse [b, h_q, s_q],
+        into o and lse; it keeps the arrays alive. At most 16 of them. Each o is of the attention's dtype or float32. The
+        results may be arrays of one of the states. sink [h_q]: a logit that joins each row of a head, once."""
+        listed = (_abi.State * len(states))(*(_abi.State(**_pointers(o=part, lse=sums)) for part, sums in states))
+        inputs = _abi.MergeInputs(states=listed, state_count=len(states), sink=_pointer("sink", sink))
+        outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
+        return self._run("fa_merge", (ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0),
+                         (list(states), o, lse, sink, listed, inputs, outputs))
 
     def bind_backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any,
                       dlse: Any = None, stream: Optional[int] = None, workspace: Any = None,

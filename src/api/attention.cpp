@@ -9,6 +9,7 @@
 #include "api/append.hpp"
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
+#include "api/merge_states.hpp"
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/problem.hpp"
@@ -67,6 +68,7 @@ class Attention::Impl {
     forward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
     backward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
     append_.emplace(config_, *context_, store_);
+    merge_.emplace(config_, *context_, store_);
   }
 
   const AttentionConfig& config() const noexcept { return config_; }
@@ -149,6 +151,17 @@ class Attention::Impl {
     return host_ ? api::host_append_info(config_) : append_->prepare(problem);
   }
 
+  void merge(const MergeInputs& inputs, const ForwardOutputs& outputs, Stream stream) {
+    const api::MergeCall call = api::check_merge(config_, inputs, outputs);
+    if (host_) return api::merge_on_host(call);
+    merge_->run(call, stream);
+  }
+
+  KernelInfo prepare_merge(const MergeShape& shape) {
+    const plan::MergeProblem problem = api::merge_problem(config_, shape);
+    return host_ ? api::host_merge_info(config_) : merge_->prepare(problem);
+  }
+
   KernelInfo prepare(api::Operation op, const AttentionShape& wanted) {
     check_has(op);
     const AttentionShape shape = api::checked(config_, wanted);
@@ -165,6 +178,9 @@ class Attention::Impl {
     }
     if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");
     if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
+    if (config_.accumulate && op == api::Operation::forward) {
+      support::throw_unsupported("accumulate", "true", "false: kernels that add to a state are not tuned");
+    }
     if (!api::is_plain(config_)) {
       support::throw_unsupported("config", "functions, windows, chunks or sinks", "none: these are not tuned");
     }
@@ -202,6 +218,7 @@ class Attention::Impl {
   std::optional<api::DeviceOperation<api::ForwardOperation>> forward_;
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
   std::optional<api::DeviceAppend> append_;
+  std::optional<api::DeviceMerge> merge_;
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -241,6 +258,18 @@ void Attention::prepare_append(const AppendShape& shape) const {
 
 KernelInfo Attention::append_kernel_info(const AppendShape& shape) const {
   return impl_->prepare_append(shape);
+}
+
+void Attention::merge(const MergeInputs& inputs, const ForwardOutputs& outputs, Stream stream) const {
+  impl_->merge(inputs, outputs, stream);
+}
+
+void Attention::prepare_merge(const MergeShape& shape) const {
+  impl_->prepare_merge(shape);
+}
+
+KernelInfo Attention::merge_kernel_info(const MergeShape& shape) const {
+  return impl_->prepare_merge(shape);
 }
 
 void Attention::prepare(const AttentionShape& shape) const {
@@ -302,6 +331,11 @@ void dropout_mask(const DropoutState& state, float probability, std::int64_t b, 
   const bool empty = b == 0 || h_q == 0 || s_q == 0 || s_kv == 0;
   if (keep == nullptr && !empty) support::throw_invalid("keep", "a null pointer", "memory for the mask");
   reference::dropout_mask({double{probability}, state.seed, state.offset}, b, h_q, s_q, s_kv, keep);
+}
+
+void merge_states(const Attention& attention, std::initializer_list<AttentionState> states,
+                  const ForwardOutputs& outputs, Stream stream) {
+  attention.merge({.states = {states.begin(), states.size()}}, outputs, stream);
 }
 
 const char* version() noexcept {

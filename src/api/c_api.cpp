@@ -154,6 +154,47 @@ int fa_find_append_kernel(const fa_config* config, const fa_append_shape* shape,
   });
 }
 
+int fa_merge(const fa_attention* attention, const fa_merge_inputs* inputs, const fa_forward_outputs* outputs,
+             void* stream) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::GivenMerge merge;
+    fa::api::c::read_merge(inputs, &merge);
+    attention->attention.merge(merge.inputs, fa::api::c::to_outputs(outputs), static_cast<fa::Stream>(stream));
+  });
+}
+
+int fa_prepare_merge(const fa_attention* attention, const fa_merge_shape* shape) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_merge(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_merge_kernel_info_get(const fa_attention* attention, const fa_merge_shape* shape, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(info, "info");
+    fa::api::c::check_struct_size(*info, "info");
+    fa::api::c::write_struct(info,
+                             fa::api::c::to_c(attention->attention.merge_kernel_info(fa::api::c::to_shape(shape))));
+  });
+}
+
+int fa_find_merge_kernel(const fa_config* config, const fa_merge_shape* shape, const char* arch, fa_kernel_info* info) {
+  return fa::guarded([&] {
+    fa::api::c::require(arch, "arch");
+    if (info != nullptr) {
+      fa::api::c::check_struct_size(*info, "info");
+    }
+    const fa::KernelInfo found =
+        fa::find_merge_kernel(fa::api::c::to_config(config), fa::api::c::to_shape(shape), arch);
+    if (info != nullptr) {
+      fa::api::c::write_struct(info, fa::api::c::to_c(found));
+    }
+  });
+}
+
 int fa_prepare(const fa_attention* attention, const fa_shape* shape) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");

@@ -332,6 +332,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.check_sequences = in.check_sequences != 0;
   out.dropout = in.dropout;
   out.page_size = in.page_size;
+  out.accumulate = in.accumulate != 0;
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -413,6 +414,35 @@ AppendShape to_shape(const fa_append_shape* source) {
   if (in.has_table != 0) {
     out.table = to_enum(in.table_dtype, DType::i32, "shape.table_dtype");
   }
+  out.aligned = in.unaligned == 0;
+  return out;
+}
+
+void read_merge(const fa_merge_inputs* source, GivenMerge* merge) {
+  const fa_merge_inputs in = read_struct(source, "inputs");
+  if (in.state_count > merge->states.size()) {
+    refuse("state_count", std::to_string(in.state_count), "at most " + std::to_string(merge->states.size()));
+  }
+  if (in.state_count != 0) require(in.states, "states");
+  const auto count = static_cast<std::size_t>(in.state_count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string name = "states[" + std::to_string(i) + "]";
+    merge->states[i] = {to_view(in.states[i].o, (name + ".o").c_str()),
+                        to_view(in.states[i].lse, (name + ".lse").c_str())};
+  }
+  merge->inputs.states = {merge->states.data(), count};
+  merge->inputs.stacked = in.stacked;
+  merge->inputs.stride_o = in.stride_o;
+  merge->inputs.stride_lse = in.stride_lse;
+  merge->inputs.sink = to_view(in.sink, "sink");
+}
+
+MergeShape to_shape(const fa_merge_shape* source) {
+  const fa_merge_shape in = read_struct(source, "shape");
+  MergeShape out;
+  if (in.has_states_dtype != 0) out.states = to_enum(in.states_dtype, DType::i32, "shape.states_dtype");
+  out.mixed = in.mixed != 0;
+  if (in.has_result_dtype != 0) out.result = to_enum(in.result_dtype, DType::i32, "shape.result_dtype");
   out.aligned = in.unaligned == 0;
   return out;
 }

@@ -2,6 +2,7 @@
 #define FA_SRC_API_C_STRUCTS_HPP_
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -96,6 +97,14 @@ AppendInputs to_inputs(const fa_append_inputs* source);
 AppendShape to_shape(const fa_append_shape* source);
 ScheduleInputs to_inputs(const fa_schedule_inputs* source);
 Schedule to_schedule(const fa_schedule_memory* source);  ///< an empty one for NULL
+
+/// With the states that its inputs name.
+struct GivenMerge {
+  std::array<AttentionState, MergeInputs::kMaxListed> states;
+  MergeInputs inputs;
+};
+void read_merge(const fa_merge_inputs* source, GivenMerge* merge);
+MergeShape to_shape(const fa_merge_shape* source);
 AttentionShape to_shape(const fa_shape* source);
 DropoutState to_dropout(const fa_dropout_state* source);
 Workspace to_workspace(const fa_workspace* source);  ///< an empty one for NULL

@@ -4,6 +4,7 @@
 
 #include "api/append.hpp"
 #include "api/build.hpp"
+#include "api/merge_states.hpp"
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/problem.hpp"
@@ -67,6 +68,15 @@ KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& 
   const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
   return api::kernel_info(
       api::choose_kernel(plan::append_specs(problem), *store, api::Supply(config), config.deterministic));
+}
+
+KernelInfo find_merge_kernel(const AttentionConfig& config, const MergeShape& shape, const std::string& arch) {
+  api::validate(config, false);
+  plan::MergeProblem problem = api::merge_problem(config, shape);
+  problem.arch = plan::parse_target(arch);
+  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
+  return api::kernel_info(
+      api::choose_kernel(plan::merge_specs(problem), *store, api::Supply(config), config.deterministic));
 }
 
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,

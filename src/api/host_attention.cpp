@@ -50,6 +50,7 @@ void HostAttention::set_common(const Call& call, const VariantCall& variant, Arg
 void HostAttention::forward(const ForwardCall& call, const VariantCall& variant) const {
   reference::ForwardArgs args;
   set_common(call, variant, &args);
+  args.accumulate = config_.accumulate;
   if (config_.page_size > 0) {
     check_requests(config_, call.sequences, call.cache, call.shape, call.k.shape[0]);
     return reference::forward(args, call.sequences, call.cache, config_.zero_padding);

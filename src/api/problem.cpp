@@ -68,6 +68,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.varlen = config.varlen;
   problem.dropout = config.dropout > 0;
   problem.page_size = static_cast<int>(config.page_size);
+  problem.accumulate = config.accumulate;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -99,6 +100,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.varlen) add(" --varlen --total {}", problem.total_q);
   if (problem.varlen && !problem.paged()) add(" --total-kv {}", problem.total_kv);
   if (problem.paged()) add(" --page-size {}", problem.page_size);
+  if (problem.accumulate && op == Operation::forward) command += " --accumulate";
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.

@@ -117,8 +117,9 @@ void check_packed(std::string_view name, const TensorView& view, int packed_rank
   }
 }
 
-TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config,
-                          bool paged = false) {
+/// `of_state`: it may be f32, too.
+TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config, bool paged = false,
+                          bool of_state = false) {
   const DType dtype = config.dtype;
   const bool packed = config.varlen && !paged;
   const TensorView view = packed ? unpacked(given, 3) : given;
@@ -131,7 +132,11 @@ TensorView checked_tensor(const char* name, const TensorView& given, const Atten
                   paged ? "rank 4 [pages, h_kv, page_size, d] or rank 3 [pages, page_size, d]"
                         : "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
   }
-  if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+  const bool widened = of_state && view.dtype == DType::f32 && dtype != DType::f64;
+  if (view.dtype != dtype && !widened) {
+    throw_invalid(name, to_string(view.dtype),
+                  of_state ? state_dtypes(config) : fmt::format("dtype {}", to_string(dtype)));
+  }
   for (const std::int64_t size : shape_of(view)) {
     if (size < 0 || size > kMaxLength) {
       throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("sizes from 0 to {}", kMaxLength));
@@ -169,15 +174,6 @@ TensorView checked_statistic(const char* name, const AttentionConfig& config, co
   }
   check_memory(name, full);
   return full;
-}
-
-bool rows_aligned(const TensorView& view) noexcept {
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
-  const auto elements = static_cast<std::int64_t>(16 / size_of(view.dtype));
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    if (view.shape[axis] > 1 && view.strides[axis] % elements != 0) return false;
-  }
-  return true;
 }
 
 /// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
@@ -299,6 +295,11 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 
 }  // namespace
 
+std::string state_dtypes(const AttentionConfig& config) {
+  const bool either = config.dtype != DType::f32 && config.dtype != DType::f64;
+  return fmt::format("dtype {}{}", to_string(config.dtype), either ? " or f32" : "");
+}
+
 void validate(const AttentionConfig& config, bool host) {
   check_head_dim("head_dim", config.head_dim);
   if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v);
@@ -315,6 +316,9 @@ void validate(const AttentionConfig& config, bool host) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
   }
   validate_pages(config);
+  if (config.accumulate && config.sink) {
+    throw_invalid("sink", "true", "false with accumulate: the state that is added to has the sink, or a merge adds it");
+  }
   if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
   if (!config.varlen && config.page_size == 0 && config.check_sequences) {
     throw_invalid("check_sequences", "true", "false without varlen or page_size");
@@ -415,6 +419,31 @@ std::int64_t rows_of_request(const AttentionConfig& config, const PackedSequence
   return sequences.cu_seqlens_q[i + 1] - sequences.cu_seqlens_q[i];
 }
 
+bool rows_aligned(const TensorView& view) noexcept {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  const auto elements = static_cast<std::int64_t>(16 / size_of(view.dtype));
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (view.shape[axis] > 1 && view.strides[axis] % elements != 0) return false;
+  }
+  return true;
+}
+
+AttentionState check_state(const AttentionConfig& config, const StateNames& names, const AttentionState& given,
+                           const TensorView* like, bool needs_lse) {
+  AttentionState state;
+  state.o = checked_tensor(names.o, given.o, config, false, true);
+  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  const std::array<std::int64_t, 4>& shape = state.o.shape;
+  check_shape(names.o, state.o, {shape[0], shape[1], shape[2], d_v}, "[b, h_q, s_q, head_dim_v]");
+  if (like != nullptr) check_shape(names.o, state.o, like->shape, "[b, h_q, s_q, head_dim_v], as o");
+  const AttentionShape rows{.b = shape[0], .h_q = shape[1], .h_kv = shape[1], .s_q = shape[2]};
+  check_sizes(rows);
+  if (needs_lse || given.lse.defined()) {
+    state.lse = checked_statistic(names.lse, config, given.lse, rows, given.o.rank == 3);
+  }
+  return state;
+}
+
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
   const bool paged = config.page_size > 0;
@@ -434,7 +463,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   axes.check_o("o", call.o);
   check_sizes(shape);
   check_writable("o", call.o);
-  if (outputs.lse.defined()) {
+  if (outputs.lse.defined() || config.accumulate) {
     call.lse = checked_statistic("lse", config, outputs.lse, shape, inputs.q.rank == 3);
     check_writable("lse", call.lse);
   }

@@ -2,6 +2,7 @@
 #define FA_SRC_API_VALIDATE_HPP_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include <fa/attention.hpp>
@@ -35,6 +36,21 @@ void check_rows(const PackedSequences& sequences, const AttentionShape& shape);
 /// How many rows of q a batch entry has; the lengths are in memory of the host, and were checked.
 std::int64_t rows_of_request(const AttentionConfig& config, const PackedSequences& sequences,
                              const AttentionShape& shape, std::int64_t i);
+
+/// Whether rows of a tensor of rank 4 start at multiples of 16 bytes.
+bool rows_aligned(const TensorView& view) noexcept;
+
+/// "dtype bf16 or f32": what o of a state may be of.
+std::string state_dtypes(const AttentionConfig& config);
+
+/// A state as views of rank 4 and 3, held to the shape of `like` unless that is null; lse may be missing where it is
+/// not `needed`. Throws fa::Error(invalid_argument) with the names of its tensors.
+struct StateNames {
+  const char* o;
+  const char* lse;
+};
+AttentionState check_state(const AttentionConfig& config, const StateNames& names, const AttentionState& given,
+                           const TensorView* like, bool needs_lse);
 
 /// The tensors of a forward call as rank-4 views (lse: rank 3), checked against each other. Those of a packed batch are
 /// of one batch entry, [1, h, total, d]; k and v may be pages.

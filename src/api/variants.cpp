@@ -136,15 +136,6 @@ void check_names(const Captures& given, const std::vector<expression::Capture>& 
   }
 }
 
-TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q) {
-  check_memory(argument, view);
-  check_dtype(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
-  if (view.rank != 1 || view.shape[0] != h_q) {
-    throw_invalid(argument, fmt::format("shape {}", shape_text(view)), fmt::format("[h_q] = [{}]", h_q));
-  }
-  return view;
-}
-
 expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape) {
   return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen || config.page_size > 0};
 }
@@ -198,6 +189,15 @@ void check_size_of_functions(const expression::Program& program) {
 }
 
 }  // namespace
+
+TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q) {
+  check_memory(argument, view);
+  check_dtype(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
+  if (view.rank != 1 || view.shape[0] != h_q) {
+    throw_invalid(argument, fmt::format("shape {}", shape_text(view)), fmt::format("[h_q] = [{}]", h_q));
+  }
+  return view;
+}
 
 bool is_plain(const AttentionConfig& config) noexcept {
   return config.score.expression.empty() && config.mask.expression.empty() && window_of(config.window_left) < 0 &&

@@ -24,6 +24,9 @@ struct Functions {
 /// Whether a configuration has no function, window, chunks or sinks.
 bool is_plain(const AttentionConfig& config) noexcept;
 
+/// Logits of sinks, or their gradient, [h_q]. Throws fa::Error(invalid_argument).
+TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q);
+
 /// Throws fa::Error: invalid_argument for what does not parse, names a capture wrongly or contradicts another mask;
 /// unsupported for what `host` alone can do.
 Functions read_functions(const AttentionConfig& config, bool host);

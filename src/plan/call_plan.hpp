@@ -7,6 +7,7 @@
 #include <span>
 
 #include <common/append_params.cuh>
+#include <common/merge_states_params.cuh>
 #include <fa/append.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -22,6 +23,8 @@
 namespace fa::plan {
 
 struct AppendProblem;
+struct MergeProblem;
+struct MergeTensors;
 
 /// By which a rotary embedding turns pairs of columns (append.hpp).
 using RotaryTurns = std::array<std::uint64_t, kernel::kMaxRotaryPairs>;
@@ -40,10 +43,11 @@ enum class Role : std::uint8_t {
   convert,        ///< backward: dQ from its accumulator
   sink,           ///< backward: the gradient of the sinks
   append,         ///< new keys and values into a cache: a call of its own
+  merge,          ///< partial results into one: likewise
 };
-inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists, Role::schedule, Role::norms,
-                                      Role::attention,  Role::combine,    Role::reduce,   Role::dq_tile_lists,
-                                      Role::dq,         Role::convert,    Role::sink,     Role::append};
+inline constexpr std::array kAllRoles{
+    Role::statistics,    Role::tile_lists, Role::schedule, Role::norms, Role::attention, Role::combine, Role::reduce,
+    Role::dq_tile_lists, Role::dq,         Role::convert,  Role::sink,  Role::append,    Role::merge};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -143,6 +147,7 @@ class CallPlan {
     ForwardParams forward_params;
     BackwardParams backward_params;
     kernel::AppendParams append_params;
+    kernel::MergeStatesParams merge_params;
   };
 
  private:
@@ -152,6 +157,7 @@ class CallPlan {
                         const CallFacts&, CallPlan&);
   friend void plan_schedule(const Problem&, const KernelSet&, int, CallPlan&);
   friend void plan_call(const AppendProblem&, const KernelSpec&, const AppendInputs&, const RotaryTurns*, CallPlan&);
+  friend void plan_call(const MergeProblem&, const KernelSpec&, const MergeTensors&, CallPlan&);
 
   void add(Role role, std::int64_t grid, void* params, bool early = false);
   void bind_forward(const SectionAddresses& at) noexcept;

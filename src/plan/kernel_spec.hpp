@@ -12,6 +12,7 @@
 #include "plan/arch.hpp"
 #include "plan/kernels/append.hpp"
 #include "plan/kernels/helpers.hpp"
+#include "plan/kernels/merge_states.hpp"
 #include "plan/kernels/sm80_backward.hpp"
 #include "plan/kernels/sm80_forward.hpp"
 #include "plan/kernels/sm90_backward.hpp"
@@ -51,6 +52,7 @@ enum class Op : std::uint8_t {
   mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
   mask_keys,            ///< lists of row tiles, for tiles of keys
   append,               ///< new keys and values into a cache
+  merge,                ///< partial results over different keys
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -68,13 +70,14 @@ struct SpecHead {
   int stages = 0;   ///< K and V tiles in flight
   int warps_n = 0;  ///< warps side by side along keys
   bool pack_gqa = false;
-  bool split = false;    ///< writes partial results for another kernel
-  bool write_dq = true;  ///< backward: adds to dQ's accumulator
-  bool varlen = false;   ///< of packed batches: lengths come from the device
-  bool dropout = false;  ///< drops elements of P
-  int page_size = 0;     ///< keys of a page that k and v are in; 0: they are plain tensors
-  Variants variants;     ///< what is computed besides plain attention
-  int min_blocks = 1;    ///< resident thread blocks a multiprocessor that the register allocation must allow
+  bool split = false;       ///< writes partial results for another kernel
+  bool write_dq = true;     ///< backward: adds to dQ's accumulator
+  bool varlen = false;      ///< of packed batches: lengths come from the device
+  bool dropout = false;     ///< drops elements of P
+  int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
+  bool accumulate = false;  ///< adds to the state that o and lse hold
+  Variants variants;        ///< what is computed besides plain attention
+  int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const SpecHead&, const SpecHead&) = default;
 };
@@ -87,7 +90,7 @@ struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append>;
+                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates>;
   Own own;
 
   template <class Which>

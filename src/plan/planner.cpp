@@ -122,8 +122,8 @@ Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
-  // Blocks of a few KV tiles have nothing to share.
-  choice.scheduled = problem.paged() && forward_family(choice.family).has_schedule &&
+  // Blocks of a few KV tiles have nothing to share; and pieces are not added to a state.
+  choice.scheduled = problem.paged() && !problem.accumulate && forward_family(choice.family).has_schedule &&
                      fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
@@ -176,6 +176,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   plan.combine.dtype = problem.dtype;
   plan.combine.d_v = problem.d_v;
   plan.combine.warps = kCombineWarps;
+  plan.combine.accumulate = problem.accumulate;
   if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
   plan.norms = row_norms_spec(plan.kernel);
   return plan;

@@ -192,6 +192,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
   spec.page_size = problem.page_size;
+  spec.accumulate = problem.accumulate;
   const int warps = fixed.number("warps", tile.warps);
   const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
   spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);

@@ -153,6 +153,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.varlen = problem.varlen;
   spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
+  spec.accumulate = problem.accumulate;
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
@@ -246,6 +247,7 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (problem.page_size % kBoxRows != 0) return "sm90 with a page_size that is a multiple of 8";
   const bool chunked = problem.variants != nullptr && problem.variants->chunked;
   if (problem.paged() && chunked) return "sm90 with page_size 0, or without chunks";
+  if (problem.paged() && problem.accumulate) return "sm90 with page_size 0, or without accumulate";
   return nullptr;
 }
 

@@ -196,9 +196,30 @@ class Forward {
     for (std::int64_t d = 0; d < s.width; ++d) s.o[i * s.width + d] *= rescale;
   }
 
+  /// What o and lse hold is a key of that value and score.
+  void add_state(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
+    Acc lse = 0;
+    load(a_.lse, row_offset(a_.lse, tile.b, tile.h, tile.i0 + i), 1, 1, &lse);
+    if (lse == kInfinity || lse == -kInfinity) return;  // no keys
+    const Acc old_max = s.max[i];
+    const Acc new_max = lse > old_max ? lse : old_max;
+    const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;
+    const Acc rescale = std::exp(old_max - origin);
+    const Acc weight = std::exp(lse - origin);
+    s.max[i] = origin;
+    s.sum[i] = s.sum[i] * rescale + weight;
+    std::vector<Acc> state(static_cast<std::size_t>(g_.d_v));
+    load(a_.o, row_offset(a_.o, tile.b, tile.h, tile.i0 + i), a_.o.strides[3], g_.d_v, state.data());
+    for (std::int64_t d = 0; d < g_.d_v; ++d) {
+      Acc& o = s.o[i * s.width + d];
+      o = o * rescale + weight * state[static_cast<std::size_t>(d)];
+    }
+  }
+
   /// Normalises row i and stores it. A row without keys has sum 0 and maximum -inf: O = 0, LSE = -inf.
   void finish(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
     if (a_.variant.sink.defined()) add_sink(tile, i, s);
+    if (a_.accumulate) add_state(tile, i, s);
     const Acc sum = s.sum[i];
     const bool empty = sum == Acc(0);
     const std::int64_t offset = row_offset(a_.o, tile.b, tile.h, tile.i0 + i);

@@ -32,8 +32,9 @@ struct ForwardArgs {
   CausalAlign causal_align = CausalAlign::bottom_right;
   DropoutMask dropout = {};
   VariantArgs variant = {};
-  PagedKeys paged = {};  ///< of one batch entry
-  bool f64 = false;      ///< compute in double; implied by an f64 q, k or v
+  PagedKeys paged = {};     ///< of one batch entry
+  bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
+  bool f64 = false;         ///< compute in double; implied by an f64 q, k or v
 };
 
 /// FlashAttention-2 forward on the CPU, exact by the semantics of the library: the golden reference of every kernel,

@@ -12,6 +12,7 @@
 #include <common/append_params.cuh>
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
+#include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
@@ -34,6 +35,7 @@ using kernel::CaptureParams;
 using kernel::ForwardParams;
 using kernel::ForwardVariantParams;
 using kernel::MaskTilesParams;
+using kernel::MergeStatesParams;
 using kernel::PaddingParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90BackwardVariantParams;
@@ -130,6 +132,17 @@ std::string append_layout() {
   return asserts.text();
 }
 
+std::string merge_states_layout() {
+  LayoutAsserts asserts("MergeStatesParams", sizeof(MergeStatesParams));
+  asserts.field("lse", offsetof(MergeStatesParams, lse));
+  asserts.field("sink", offsetof(MergeStatesParams, sink));
+  asserts.field("stride_o", offsetof(MergeStatesParams, stride_o));
+  asserts.field("stride_merged_lse", offsetof(MergeStatesParams, stride_merged_lse));
+  asserts.field("states", offsetof(MergeStatesParams, states));
+  asserts.field("head_axis", offsetof(MergeStatesParams, head_axis));
+  return asserts.text();
+}
+
 /// Of what kernels with variants are launched with besides.
 std::string variant_layout(const char* type, std::size_t size) {
   LayoutAsserts whole(type, size);
@@ -194,7 +207,7 @@ constexpr Layout kLayouts[] = {
     {"BackwardParams", backward_layout},    {"Sm90BackwardParams", sm90_backward_layout},
     {"PaddingParams", padding_layout},      {"ForwardVariantParams", row_norms_layout},
     {"BackwardVariantParams", sink_layout}, {"MaskTilesParams", [] { return std::string(); }},
-    {"AppendParams", append_layout},
+    {"AppendParams", append_layout},        {"MergeStatesParams", merge_states_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.

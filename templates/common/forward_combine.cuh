@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_COMMON_FORWARD_COMBINE_CUH_
 #define FA_TEMPLATES_COMMON_FORWARD_COMBINE_CUH_
 
+#include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
 #include <common/log_sum.cuh>
@@ -12,10 +13,20 @@
 
 namespace fa::kernel {
 
+/// Where row `row` of [b, h_q, s_q] is in a tensor.
+template <class Params>
+FA_DEVICE int64_t offset_of_row(const Params& params, int64_t row, int64_t stride_b, int64_t stride_h,
+                                int64_t stride_s) {
+  const int64_t head = row / params.s_q;
+  return head / params.h_q * stride_b + head % params.h_q * stride_h + row % params.s_q * stride_s;
+}
+
 /// Merges the partial results of the splits of a query row: O = sum_i exp(lse_i - lse) O_i with
 /// lse = log sum_i exp(lse_i), to which a sink adds its logit once. One warp a row; rows are numbered [b, h_q, s_q].
 ///
-/// Config: Element, kHeadDimV, kWarps, Variant (optional).
+/// With kAccumulate, what o and lse hold already is another one.
+///
+/// Config: Element, kHeadDimV, kWarps, Variant and kAccumulate (optional).
 template <class Config>
 FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   using T = typename Config::Element;
@@ -34,6 +45,12 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
     has_nan = has_nan || lse != lse;
   };
   for (int i = 0; i < params.splits; ++i) join(LogSum::load(params.partial_lse, i * rows + row));
+  [[maybe_unused]] LogSum state{-kInfinity, 0.f};
+  if constexpr (kAccumulate<Config>) {
+    state.high = state_lse(params.lse +
+                           offset_of_row(params, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s));
+    join(state);
+  }
   [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
   if constexpr (VariantOf<Config>::kSink) {
     sink.high = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
@@ -53,6 +70,20 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
     }
   }
 
+  if constexpr (kAccumulate<Config>) {
+    if (state.high != -kInfinity) {
+      const float weight = state.over(base);
+      sum += weight;
+      const T* const old = static_cast<const T*>(params.o) +
+                           offset_of_row(params, row, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+      FA_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const int column = slot * kWarpSize + lane;
+        if (column < Config::kHeadDimV) o[slot] += weight * to_float(ptx::ld_global(old + column));
+      }
+    }
+    ptx::sync_warp();  // every lane has read the state's log-sum-exp, in whose place the result goes
+  }
   if constexpr (VariantOf<Config>::kSink) sum += sink.over(base);
   const int position = static_cast<int>(row % params.s_q);
   const int head = static_cast<int>(row / params.s_q % params.h_q);

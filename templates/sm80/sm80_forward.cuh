@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 #define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 
+#include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/forward_params.cuh>
@@ -68,6 +69,7 @@ struct Forward {
   static constexpr int kOTiles = kWarpColumns / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static constexpr int kPageSize = kernel::kPageSize<Config>;
   static constexpr bool kPaged = kPageSize > 0;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
@@ -85,6 +87,7 @@ struct Forward {
   static_assert(!(kVarlen || kPaged) || !Config::kSplit, "batches of unknown lengths are not split");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
+  static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
@@ -581,6 +584,11 @@ struct Forward {
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
   FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+    [[maybe_unused]] float states[kMTiles][2];  // log-sum-exp of the state
+    if constexpr (kAccumulate) {
+      read_states(states);
+      if constexpr (kPairs) pair().meet();  // the state's log-sum-exp is read, in whose place the result goes
+    }
     if constexpr (!kPairs) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
@@ -593,17 +601,23 @@ struct Forward {
           whole = log_add(keys, sink_of(params.variant, rows.query_head(fragment_row(m, r))));
           inverse *= weight_of(keys, whole);
         }
-        FA_UNROLL
-        for (int n = 0; n < kOTiles; ++n) {
-          stage_pair(
-              q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, half * kWarpColumns + 8 * n + 2 * (lane % 4)),
-              o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
+        [[maybe_unused]] float state = -1.f;  // what o in memory counts
+        if constexpr (kAccumulate) {
+          const Joined joined = join(softmax.log_sum(m, r, softmax_scale_log2()).value(), states[m][r]);
+          whole = joined.lse;
+          inverse *= joined.keys;
+          state = joined.state;
+        }
+        if (kAccumulate && counts(state)) {
+          stage_row<true>(o, m, r, inverse, state);
+        } else {
+          stage_row<false>(o, m, r, inverse, state);
         }
         const int row = fragment_row(m, r);
         if (params.lse != nullptr && half == 0 && lane % 4 == 0 && row < row_count) {
-          float* lse = params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
-                       rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
-          ptx::st_global(lse, Variant::kSink ? whole : softmax.log_sum(m, r, softmax_scale_log2()).value());
+          float* lse = lse_row(row);
+          ptx::st_global(lse,
+                         Variant::kSink || kAccumulate ? whole : softmax.log_sum(m, r, softmax_scale_log2()).value());
         }
       }
     }
@@ -613,6 +627,38 @@ struct Forward {
       ptx::sync_warp();  // the warp's rows of O are complete in shared memory
     }
     store_rows();
+  }
+
+  FA_DEVICE float* lse_row(int row) const {
+    return params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
+           rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
+  }
+
+  FA_DEVICE void read_states(float (&states)[kMTiles][2]) const {
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = fragment_row(m, r);
+        states[m][r] = row < row_count ? state_lse(lse_row(row)) : -kInfinity;
+      }
+    }
+  }
+
+  /// A row of O times a factor, and with kAdds what is in memory times another.
+  template <bool kAdds>
+  FA_DEVICE void stage_row(const Fragment<kMTiles, kOTiles>& o, int m, int r, float factor,
+                           [[maybe_unused]] float state) const {
+    [[maybe_unused]] const T* old = nullptr;
+    if constexpr (kAdds) old = o_row(fragment_row(m, r)) + half * kWarpColumns + 2 * (lane % 4);
+    FA_UNROLL
+    for (int n = 0; n < kOTiles; ++n) {
+      float low = o[m][n][2 * r] * factor;
+      float high = o[m][n][2 * r + 1] * factor;
+      if constexpr (kAdds) add_state<Config::kAligned>(low, high, state, old + 8 * n);
+      stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, half * kWarpColumns + 8 * n + 2 * (lane % 4)),
+                 low, high);
+    }
   }
 
   static FA_DEVICE void stage_pair(uint32_t address, float low, float high) {

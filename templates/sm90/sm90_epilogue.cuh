@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM90_SM90_EPILOGUE_CUH_
 #define FA_TEMPLATES_SM90_SM90_EPILOGUE_CUH_
 
+#include <common/accumulate.cuh>
 #include <common/log_sum.cuh>
 #include <common/transpose.cuh>
 #include <common/variant.cuh>
@@ -22,6 +23,17 @@ FA_DEVICE void multiply(float (&o)[kCount], const float (&factor)[2]) {
   for (int i = 0; i < kCount; ++i) o[i] *= factor[i / 2 % 2];
 }
 
+/// What O of two rows is multiplied with, and with kAccumulate what the state counts (kernel::Joined).
+template <bool kAccumulate>
+struct RowFactors {
+  float keys[2];
+};
+template <>
+struct RowFactors<true> {
+  float keys[2];
+  float state[2];
+};
+
 /// What ends a query tile: the log-sum-exp of its rows, and O on its way to memory; and query tiles that no key is
 /// visible to.
 template <class Traits>
@@ -39,6 +51,10 @@ struct Epilogue : Schedule<Traits> {
       Base::p, Base::params, Base::q_shared, Base::q_empty, Base::softmax_scale_log2, Base::rounds, Base::has_tile,
       Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round;
 
+  static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
+  static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
+  using Factors = RowFactors<kAccumulate>;
+
   FA_DEVICE explicit Epilogue(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
   FA_DEVICE T* o_row(const Query& query, const Rows& rows, int row) const {
@@ -52,8 +68,8 @@ struct Epilogue : Schedule<Traits> {
   }
 
   /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
-  FA_DEVICE void finish_rows(Softmax& softmax, float (&inverse_sum)[2], const Query& query, int warp_row,
-                             int lane) const {
+  FA_DEVICE void finish_rows(Softmax& softmax, Factors& factors, const Query& query, int warp_row, int lane) const {
+    float(&inverse_sum)[2] = factors.keys;
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
@@ -70,7 +86,17 @@ struct Epilogue : Schedule<Traits> {
         inverse_sum[r] *= kernel::weight_of(keys, lse[r]);
       }
       if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
+      if constexpr (kAccumulate) {
+        const int row = first_row + 8 * r;
+        const bool inside = has_row(query, row);
+        const kernel::Joined joined =
+            kernel::join(lse[r], inside ? kernel::state_lse(lse_row(query, rows, row)) : -kInfinity);
+        lse[r] = joined.lse;
+        inverse_sum[r] *= joined.keys;
+        factors.state[r] = joined.state;
+      }
     }
+    if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
     if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
     if constexpr (Config::kSplit) {
       FA_UNROLL
@@ -89,13 +115,27 @@ struct Epilogue : Schedule<Traits> {
   }
 
   /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
-  FA_DEVICE void store(O& o, const float (&inverse_sum)[2], const Query& query, int warp_row, int lane,
-                       int q_buffer) const {
-    multiply(o, inverse_sum);
+  FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
+    multiply(o, factors.keys);
+    if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query.tile) + warp_row, lane);
     if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
       store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
+    }
+  }
+
+  /// What o in memory counts of a warp's rows.
+  FA_DEVICE void add_states(O& o, const Factors& factors, const Query& query, int first_row, int lane) const {
+    const Rows rows{params.group, query.tile.head};
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!kernel::counts(factors.state[r])) continue;  // nor does a row outside of the batch
+      const T* const source = o_row(query, rows, first_row + lane / 4 + 8 * r) + 2 * (lane % 4);
+      FA_UNROLL
+      for (int j = 0; j < kHeadDimV / 8; ++j) {
+        kernel::add_state<true>(o[4 * j + 2 * r], o[4 * j + 2 * r + 1], factors.state[r], source + 8 * j);
+      }
     }
   }
 
@@ -244,6 +284,9 @@ struct Epilogue : Schedule<Traits> {
       for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
         const int row = first + i / kChunks;
         const int column = i % kChunks * kColumns;
+        if constexpr (kAccumulate) {  // a state stays what it is
+          if (kernel::state_lse(lse_row(work, rows, row)) != -kInfinity) continue;
+        }
         if constexpr (Config::kSplit) {
           ptx::st_global_chunk(params.partial_o + partial_row(work.tile, rows, row) * kHeadDimV + column, {});
         } else {
@@ -282,10 +325,11 @@ struct Epilogue : Schedule<Traits> {
   /// O = 0, log-sum-exp = -inf or the sink's logit.
   FA_DEVICE void store_empty_rows(const Query& work, int warp_row, int lane) const {
     Softmax no_keys;
-    float inverse_sum[2];
-    finish_rows(no_keys, inverse_sum, work, warp_row, lane);
+    Factors factors;
+    finish_rows(no_keys, factors, work, warp_row, lane);
     O zeros = {};
-    if constexpr (Variant::kSink) multiply(zeros, inverse_sum);  // NaN of a sink
+    if constexpr (Variant::kSink) multiply(zeros, factors.keys);  // NaN of a sink
+    if constexpr (kAccumulate) add_states(zeros, factors, work, first_row_of(work.tile) + warp_row, lane);
     store_direct(zeros, work, first_row_of(work.tile) + warp_row, lane);
   }
 };

@@ -117,7 +117,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     Cursor ahead;         // the place of the tile ahead
     Query query;          // whose O is in the making
     bool first;           // of its KV tiles: O is not yet defined
-    float inverse_sum[2];
+    typename Epilogue<Traits>::Factors factors;
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -185,7 +185,7 @@ struct Forward : Products<ForwardTraits<Config>> {
   /// skipped first: then there are `more`.
   FA_DEVICE bool next_query(Stream& at, [[maybe_unused]] bool& more) const {
     if constexpr (!kFinishOverlapped) {
-      epilogue().finish_rows(at.softmax, at.inverse_sum, at.ahead.query, at.warp_row, at.lane);
+      epilogue().finish_rows(at.softmax, at.factors, at.ahead.query, at.warp_row, at.lane);
       at.softmax = Softmax();
     }
     if constexpr (!kStageO) release(q_empty(at.q_slot.index), at.lane);
@@ -247,7 +247,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
     const int stored_row = kExchange && more ? other_rows(at.warp_row, at.consumer) : at.warp_row;
     if constexpr (kFinishOverlapped) {
-      epilogue().finish_rows(at.softmax, at.inverse_sum, at.query, stored_row, at.lane);
+      epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
       at.softmax = Softmax();
     }
     ptx::wgmma_wait<0>();
@@ -260,7 +260,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kStageO && kPingpong) {  // no ping-pong barrier follows
       ptx::barrier_sync(first_of(NamedBarrier::staged_o) + at.consumer, kWarpgroup);
     }
-    epilogue().store(at.o, at.inverse_sum, at.query, stored_row, at.lane, at.q_slot.index);
+    epilogue().store(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
   }
 
   /// O of the KV tiles before, where exact maxima have risen.
@@ -282,7 +282,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     at.staged = false;
     if (!spans) return;
     if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
-    epilogue().finish_rows(at.softmax, at.inverse_sum, at.query, other_rows(at.warp_row, at.consumer), at.lane);
+    epilogue().finish_rows(at.softmax, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane);
     at.softmax = Softmax();
   }
 
@@ -312,7 +312,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if (spans) {
       // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
       if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
-      epilogue().store(at.o, at.inverse_sum, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
+      epilogue().store(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
       at.query = at.ahead.query;
       at.first = at.staged = true;
     } else if (!kExactMax && rescale) {

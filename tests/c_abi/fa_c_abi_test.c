@@ -766,6 +766,87 @@ static void test_append(void) {
   fa_destroy(attention);
 }
 
+/* Keys in two shards, merged in place, stacked and accumulated, are those of all keys. */
+static void test_merge(void) {
+  enum { ROWS = B * H_Q * S_Q, FIRST = 3 };
+  static float whole[ROWS * D], part[2 * ROWS * D], merged[ROWS * D];
+  float whole_lse[ROWS], part_lse[2 * ROWS], merged_lse[ROWS];
+  fa_config config = default_config();
+  fa_attention *attention = NULL, *accumulating = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  config.accumulate = 1;
+  CHECK(fa_create(&config, kHost, &accumulating) == FA_OK);
+  config.sink = 1;
+  fa_attention* refused = NULL;
+  CHECK(fa_create(&config, kHost, &refused) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "sink") == 0);
+  config.sink = 0;
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(whole, B, H_Q, S_Q, D), tl = tensor4(whole_lse, B, H_Q, S_Q, 0);
+  tl.rank = 3;
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to, .lse = &tl};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_tensor po[2] = {to, to}, pl[2] = {tl, tl};
+  tk.flags = tv.flags = 0; /* strides of all keys */
+  const int64_t strides[4] = {H_KV * S_KV * D, S_KV * D, D, 1};
+  memcpy(tk.strides, strides, sizeof strides);
+  memcpy(tv.strides, strides, sizeof strides);
+  for (int i = 0; i < 2; ++i) {
+    tk.shape[2] = tv.shape[2] = i == 0 ? FIRST : S_KV - FIRST;
+    tk.data = k + (i == 0 ? 0 : FIRST * D);
+    tv.data = v + (i == 0 ? 0 : FIRST * D);
+    po[i].data = part + i * ROWS * D;
+    pl[i].data = part_lse + i * ROWS;
+    outputs.o = &po[i];
+    outputs.lse = &pl[i];
+    CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  }
+  fa_tensor mo = to, ml = tl;
+  mo.data = merged;
+  ml.data = merged_lse;
+  const fa_state states[2] = {{&po[0], &pl[0]}, {&po[1], &pl[1]}};
+  fa_merge_inputs merge = {.struct_size = sizeof merge, .states = states, .state_count = 2};
+  outputs.o = &mo;
+  outputs.lse = &ml;
+  CHECK(fa_merge(attention, &merge, &outputs, NULL) == FA_OK);
+  for (int i = 0; i < ROWS * D; ++i) CHECK(fabs(merged[i] - whole[i]) < 1e-5);
+  for (int i = 0; i < ROWS; ++i) CHECK(fabs(merged_lse[i] - whole_lse[i]) < 1e-5);
+  merge.state_count = 1;
+  merge.stacked = 2;
+  merge.stride_o = ROWS * D;
+  merge.stride_lse = ROWS;
+  memset(merged, 0, sizeof merged);
+  CHECK(fa_merge(attention, &merge, &outputs, NULL) == FA_OK);
+  for (int i = 0; i < ROWS * D; ++i) CHECK(fabs(merged[i] - whole[i]) < 1e-5);
+  tk.shape[2] = tv.shape[2] = S_KV - FIRST; /* the second shard again, to the first */
+  outputs.o = &po[0];
+  outputs.lse = &pl[0];
+  CHECK(fa_forward(accumulating, &inputs, &outputs, NULL, NULL) == FA_OK);
+  for (int i = 0; i < ROWS * D; ++i) CHECK(fabs(part[i] - whole[i]) < 1e-5);
+  merge.stacked = 0;
+  CHECK(fa_merge(attention, &merge, &outputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "stride_o") == 0);
+  merge.state_count = 17;
+  CHECK(fa_merge(attention, &merge, &outputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "state_count") == 0);
+  merge.state_count = 2;
+  merge.states = NULL;
+  CHECK(fa_merge(attention, &merge, &outputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "states") == 0);
+  fa_merge_shape shape = {.struct_size = sizeof shape, .has_result_dtype = 1, .result_dtype = FA_F32};
+  fa_kernel_info info = {.struct_size = sizeof info};
+  CHECK(fa_prepare_merge(attention, &shape) == FA_OK);
+  CHECK(fa_merge_kernel_info_get(attention, &shape, &info) == FA_OK);
+  CHECK(strcmp(info.name, "fa_reference_merge_states") == 0);
+  config.compile = FA_COMPILE_NEVER;
+  CHECK(fa_find_merge_kernel(&config, &shape, "sm_90a", &info) == FA_CACHE_MISS);
+  shape.result_dtype = FA_F16;
+  CHECK(fa_prepare_merge(attention, &shape) == FA_INVALID_ARGUMENT);
+  fa_destroy(attention);
+  fa_destroy(accumulating);
+}
+
 static void test_version(void) {
   char text[32];
   snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
@@ -788,6 +869,7 @@ int main(void) {
   test_backward();
   test_functions();
   test_append();
+  test_merge();
   test_strides();
   test_overrides();
   test_override_texts();

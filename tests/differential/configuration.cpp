@@ -248,6 +248,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   choose_functions(random, c, where, gradients);
   if (config.kernel && config.kernel->text == kExactMax && !has_plain_scores(c)) config.kernel->text.clear();
   if (random.percent(20)) choose_pages(random, c);
+  config.accumulate = !config.sink && random.percent(12);
   c.settle();
   return c;
 }
@@ -282,6 +283,7 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
   }
   choose_layouts(random, c, call);
   if (c.config.page_size > 0) choose_requests(random, c, call);
+  if (c.config.accumulate) call.lse = true, call.backward = false;  // whose o and lse are of other keys, too
   return call;
 }
 
@@ -415,6 +417,7 @@ const std::map<std::string, Edit>& known_edits() {
       {"no_zero_padding", [](Configuration& c, Call&) { return set(c.config.zero_padding, false); }},
       {"no_check", [](Configuration& c, Call&) { return set(c.config.check_sequences, false); }},
       {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
+      {"no_accumulate", [](Configuration& c, Call&) { return set(c.config.accumulate, false); }},
       {"no_sink", [](Configuration& c, Call&) { return set(c.config.sink, false); }},
       {"no_causal", [](Configuration& c, Call&) { return set(c.config.causal, false); }},
       {"no_window_left", [](Configuration& c, Call&) { return set(c.config.window_left, std::int64_t{-1}); }},
@@ -497,6 +500,7 @@ std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
                                        "first_half",
                                        "second_half",
                                        "no_dropout",
+                                       "no_accumulate",
                                        "no_sink",
                                        "no_kernel",
                                        "plain_layouts",
@@ -596,6 +600,7 @@ std::string to_string(const Configuration& c) {
   if (config.window_right >= 0) out << " window_right " << config.window_right;
   if (config.chunk > 0) out << " chunk " << config.chunk;
   if (config.sink) out << " sink";
+  if (config.accumulate) out << " accumulate";
   if (config.dropout > 0) out << " dropout " << config.dropout;
   if (config.deterministic) out << " deterministic";
   if (config.varlen)

@@ -623,6 +623,36 @@ class Evaluation {
 
 }  // namespace
 
+void join_state(const Configuration& c, const State& state, Results& results, Mistake mistake) {
+  const double u = c.config.dtype == DType::bf16  ? 0x1p-8
+                   : c.config.dtype == DType::f16 ? 0x1p-11
+                   : c.config.dtype == DType::f32 ? 0x1p-22
+                                                  : 0x1p-50;
+  const double f = c.config.dtype == DType::f64 ? 0x1p-48 : 0x1p-21;
+  const std::size_t rows = state.lse.size();
+  for (std::size_t row = 0; row < rows && mistake != Mistake::state_ignored; ++row) {
+    const double old = state.lse[row];
+    if (std::isinf(old) || std::isnan(old)) continue;
+    double& lse = results.lse.value[row];
+    double& lse_bound = results.lse.bound[row];
+    const double base = std::max(lse, old);
+    const double keys = std::exp(lse - base), kept = std::exp(old - base), sum = keys + kept;
+    const double own = keys / sum, other = kept / sum;
+    // A logarithm that is off by so much moves weight from one part to the other; floats lose what they cannot hold.
+    const double moved = std::isinf(lse) ? 0 : own * other * (lse_bound + f * (1 + std::abs(lse) + std::abs(old)));
+    const std::size_t d_v = results.o.value.size() / rows;
+    for (std::size_t n = row * d_v; n < (row + 1) * d_v; ++n) {
+      const double of_keys = own == 0 ? 0 : results.o.value[n], of_state = state.o[n];
+      const double size = own * std::abs(of_keys) + other * std::abs(of_state);
+      results.o.bound[n] = (own == 0 ? 0 : own * results.o.bound[n]) +
+                           2 * moved * (std::abs(of_keys) + std::abs(of_state)) + (u + f) * size + 0x1p-25;
+      results.o.value[n] = own * of_keys + other * of_state;
+    }
+    lse_bound = (own == 0 ? 0 : own * lse_bound) + f * (1 + std::abs(base) + std::abs(old));
+    lse = base + std::log(sum);
+  }
+}
+
 std::vector<Segment> segments_of(const Configuration& c, const Call& call, bool ignore_used) {
   std::vector<Segment> segments;
   const auto begin = [&](std::size_t i) { return call.begin.empty() ? 0 : std::int64_t{call.begin[i]}; };
@@ -696,7 +726,8 @@ const char* to_string(Mistake mistake) {
                                            "dk_unscaled",
                                            "lse_base_two",
                                            "used_ignored",
-                                           "begin_ignored"};
+                                           "begin_ignored",
+                                           "state_ignored"};
   return kNames[static_cast<std::size_t>(mistake)];
 }
 

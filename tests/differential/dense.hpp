@@ -56,8 +56,9 @@ enum class Mistake : std::uint8_t {
   lse_base_two,
   used_ignored,
   begin_ignored,
+  state_ignored,
 };
-constexpr int kMistakes = static_cast<int>(Mistake::begin_ignored) + 1;
+constexpr int kMistakes = static_cast<int>(Mistake::state_ignored) + 1;
 const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.
@@ -68,6 +69,15 @@ struct Arithmetic {
 
 Results evaluate(const Configuration& configuration, const Call& call, const Inputs& inputs,
                  const Arithmetic& arithmetic, Mistake mistake = Mistake::none);
+
+/// What o and lse held before a forward that adds to them (config.accumulate), row-major; lse = -inf or +inf in rows
+/// without keys.
+struct State {
+  std::vector<double> o, lse;
+};
+/// Joins a state to the o and lse of the keys alone.
+void join_state(const Configuration& configuration, const State& state, Results& results,
+                Mistake mistake = Mistake::none);
 
 /// Sequences of a call, or its batch entries.
 struct Segment {

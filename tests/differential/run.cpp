@@ -371,7 +371,9 @@ class Calls {
   void forward() {
     const AttentionConfig& config = c_.config;
     o_ = output({call_.b, call_.h_q, call_.s_q, config.head_dim_v}, call_.o, config.dtype);
-    if (call_.lse || call_.backward) lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
+    if (call_.lse || call_.backward || config.accumulate)
+      lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
+    if (config.accumulate) make_state();
     ForwardInputs in{in_.q.const_view(), keys().const_view(), values().const_view()};
     in.cache = cache();
     in.captures = captures();
@@ -390,6 +392,7 @@ class Calls {
       in.tiles.filled = true;
       synchronize();
       o_.refresh();
+      if (config.accumulate) lse_.refresh();
       attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
     }
     synchronize();
@@ -397,6 +400,8 @@ class Calls {
     o_.download();
     if (lse_.defined()) lse_.download();
   }
+
+  const State& state() const { return other_keys_; }
 
   void backward(const Results& expected) {
     const AttentionConfig& config = c_.config;
@@ -457,6 +462,33 @@ class Calls {
   bool scratch_touched() const { return scratch_touched_; }
 
  private:
+  /// Rows of sequences get what other keys may have come to, some of them nothing, and then anything in o.
+  void make_state() {
+    Random random(call_.values + 977);
+    const std::int64_t d_v = c_.config.head_dim_v;
+    other_keys_.o.assign(static_cast<std::size_t>(call_.b * call_.h_q * call_.s_q * d_v), std::nan(""));
+    other_keys_.lse.assign(static_cast<std::size_t>(call_.b * call_.h_q * call_.s_q), std::nan(""));
+    for (const Segment& segment : segments_of(c_, call_)) {
+      for (std::int64_t h = 0; h < call_.h_q; ++h) {
+        for (std::int64_t i = 0; i < segment.s_q; ++i) {
+          const std::int64_t s = segment.first_q + i;
+          const auto row = static_cast<std::size_t>((segment.tensor_b * call_.h_q + h) * call_.s_q + s);
+          const bool none = random.percent(25);
+          const double infinity = random.percent(50) ? HUGE_VAL : -HUGE_VAL;
+          const double lse = none ? infinity : random.pick({0.0, 3.0, 6.0, 60.0, -60.0}) + random.normal();
+          lse_.set(lse, segment.tensor_b, h, s);
+          other_keys_.lse[row] = lse_.rounded(lse);
+          for (std::int64_t d = 0; d < d_v; ++d) {
+            const double value = none ? std::nan("") : random.normal();
+            o_.set(value, segment.tensor_b, h, s, d);
+            other_keys_.o[row * static_cast<std::size_t>(d_v) + static_cast<std::size_t>(d)] = o_.rounded(value);
+          }
+        }
+      }
+    }
+    o_.upload(where_), lse_.upload(where_);
+  }
+
   void make_pages() {
     pages_.emplace(c_, call_, in_);
     pages_->k.upload(where_);
@@ -601,6 +633,7 @@ class Calls {
   Tensor table_, index_, begin_;
   Tensor o_, lse_, dq_, dk_, dv_, dsink_;
   std::vector<Tensor> gradients_;
+  State other_keys_;
   bool scratch_touched_ = false;
 };
 
@@ -660,9 +693,10 @@ Verdict evaluate_only(const Configuration& c, const Call& call, Where where) {
 Verdict Runner::run(const Call& call, Mistake mistake, double perturb) {
   return verdict_of([&](Verdict& verdict) {
     Calls calls(c_, call, where_, *attention_);
-    const Results expected = evaluate(c_, call, calls.inputs(), arithmetic_of(c_, where_), mistake);
+    Results expected = evaluate(c_, call, calls.inputs(), arithmetic_of(c_, where_), mistake);
     Judge judge(&verdict, perturb, call.values);
     calls.forward();
+    if (c_.config.accumulate) join_state(c_, calls.state(), expected, mistake);
     calls.judge_forward(expected, &judge);
     // What keys that no row sees hold may reach gradients through the tiles that they lie in.
     const bool forward_only = where_ == Where::cuda && call.hostile == Hostile::unseen_keys;

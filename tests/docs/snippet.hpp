@@ -34,6 +34,9 @@ class AttentionOfConfig {
     create().schedule(inputs, made, stream);
   }
   std::size_t schedule_size(const fa::AttentionShape& limits) const { return create().schedule_size(limits); }
+  void merge(const fa::MergeInputs& inputs, const fa::ForwardOutputs& outputs, fa::Stream stream = nullptr) const {
+    create().merge(inputs, outputs, stream);
+  }
   std::size_t mask_tiles_size(const fa::AttentionShape& shape) const { return create().mask_tiles_size(shape); }
 
  private:

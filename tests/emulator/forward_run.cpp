@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <ostream>
+#include <random>
 
 #include "emulator/placement.hpp"
 #include "emulator/plan_run.hpp"
@@ -40,6 +43,7 @@ fa::plan::Problem problem_of(const ForwardCase& c) {
   problem.arch = c.spec.arch;
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   problem.dropout = c.spec.dropout;
+  problem.accumulate = c.spec.accumulate;
   return problem;
 }
 
@@ -69,6 +73,39 @@ AttentionInputs make_inputs(const ForwardCase& c) {
   return inputs;
 }
 
+AttentionOutputs make_state(const ForwardCase& c) {
+  AttentionOutputs state = fa::test::make_outputs(c.attention);
+  std::mt19937 random(7);
+  const AttentionCase& a = c.attention;
+  for_each_row(a.b, a.h_q, a.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    constexpr std::array kLevels{2.0, 5.0, 3.0, -kInfinity, kInfinity, 150.0, -150.0};
+    const double lse = kLevels[random() % kLevels.size()];
+    state.lse.set(b, h, s, 0, lse + (std::isinf(lse) ? 0.0 : static_cast<double>(random() % 64) / 32.0));
+    for (std::int64_t d = 0; d < a.d_v; ++d) {
+      const double value = static_cast<double>(random() % 256) / 64.0 - 2.0;
+      state.o.set(b, h, s, d, std::isinf(lse) && d % 2 == 0 ? std::nan("") : value);
+    }
+  });
+  return state;
+}
+
+AttentionOutputs joined(const AttentionOutputs& keys, const AttentionOutputs& state) {
+  AttentionOutputs both = keys;
+  const TensorView o = both.o.view();
+  for_each_row(o.shape[0], o.shape[1], o.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    const double old = state.lse.at(b, h, s), own = keys.lse.at(b, h, s);
+    if (std::isinf(old)) return;
+    const double base = std::max(old, own);
+    const double old_weight = std::exp(old - base), own_weight = std::exp(own - base), sum = old_weight + own_weight;
+    both.lse.set(b, h, s, 0, base + std::log(sum));
+    for (std::int64_t d = 0; d < o.shape[3]; ++d) {
+      both.o.set(b, h, s, d, (own_weight * keys.o.at(b, h, s, d) + old_weight * state.o.at(b, h, s, d)) / sum);
+    }
+  });
+  return both;
+}
+
 ForwardKernels kernels_of(const ForwardCase& c) {
   return {canonical(c.spec), canonical(combine_spec(c.spec))};
 }
@@ -79,8 +116,11 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   const Placement q_placement = c.placement == Placement::broadcast ? Placement::bhsd : c.placement;
   AttentionOutputs outputs = fa::test::make_outputs(c.attention);
   Memory memory;
-  const Placed o = place_output(memory, "o", outputs.o, q_placement, aligned);
-  const Placed lse = place_output(memory, "lse", outputs.lse, q_placement, aligned);
+  const bool adds = c.state != nullptr;
+  const Placed o = adds ? place_state(memory, "o", c.state->o, q_placement, aligned)
+                        : place_output(memory, "o", outputs.o, q_placement, aligned);
+  const Placed lse = adds ? place_state(memory, "lse", c.state->lse, q_placement, aligned)
+                          : place_output(memory, "lse", outputs.lse, q_placement, aligned);
   fa::plan::ForwardTensors tensors;
   tensors.q = view_of(place_input(memory, "q", inputs.q, q_placement, aligned), inputs.q);
   tensors.k = view_of(place_input(memory, "k", inputs.k, c.placement, aligned), inputs.k);

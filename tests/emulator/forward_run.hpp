@@ -21,13 +21,20 @@ struct ForwardCase {
   bool lse = true;
   int splits = 1;
   int heads_in_flight = 1;
-  int blocks = 0;                                  ///< of the persistent grid of an sm90 kernel
-  const fa::test::VariantCase* variant = nullptr;  ///< what the kernel computes besides, if anything
+  int blocks = 0;                                     ///< of the persistent grid of an sm90 kernel
+  const fa::test::AttentionOutputs* state = nullptr;  ///< that the kernel adds to
+  const fa::test::VariantCase* variant = nullptr;     ///< what the kernel computes besides, if anything
 };
 void PrintTo(const ForwardCase& c, std::ostream* out);
 
 /// Inputs as the case places them: with equal heads when they are broadcast.
 fa::test::AttentionInputs make_inputs(const ForwardCase& c);
+
+/// What O and LSE of other keys might be: some rows of them have none, NaN in O.
+fa::test::AttentionOutputs make_state(const ForwardCase& c);
+
+/// Both together, in float64; `keys` is.
+fa::test::AttentionOutputs joined(const fa::test::AttentionOutputs& keys, const fa::test::AttentionOutputs& state);
 
 /// What a mutant changes about a run.
 struct ForwardKernels {

@@ -92,11 +92,8 @@ HostTensor absolute(HostTensor tensor) {
 }
 
 /// The worst element, as a multiple of what rounding allows.
-double worst_error(const ForwardCase& c, const AttentionInputs& inputs, const AttentionOutputs& actual,
-                   const AttentionOutputs& expected) {
-  AttentionInputs absolute_inputs = inputs;
-  absolute_inputs.v = absolute(absolute_inputs.v);
-  const AttentionOutputs terms = fa::test::reference_f64(c.attention, absolute_inputs);
+double worst_error(const ForwardCase& c, const AttentionOutputs& actual, const AttentionOutputs& expected,
+                   const AttentionOutputs& terms) {
   double worst = 0;
   const fa::test::AttentionCase& a = c.attention;
   for (std::int64_t b = 0; b < a.b; ++b) {
@@ -112,6 +109,13 @@ double worst_error(const ForwardCase& c, const AttentionInputs& inputs, const At
     }
   }
   return worst;
+}
+
+double worst_error(const ForwardCase& c, const AttentionInputs& inputs, const AttentionOutputs& actual,
+                   const AttentionOutputs& expected) {
+  AttentionInputs absolute_inputs = inputs;
+  absolute_inputs.v = absolute(absolute_inputs.v);
+  return worst_error(c, actual, expected, fa::test::reference_f64(c.attention, absolute_inputs));
 }
 
 void check(const ForwardCase& c) {
@@ -194,6 +198,46 @@ TEST_P(Sm90Forward, MatchesTheReferenceUnderEverySchedule) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Hopper, Sm90Forward, testing::Range<std::size_t>(0, sm90_specs().size()));
+
+class AccumulatingForward : public testing::TestWithParam<std::size_t> {};
+
+// What o and lse hold counts as other keys do, whatever rows without keys hold; and under every schedule alike.
+TEST_P(AccumulatingForward, AddsToWhatOAndLseHold) {
+  const KernelSpec spec = accumulating_specs()[GetParam()];
+  const bool hopper = spec.family() == fa::plan::Family::sm90;
+  const std::vector<Row>& rows = hopper ? sm90_rows() : launch_rows();
+  for (std::size_t i = 0; i < kRowsPerSpec; ++i) {
+    const Row& row = rows[(GetParam() * kRowsPerSpec + i) % rows.size()];
+    ForwardCase c = hopper ? make_sm90_case(spec, row) : make_case(spec, row);
+    c.lse = true;
+    c.attention.scale.reset();
+    if (!spec.positive_scale) c.attention.scale = -0.25f;
+    SCOPED_TRACE(testing::PrintToString(c));
+    const AttentionInputs inputs = make_inputs(c);
+    const AttentionOutputs state = make_state(c);
+    c.state = &state;
+    const AttentionOutputs keys = fa::test::reference_f64(c.attention, inputs);
+    const AttentionOutputs expected = joined(keys, state);
+    AttentionInputs magnitudes = inputs;
+    magnitudes.v = absolute(magnitudes.v);
+    AttentionOutputs absolute_state = state;
+    absolute_state.o = absolute(absolute_state.o);
+    const AttentionOutputs terms = joined(fa::test::reference_f64(c.attention, magnitudes), absolute_state);
+    AttentionOutputs first;
+    for (const std::uint64_t seed : kSeeds) {
+      AttentionOutputs actual;
+      ASSERT_NO_THROW(actual = run_forward(c, inputs, kernels_of(c), seed));
+      if (seed == kSeeds[0]) {
+        EXPECT_LE(worst_error(c, actual, expected, terms), 1);
+        EXPECT_LE(fa::test::lse_max_abs_error(actual.lse.view(), expected.lse.view()), 1e-4);
+        first = actual;
+      }
+      EXPECT_EQ(actual.o.bytes(), first.o.bytes()) << "O depends on the schedule, seed " << seed;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernel, AccumulatingForward, testing::Range<std::size_t>(0, accumulating_specs().size()));
 
 TEST_P(Sm90Forward, MakesScoresAgainWhereExponentialsOverflow) {
   constexpr float kDeviation = 50.f;  // of scores of the first keys: their exponentials of the last ones' are infinite

@@ -1,6 +1,6 @@
 // Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
-// appends in `append_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`.
+// appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "emulator/append_specs.hpp"
+#include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
 #include "emulator/specs.hpp"
@@ -173,12 +174,12 @@ std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t f
 
 }  // namespace
 
-/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES
+/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 7) {
+    if (argc != 8) {
       throw std::runtime_error(
-          "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES");
+          "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -193,6 +194,11 @@ int main(int argc, char** argv) {
     const std::vector<KernelSpec> appends = emulator::all_append_specs();
     for (std::size_t i = 0; i < append_files; ++i) {
       write(folder / fmt::format("append_{}.cpp", i), kernels_file(appends, i, append_files));
+    }
+    const std::size_t merge_files = std::stoul(argv[7]);
+    const std::vector<KernelSpec> merges = emulator::all_merge_specs();
+    for (std::size_t i = 0; i < merge_files; ++i) {
+      write(folder / fmt::format("merge_{}.cpp", i), kernels_file(merges, i, merge_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

@@ -20,6 +20,9 @@ std::vector<Mutation> all_mutations() {
                            &affine_reach_mutations,
                            &append_mutations,
                            &rotary_mutations,
+                           &merge_states_mutations,
+                           &accumulate_mutations,
+                           &accumulating_epilogue_mutations,
                            &backward_preprocess_mutations,
                            &backward_convert_mutations,
                            &backward_reduce_mutations,
@@ -77,7 +80,7 @@ const std::vector<Mutation>& mutations() {
 
 bool is_backward(const Mutation& mutation) {
   const Op op = mutation.subject.spec.op();
-  return op != Op::forward && op != Op::append;
+  return op != Op::forward && op != Op::append && op != Op::merge;
 }
 
 BackwardSpecs backward_specs_of(const Mutation& mutation) {

@@ -10,6 +10,7 @@
 #include "emulator/sm90_backward_variants.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/append_case.hpp"
+#include "support/merge_case.hpp"
 
 namespace emulator {
 
@@ -21,12 +22,14 @@ struct Subject {
   Subject(fa::plan::KernelSpec of);             // NOLINT(google-explicit-constructor): most are kernels alone
   Subject(const Sm90BackwardVariant& variant);  // NOLINT(google-explicit-constructor)
   Subject(fa::test::AppendCase kind);           // NOLINT(google-explicit-constructor)
+  Subject(fa::test::MergeCase kind);            // NOLINT(google-explicit-constructor)
 
   fa::plan::KernelSpec spec;
   std::string choice = {};  ///< of fa::test::variant_choices(), which `spec` computes; empty: plain attention
   /// Whose main kernel `spec` is, with functions, windows, packed batches or dropout.
   std::optional<Sm90BackwardVariant> hopper_backward = {};
   std::optional<fa::test::AppendCase> append = {};  ///< what `spec` appends
+  std::optional<fa::test::MergeCase> merge = {};    ///< what `spec` merges
   float scale = 2.f;  ///< of scores, with an sm90 kernel: maxima of rows grow by more than the slack
   int entries = 1;    ///< of the batch, and KV heads
   Spoilt spoilt = Spoilt::nothing;

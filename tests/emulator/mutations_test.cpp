@@ -15,6 +15,7 @@
 #include "emulator/backward_run.hpp"
 #include "emulator/backward_specs.hpp"
 #include "emulator/forward_run.hpp"
+#include "emulator/merge_run.hpp"
 #include "emulator/paged_run.hpp"
 #include "emulator/schedule_run.hpp"
 #include "emulator/sm90_backward_cases.hpp"
@@ -263,12 +264,52 @@ void run_append_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
   EXPECT_TRUE(mutation.faults.empty() || !changed) << "not caught";
 }
 
+/// Likewise merges.
+void run_merge_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  fa::test::MergeCase c = *mutation.subject.merge;
+  bool wrong = false;
+  for (std::uint32_t draw = 0; draw < 60; ++draw) {
+    draw_rows(c, static_cast<std::uint32_t>(seed) * 60 + draw);
+    const fa::test::MergeData data(c);
+    const auto after = run_merge(c, data, mutation.subject.spec, seed, changed ? "mutant " + mutation.name : "");
+    wrong = wrong || !data.judge(after).empty();
+    if (wrong && mutation.faults.empty()) break;
+  }
+  EXPECT_EQ(wrong, changed) << "harmless";
+  EXPECT_TRUE(mutation.faults.empty() || !changed) << "not caught";
+}
+
+/// Forwards that add to a state.
+void run_accumulating(const Mutation& mutation, bool changed, std::uint64_t seed) {
+  ForwardCase c = case_of(mutation);
+  c.attention.causal = c.spec.causal;
+  c.attention.scale.reset();
+  const fa::test::AttentionOutputs state = make_state(c);
+  c.state = &state;
+  const fa::test::AttentionInputs inputs = make_inputs(c);
+  const fa::test::AttentionOutputs actual =
+      run_forward(c, inputs, changed ? kernels_with(mutation, c) : kernels_of(c), seed);
+  const fa::test::AttentionOutputs expected = joined(fa::test::reference_f64(c.attention, inputs), state);
+  const double worst = std::max(fa::test::compare(actual.o.view(), expected.o.view()).max_abs,
+                                fa::test::lse_max_abs_error(actual.lse.view(), expected.lse.view()));
+  if (!changed) {
+    EXPECT_LT(worst, 0.03);
+    return;
+  }
+  EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+  EXPECT_GT(worst, 0.05) << "harmless";
+}
+
 /// Runs the mutant, or with `changed` = false what it was made of.
 void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
   if (mutation.subject.hopper_backward) {
     run_hopper_backward(mutation, changed, seed);
   } else if (mutation.subject.append) {
     run_append_of(mutation, changed, seed);
+  } else if (mutation.subject.merge) {
+    run_merge_of(mutation, changed, seed);
+  } else if (mutation.subject.spec.accumulate) {
+    run_accumulating(mutation, changed, seed);
   } else if (is_backward(mutation)) {
     const BackwardCase c = backward_case_of(mutation);
     const BackwardData data = data_of(mutation, c);
@@ -320,6 +361,8 @@ TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
                              std::to_string(static_cast<int>(mutation.subject.spoilt)) +
                              (mutation.header == "common/schedule.cuh" ? "schedule" : "") +
                              (mutation.subject.append ? to_string(*mutation.subject.append) : "");
+                             (mutation.subject.append ? to_string(*mutation.subject.append) : "") +
+                             (mutation.subject.merge ? to_string(*mutation.subject.merge) : "");
     if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
   }

@@ -59,6 +59,15 @@ Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor&
   return t;
 }
 
+Placed place_state(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                   bool aligned) {
+  const Placed t = place_input(memory, name, tensor, placement, aligned);
+  for_each_row(t.b, t.h, t.s, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    memory.set_flags(t.row(b, h, s), t.row_bytes, Memory::kReadable | Memory::kWritable);
+  });
+  return t;
+}
+
 Placed place_output(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
                     bool aligned) {
   const Placed t = place(memory, name, tensor.view(), placement, aligned);

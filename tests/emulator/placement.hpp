@@ -44,6 +44,10 @@ void for_each_row(std::int64_t b, std::int64_t h, std::int64_t s, const Visit& v
   }
 }
 
+/// A tensor that is read and written.
+Placed place_state(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
+                   bool aligned);
+
 /// Memory for a tensor like `tensor`, of which the elements alone can be read (or, of an output, written).
 Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
                    bool aligned);

@@ -196,6 +196,27 @@ const std::vector<KernelSpec>& covering_specs() {
   return specs;
 }
 
+const std::vector<KernelSpec>& accumulating_specs() {
+  static const std::vector<KernelSpec> specs = [] {
+    using Wanted = bool (*)(const KernelSpec&);
+    constexpr Wanted kKinds[] = {
+        [](const KernelSpec& spec) { return spec.warps_n == 2 && spec.aligned; },
+        [](const KernelSpec& spec) { return spec.warps_n == 2 && !spec.aligned; },
+        [](const KernelSpec& spec) { return spec.dtype == DType::f32 && spec.aligned && spec.causal; },
+        [](const KernelSpec& spec) { return spec.dtype == DType::f32 && !spec.aligned && !spec.split; },
+        [](const KernelSpec& spec) { return spec.split && spec.dtype == DType::f16; },
+        [](const KernelSpec& spec) { return spec.pack_gqa && !spec.split && spec.dtype == DType::bf16; },
+        [](const KernelSpec& spec) { return spec.causal && !spec.split && spec.d_v != spec.d_qk; },
+    };
+    std::vector<KernelSpec> found;
+    for (const Wanted wanted : kKinds) found.push_back(*std::ranges::find_if(covering_specs(), wanted));
+    for (const std::size_t i : {0U, 2U, 4U, 8U, 11U, 16U, 18U, 24U}) found.push_back(sm90_specs().at(i));
+    for (KernelSpec& spec : found) spec.accumulate = true;
+    return found;
+  }();
+  return specs;
+}
+
 std::vector<Problem> planned_problems() {
   std::vector<Problem> problems{problem(DType::bf16, 64, true, 200), problem(DType::f16, 128, false, 150),
                                 problem(DType::f32, 64, true, 100), problem(DType::bf16, 128, true, 5, 4, 2),
@@ -213,6 +234,7 @@ KernelSpec combine_spec(const KernelSpec& split) {
   spec.d_v = split.d_v;
   spec.warps = 4;
   spec.variants.sink = split.variants.sink;
+  spec.accumulate = split.accumulate;
   return spec;
 }
 
@@ -246,10 +268,12 @@ const std::vector<KernelSpec>& sm90_specs() {
 
 std::vector<KernelSpec> all_specs() {
   std::vector<KernelSpec> specs(covering_specs().begin(), covering_specs().end());
+  specs.insert(specs.end(), accumulating_specs().begin(), accumulating_specs().end());
   specs.insert(specs.end(), sm90_specs().begin(), sm90_specs().end());
   for (const Problem& p : planned_problems()) specs.emplace_back(fa::plan::plan_forward(p, {}).kernel);
   for (const Mutation& mutation : mutations()) {
-    if (!is_backward(mutation) && !mutation.subject.append) specs.push_back(mutation.subject.spec);
+    if (!is_backward(mutation) && !mutation.subject.append && !mutation.subject.merge)
+      specs.push_back(mutation.subject.spec);
   }
   specs.insert(specs.end(), packed_forward_specs().begin(), packed_forward_specs().end());
   std::set<std::string> seen;

@@ -9,6 +9,9 @@
 /// Which kernels the emulator tests run. The generator renders them at build time, the tests launch them.
 namespace emulator {
 
+/// Forward kernels of both families that add to a state.
+const std::vector<fa::plan::KernelSpec>& accumulating_specs();
+
 /// A cover of every pair of: dtype, head dims, tile, stages, flags. Small tiles, so that short sequences take many
 /// steps.
 const std::vector<fa::plan::KernelSpec>& covering_specs();

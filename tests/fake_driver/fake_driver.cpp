@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <common/append_params.cuh>
+#include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -52,6 +53,7 @@ std::size_t params_size(std::string_view kernel) {
   if (kernel == "fa_sm90_forward") return 4 * sizeof(TensorMap) + sizeof(ForwardVariantParams);
   if (kernel.starts_with("fa_sm90_backward")) return 4 * sizeof(TensorMap) + sizeof(BackwardVariantParams);
   if (kernel == "fa_append") return sizeof(AppendParams);
+  if (kernel == "fa_merge_states") return sizeof(MergeStatesParams);
   if (kernel == "fa_clear_padding") return sizeof(PaddingParams);
   if (kernel.starts_with("fa_mask_")) return sizeof(MaskTilesParams);
   if (kernel.find("backward") != std::string_view::npos) return sizeof(BackwardVariantParams);

@@ -267,6 +267,27 @@ def test_append(library):
     refused(ValueError, bind(seqused_kv=lengths, rotary=capi.rotary_embedding(3)), "dims", "3")
 
 
+def test_merge(library):
+    """Two rows of equal weight are averaged, in place; one without keys takes no part; a forward adds to a state."""
+    attention = capi.Attention(library, 8, "torch.float32", device=(capi.DEVICE_HOST, 0))
+    o, lse = Tensor((1, 1, 2, 8), [1.0] * 8 + [5.0] * 8), Tensor((1, 1, 2), [2.0, 1.0])
+    other, other_lse = Tensor((1, 1, 2, 8), [3.0] * 8 + [float("nan")] * 8), Tensor((1, 1, 2), [2.0, float("-inf")])
+    merge = attention.bind_merge([(o, lse), (other, other_lse)], o, lse)
+    merge()
+    check(o.values() == (2.0,) * 8 + (5.0,) * 8, f"merged {o.values()}")
+    check(abs(lse.values()[0] - 2.6931472) < 1e-6 and lse.values()[1] == 1.0, f"merged {lse.values()}")
+    merged = Tensor((1, 1, 2, 8))
+    attention.bind_merge([(o, lse)], merged, sink=Tensor((1,), [1.0]))()
+    check(merged.values()[8:] == (2.5,) * 8, f"with a sink {merged.values()}")
+    accumulating = capi.Attention(library, 8, "torch.float32", device=(capi.DEVICE_HOST, 0), accumulate=True)
+    q, k, v = Tensor((1, 1, 2, 8)), Tensor((1, 1, 1, 8)), Tensor((1, 1, 1, 8), [9.0] * 8)  # one key of score 0
+    state, state_lse = Tensor((1, 1, 2, 8), [1.0] * 16), Tensor((1, 1, 2), [0.0, float("-inf")])
+    accumulating.bind_forward(q, k, v, state, state_lse)()
+    check(state.values() == (5.0,) * 8 + (9.0,) * 8, f"accumulated {state.values()}")
+    refused(ValueError, attention.bind_merge([(o, lse)] * 17, o, lse), "state_count", "17")
+    refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
+
+
 def rows_of(cache):
     """The rows of a cache that are not 0, and their first elements."""
     first = cache.values()[::8]
@@ -286,6 +307,7 @@ def main():
     test_nvrtc_places()
     test_pages(library)
     test_append(library)
+    test_merge(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 

@@ -3,7 +3,7 @@
 // problem are interleaved; the figure is the median over rounds. With --flush-l2 each call has events of its own,
 // behind a write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a
 // causal mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp,
-// decodes: bench_decode.hpp.
+// decodes: bench_decode.hpp, merges: bench_merge.hpp.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,6 +20,7 @@
 #include "bench_decode.hpp"
 #include "bench_grid.hpp"
 #include "bench_host.hpp"
+#include "bench_merge.hpp"
 #include "bench_problem.hpp"
 #include "bench_timing.hpp"
 #include "choice.hpp"
@@ -263,6 +264,10 @@ int bench(const BenchOptions& options) {
   if (options.dry_run) return print_problems(options);
   if (options.grid.op == Operation::append) {
     bench_append(options.device, options.grid, options.timing, options.json);
+    return kSuccess;
+  }
+  if (options.grid.op == Operation::merge) {
+    bench_merge(options.device, options.grid, options.timing, options.json);
     return kSuccess;
   }
   if (options.grid.op == Operation::decode) {

@@ -228,7 +228,8 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   const Choices<Operation> of_bench{{"forward", Operation::forward},
                                     {"backward", Operation::backward},
                                     {"append", Operation::append},
-                                    {"decode", Operation::decode}};
+                                    {"decode", Operation::decode},
+                                    {"merge", Operation::merge}};
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
     command

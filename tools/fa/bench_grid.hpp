@@ -43,7 +43,7 @@ struct BenchGrid {
   TunePolicy tune = TunePolicy::cached;
 };
 
-/// `bench`: with what `fa bench` alone times, appends, decodes and pages.
+/// `bench`: with what `fa bench` alone times, appends, decodes, merges and pages.
 void add_grid_options(CLI::App& command, BenchGrid* grid, bool bench = false);
 
 /// `given`, or `fallback` where that is empty.

@@ -65,6 +65,8 @@ const char* to_string(Operation op) {
       return "append";
     case Operation::decode:
       return "decode";
+    case Operation::merge:
+      return "merge";
     default:
       return "forward";
   }

@@ -26,9 +26,10 @@ enum class Operation {
   backward,
   append,  ///< of `fa bench` alone, which has problems of its own for it (bench_append.hpp)
   decode,  ///< likewise: a forward whose bytes count (bench_decode.hpp)
+  merge,   ///< of partial results (bench_merge.hpp)
 };
 
-/// "forward", "backward", "append" or "decode".
+/// "forward", "backward", "append", "decode" or "merge".
 const char* to_string(Operation op);
 
 /// Of every problem with dropout.

@@ -27,6 +27,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.causal_align = options.causal_align;
   options.packed.apply(&config);
   config.page_size = options.page_size;
+  config.accumulate = options.accumulate;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
@@ -58,6 +59,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
       ->group(group);
   command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
+  command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);

@@ -30,6 +30,7 @@ struct PlanOptions {
   bool deterministic = false;  ///< of backward
   PackedOptions packed;
   std::int64_t page_size = 0;
+  bool accumulate = false;
   std::optional<AppendShape> append;  ///< of `fa pack`: the kernel of an append, and nothing else
   KernelOverride kernel;
   VariantOptions variant;

@@ -39,6 +39,7 @@ constexpr Kernel mask_tiles(std::string_view name, Op op, std::span<const Field>
 constexpr Field kForwardCombineFields[] = {
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
     field<&SpecHead::warps>("warps").as("kWarps"),
+    field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
 };
 constexpr Kernel kForwardCombine{
     .name = "forward_combine",

@@ -47,6 +47,7 @@ constexpr Field kFields[] = {
         .open("Of pages: share keys among thread blocks by a schedule")
         .by_call(),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
+    field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
 };
 static_assert(is_complete<Sm80Forward>(kFields));
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "emulator/append_specs.hpp"
+#include "emulator/merge_specs.hpp"
 #include "emulator/packed_specs.hpp"
 #include "emulator/variant_specs.hpp"
 
@@ -31,6 +32,8 @@ Subject::Subject(const Sm90BackwardVariant& variant)
     : spec(backward_specs_of(variant).main), hopper_backward(variant) {}
 
 Subject::Subject(fa::test::AppendCase kind) : spec(append_spec(kind)), append(std::move(kind)) {}
+
+Subject::Subject(fa::test::MergeCase kind) : spec(merge_spec(kind)), merge(kind) {}
 
 KernelSpec sm80(int stages) {
   KernelSpec spec;

@@ -42,6 +42,11 @@ struct BackwardArguments {
   const fa_backward_outputs* outputs = nullptr;
 };
 
+struct MergeArguments {
+  const fa_merge_inputs* inputs = nullptr;
+  const fa_forward_outputs* outputs = nullptr;
+};
+
 /// Makes arguments that are valid but for one choice in `mischief` (0: none). Whatever a valid argument names is in
 /// memory. What cannot be spoils its call: `must_fail` then says so.
 class Arguments {
@@ -57,6 +62,8 @@ class Arguments {
   const fa_append_shape* append_shape(const GivenConfig& config);
   const fa_schedule_memory* schedule();
   const fa_schedule_inputs* schedule_inputs(const GivenConfig& config);
+  MergeArguments merge(const GivenConfig& config);
+  const fa_merge_shape* merge_shape(const GivenConfig& config);
   const fa_shape* shape(const GivenConfig& config);
   const fa_workspace* workspace();
   const fa_dropout_state* dropout();

@@ -88,7 +88,8 @@ class Case {
   }
 
   void call(const fa_attention* attention, const GivenConfig& config) {
-    const std::uint64_t which = random_.below(25);
+    const std::uint64_t which = random_.below(29);
+    if (which >= 25) return merge(attention, config);
     if (which >= 20) return append(attention, config);
     if (which < 7) return forward(attention, config);
     if (which < 13) return backward(attention, config);
@@ -132,6 +133,21 @@ class Case {
   void schedule(const fa_attention* attention, const GivenConfig& config) {
     check("fa_schedule",
           fa_schedule(attention, arguments_.schedule_inputs(config), arguments_.schedule(), arguments_.stream()));
+  void merge(const fa_attention* attention, const GivenConfig& config) {
+    switch (random_.below(8)) {
+      case 0:
+        check("fa_prepare_merge", fa_prepare_merge(attention, arguments_.merge_shape(config)));
+        return;
+      case 1: {
+        fa_kernel_info* const info = arguments_.filled<fa_kernel_info>();
+        check("fa_merge_kernel_info_get", fa_merge_kernel_info_get(attention, arguments_.merge_shape(config), info));
+        return;
+      }
+      default: {
+        const MergeArguments given = arguments_.merge(config);
+        check("fa_merge", fa_merge(attention, given.inputs, given.outputs, arguments_.stream()));
+      }
+    }
   }
 
   void counters(const fa_attention* attention) {
@@ -178,6 +194,9 @@ class Case {
     if (random_.one_in(4)) {
       check("fa_find_append_kernel",
             fa_find_append_kernel(config.config, arguments_.append_shape(config), arguments_.arch(), info));
+    } else if (random_.one_in(4)) {
+      check("fa_find_merge_kernel",
+            fa_find_merge_kernel(config.config, arguments_.merge_shape(config), arguments_.arch(), info));
     } else if (random_.one_in(2)) {
       check("fa_find_kernel", fa_find_kernel(config.config, shape, arguments_.arch(), info));
     } else {

@@ -39,6 +39,7 @@ constexpr Mutation kMutations[] = {
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
+    {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
@@ -61,12 +62,12 @@ KernelSpec some_spec() {
 // Those of a kernel's own struct is_complete() holds to its list.
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-               pack_gqa, split, write_dq, varlen, dropout, page_size, variants, min_blocks] =
+               pack_gqa, split, write_dq, varlen, dropout, page_size, accumulate, variants, min_blocks] =
       static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-                  pack_gqa, split, write_dq, varlen, dropout, page_size, variants, min_blocks));
+                  pack_gqa, split, write_dq, varlen, dropout, page_size, accumulate, variants, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {

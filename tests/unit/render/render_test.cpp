@@ -10,6 +10,7 @@
 #include "files.hpp"
 #include "plan/append.hpp"
 #include "plan/catalogue.hpp"
+#include "plan/merge_states.hpp"
 #include "plan/planner.hpp"
 #include "plan/schedule.hpp"
 #include "render/source.hpp"
@@ -125,6 +126,13 @@ plan::KernelSpec scheduled_spec() {
   problem.page_size = 16;
   problem.s_kv = 8192;
   return plan::plan_forward(problem, {}).kernel;
+plan::KernelSpec merge_states_spec() {
+  plan::MergeProblem problem;
+  problem.arch = {9, 0, 'a'};
+  problem.d_v = 128;
+  problem.states = 2;
+  problem.float_result = true;
+  return plan::merge_specs(problem).front();
 }
 
 plan::KernelSpec clear_spec() {
@@ -151,7 +159,8 @@ std::vector<plan::KernelSpec> all_specs() {
           clear_spec(),
           append_spec(),
           scheduled_spec(),
-          plan::schedule_spec(scheduled_spec())};
+          plan::schedule_spec(scheduled_spec()),
+          merge_states_spec()};
 }
 
 /// Run with FA_UPDATE_GOLDEN=1 to accept what is rendered now, and read the difference before committing it.
@@ -419,7 +428,7 @@ TEST(Render, TheDigestOfAKernelCoversTheHeadersThatItIncludes) {
       digests.insert(digest);
     }
   }
-  EXPECT_EQ(digests.size(), 13U) << "one for each of the kernels";
+  EXPECT_EQ(digests.size(), 14U) << "one for each of the kernels";
 }
 
 TEST(Render, ANewHeaderIsNobodysUntilItIsIncluded) {

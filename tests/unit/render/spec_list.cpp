@@ -19,6 +19,7 @@
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/merge_states.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::render {
@@ -268,6 +269,19 @@ std::vector<NamedSpec> golden_list() {
         problem.rotary_dims = page_size * 8;
         specs.add("golden", plan::append_specs(problem).front());
       }
+      plan::MergeProblem merge;
+      merge.arch = plan::parse_arch(arch);
+      merge.dtype = dtype;
+      merge.d_v = 128;
+      specs.add("golden", plan::merge_specs(merge).front());
+      Case accumulating;
+      accumulating.name = fmt::format("golden {} {} accumulate", arch, to_string(dtype));
+      accumulating.config.head_dim = 128;
+      accumulating.config.dtype = dtype;
+      accumulating.config.accumulate = true;
+      accumulating.shape = {.b = 4, .h_q = 32, .h_kv = 8, .s_q = 4096, .s_kv = 4096};
+      accumulating.arch = plan::parse_arch(arch);
+      specs.add(accumulating, {});
     }
   }
   return std::move(specs).take();
