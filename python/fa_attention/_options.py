@@ -31,6 +31,7 @@ class Options(NamedTuple):
     tensors: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     varlen: bool = False
+    page_size: int = 0
 
     @property
     def reads_batch(self) -> bool:
@@ -105,4 +106,4 @@ def handle(key: HandleKey) -> capi.Attention:
         load(), key.d_qk, key.dtype, options.causal, key.d_v, options.scale, options.top_left, device=key.device,
         deterministic=options.deterministic, varlen=options.varlen, zero_padding=options.varlen, dropout=options.dropout,
         score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
-        window_right=options.window_right, chunk=options.chunk, sink=key.sink)
+        window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size)

@@ -33,7 +33,7 @@ Named = Sequence[tuple[str, Spec]]
 class Frame:
     """The structs of one call at a time."""
 
-    __slots__ = ("tensors", "numbers", "sequences", "dropout", "scratch", "inputs", "outputs", "scratch_at", "keep")
+    __slots__ = ("tensors", "numbers", "sequences", "dropout", "cache", "scratch", "inputs", "outputs", "scratch_at", "keep")
 
     def __init__(self, layout: "Layout") -> None:
         structs = {name: spec.struct() for name, spec in (*layout.read, *layout.written)}
@@ -50,14 +50,15 @@ class Frame:
         for item, struct, (written_name, _) in zip(dcaptures, gradients, layout.gradients):
             item.name, item.tensor = written_name.encode(), ctypes.pointer(struct)
         self.numbers = list(captures)[len(given):]
-        self.sequences = _abi.Sequences() if layout.varlen else None
+        self.sequences = _abi.Sequences() if layout.varlen or layout.paged else None
         self.dropout = _abi.DropoutState() if layout.dropout else None
+        self.cache = _abi.PagedCache(block_table=ctypes.pointer(structs["block_table"])) if layout.paged else None
         self.scratch = _abi.Workspace()
         self.keep = (names, captures, dcaptures, structs)
-        read = {name: ctypes.pointer(structs[name]) for name, _ in layout.read}
+        read = {name: ctypes.pointer(structs[name]) for name, _ in layout.read if name != "block_table"}
         written = {name: ctypes.pointer(structs[name]) for name, _ in layout.written}
-        more = {name: ctypes.pointer(struct) for name, struct in (("sequences", self.sequences), ("dropout", self.dropout))
-                if struct is not None}
+        more = {name: ctypes.pointer(struct) for name, struct in (
+            ("sequences", self.sequences), ("dropout", self.dropout), ("cache", self.cache)) if struct is not None}
         backward = "dq" in structs
         outputs = {"captures": dcaptures, "capture_count": len(gradients)} if backward else {}
         self.inputs = (_abi.BackwardInputs if backward else _abi.ForwardInputs)(
@@ -76,10 +77,12 @@ class Layout(NamedTuple):
     numbers: tuple[str, ...]
     varlen: bool
     dropout: bool
+    paged: bool = False  # k and v are pages, and the last of `read` is the block_table
 
 
-Sequences = tuple[int, int, int, Optional[int], Optional[int], int, int]  # b, cu_q, cu_kv, used_q, used_kv, max_q, max_kv
+Sequences = tuple[int, Optional[int], Optional[int], Optional[int], Optional[int], int, int]  # b, cu_q, cu_kv, used_q, used_kv, max_q, max_kv
 DropoutState = tuple[int, int, Optional[int]]  # seed, offset, address of both
+Cache = tuple[Optional[int], Optional[int]]  # batch_index, seq_begin
 
 
 class PreparedCall:
@@ -112,7 +115,8 @@ class PreparedCall:
         return size
 
     def __call__(self, addresses: Sequence[int], stream: int, scratch: int, scratch_size: int, numbers: Sequence[float] = (),
-                 sequences: Optional[Sequences] = None, dropout: Optional[DropoutState] = None) -> None:
+                 sequences: Optional[Sequences] = None, dropout: Optional[DropoutState] = None,
+                 cache: Optional[Cache] = None) -> None:
         """addresses: of what is read, what is written, captured tensors and their gradients, in the layout's order."""
         frames = self._frames
         try:
@@ -128,6 +132,8 @@ class PreparedCall:
             (s.b, s.cu_seqlens_q, s.cu_seqlens_kv, s.seqused_q, s.seqused_kv, s.max_s_q, s.max_s_kv) = sequences
         if frame.dropout is not None and dropout is not None:
             frame.dropout.seed, frame.dropout.offset, frame.dropout.device = dropout
+        if frame.cache is not None and cache is not None:
+            frame.cache.batch_index, frame.cache.seq_begin = cache
         if scratch_size:
             frame.scratch.data, frame.scratch.size = scratch, scratch_size
         arguments = (self.attention.handle, ctypes.addressof(frame.inputs), ctypes.addressof(frame.outputs), stream,

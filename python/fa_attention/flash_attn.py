@@ -3,22 +3,27 @@
     from fa_attention.flash_attn import flash_attn_func, flash_attn_varlen_func
 
 Tensors are [b, s, h, d], packed ones [total, h, d], and window_size of (-1, -1) is no window, as there. Beyond flash_attn
-these take fp32, fp64 on the CPU, d_v != d_qk, and CPU tensors. Not here: flash_attn_with_kvcache. Refused: block_table of
-flash_attn_varlen_func. With return_attn_probs the third result, which flash_attn has for its own tests, is None.
+these take fp32, fp64 on the CPU, d_v != d_qk, and CPU tensors. With return_attn_probs the third result, which flash_attn has
+for its own tests, is None. A KV cache may have pages of any size, in flash_attn_with_kvcache and flash_attn_varlen_func; it has
+no gradients, and head dims that are multiples of 8. The log-sum-exp of a row without keys is -inf.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import torch
 from torch import Tensor
 
 from . import functions
-from .torch import attention, varlen_attention
+from ._errors import type_name
+from .torch import append, attention, paged_attention, varlen_attention
+from .torch._cache import as_pages
+from .torch._cache_ops import refuse_gradients
 from .torch._padding import padded_heads
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
+           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
 
 def _options(dropout_p: float, causal: bool, window_size: tuple[int, int], softcap: float, alibi_slopes: Optional[Tensor],
@@ -70,16 +75,32 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            alibi_slopes: Optional[Tensor] = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Optional[Tensor] = None) -> Any:
     """o [total_q, h_q, d_v] of q [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk] and v [total_kv, h_kv, d_v], whose sequences lie
-    as int32 cu_seqlens_q and cu_seqlens_k [b + 1] say. return_attn_probs: (o, lse [h_q, total_q], None). Raises
-    NotImplementedError for block_table; other errors as of fa_attention.torch.varlen_attention."""
+    as int32 cu_seqlens_q and cu_seqlens_k [b + 1] say. With block_table, int32 [b, max_pages], k and v are pages,
+    [pages, page_size, h_kv, d], and the lengths of keys are the differences of cu_seqlens_k; there are then no gradients, and
+    no dropout. return_attn_probs: (o, lse [h_q, total_q], None). Errors as of fa_attention.torch.varlen_attention."""
     if block_table is not None:
-        raise NotImplementedError("block_table is a tensor: accepted is None, a paged cache is not served")
+        return _varlen_over_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, return_attn_probs,
+                                  softmax_scale, _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic))
     d_v = v.shape[-1]
     q, k, v, softmax_scale = padded_heads(q, k, v, softmax_scale)
     options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic)
     result = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_s_q=max_seqlen_q, max_s_kv=max_seqlen_k,
                               scale=softmax_scale, return_lse=return_attn_probs, **options)
     return (_result(result[0], d_v), result[1], None) if return_attn_probs else _result(result, d_v)
+
+
+def _varlen_over_pages(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+                       max_seqlen_k: int, block_table: Tensor, return_lse: bool, scale: Optional[float],
+                       options: dict[str, Any]) -> Any:
+    _check_caches(q, k, v, "k", "v")
+    _check_array("cu_seqlens_k", cu_seqlens_k, q, None)
+    if options.pop("dropout"):
+        raise ValueError("dropout_p is given: accepted is 0 with a block_table")
+    del options["deterministic"]
+    lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+    result = paged_attention(q, k, v, block_table, lengths, cu_seqlens_q=cu_seqlens_q, max_s_q=max_seqlen_q,
+                             max_s_kv=max_seqlen_k, scale=scale, return_lse=return_lse, **options)
+    return (*result, None) if return_lse else result
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -91,3 +112,116 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
     """flash_attn_varlen_func of qkv [total, 3, h, d]."""
     return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *arguments,
                                   **options)
+
+
+def _check_caches(q: Any, k: Any, v: Any, *names: str) -> None:
+    """Of the arguments' own names, what would else be said of others."""
+    for name, t in (("q", q), *zip(names, (k, v))):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
+        if name != "q" and t.dim() != 4:
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [b, s, h_kv, d], or pages, [pages, page_size, h_kv, d]")
+        if t.dtype != q.dtype:
+            raise TypeError(f"{name} is {t.dtype}: accepted is what q is, {q.dtype}")
+        if t.device != q.device:
+            raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
+        if t.shape[-1] % 8:
+            raise ValueError(f"{name} has a head dim of {t.shape[-1]}: accepted with a cache are multiples of 8")
+        if name != "q" and t.stride(-1) != 1 and t.shape[-1] > 1:
+            raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a head dim without gaps, a stride of 1")
+
+
+def _check_array(name: str, t: Any, q: Tensor, b: Optional[int]) -> None:
+    if t is None:
+        return
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
+    if t.dtype != torch.int32:
+        raise TypeError(f"{name} is {t.dtype}: accepted is torch.int32")
+    if t.device != q.device:
+        raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
+    if t.dim() != 1 or (b is not None and t.shape[0] != b):
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted is one axis" + (f", [{b}]" if b is not None else ""))
+
+
+def _cache_lengths(q: Tensor, k: Optional[Tensor], room: int, cache_seqlens: Union[int, Tensor, None]) -> Tensor:
+    """int32 [b], the keys that the cache has before the call."""
+    if cache_seqlens is None:
+        if k is not None:
+            raise ValueError("cache_seqlens is None: accepted with k and v are an int and a torch.Tensor")
+        cache_seqlens = room
+    if isinstance(cache_seqlens, int):
+        return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    _check_array("cache_seqlens", cache_seqlens, q, q.shape[0])
+    return cache_seqlens
+
+
+def _turned(q: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, rotary: dict[str, Any]) -> Tensor:
+    """q [b, h_q, s_q, d] with its rotary embedding at positions [b, s_q]: an append whose rows are not cached."""
+    h_kv, d_v = k_cache.shape[2], v_cache.shape[3]
+    unused = q[:, :h_kv]
+    values = unused[..., :d_v] if d_v <= q.shape[-1] else v.new_zeros(()).expand(q.shape[0], h_kv, q.shape[2], d_v).contiguous()
+    nowhere = torch.full((positions.numel(),), -1, dtype=torch.int32, device=q.device)
+    turned = append(unused, values, k_cache, v_cache, slots=nowhere, q=q, positions=positions.flatten(), **rotary)
+    assert turned is not None
+    return turned
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
+                            rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+                            cache_seqlens: Union[int, Tensor, None] = None, cache_batch_idx: Optional[Tensor] = None,
+                            cache_leftpad: Optional[Tensor] = None, block_table: Optional[Tensor] = None,
+                            softmax_scale: Optional[float] = None, causal: bool = False,
+                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+                            alibi_slopes: Optional[Tensor] = None, num_splits: int = 0, return_softmax_lse: bool = False) -> Any:
+    """o [b, s_q, h_q, d_v] of q [b, s_q, h_q, d_qk] and the keys and values of a cache: k_cache and v_cache [b_cache, s_max, h_kv, d],
+    or with block_table, int32 [b, max_pages], pages [pages, page_size, h_kv, d].
+
+    k, v [b, s_new, h_kv, d] are first written to the cache, in place, behind the cache_seqlens keys that each request has:
+    an int, int32 [b], or None for a whole cache, to which nothing is added. cache_batch_idx: int32 [b], rows of the cache, or
+    of block_table. cache_leftpad: int32 [b], where the keys of each begin; it moves no position.
+
+    rotary_cos, rotary_sin [positions, rotary_dim / 2], of fp32 or the dtype of q, turn k at its positions, from cache_seqlens
+    on. q is turned at the same, row by row, if causal or with a window, else all of it at cache_seqlens. Causal masks and
+    windows count from the last key. alibi_slopes: fp32 [h_q] or [b, h_q]. num_splits is left to the planner, whatever it is.
+    return_softmax_lse: (o, lse [b, h_q, s_q]).
+
+    Refused: inputs that require gradients while these are recorded (RuntimeError), k without v, rotary_cos without k, head dims
+    that are no multiples of 8 (ValueError), and integers other than int32 (TypeError). Lengths and tables that do not fit are
+    refused on the CPU; on a GPU they give wrong results, and no access outside of the cache.
+    """
+    refuse_gradients("flash_attn_with_kvcache", (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v),
+                                                 ("alibi_slopes", alibi_slopes)))
+    _check_caches(q, k_cache, v_cache, "k_cache", "v_cache")
+    if q.dim() != 4:
+        raise ValueError(f"q has shape {list(q.shape)}: accepted is [b, s_q, h_q, d_qk]")
+    if k is None or v is None:
+        for name, t, other in (("k", k, "v"), ("v", v, "k"), ("rotary_cos", rotary_cos, "k and v"),
+                               ("rotary_sin", rotary_sin, "k and v")):
+            if t is not None:
+                raise ValueError(f"{name} is given: accepted is None without {other}")
+    elif k.dim() != 4 or v.dim() != 4:
+        raise ValueError(f"k has shape {list(k.shape)} and v {list(v.shape)}: accepted is [b, s_new, h_kv, d]")
+    room = k_cache.shape[1] * (block_table.shape[1] if block_table is not None else 1)
+    lengths = _cache_lengths(q, k, room, cache_seqlens)
+    for name, array in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
+        _check_array(name, array, q, q.shape[0])
+    queries = q.transpose(1, 2)
+    if k is not None and v is not None:
+        rotary: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+        by_row = causal or tuple(window_size) != (-1, -1)
+        used, s_q = lengths + k.shape[1], q.shape[1]
+        together = rotary_cos is not None and s_q == k.shape[1] and (by_row or s_q == 1)
+        if rotary_cos is not None and not together:
+            steps = torch.arange(s_q, dtype=torch.int32, device=q.device) * int(by_row)
+            queries = _turned(queries, v, k_cache, v_cache, lengths[:, None] + steps, rotary)
+        turned = append(k.transpose(1, 2), v.transpose(1, 2), k_cache, v_cache, used, block_table=block_table,
+                        batch_index=cache_batch_idx, q=queries if together else None, **rotary)
+        queries, lengths = turned if turned is not None else queries, used
+    options = _options(0.0, causal, window_size, softcap, alibi_slopes, False)
+    del options["dropout"], options["deterministic"]
+    if block_table is None:
+        k_cache, v_cache, block_table = as_pages(k_cache, v_cache, b=q.shape[0] if cache_batch_idx is None else None)
+    result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx, seq_begin=cache_leftpad, scale=softmax_scale,
+                             return_lse=return_softmax_lse, **options)
+    return (result[0].transpose(1, 2), result[1]) if return_softmax_lse else result.transpose(1, 2)

@@ -162,12 +162,6 @@ def test_flash_attn_of_one_tensor():
     assert torch.equal(flash_attn.flash_attn_varlen_kvpacked_func(flat[:, 0], flat[:, 1:], cu, cu, 5, 5, causal=True), packed)
 
 
-def test_flash_attn_refuses_what_it_does_not_do():
-    q = torch.randn(5, 2, 8)
-    cu = torch.tensor([0, 5], dtype=torch.int32)
-    refused(NotImplementedError, lambda: flash_attn.flash_attn_varlen_func(q, q, q, cu, cu, 5, 5, block_table=cu), "block_table")
-
-
 def test_attention_of_memory_order():
     """[b, s, h, d] stays as it is: no copy of the result."""
     q = torch.randn(2, 5, 4, 8)

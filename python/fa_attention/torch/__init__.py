@@ -6,14 +6,18 @@
     o = attention(q, k, v, score="score + bias[h, q, kv]", captures={"bias": bias})
     o = attention(q, k, v, dropout=0.1)                  # seeded by torch.manual_seed
     o = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
+    append(k, v, k_pages, v_pages, seqused_kv, block_table=block_table)  # new keys and values, in place
+    o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
 copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
 fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward. A plain eager call goes to the library
-without the dispatcher.
+without the dispatcher. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
 """
 
 from ._attention import attention, varlen_attention
+from ._cache import KVCache, append, paged_attention
+from ._module import Attention
 from ._sdpa import scaled_dot_product_attention
 
-__all__ = ["attention", "scaled_dot_product_attention", "varlen_attention"]
+__all__ = ["Attention", "KVCache", "append", "attention", "paged_attention", "scaled_dot_product_attention", "varlen_attention"]

@@ -103,7 +103,7 @@ class _TransformedGradients(torch.autograd.Function):
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _is_direct(*tensors: Optional[Tensor]) -> bool:
+def is_direct(*tensors: Optional[Tensor]) -> bool:
     """Whether nothing watches the call: no compiler, no mode, no transform, no subclass of tensors."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() != 0:
         return False
@@ -129,7 +129,7 @@ def _dropout_state(q: Tensor, rng_state: RngState, direct: bool) -> tuple[Option
     return None, int(pair[0]), int(pair[1])
 
 
-def _split(captures: Captures) -> tuple[tuple[str, ...], list[Tensor], tuple[str, ...], tuple[float, ...]]:
+def split_captures(captures: Captures) -> tuple[tuple[str, ...], list[Tensor], tuple[str, ...], tuple[float, ...]]:
     """Names and values of captured tensors, and of numbers."""
     names, tensors, scalars, values = [], [], [], []
     for name, value in (captures or {}).items():
@@ -154,17 +154,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
             sink: Optional[Tensor], rng_state: RngState, return_lse: bool) -> Any:
     """fixed: the first fields of Options; varlen: cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv."""
     kind = q.device.type
-    direct = kind in ("cpu", "cuda") and _is_direct(q, k, v, sink)
+    direct = kind in ("cpu", "cuda") and is_direct(q, k, v, sink)
     if not direct:
         _raw.check_tensors(q, k, v, varlen is not None)
     if kind != "meta" and torch.is_autocast_enabled(kind):
         q, k, v = _cast(q, k, v, torch.get_autocast_dtype(kind))
-    names, tensors, scalars, values = _split(captures) if captures else ((), [], (), ())
+    names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
         sink = sink.to(_raw.lse_dtype(q.dtype))
     rng, seed, offset = _dropout_state(q, rng_state, direct) if fixed[6] else (None, 0, 0)
     arrays, longest = (varlen[:4], varlen[4:]) if varlen is not None else ((None,) * 4, (0, 0))
-    if not direct or (tensors and not _is_direct(*tensors)):
+    if not direct or (tensors and not is_direct(*tensors)):
         rest = (*longest, seed, offset, values, *fixed, names, scalars)
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             o, lse = _Transformed.apply(q, k, v, sink, (*arrays, rng), rest, *tensors)

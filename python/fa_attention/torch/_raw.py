@@ -13,7 +13,7 @@ from .._options import HandleKey, Options, handle
 from .._prepared import Layout, PreparedCall, Spec
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
-_CAPTURE_DTYPES = {**DTYPES, torch.int32: "int32"}
+CAPTURE_DTYPES = {**DTYPES, torch.int32: "int32"}
 _MOST_PLANS = 2048
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -54,8 +54,8 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _spec(t: Tensor) -> Spec:
-    return Spec(_CAPTURE_DTYPES[t.dtype], tuple(t.shape), tuple(t.stride()))
+def spec(t: Tensor) -> Spec:
+    return Spec(CAPTURE_DTYPES[t.dtype], tuple(t.shape), tuple(t.stride()))
 
 
 class Output(NamedTuple):
@@ -69,12 +69,12 @@ class Output(NamedTuple):
         return Spec(DTYPES[self.dtype], self.shape, self.strides)
 
 
-def _output(t: Tensor) -> Output:
+def output_of(t: Tensor) -> Output:
     return Output(tuple(t.shape), tuple(t.stride()), t.dtype)
 
 
-def _dense(shape: Sequence[int], dtype: torch.dtype) -> Output:
-    return _output(torch.empty(tuple(shape), dtype=dtype, device="meta"))
+def dense(shape: Sequence[int], dtype: torch.dtype) -> Output:
+    return output_of(torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
 
 class Plan:
@@ -86,7 +86,7 @@ class Plan:
         index = q.device.index or 0 if q.is_cuda else -1
         device = (_abi.DEVICE_CUDA, index) if q.is_cuda else (_abi.DEVICE_HOST, 0)
         key = HandleKey(options, device, DTYPES[q.dtype], q.shape[-1], v.shape[-1], sink is not None,
-                        tuple(_CAPTURE_DTYPES[t.dtype] for t in captures), grads)
+                        tuple(CAPTURE_DTYPES[t.dtype] for t in captures), grads)
         self.attention = handle(key)
         self.index = index
         self.device = q.device
@@ -100,12 +100,12 @@ class Plan:
             heads, rows = q.shape[1], q.shape[2]
             lse_shape = (q.shape[0], heads, rows)
         meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
-        self.o = _output(like(meta, heads, rows, v.shape[-1]))
-        self.lse = _dense(lse_shape, lse_dtype(q.dtype))
-        inputs = [("q", _spec(q)), ("k", _spec(k)), ("v", _spec(v))]
+        self.o = output_of(like(meta, heads, rows, v.shape[-1]))
+        self.lse = dense(lse_shape, lse_dtype(q.dtype))
+        inputs = [("q", spec(q)), ("k", spec(k)), ("v", spec(v))]
         self.read = inputs
-        self.sink = [("sink", _spec(sink))] if sink is not None else []
-        self.captures = [(name, _spec(t)) for name, t in zip(options.tensors, captures)]
+        self.sink = [("sink", spec(sink))] if sink is not None else []
+        self.captures = [(name, spec(t)) for name, t in zip(options.tensors, captures)]
         self.grads = grads
         self.options = options
         self._forwards: dict[bool, PreparedCall] = {}
@@ -133,16 +133,16 @@ class Plan:
             if len(self._backwards) > 64:
                 self._backwards.clear()
             names = ("q", "k", "v", "o", "lse", "dout", "dlse")
-            read = [(name, _spec(t)) for name, t in zip(names, inputs) if t is not None]
+            read = [(name, spec(t)) for name, t in zip(names, inputs) if t is not None]
             outputs = [_gradient_like(t) for t in inputs[:3] if t is not None]
             written = [(name, output.spec()) for name, output in zip(("dq", "dk", "dv"), outputs)]
             if want_sink and sink is not None:
-                outputs.append(_dense(sink.shape, sink.dtype))
+                outputs.append(dense(sink.shape, sink.dtype))
                 written.append(("dsink", outputs[-1].spec()))
             gradients = []
             for name, t, grad in zip(self.options.tensors, captures, self.grads):
                 if grad:
-                    outputs.append(_dense(t.shape, self.lse.dtype))
+                    outputs.append(dense(t.shape, self.lse.dtype))
                     gradients.append((name, outputs[-1].spec()))
             found = (PreparedCall(self.attention, self._layout(read, written, gradients), self.sizes), outputs)
             self._backwards[key] = found
@@ -152,7 +152,7 @@ class Plan:
 
 def _gradient_like(t: Tensor) -> Output:
     meta = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    return _output(gradient_like(meta))
+    return output_of(gradient_like(meta))
 
 
 def gradient_like(t: Tensor) -> Tensor:
@@ -214,8 +214,8 @@ def check_others(q: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], 
     for name, t in others:
         if t.device != q.device:
             raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
-        if t.dtype not in _CAPTURE_DTYPES:
-            raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, _CAPTURE_DTYPES))}")
+        if t.dtype not in CAPTURE_DTYPES:
+            raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, CAPTURE_DTYPES))}")
         if t.dim() > 4:
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted are at most 4 axes")
 
@@ -229,6 +229,11 @@ def _sequences(call: Call) -> Any:
             used_kv.data_ptr() if used_kv is not None else None, call.max_s_q, call.max_s_kv)
 
 
+def current_stream(index: int) -> int:
+    """PyTorch's current stream of a GPU."""
+    return int(_raw_stream(index) if _raw_stream is not None else torch.cuda.current_stream(index).cuda_stream)
+
+
 def _run(plan: Plan, prepared: PreparedCall, addresses: list[int], call: Call) -> None:
     index = plan.index
     if index < 0:
@@ -238,7 +243,7 @@ def _run(plan: Plan, prepared: PreparedCall, addresses: list[int], call: Call) -
             _run(plan, prepared, addresses, call)
         return
     else:
-        stream = _raw_stream(index) if _raw_stream is not None else torch.cuda.current_stream(index).cuda_stream
+        stream = current_stream(index)
     size = prepared.scratch_size(addresses)
     scratch = torch.empty(size, dtype=torch.uint8, device=plan.device) if size else None
     sequences = _sequences(call) if call.options.varlen else None

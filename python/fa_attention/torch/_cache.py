@@ -1,0 +1,199 @@
+"""Attention over a KV cache, and new keys and values for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .._options import Options
+from . import _cache_ops, _cache_raw, _raw
+from ._attention import Captures, is_direct, split_captures
+from ._cache_raw import AppendCall, PagedCall
+
+
+def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, seqused_kv: Tensor, *,
+                    layout: str = "NHD", cu_seqlens_q: Optional[Tensor] = None, seqused_q: Optional[Tensor] = None,
+                    max_s_q: int = 0, max_s_kv: int = 0, batch_index: Optional[Tensor] = None,
+                    seq_begin: Optional[Tensor] = None, causal: bool = False, scale: Optional[float] = None,
+                    window_left: Optional[int] = None, window_right: Optional[int] = None, chunk: int = 0,
+                    score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
+                    sink: Optional[Tensor] = None, return_lse: bool = False) -> Any:
+    """`attention` of requests whose keys and values are in pages: o [b, h_q, s_q, d_v], in the memory order of q.
+
+    q [b, h_q, s_q, d_qk], or with cu_seqlens_q packed, [total_q, h_q, d_qk], and then o is [total_q, h_q, d_v]. k_pages and
+    v_pages are pools, [pages, page_size, h_kv, d] for the layout "NHD", [pages, h_kv, page_size, d] for "HND", of any
+    strides whose last is 1: K and V may be interleaved in one tensor. All are of one dtype and device, as for `attention`.
+
+    block_table: int32 [rows, max_pages]; position j of a request is row j % page_size of page
+    block_table[row][j // page_size], and row is the request's number, or batch_index's. seqused_kv: int32 [b], the positions
+    of each request, new tokens counted. Row i of a request's s_q rows stands at position seqused_kv - s_q + i: causal
+    masks, windows and chunks count positions. cu_seqlens_q: int32 [b + 1]; seqused_q: int32 [b], how many of a request's
+    rows count. max_s_q, max_s_kv: the longest, 0 where they are not known. batch_index, seq_begin: int32 [b], the row of the
+    table, and the first position that counts. These arrays are read when the kernel runs: a captured graph may be replayed
+    with others.
+
+    Functions, captures, sink and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
+    [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
+
+    There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
+    `attention`. Wrong lengths and tables are refused on the CPU; on a GPU they give wrong results, and no access outside of
+    the pools.
+    """
+    call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
+    options = (causal, scale, window_left, window_right, chunk, score, mask)
+    try:
+        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, return_lse)
+    except AttributeError:
+        fixed = Options(varlen=cu_seqlens_q is not None)
+        _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, ()]))
+        raise
+
+
+def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
+           captures: Captures, sink: Optional[Tensor], return_lse: bool) -> Any:
+    """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes."""
+    names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
+    if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
+        sink = sink.to(_raw.lse_dtype(q.dtype))
+    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors):
+        if not torch.compiler.is_compiling():
+            fixed = Options(varlen=arrays[2] is not None, tensors=names)
+            _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values]))
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars)
+        return (o, lse) if return_lse else o
+    if torch.is_grad_enabled():
+        named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), *((f"captures[{n!r}]", t)
+                                                                           for n, t in zip(names, tensors)))
+        _cache_ops.refuse_gradients("paged_attention", named)
+    if layout not in _cache_raw.LAYOUTS:
+        _cache_raw.check_layout(layout)
+    fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None)
+    call = PagedCall._make([fixed, layout, *arrays, values])
+    o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, tensors, call, return_lse)
+    return (o, lse) if return_lse else o
+
+
+def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: Optional[Tensor] = None, *,
+           block_table: Optional[Tensor] = None, layout: str = "NHD", cu_seqlens_k_new: Optional[Tensor] = None,
+           batch_index: Optional[Tensor] = None, slots: Optional[Tensor] = None, q: Optional[Tensor] = None,
+           rotary_dims: int = 0, rotary_base: float = 10000.0, rotary_interleaved: bool = False,
+           rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+           positions: Optional[Tensor] = None) -> Optional[Tensor]:
+    """Writes new keys and values into a cache, in place, and returns q with its rotary embedding, or None without q.
+
+    k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v], or packed, [total_new, h_kv, d], by cu_seqlens_k_new, int32 [b + 1].
+    With block_table k_cache and v_cache are pages, as in `paged_attention`. Without it they are contiguous,
+    [rows, s_max, h_kv, d] for the layout "NHD", [rows, h_kv, s_max, d] for "HND", and a request's row is its number, or
+    batch_index's. Their last stride is 1.
+
+    seqused_kv: int32 [b], the positions of each request, the new ones counted: row j of a request's n new ones goes to
+    position seqused_kv - n + j. slots: int32 or int64 [rows], where each new row goes instead, page * page_size + row of
+    the page, in a contiguous cache row * s_max + position; a negative one is not cached.
+
+    rotary_dims: so many columns of k and q are turned, by angles of rotary_base, or by rotary_cos and rotary_sin
+    [positions, rotary_dims / 2], of fp32 or the dtype of k; with these rotary_dims need not be given. rotary_interleaved:
+    pairs are columns 2 i and 2 i + 1, else i and i + rotary_dims / 2. positions: int32 or int64 [rows], where each new row
+    stands, if not where it is put. q [b, h_q, s_new, d_qk], or packed, [total_new, h_q, d_qk], is not changed.
+
+    There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
+    `attention`. Wrong lengths, tables and slots are refused on the CPU; on a GPU such rows are not cached.
+    """
+    if rotary_cos is not None and rotary_dims == 0:
+        rotary_dims = 2 * rotary_cos.shape[-1]
+    rest = (block_table, seqused_kv, cu_seqlens_k_new, batch_index, slots, rotary_cos, rotary_sin, positions)
+    rotary = (rotary_dims, rotary_base if rotary_cos is None else 0.0, rotary_interleaved)
+    try:
+        return _append(k, v, k_cache, v_cache, q, layout, rest, rotary)
+    except AttributeError:
+        _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, AppendCall._make([layout, *rest, *rotary]))
+        raise
+
+
+def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], layout: str, rest: tuple[Any, ...],
+            rotary: tuple[Any, ...]) -> Optional[Tensor]:
+    """rest and rotary: fields of AppendCall."""
+    if k.device.type not in ("cpu", "cuda") or not is_direct(k, v, k_cache, v_cache, q, *rest[:2]):
+        if not torch.compiler.is_compiling():
+            _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, AppendCall._make([layout, *rest, *rotary]))
+        turned: Tensor = _cache_ops.append_op(k, v, k_cache, v_cache, q, *rest, layout, *rotary)
+        return turned if q is not None else None
+    if torch.is_grad_enabled():
+        _cache_ops.refuse_gradients("append", (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("q", q)))
+    if layout not in _cache_raw.LAYOUTS:
+        _cache_raw.check_layout(layout)
+    result = _cache_raw.append(_raw.readable(k), _raw.readable(v), k_cache, v_cache, _raw.readable(q) if q is not None else None,
+                               AppendCall._make([layout, *rest, *rotary]))
+    if not k_cache.is_inference() and not v_cache.is_inference():
+        torch.autograd.graph.increment_version((k_cache, v_cache))
+    return result
+
+
+class KVCache(NamedTuple):
+    """Keys and values of requests, in pages or contiguous, and where they are. The tensors are somebody else's: `append`
+    writes to k and v, and nothing changes the others.
+
+    k, v: pages as in `paged_attention`; without block_table contiguous, [rows, s_max, h_kv, d] for the layout "NHD",
+    [rows, h_kv, s_max, d] for "HND". seqused_kv: int32 [b], positions of each request, the new ones of this call counted.
+    batch_index, seq_begin: int32 [b], as in `paged_attention`; without block_table batch_index names rows of k and v.
+    """
+
+    k: Tensor
+    v: Tensor
+    seqused_kv: Tensor
+    block_table: Optional[Tensor] = None
+    batch_index: Optional[Tensor] = None
+    seq_begin: Optional[Tensor] = None
+    layout: str = "NHD"
+
+    def append(self, k: Tensor, v: Tensor, **options: Any) -> Optional[Tensor]:
+        """`append` of k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v] at the end of each request; options: slots, q and
+        the rotary embedding's."""
+        return append(k, v, self.k, self.v, self.seqused_kv, block_table=self.block_table, batch_index=self.batch_index,
+                      layout=self.layout, **options)
+
+    def attention(self, q: Tensor, **options: Any) -> Any:
+        """`paged_attention` of q [b, h_q, s_q, d_qk] over the cache; options: the other arguments."""
+        k, v, table, index = self.k, self.v, self.block_table, self.batch_index
+        if table is None:
+            k, v, table = as_pages(k, v, self.layout, q.shape[0] if index is None else None)
+        return paged_attention(q, k, v, table, self.seqused_kv, batch_index=index, seq_begin=self.seq_begin,
+                               layout=self.layout, **options)
+
+
+_PAGE_SIZES = (256, 128, 64, 32, 16)
+_tables: dict[Any, Tensor] = {}
+
+
+def _table(rows: int, pages: int, device: torch.device) -> Tensor:
+    """int32 [rows, pages], the pages of a contiguous cache. It is kept for the stream that filled it, unless a graph did."""
+    kind = device.type
+    kept = kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing())
+    if not kept or not is_direct():
+        return torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
+    key = (rows, pages, device, _raw.current_stream(device.index or 0) if kind == "cuda" else 0)
+    found = _tables.get(key)
+    if found is None:
+        if len(_tables) >= 64:
+            _tables.clear()
+        found = _tables[key] = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
+    return found
+
+
+def as_pages(k: Tensor, v: Tensor, layout: str = "NHD", b: Optional[int] = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A contiguous cache, [rows, s_max, h_kv, d] or for "HND" [rows, h_kv, s_max, d], as pages and a block_table of all rows,
+    or of the first `b`, without a copy. A kernel is compiled for each page size, so that common sizes come first."""
+    for name, t in (("k_cache", k), ("v_cache", v)):
+        if t.dim() != 4:
+            axes = "[rows, s_max, h_kv, d]" if layout == "NHD" else "[rows, h_kv, s_max, d]"
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {axes}")
+    rows, s_max = k.shape[0], k.shape[1 if layout == "NHD" else 2]
+    if b is not None and b > rows:
+        raise ValueError(f"k_cache has {rows} rows: accepted without batch_index are {b} and more, the b of q")
+    whole = layout == "NHD" and all(t.stride(0) == s_max * t.stride(1) and t.shape[1] == s_max for t in (k, v))
+    size = next((n for n in _PAGE_SIZES if whole and s_max % n == 0), s_max)
+    pages = s_max // size if size else 0
+    if pages > 1:
+        k, v = (t.view(rows * pages, size, *t.shape[2:]) for t in (k, v))
+    return k, v, _table(rows if b is None else b, pages, k.device)

@@ -1,0 +1,127 @@
+"""The operators fa_attention::paged_forward and fa_attention::append: what torch.compile, torch.export and fake tensors see
+of a call over a KV cache. Neither has gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _options
+from . import _cache_raw, _raw
+from ._cache_raw import AppendCall, PagedCall
+from ._ops import library
+
+_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, "
+            "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
+            "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
+            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names) "
+            "-> (Tensor o, Tensor lse)")
+_APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
+           "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
+           "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved) "
+           "-> Tensor q_out")
+
+library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
+library.define(_APPEND, tags=(torch.Tag.pt2_compliant_tag,))
+forward_op = torch.ops.fa_attention.paged_forward.default
+append_op = torch.ops.fa_attention.append.default
+
+
+def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], packed: bool) -> _options.Options:
+    """fixed: causal, scale, window_left, window_right, chunk, score and mask."""
+    causal, scale, left, right, chunk, score, mask = fixed
+    return _options.make_options(causal, scale, False, left, right, chunk, 0.0, False, score, mask, tuple(names), tuple(scalars),
+                                 packed)
+
+
+def _paged_call(rest: Sequence[Any]) -> PagedCall:
+    """Of the arguments behind captures."""
+    table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
+    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
+    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers))
+
+
+def _append_call(rest: Sequence[Any]) -> AppendCall:
+    """Of the arguments behind q."""
+    return AppendCall._make([rest[8], *rest[:8], *rest[9:]])
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+             *rest: Any) -> tuple[Tensor, Tensor]:
+    _cache_raw.check_layout(rest[9])
+    o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, captures, _paged_call(rest))
+    assert lse is not None
+    return o, lse
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+                  *rest: Any) -> tuple[Tensor, Tensor]:
+    _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
+    call = PagedCall(_options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17])), rest[9], *rest[:8])
+    _cache_raw.check_kinds(q, k, v, sink, captures, call)
+    q = _raw.readable(q)
+    packed = q.dim() == 3
+    o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], v.shape[-1])
+    shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[1], q.shape[2])
+    return o, q.new_empty(shape, dtype=_raw.lse_dtype(q.dtype))
+
+
+def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], *rest: Any) -> Tensor:
+    q = _raw.readable(q) if q is not None else None
+    call = _append_call(rest)
+    _cache_raw.check_layout(call.layout)
+    q_out = _cache_raw.append(_raw.readable(k), _raw.readable(v), k_cache, v_cache, q, call)
+    return q_out if q_out is not None else k.new_empty((0,))
+
+
+def _append_fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], *rest: Any) -> Tensor:
+    _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, _append_call(rest))
+    return _cache_raw.q_like(_raw.readable(q)) if q is not None else k.new_empty((0,))
+
+
+def refuse_gradients(operator: str, named: Iterable[tuple[str, Any]]) -> None:
+    """RuntimeError for the first tensor that requires a gradient, where gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return
+    for name, t in named:
+        if isinstance(t, Tensor) and t.requires_grad:
+            raise RuntimeError(f"{name} requires a gradient: accepted are tensors that do not, or a call under torch.no_grad(), "
+                               f"because {operator} has no gradients")
+
+
+def _without_gradients(operator: Any) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        refuse_gradients(operator._schema.name, _named(names, arguments))
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    return kernel
+
+
+def _named(names: Sequence[str], arguments: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    for name, argument in zip(names, arguments):
+        if isinstance(argument, (list, tuple)):
+            yield from ((f"{name}[{n}]", part) for n, part in enumerate(argument))
+        else:
+            yield name, argument
+
+
+def _count_version(keys: Any, *arguments: Any) -> Any:
+    """What autograd saved of a cache is told that it changed."""
+    torch.autograd.graph.increment_version(arguments[2:4])
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return append_op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("paged_forward", _forward, _key)
+    library.impl("append", _append, _key)
+torch.library.register_fake("fa_attention::paged_forward", _forward_fake, lib=library)
+torch.library.register_fake("fa_attention::append", _append_fake, lib=library)
+library.impl("paged_forward", _without_gradients(forward_op), "Autograd", with_keyset=True)
+library.impl("append", _without_gradients(append_op), "Autograd", with_keyset=True)
+library.impl("append", _count_version, "ADInplaceOrView", with_keyset=True)

@@ -1,0 +1,383 @@
+"""Forward over a KV cache in pages and appends to a cache, of PyTorch tensors: layouts are worked out once, then kept."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _abi
+from .._errors import type_name
+from .._options import HandleKey, Options, handle
+from .._prepared import Layout, PreparedCall, Spec
+from .._prepared_append import AppendLayout, Lengths, PreparedAppend
+from . import _raw
+from ._raw import CAPTURE_DTYPES, DTYPES
+
+LAYOUTS = {"NHD": "[pages, page_size, h_kv, d]", "HND": "[pages, h_kv, page_size, d]"}
+_MOST_PLANS = 1024
+
+
+class PagedCall(NamedTuple):
+    """What a call has besides q, the pages, a sink and captured tensors. `options` without a page_size."""
+
+    options: Options
+    layout: str
+    block_table: Tensor
+    seqused_kv: Tensor
+    cu_seqlens_q: Optional[Tensor] = None
+    seqused_q: Optional[Tensor] = None
+    batch_index: Optional[Tensor] = None
+    seq_begin: Optional[Tensor] = None
+    max_s_q: int = 0
+    max_s_kv: int = 0
+    numbers: tuple[float, ...] = ()
+
+    def arrays(self) -> tuple[Optional[Tensor], ...]:
+        return self[2:8]
+
+
+ARRAYS = PagedCall._fields[2:8]
+
+
+class AppendCall(NamedTuple):
+    """What an append has besides new keys and values, the cache and queries."""
+
+    layout: str
+    block_table: Optional[Tensor] = None
+    seqused_kv: Optional[Tensor] = None
+    cu_seqlens_k_new: Optional[Tensor] = None
+    batch_index: Optional[Tensor] = None
+    slots: Optional[Tensor] = None
+    rotary_cos: Optional[Tensor] = None
+    rotary_sin: Optional[Tensor] = None
+    positions: Optional[Tensor] = None
+    rotary_dims: int = 0
+    rotary_base: float = 0.0
+    rotary_interleaved: bool = False
+
+
+def address(t: Optional[Tensor]) -> Optional[int]:
+    return None if t is None else t.data_ptr()
+
+
+def _facts(t: Optional[Tensor]) -> Any:
+    return None if t is None else (t.dtype, t.device, t.shape, t.stride())
+
+
+def _cache_spec(t: Tensor, layout: str) -> Spec:
+    """By meaning [pages, h_kv, page_size, d]."""
+    shape, strides = tuple(t.shape), tuple(t.stride())
+    if layout == "NHD":
+        shape, strides = (shape[0], shape[2], shape[1], shape[3]), (strides[0], strides[2], strides[1], strides[3])
+    return Spec(DTYPES[t.dtype], shape, strides)
+
+
+def _handle(q: Tensor, d_v: int, options: Options, sink: bool, captures: Sequence[Tensor]) -> Any:
+    index = q.device.index or 0 if q.is_cuda else -1
+    device = (_abi.DEVICE_CUDA, index) if q.is_cuda else (_abi.DEVICE_HOST, 0)
+    dtypes = tuple(CAPTURE_DTYPES[t.dtype] for t in captures)
+    return handle(HandleKey(options, device, DTYPES[q.dtype], q.shape[-1], d_v, sink, dtypes, (False,) * len(dtypes)))
+
+
+class PagedPlan:
+    """All that is known about the forwards of one layout."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+                 call: PagedCall) -> None:
+        self.k, self.v = _cache_spec(k, call.layout), _cache_spec(v, call.layout)
+        page_size, h_kv = self.k.shape[2], self.k.shape[1]
+        options = self.options = call.options._replace(page_size=page_size)
+        self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
+        self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
+        self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
+        longest = call.block_table.shape[1] * page_size
+        longest = min(longest, call.max_s_kv) if call.max_s_kv > 0 else longest
+        if options.varlen:
+            heads, rows = q.shape[1], q.shape[0]
+            self.sizes: tuple[int, ...] = (b, heads, h_kv, call.max_s_q, longest, rows, 0)
+            lse_shape: tuple[int, ...] = (heads, rows)
+        else:
+            heads, rows = q.shape[1], q.shape[2]
+            self.sizes = (b, heads, h_kv, rows, longest)
+            lse_shape = (b, heads, rows)
+        meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
+        self.o = _raw.output_of(_raw.like(meta, heads, rows, v.shape[-1]))
+        self.lse = _raw.dense(lse_shape, _raw.lse_dtype(q.dtype))
+        self.read = [("q", _raw.spec(q)), ("k", self.k), ("v", self.v)]
+        self.read += [("sink", _raw.spec(sink))] if sink is not None else []
+        self.read.append(("block_table", _raw.spec(call.block_table)))
+        self.captures = [(name, _raw.spec(t)) for name, t in zip(options.tensors, captures)]
+        self._calls: dict[bool, PreparedCall] = {}
+
+    def forward(self, want_lse: bool) -> PreparedCall:
+        found = self._calls.get(want_lse)
+        if found is None:
+            written = [("o", self.o.spec())] + ([("lse", self.lse.spec())] if want_lse else [])
+            options = self.options
+            layout = Layout(self.read, written, self.captures, [], options.numbers, options.varlen, False, True)
+            found = self._calls[want_lse] = PreparedCall(self.attention, layout, self.sizes)
+        return found
+
+
+class AppendPlan:
+    """All that is known about the appends of one layout."""
+
+    def __init__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
+        caches = [("k_cache", _cache_spec(k_cache, call.layout)), ("v_cache", _cache_spec(v_cache, call.layout))]
+        options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else 0)
+        self.attention = _handle(k, v.shape[-1], options, False, ())
+        self.index, self.device = k.device.index or 0 if k.is_cuda else -1, k.device
+        tensors = [("k", _raw.spec(k)), ("v", _raw.spec(v)), *caches]
+        self.q_out: Optional[_raw.Output] = None
+        if q is not None:
+            meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
+            self.q_out = _raw.output_of(q_like(meta))
+            tensors += [("q", _raw.spec(q)), ("q_out", self.q_out.spec())]
+        for name, t in (("cos", call.rotary_cos), ("sin", call.rotary_sin), ("block_table", call.block_table)):
+            tensors += [(name, _raw.spec(t))] if t is not None else []
+        rotary = (call.rotary_dims, call.rotary_interleaved, call.rotary_base) if call.rotary_dims else None
+        wide = [t is not None and t.dtype == torch.int64 for t in (call.slots, call.positions)]
+        self.b = 0
+        if k.dim() == 3 and call.cu_seqlens_k_new is not None:
+            self.b = call.cu_seqlens_k_new.shape[0] - 1
+        self.prepared = PreparedAppend(self.attention, AppendLayout(tensors, rotary, *wide))
+
+
+def q_like(q: Tensor) -> Tensor:
+    """An empty tensor for queries that are turned."""
+    return _raw.like(q, q.shape[1], q.shape[0 if q.dim() == 3 else 2], q.shape[-1])
+
+
+_plans: dict[Any, Any] = {}
+_lock = threading.Lock()
+
+
+def _keep(key: Any, plan: Any) -> None:
+    with _lock:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+
+
+def _on_device(index: int, function: Any, *arguments: Any) -> None:
+    """Calls `function` with the stream behind its arguments."""
+    if index < 0:
+        function(*arguments, 0)
+    elif torch._C._cuda_getDevice() != index:
+        with torch.cuda.device(index):
+            function(*arguments, _raw.current_stream(index))
+    else:
+        function(*arguments, _raw.current_stream(index))
+
+
+def _launch(plan: PagedPlan, prepared: PreparedCall, addresses: list[int], call: PagedCall, stream: int) -> None:
+    size = prepared.scratch_size(addresses)
+    scratch = torch.empty(size, dtype=torch.uint8, device=plan.device) if size else None
+    sequences = (plan.b, address(call.cu_seqlens_q), None, address(call.seqused_q), call.seqused_kv.data_ptr(), call.max_s_q,
+                 call.max_s_kv)
+    prepared(addresses, stream, scratch.data_ptr() if scratch is not None else 0, size, call.numbers, sequences, None,
+             (address(call.batch_index), address(call.seq_begin)))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
+            want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
+    """o and lse. q is `readable`."""
+    key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
+           *map(_facts, call.arrays()), *map(_facts, captures))
+    plan: Optional[PagedPlan] = _plans.get(key)
+    if plan is None:
+        check_forward(q, k, v, sink, captures, call)
+        plan = PagedPlan(q, k, v, sink, captures, call)
+        _keep(key, plan)
+    shape, strides, dtype = plan.o
+    o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    if sink is not None:
+        addresses.append(sink.data_ptr())
+    addresses += [call.block_table.data_ptr(), o.data_ptr()]
+    lse = None
+    if want_lse:
+        shape, strides, dtype = plan.lse
+        lse = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+        addresses.append(lse.data_ptr())
+    addresses += [t.data_ptr() for t in captures]
+    _on_device(plan.index, _launch, plan, plan.forward(want_lse), addresses, call)
+    return o, lse
+
+
+def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> Optional[Tensor]:
+    """The turned q, or None. k, v and q are `readable`."""
+    key = ("append", call.layout, call[9:], _facts(k), _facts(v), _facts(k_cache), _facts(v_cache), _facts(q),
+           *map(_facts, call[1:9]))
+    plan: Optional[AppendPlan] = _plans.get(key)
+    if plan is None:
+        check_append(k, v, k_cache, v_cache, q, call)
+        plan = AppendPlan(k, v, k_cache, v_cache, q, call)
+        _keep(key, plan)
+    addresses = [k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()]
+    q_out = None
+    if q is not None:
+        shape, strides, dtype = plan.q_out or (q.shape, q.stride(), q.dtype)
+        q_out = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+        addresses += [q.data_ptr(), q_out.data_ptr()]
+    addresses += [t.data_ptr() for t in (call.rotary_cos, call.rotary_sin, call.block_table) if t is not None]
+    lengths = Lengths(plan.b, address(call.cu_seqlens_k_new), address(call.seqused_kv), address(call.batch_index),
+                      address(call.slots), address(call.positions))
+    _on_device(plan.index, plan.prepared, addresses, lengths)
+    return q_out
+
+
+def _check_kind(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q") -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
+    if t.is_nested:
+        raise TypeError(f"{name} is a nested tensor: accepted is a strided one")
+    if like is not None and t.device != like.device:
+        raise ValueError(f"{name} is on {t.device}: accepted is where {of} is, {like.device}")
+
+
+def _check_main(name: str, t: Any, axes: Sequence[str], like: Optional[Tensor] = None, of: str = "q") -> None:
+    """A tensor of one of the shapes `axes`, and of the dtype and device of `like`."""
+    _check_kind(name, t)
+    if t.dim() not in [text.count(",") + 1 for text in axes]:
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {' or '.join(axes)}")
+    if t.dtype not in DTYPES:
+        raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, DTYPES))}")
+    if like is not None and t.dtype != like.dtype:
+        raise TypeError(f"{name} is {t.dtype}: accepted is what {of} is, {like.dtype}")
+    _check_kind(name, t, like, of)
+
+
+def _check_cache(name: str, t: Any, layout: str, like: Tensor, of: str) -> None:
+    _check_main(name, t, (LAYOUTS[layout],), like, of)
+    if not isinstance(t.shape[-1], int) or t.shape[-1] <= 1:
+        return
+    if t.stride(-1) != 1:
+        raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a head dim without gaps, a stride of 1")
+
+
+def _check_numbers(name: str, t: Any, like: Tensor, axes: int = 1, dtypes: tuple[torch.dtype, ...] = (torch.int32,)) -> None:
+    if t is None:
+        return
+    _check_kind(name, t)
+    if t.dtype not in dtypes:
+        raise TypeError(f"{name} is {t.dtype}: accepted is {' or '.join(map(str, dtypes))}")
+    if t.dim() != axes:
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {('one axis', 'two axes, [rows, max_pages]')[axes - 1]}")
+    _check_kind(name, t, like)
+    if axes == 1 and not t.is_contiguous():
+        raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a contiguous tensor")
+
+
+def _check_count(name: str, t: Optional[Tensor], count: Any, why: str) -> None:
+    if t is not None and t.shape[0] != count:
+        raise ValueError(f"{name} has {t.shape[0]} elements: accepted are {count}, {why}")
+
+
+def check_layout(layout: Any) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}: accepted are {', '.join(f'{name} {axes}' for name, axes in LAYOUTS.items())}")
+
+
+def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall) -> None:
+    """Of a forward: TypeError and ValueError for what needs no sizes."""
+    check_layout(call.layout)
+    packed = call.options.varlen
+    _check_main("q", q, ("[total_q, h_q, d_qk] with cu_seqlens_q",) if packed else ("[b, h_q, s_q, d_qk]",))
+    _check_cache("k_pages", k, call.layout, q, "q")
+    _check_cache("v_pages", v, call.layout, q, "q")
+    if q.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
+    for name, t in zip(ARRAYS, call.arrays()):
+        if t is None and name in ("block_table", "seqused_kv"):
+            raise TypeError(f"{name} is None: accepted is a torch.Tensor of torch.int32")
+        _check_numbers(name, t, q, 2 if name == "block_table" else 1)
+    if call.seqused_q is not None and not packed:
+        raise ValueError("seqused_q is given: accepted is None without cu_seqlens_q")
+    others = [*zip(call.options.tensors, captures)] + ([("sink", sink)] if sink is not None else [])
+    for name, t in others:
+        _check_kind(name, t, q)
+        if t.dtype not in CAPTURE_DTYPES:
+            raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, CAPTURE_DTYPES))}")
+        if t.dim() > 4:
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted are at most 4 axes")
+
+
+def check_forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+                  call: PagedCall) -> None:
+    """TypeError and ValueError for what the library cannot see, or relies on."""
+    check_kinds(q, k, v, sink, captures, call)
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
+    if k.shape[1 if call.layout == "NHD" else 2] == 0:
+        raise ValueError(f"k_pages has shape {list(k.shape)}: accepted is a page_size from 1 on")
+    b = call.seqused_kv.shape[0]
+    if call.cu_seqlens_q is None:
+        _check_count("seqused_kv", call.seqused_kv, q.shape[0], "the b of q")
+    else:
+        _check_count("cu_seqlens_q", call.cu_seqlens_q, b + 1, "one more than in seqused_kv")
+    for name, t in (("seqused_q", call.seqused_q), ("batch_index", call.batch_index), ("seq_begin", call.seq_begin)):
+        _check_count(name, t, b, "as in seqused_kv")
+
+
+_NEW = ("[b, h_kv, s_new, d]", "[total_new, h_kv, d] with cu_seqlens_k_new")
+_WIDE = (torch.int32, torch.int64)
+
+
+def check_append_kinds(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
+    """Of an append: TypeError and ValueError for what needs no sizes."""
+    check_layout(call.layout)
+    _check_main("k", k, _NEW)
+    _check_main("v", v, (_NEW[4 - k.dim()],), k, "k")
+    _check_cache("k_cache", k_cache, call.layout, k, "k")
+    _check_cache("v_cache", v_cache, call.layout, k, "k")
+    if k.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"k is on {k.device}: accepted are cpu and cuda")
+    if q is not None:
+        _check_main("q", q, (_NEW[4 - k.dim()].replace("kv", "q"),), k, "k")
+        if not call.rotary_dims:
+            raise ValueError("q is given: accepted is None without a rotary embedding, which alone changes q")
+    for name, t in (("seqused_kv", call.seqused_kv), ("cu_seqlens_k_new", call.cu_seqlens_k_new),
+                    ("batch_index", call.batch_index)):
+        _check_numbers(name, t, k)
+    _check_numbers("block_table", call.block_table, k, 2)
+    _check_numbers("slots", call.slots, k, dtypes=_WIDE)
+    _check_numbers("positions", call.positions, k, dtypes=_WIDE)
+    if call.positions is not None and not call.rotary_dims:
+        raise ValueError("positions is given: accepted is None without a rotary embedding")
+    if (call.rotary_cos is None) != (call.rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin: accepted are both or none")
+    for name, t in (("rotary_cos", call.rotary_cos), ("rotary_sin", call.rotary_sin)):
+        if t is None:
+            continue
+        _check_kind(name, t)
+        if t.dtype not in {torch.float32, k.dtype}:
+            raise TypeError(f"{name} is {t.dtype}: accepted are torch.float32 and what k is, {k.dtype}")
+        if t.dim() != 2 or not t.is_contiguous():
+            raise ValueError(f"{name} has shape {list(t.shape)} and strides {list(t.stride())}: accepted is a contiguous "
+                             "[positions, rotary_dims / 2]")
+        _check_kind(name, t, k, "k")
+
+
+def check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
+    """TypeError and ValueError for what the library cannot see, or relies on."""
+    check_append_kinds(k, v, k_cache, v_cache, q, call)
+    packed = k.dim() == 3
+    rows = k.shape[0] if packed else k.shape[0] * k.shape[2]
+    if call.cu_seqlens_k_new is not None and not packed:
+        raise ValueError("cu_seqlens_k_new is given: accepted is None with a k of [b, h_kv, s_new, d]")
+    reads_lengths = call.slots is None or (call.rotary_dims > 0 and call.positions is None)
+    if reads_lengths and call.seqused_kv is None:
+        raise ValueError("seqused_kv is None: accepted is a torch.Tensor, unless slots say where rows go, and positions where "
+                         "they stand")
+    if reads_lengths and packed and call.cu_seqlens_k_new is None:
+        raise ValueError("cu_seqlens_k_new is None: accepted is a torch.Tensor with a k of [total_new, h_kv, d]")
+    b = k.shape[0] if not packed else call.cu_seqlens_k_new.shape[0] - 1 if call.cu_seqlens_k_new is not None else None
+    if b is not None:
+        _check_count("seqused_kv", call.seqused_kv, b, "the number of requests")
+        _check_count("batch_index", call.batch_index, b, "the number of requests")
+    _check_count("slots", call.slots, rows, "the new rows")
+    _check_count("positions", call.positions, rows, "the new rows")
