@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 import fa_attention  # noqa: E402
 from fa_attention import capi  # noqa: E402
-from fa_attention.torch import attention  # noqa: E402
+from fa_attention.flash_attn import flash_attn_with_kvcache  # noqa: E402
+from fa_attention.torch import append, attention, paged_attention  # noqa: E402
 
 
 def microseconds(call, device, rounds, calls):
@@ -65,6 +66,27 @@ def bound(q, k, v):
     return forward, both
 
 
+def decodes(q, k, v):
+    """Names and calls of one step over pages, and over a contiguous cache."""
+    place = (capi.DEVICE_CUDA, q.device.index or 0) if q.is_cuda else (capi.DEVICE_HOST, 0)
+    q, k, v = (t[:, :, :1].transpose(1, 2).contiguous() for t in (q, k, v))
+    k_pages, v_pages = k.new_zeros(2, 4, 16, *k.shape[2:])
+    table, used = (torch.ones(*shape, dtype=torch.int32, device=q.device) for shape in ((1, 1), (1,)))
+    before, heads_first = used - 1, [t.transpose(1, 2) for t in (q, k, v)]
+    pools = [t.transpose(1, 2) for t in (k_pages, v_pages)]
+    handle = capi.Attention(fa_attention.load(), q.shape[-1], q.dtype, causal=True, device=place, page_size=16)
+    stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
+    cache, o = capi.paged_cache(table), torch.empty_like(heads_first[0])
+    yield "bound C append", handle.bind_append(*heads_first[1:], *pools, used, cache, stream=stream)
+    yield "append", lambda: append(*heads_first[1:], k_pages, v_pages, used, block_table=table)
+    yield "bound C call over pages", handle.bind_forward(heads_first[0], *pools, o, None, stream,
+                                                         sequences=capi.requests(used), cache=cache)
+    yield "paged_attention", lambda: paged_attention(heads_first[0], k_pages, v_pages, table, used, causal=True)
+    yield "with_kvcache, pages", lambda: flash_attn_with_kvcache(q, k_pages, v_pages, k, v, cache_seqlens=before,
+                                                                 block_table=table, causal=True)
+    yield "with_kvcache, contiguous", lambda: flash_attn_with_kvcache(q, k_pages, v_pages, k, v, cache_seqlens=before, causal=True)
+
+
 def backends(device):
     if device == "cpu":
         return {"PyTorch": contextlib.nullcontext}
@@ -100,6 +122,9 @@ def main():
         row(name, lambda: function(q, k, v), lambda: function(leaf, k, v), backward_too(function, q, k, v))
     operator = (None, [], *[None] * 5, 0, 0, 0, 0, [], True, None, False, None, None, 0, 0.0, False, None, None, [], [])
     op = lambda q, k, v: torch.ops.fa_attention.forward(q, k, v, *operator)[0]  # noqa: E731
+    with torch.no_grad():
+        for name, call in decodes(q, k, v):
+            row(name, call)
     row("its operator", lambda: op(q, k, v), lambda: op(leaf, k, v), backward_too(op, q, k, v))
     for name, context in backends(args.device).items():
         with context():

@@ -379,7 +379,7 @@ def test_alignment_is_asked_for():
     from fa_attention._prepared import Layout, PreparedCall, Spec
 
     class Recorder:
-        library = capi.load()
+        lib = capi.load()
         asked = []
 
         def workspace_size(self, *sizes, rows_aligned):

@@ -241,6 +241,80 @@ def test_fullgraph_with_inductor():
     assert torch.equal(pages.k, other.k) and torch.equal(pages.v, other.v)
 
 
+def test_export():
+    class Step(torch.nn.Module):
+        def forward(self, *tensors):
+            return step(*tensors)
+
+    pages, other = Pages([13, 6]), Pages([13, 6])
+    new = [torch.randn(2, h, 1, 16) for h in (4, 2, 2)]
+    program = torch.export.export(Step(), (*new, pages.k.clone(), pages.v.clone(), pages.table, pages.used))
+    expected = step(*new, pages.k, pages.v, pages.table, pages.used)
+    actual = program.module()(*new, other.k, other.v, other.table, other.used)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected))
+    assert torch.equal(pages.k, other.k) and torch.equal(pages.v, other.v)
+
+
+def test_empty_calls():
+    pages = Pages([13, 6])
+    none = torch.empty(0, 4, 1, 16)
+    o, lse = paged_attention(none, pages.k, pages.v, pages.table[:0], pages.used[:0], return_lse=True)
+    assert o.shape == none.shape and lse.shape == (0, 4, 1)
+    before = pages.k.clone()
+    assert append(none[:, :2], none[:, :2], pages.k, pages.v, pages.used[:0], block_table=pages.table[:0]) is None
+    q = torch.empty(2, 4, 0, 16)
+    assert append(q[:, :2], q[:, :2], pages.k, pages.v, pages.used, block_table=pages.table, q=q, rotary_dims=8).shape == q.shape
+    assert pages.call(q).shape == q.shape and torch.equal(pages.k, before)
+
+
+def test_threads_share_a_plan():
+    """Each call of a layout has structs of its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    cases = []
+    for seed in range(8):
+        pages = Pages([13, 6])
+        torch.manual_seed(seed)
+        cases.append((pages, torch.randn(2, 4, 1, 16), torch.randn(2, 2, 1, 16)))
+
+    def run(case):
+        pages, q, k = case
+        append(k, k, pages.k, pages.v, pages.used, block_table=pages.table)
+        return pages.call(q)
+
+    alone = [run(case) for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            assert all(torch.equal(x, y) for x, y in zip(pool.map(run, cases), alone))
+
+
+def test_cuda_graph(device):
+    """A captured step of a decode follows lengths, tables and what is in the cache when it is replayed."""
+    if device != "cuda":
+        pytest.skip("of a GPU")
+    pages, dtype = Pages([40, 3], device, torch.bfloat16, page=16, d=64, room=16), torch.bfloat16
+    cache = torch.zeros(2, 2, 64, 2, 64, device=device, dtype=dtype)
+    q, k, v = (torch.randn(2, 1, h, 64, device=device, dtype=dtype) for h in (4, 2, 2))
+    cos, sin = angles(64, 64, device, dtype)
+
+    def call(k_pages, v_pages, k_cache, v_cache):
+        paged = flash_attn_with_kvcache(q, k_pages, v_pages, k, v, cos, sin, pages.used, block_table=pages.table, causal=True)
+        return paged, flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, pages.used, causal=True)
+
+    call(pages.k.clone(), pages.v.clone(), *cache.clone())
+    graph, own = torch.cuda.CUDAGraph(), (pages.k.clone(), pages.v.clone(), *cache.clone())
+    with torch.cuda.graph(graph):
+        results = call(*own)
+    for _ in range(3):
+        for t in (q, k, v):
+            t.normal_()
+        pages.table.copy_(pages.table.flip(0))
+        graph.replay()
+        expected = call(pages.k, pages.v, *cache)
+        assert all(torch.equal(x, y) for x, y in zip((*results, *own), (*expected, pages.k, pages.v, *cache)))
+        pages.used += 1
+
+
 def test_fake_tensors():
     with FakeTensorMode():
         pages = Pages([13, 6], dtype=torch.bfloat16)

@@ -18,6 +18,7 @@ from ._raw import CAPTURE_DTYPES, DTYPES
 
 LAYOUTS = {"NHD": "[pages, page_size, h_kv, d]", "HND": "[pages, h_kv, page_size, d]"}
 _MOST_PLANS = 1024
+_MOST_POSITIONS = 2**31 - 65536
 
 
 class PagedCall(NamedTuple):
@@ -93,7 +94,7 @@ class PagedPlan:
         self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
         self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
         self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
-        longest = call.block_table.shape[1] * page_size
+        longest = min(call.block_table.shape[1] * page_size, _MOST_POSITIONS)
         longest = min(longest, call.max_s_kv) if call.max_s_kv > 0 else longest
         if options.varlen:
             heads, rows = q.shape[1], q.shape[0]
