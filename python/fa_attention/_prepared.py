@@ -80,7 +80,8 @@ class Layout(NamedTuple):
     paged: bool = False  # k and v are pages, and the last of `read` is the block_table
 
 
-Sequences = tuple[int, Optional[int], Optional[int], Optional[int], Optional[int], int, int]  # b, cu_q, cu_kv, used_q, used_kv, max_q, max_kv
+# b, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv
+Sequences = tuple[int, Optional[int], Optional[int], Optional[int], Optional[int], int, int]
 DropoutState = tuple[int, int, Optional[int]]  # seed, offset, address of both
 Cache = tuple[Optional[int], Optional[int]]  # batch_index, seq_begin
 

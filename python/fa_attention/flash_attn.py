@@ -120,7 +120,7 @@ def _check_caches(q: Any, k: Any, v: Any, *names: str) -> None:
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
         if name != "q" and t.dim() != 4:
-            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [b, s, h_kv, d], or pages, [pages, page_size, h_kv, d]")
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [b, s, h_kv, d], or [pages, page_size, h_kv, d]")
         if t.dtype != q.dtype:
             raise TypeError(f"{name} is {t.dtype}: accepted is what q is, {q.dtype}")
         if t.device != q.device:
@@ -174,8 +174,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
                             softmax_scale: Optional[float] = None, causal: bool = False,
                             window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
                             alibi_slopes: Optional[Tensor] = None, num_splits: int = 0, return_softmax_lse: bool = False) -> Any:
-    """o [b, s_q, h_q, d_v] of q [b, s_q, h_q, d_qk] and the keys and values of a cache: k_cache and v_cache [b_cache, s_max, h_kv, d],
-    or with block_table, int32 [b, max_pages], pages [pages, page_size, h_kv, d].
+    """o [b, s_q, h_q, d_v] of q [b, s_q, h_q, d_qk] over a cache: k_cache and v_cache [b_cache, s_max, h_kv, d], or with
+    block_table, int32 [b, max_pages], pages [pages, page_size, h_kv, d].
 
     k, v [b, s_new, h_kv, d] are first written to the cache, in place, behind the cache_seqlens keys that each request has:
     an int, int32 [b], or None for a whole cache, to which nothing is added. cache_batch_idx: int32 [b], rows of the cache, or
@@ -222,6 +222,6 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     del options["dropout"], options["deterministic"]
     if block_table is None:
         k_cache, v_cache, block_table = as_pages(k_cache, v_cache, b=q.shape[0] if cache_batch_idx is None else None)
-    result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx, seq_begin=cache_leftpad, scale=softmax_scale,
-                             return_lse=return_softmax_lse, **options)
+    result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx,
+                             seq_begin=cache_leftpad, scale=softmax_scale, return_lse=return_softmax_lse, **options)
     return (result[0].transpose(1, 2), result[1]) if return_softmax_lse else result.transpose(1, 2)
