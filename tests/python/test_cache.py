@@ -134,6 +134,9 @@ def test_opcheck(layout):
     torch.library.opcheck(_cache_ops.append_op, append_arguments(pages, k, v))
     cos, sin = angles(16, 8)
     torch.library.opcheck(_cache_ops.append_op, append_arguments(pages, k, v, q[:, :, :1], cos, sin, 8))
+    versions = pages.k._version, pages.v._version
+    _cache_ops.append_op(*append_arguments(pages, k, v))
+    assert pages.k._version > versions[0] and pages.v._version > versions[1]
     slots = numbers(3, -1, dtype=torch.int64)
     given = append_arguments(pages, k, v, q[:, :, :1], dims=16, slots=slots, positions=slots + 2)
     torch.library.opcheck(_cache_ops.append_op, given)
