@@ -44,6 +44,14 @@ plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const no
   return make_problem(config_, shape, context_.info().arch, &functions_.variants);
 }
 
+/// Of calls that take a schedule: those that the copy engine has no maps for may be among any. Others ignore it.
+template <class Op>
+plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape) const noexcept {
+  plan::Problem result = problem(shape);
+  result.tensor_maps = false;
+  return result;
+}
+
 template <class Op>
 void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
                               const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
@@ -76,7 +84,7 @@ void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choi
 template <class Op>
 void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory,
                                    Stream stream) {
-  const plan::Problem wanted = problem(shape);
+  const plan::Problem wanted = scheduled_problem(shape);
   const Ready& ready = get(wanted, Op::choose(wanted, fixed()), stream);
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (!attention.scheduled()) return;
@@ -94,7 +102,7 @@ void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::Pack
 template <class Op>
 std::size_t DeviceOperation<Op>::schedule_size(const AttentionShape& shape) const {
   if (Op::runs_nothing(shape)) return 0;
-  const plan::Problem wanted = problem(shape);
+  const plan::Problem wanted = scheduled_problem(shape);
   const plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
   std::size_t most = 0;
   for (const plan::KernelSpec& spec : choices[Role::attention]) {

@@ -54,10 +54,13 @@ constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1
 constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
 
-/// Tile lists and loads ahead take registers that three consumer warpgroups do not have, and so do warps that draw.
+/// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
+/// warps that draw.
 bool takes_registers(const Problem& problem) noexcept {
   if (problem.dropout) return true;
-  return problem.variants != nullptr && (!problem.variants->mask.empty() || problem.variants->loads_ahead);
+  if (problem.variants == nullptr) return false;
+  if (problem.paged() && problem.variants->left_window) return true;
+  return !problem.variants->mask.empty() || problem.variants->loads_ahead;
 }
 
 /// Whether scores reach the softmax as the product leaves them, causality aside.

@@ -16,8 +16,8 @@ inline constexpr int kBoundedRows = 1 << 30;
 inline constexpr int64_t kBoundedStep = int64_t{1} << 35;
 
 /// A map of pages has the same axes, whose tensor ends with the last key that is needed of a page. One that begins with
-/// the first key that is needed, row f of a page, has row r at r - f, with coordinates f and 0 on the two axes. The axis
-/// of heads goes on over the pages: their distance is a whole number of heads (PagedParams).
+/// the first key that is needed, row f of a page, has row r at r - f, with coordinates f and 0 on the two axes. The
+/// axis of heads goes on over the pages: their distance is a whole number of heads (PagedParams).
 
 /// Launch parameters of the Hopper forward. The maps describe the tensors in boxes of 64 columns with the 128-byte
 /// swizzle, innermost axis first.

@@ -126,6 +126,8 @@ plan::KernelSpec scheduled_spec() {
   problem.page_size = 16;
   problem.s_kv = 8192;
   return plan::plan_forward(problem, {}).kernel;
+}
+
 plan::KernelSpec merge_states_spec() {
   plan::MergeProblem problem;
   problem.arch = {9, 0, 'a'};
