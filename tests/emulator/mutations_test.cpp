@@ -361,8 +361,8 @@ TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
                              std::to_string(static_cast<int>(mutation.subject.spoilt)) +
                              (mutation.header == "common/schedule.cuh" ? "schedule" : "") +
                              (mutation.subject.append ? to_string(*mutation.subject.append) : "");
-                             (mutation.subject.append ? to_string(*mutation.subject.append) : "") +
-                             (mutation.subject.merge ? to_string(*mutation.subject.merge) : "");
+    (mutation.subject.append ? to_string(*mutation.subject.append) : "") +
+        (mutation.subject.merge ? to_string(*mutation.subject.merge) : "");
     if (!done.insert(name).second) continue;
     EXPECT_NO_THROW(run(mutation, false, 1)) << mutation.name;
   }

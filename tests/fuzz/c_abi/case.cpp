@@ -133,6 +133,8 @@ class Case {
   void schedule(const fa_attention* attention, const GivenConfig& config) {
     check("fa_schedule",
           fa_schedule(attention, arguments_.schedule_inputs(config), arguments_.schedule(), arguments_.stream()));
+  }
+
   void merge(const fa_attention* attention, const GivenConfig& config) {
     switch (random_.below(8)) {
       case 0:
