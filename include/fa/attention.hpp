@@ -340,10 +340,11 @@ class FA_API Attention {
   /// Bytes of a schedule for calls of these limits (ScheduleInputs::limits); 0 where they take none, because requests
   /// are too short to be shared out, and on the host device. Throws fa::Error: invalid_argument, unsupported.
   std::size_t schedule_size(const AttentionShape& limits) const;
+
   /// Merges partial results of attention over different keys (merge.hpp, docs/merging.md):
   ///   lse = ln(sum_i exp(lse_i) + exp(sink)),   o = sum_i exp(lse_i - lse) o_i
   /// One kernel, bound by memory. A result may be the view of one of the states, of its dtype, and shares no other
-  /// memory with them. outputs.o is of the config's dtype or f32; outputs.lse is optional.
+  /// memory with them. O is of the config's dtype or f32, and the result's lse is optional.
   ///
   /// A state with lse = -inf (or +inf: no keys) takes no part, whatever its o holds. A row of such states alone has
   /// o = 0 and lse = -inf, or the sink. NaN in lse, or in o of a state that takes part, reaches the row.

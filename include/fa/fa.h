@@ -457,9 +457,9 @@ typedef struct fa_append_shape {
   int32_t unaligned;   /* nonzero: rows of tensors need not start at multiples of 16 bytes */
 } fa_append_shape;
 
-/* What attention over some of the keys came to: o [b, h_q, s_q, d_v] of the config's dtype or f32, and lse [b, h_q,
- * s_q], f32 (f64 for f64), natural log. With varlen o is [total_q, h_q, d_v] and lse [h_q, total_q]. A row without keys
- * has lse = -inf (or +inf), and takes no part, whatever its o holds. */
+/* What attention over some of the keys came to: o [b, h_q, s_q, d_v] of the config's dtype or f32, and lse
+ * [b, h_q, s_q]. The latter is f32 (f64 for f64), a natural log. With varlen o is [total_q, h_q, d_v] and lse [h_q,
+ * total_q]. A row without keys has lse = -inf (or +inf), and takes no part, whatever its o holds. */
 typedef struct fa_state {
   const fa_tensor* o;
   const fa_tensor* lse;
@@ -512,8 +512,9 @@ typedef struct fa_shape {
 typedef struct fa_schedule_inputs {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */
-  /* Of the calls: b, h_q and h_kv, and whether rows are aligned. s_q is that of dense queries; packed ones have max_s_q
-   * (0: not given) and total_q. s_kv is max_s_kv, or what a row of the block table has room for if that is less. */
+  /* Of the calls: b, h_q and h_kv, and whether rows are aligned. Dense queries have s_q, packed ones max_s_q (0: not
+   * given) and total_q. Of s_kv the limit is max_s_kv, or what a row of the block table has room for if that is less.
+   */
   const fa_shape* limits;
   const fa_sequences* sequences; /* those of the calls */
   const int32_t* seq_begin;      /* [b], that of fa_paged_cache; may be NULL */
@@ -628,7 +629,7 @@ FA_C_API int fa_schedule_size(const fa_attention* attention, const fa_shape* lim
  *   lse = ln(sum_i exp(lse_i) + exp(sink)),   o = sum_i exp(lse_i - lse) o_i.
  *
  * It is one kernel, and needs no scratch memory. A result may be the view of one of the states, of its dtype, and
- * shares no other memory with them; outputs->o is of the config's dtype or f32, outputs->lse may be NULL. A row without
+ * shares no other memory with them. O is of the config's dtype or f32, and outputs->lse may be NULL. A row without
  * keys has o = 0 and lse = -inf, or the sink. NaN in lse, or in o of a state that takes part, reaches the row. Stream
  * and cost are those of fa_forward. Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_NO_COMPILER,
  * FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA. */

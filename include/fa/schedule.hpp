@@ -21,9 +21,9 @@ struct Schedule {
 
 /// What a schedule is made for. Arrays are int32 on the Attention's device, and are read when the kernel runs.
 struct ScheduleInputs {
-  /// Those of the calls: b, h_q and h_kv, and whether their rows are aligned. s_q is that of dense queries; packed ones
-  /// have max_s_q (0: not given) and total_q. s_kv is max_s_kv, or what a row of the block table has room for if that
-  /// is less.
+  /// Those of the calls: b, h_q and h_kv, and whether their rows are aligned. Dense queries have s_q, packed ones
+  /// max_s_q (0: not given) and total_q. Of s_kv the limit is max_s_kv, or what a row of the block table has room for
+  /// if that is less.
   AttentionShape limits = {};
   PackedSequences sequences = {};           ///< of the calls; maxima are not read
   const std::int32_t* seq_begin = nullptr;  ///< [b], PagedCache::seq_begin of the calls
