@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from make_fixture import (
-    ROOT, cross_entropy, rms_norm, rms_norm_backward, rounded, weight_gradient, write_safetensors)
+    ROOT, check_gradients, cross_entropy, rms_norm, rms_norm_backward, rounded, weight_gradient, windows, write_safetensors)
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT, HIDDEN, BASE = 2, 4, 2, 32, 128, 256, 10000.0
 WIDTH, KV_WIDTH, GROUP = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEADS // KV_HEADS
@@ -114,35 +114,12 @@ def backward(p, tape, dlogits):
     return g
 
 
-def windows(ids, starts):
-    index = np.asarray(starts)[:, None] + np.arange(CONTEXT)
-    return ids[index], ids[index + 1]
-
-
-def check_gradients(p, ids):
-    """One finite difference for every parameter tensor, in float64: a wrong backward pass stops here."""
-    p = {name: value.astype(np.float64) for name, value in p.items()}
-    tokens, targets = windows(ids, [0, 7])
-    logits, tape = forward(p, tokens)
-    gradients = backward(p, tape, cross_entropy(logits, targets)[1])
-    for name, value in p.items():
-        at = np.unravel_index(np.argmax(np.abs(gradients[name])), value.shape)
-        losses = []
-        for step in (1e-4, -1e-4):
-            value[at] += step
-            losses.append(cross_entropy(forward(p, tokens)[0], targets)[0])
-            value[at] -= step
-        expected = (losses[0] - losses[1]) / 2e-4
-        if abs(expected - gradients[name][at]) > 1e-3 * abs(expected) + 1e-6:
-            raise SystemExit(f"gradient of {name}{at}: {gradients[name][at]}, by differences {expected}")
-
-
 def train(p, ids, steps, batch, rng):
     mean = {name: np.zeros_like(value) for name, value in p.items()}
     square = {name: np.zeros_like(value) for name, value in p.items()}
     began = time.time()
     for step in range(1, steps + 1):
-        tokens, targets = windows(ids, rng.integers(0, len(ids) - CONTEXT, batch))
+        tokens, targets = windows(ids, rng.integers(0, len(ids) - CONTEXT, batch), CONTEXT)
         logits, tape = forward(p, tokens)
         loss, dlogits = cross_entropy(logits, targets)
         rate = 3e-3 * min(1.0, step / 20) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
@@ -170,7 +147,7 @@ def main():
     ids = np.array([alphabet.index(character) for character in text])
     rng = np.random.default_rng(arguments.seed)
     p = new_parameters(len(alphabet), rng)
-    check_gradients(p, ids)
+    check_gradients(p, *windows(ids, [0, 7], CONTEXT), forward, backward)
     print(f"{len(text)} characters, {len(alphabet)} different, {sum(v.size for v in p.values())} parameters")
     loss = train(p, ids, arguments.steps, arguments.batch, rng)
     tensors = {name: ("BF16", rounded(value, "BF16")[0]) for name, value in p.items()}

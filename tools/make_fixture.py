@@ -125,15 +125,14 @@ def cross_entropy(logits, targets):
     return -log_p[picked].mean(), (dlogits / targets.size).astype(np.float32)
 
 
-def windows(ids, starts):
-    index = np.asarray(starts)[:, None] + np.arange(CONTEXT)
+def windows(ids, starts, context=CONTEXT):
+    index = np.asarray(starts)[:, None] + np.arange(context)
     return ids[index], ids[index + 1]
 
 
-def check_gradients(p, ids):
+def check_gradients(p, tokens, targets, forward, backward):
     """One finite difference for every parameter tensor, in float64: a wrong backward pass stops here."""
     p = {name: value.astype(np.float64) for name, value in p.items()}
-    tokens, targets = windows(ids, [0, 7])
     logits, tape = forward(p, tokens)
     gradients = backward(p, tape, cross_entropy(logits, targets)[1])
     for name, value in p.items():
@@ -237,7 +236,7 @@ def main():
     held_out = ids[border:]
     rng = np.random.default_rng(arguments.seed)
     p = new_parameters(len(alphabet), rng)
-    check_gradients(p, ids)
+    check_gradients(p, *windows(ids, [0, 7]), forward, backward)
     print(f"{len(text)} characters, {len(alphabet)} different, {sum(v.size for v in p.values())} parameters; "
           f"a uniform guess costs {math.log(len(alphabet)):.3f}")
     train(p, ids[:border], held_out, arguments.steps, arguments.batch, rng)

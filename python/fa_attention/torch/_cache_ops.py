@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch import library as operators
 
 from .. import _options
 from . import _cache_raw, _raw
@@ -120,8 +121,8 @@ def _count_version(keys: Any, *arguments: Any) -> Any:
 for _key in ("CPU", "CUDA"):
     library.impl("paged_forward", _forward, _key)
     library.impl("append", _append, _key)
-torch.library.register_fake("fa_attention::paged_forward", _forward_fake, lib=library)
-torch.library.register_fake("fa_attention::append", _append_fake, lib=library)
+operators.register_fake("fa_attention::paged_forward", _forward_fake, lib=library)
+operators.register_fake("fa_attention::append", _append_fake, lib=library)
 library.impl("paged_forward", _without_gradients(forward_op), "Autograd", with_keyset=True)
 library.impl("append", _without_gradients(append_op), "Autograd", with_keyset=True)
 library.impl("append", _count_version, "ADInplaceOrView", with_keyset=True)

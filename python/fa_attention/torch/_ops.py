@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch import library as operators
 
 from .. import _options
 from . import _raw
@@ -24,7 +25,7 @@ _BACKWARD = (f"backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v
 REASON = ("the gradients of fa_attention are differentiated: accepted are first derivatives only (where create_graph=True is "
           "meant for other parts of the graph, detach these gradients)")
 
-library = torch.library.Library("fa_attention", "DEF")
+library = operators.Library("fa_attention", "DEF")
 library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
 library.define(_BACKWARD, tags=(torch.Tag.pt2_compliant_tag,))
 forward_op = torch.ops.fa_attention.forward.default
@@ -163,9 +164,9 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
 for _key in ("CPU", "CUDA"):
     library.impl("forward", _forward, _key)
     library.impl("backward", _backward, _key)
-torch.library.register_fake("fa_attention::forward", _forward_fake, lib=library)
-torch.library.register_fake("fa_attention::backward", _backward_fake, lib=library)
-torch.library.register_autograd("fa_attention::forward", _differentiate, setup_context=_remember, lib=library)
-torch.library.register_autograd("fa_attention::backward", _refuse, lib=library)
-torch.library.register_vmap("fa_attention::forward", _mapped(forward_op, 3), lib=library)
-torch.library.register_vmap("fa_attention::backward", _mapped(backward_op, 7), lib=library)
+operators.register_fake("fa_attention::forward", _forward_fake, lib=library)
+operators.register_fake("fa_attention::backward", _backward_fake, lib=library)
+operators.register_autograd("fa_attention::forward", _differentiate, setup_context=_remember, lib=library)
+operators.register_autograd("fa_attention::backward", _refuse, lib=library)
+operators.register_vmap("fa_attention::forward", _mapped(forward_op, 3), lib=library)
+operators.register_vmap("fa_attention::backward", _mapped(backward_op, 7), lib=library)
