@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <fa/error.hpp>
 #include <string>
 #include <vector>
 
 #include "plan/early_start.hpp"
 #include "plan/planner.hpp"
+#include "plan/tensor_map.hpp"
 #include "plan/workspace.hpp"
 
 namespace fa::plan {
@@ -395,6 +397,59 @@ TEST(Sm90ForwardPlan, RowsThatAreNotLongHaveExactMaxima) {
     const KernelSpec other = plan_forward(problem_of(128, 128, true, s == 512 ? 4096 : 512), {}).kernel;
     EXPECT_NE(std::ranges::find(plan.alternatives, other), plan.alternatives.end()) << s;
   }
+}
+
+/// What a box of a page cannot say, and what pages alone limit, is left to the other family.
+TEST(Sm90ForwardPlan, TheCopyEngineBringsWholeBoxesOfPages) {
+  Problem pages = problem_of(128, 128, true, 4096);
+  pages.page_size = 16;
+  EXPECT_EQ(choose(pages, {}).family, Family::sm90);
+  EXPECT_FALSE(choose(pages, {}).scheduled);
+  EXPECT_EQ(plan_forward(pages, {}).kernel.page_size, 16);
+  const auto falls_back = [&](auto change) {
+    Problem other = pages;
+    change(other);
+    const Choice choice = choose(other, {});
+    return choice.family == Family::sm80 && choice.scheduled;
+  };
+  Variants window, chunks;
+  window.left_window = chunks.chunked = true;
+  EXPECT_TRUE(falls_back([](Problem& p) { p.page_size = 12; }));
+  EXPECT_TRUE(falls_back([](Problem& p) { p.s_q = 1; }));
+  EXPECT_TRUE(falls_back([](Problem& p) { p.tensor_maps = false; }));
+  EXPECT_TRUE(falls_back([&](Problem& p) {
+    p.variants = &chunks;
+    p.chunk = 1024;
+  }));
+  pages.page_size = 1024;
+  EXPECT_TRUE(falls_back([&](Problem& p) {
+    p.variants = &window;
+    p.window_left = 1023;
+  }));
+  pages.variants = &window;
+  pages.window_left = 1024;
+  EXPECT_EQ(choose(pages, {}).family, Family::sm90);
+}
+
+/// The map's axis of heads goes on over the pages.
+TEST(Sm90ForwardMaps, PagesAreWholeHeadsApart) {
+  std::vector<std::byte> memory(64);
+  TensorView pool;
+  pool.data = memory.data();
+  pool.dtype = DType::bf16;
+  pool.rank = 4;
+  pool.shape = {100, 8, 16, 128};
+  pool.strides = {16 * 8 * 128, 128, 8 * 128, 1};  // [pages, page, h_kv, d]
+  EXPECT_EQ(heads_a_page(pool), 16 * 8);
+  EXPECT_EQ(page_map(pool, 16).sizes[2], 99U * 16 * 8 + 8);
+  EXPECT_EQ(page_map(pool, 16).base, memory.data());
+  pool.strides = {2 * 8 * 16 * 128, 16 * 128, 128, 1};  // [pages, 2, h_kv, page, d]
+  EXPECT_EQ(heads_a_page(pool), 2 * 8);
+  pool.strides[0] += 8;
+  EXPECT_EQ(heads_a_page(pool), 0);
+  pool.strides[0] = 16 * 128;
+  pool.shape[0] = std::int64_t{1} << 31;
+  EXPECT_EQ(heads_a_page(pool), 0);
 }
 
 TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {
