@@ -1,7 +1,6 @@
 #ifndef FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 #define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 
-#include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/forward_params.cuh>
@@ -11,17 +10,16 @@
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
-#include <common/split_row.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/work_lists.cuh>
-#include <ptx/atomic.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
+#include <sm80/sm80_forward_epilogue.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_tf32x3.cuh>
 #include <sm80/sm80_warp_pair.cuh>
@@ -46,6 +44,7 @@ namespace fa::sm80 {
 /// merges.
 template <class Config>
 struct Forward {
+  using Settings = Config;
   using T = typename Config::Element;
   using Variant = VariantOf<Config>;
   using Params = ForwardParamsOf<Config>;
@@ -267,13 +266,7 @@ struct Forward {
     if constexpr (kPairs) pair().add_sums(softmax.sum);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
     const Forward epilogue(params, index);
-    if constexpr (kScheduled) {
-      epilogue.store_piece(o, softmax);
-    } else if constexpr (Config::kSplit) {
-      epilogue.store_partial(o, softmax);
-    } else {
-      epilogue.store(o, softmax);
-    }
+    ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
   }
 
   FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
@@ -555,12 +548,6 @@ struct Forward {
     }
   }
 
-  /// What O is multiplied with.
-  FA_DEVICE float normaliser(const OnlineSoftmax<kMTiles>& softmax, int m, int r) const {
-    if constexpr (kDropout) return softmax.inverse_sum(m, r) * params.dropout.inverse_keep;
-    return softmax.inverse_sum(m, r);
-  }
-
   /// Scores keep their order only under a positive scale; otherwise its sign comes before the row maximum.
   FA_DEVICE void scale_scores(Fragment<kMTiles, kNTiles>& s) const {
     FA_UNROLL
@@ -581,190 +568,6 @@ struct Forward {
 
   /// Of a scale that need not be positive. Scores take it in front of the softmax: exactly, whatever their magnitude.
   FA_DEVICE float scale_sign() const { return params.scale_log2 < 0.f ? -1.f : params.scale_log2 > 0.f ? 1.f : 0.f; }
-
-  /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
-  FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
-    [[maybe_unused]] float states[kMTiles][2];  // log-sum-exp of the state
-    if constexpr (kAccumulate) {
-      read_states(states);
-      if constexpr (kPairs) pair().meet();  // the state's log-sum-exp is read, in whose place the result goes
-    }
-    if constexpr (!kPairs) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        float inverse = normaliser(softmax, m, r);
-        [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink
-        if constexpr (Variant::kSink) {
-          const float keys = softmax.log_sum(m, r, softmax_scale_log2()).value();
-          whole = log_add(keys, sink_of(params.variant, rows.query_head(fragment_row(m, r))));
-          inverse *= weight_of(keys, whole);
-        }
-        [[maybe_unused]] float state = -1.f;  // what o in memory counts
-        if constexpr (kAccumulate) {
-          const Joined joined = join(softmax.log_sum(m, r, softmax_scale_log2()).value(), states[m][r]);
-          whole = joined.lse;
-          inverse *= joined.keys;
-          state = joined.state;
-        }
-        if (kAccumulate && counts(state)) {
-          stage_row<true>(o, m, r, inverse, state);
-        } else {
-          stage_row<false>(o, m, r, inverse, state);
-        }
-        const int row = fragment_row(m, r);
-        if (params.lse != nullptr && half == 0 && lane % 4 == 0 && row < row_count) {
-          float* lse = lse_row(row);
-          ptx::st_global(lse,
-                         Variant::kSink || kAccumulate ? whole : softmax.log_sum(m, r, softmax_scale_log2()).value());
-        }
-      }
-    }
-    if constexpr (kPairs) {
-      pair().meet();  // the pair's rows of O are complete in shared memory
-    } else {
-      ptx::sync_warp();  // the warp's rows of O are complete in shared memory
-    }
-    store_rows();
-  }
-
-  FA_DEVICE float* lse_row(int row) const {
-    return params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
-           rows.query_head(row) * params.stride_lse_h + rows.position(row) * params.stride_lse_s;
-  }
-
-  FA_DEVICE void read_states(float (&states)[kMTiles][2]) const {
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = fragment_row(m, r);
-        states[m][r] = row < row_count ? state_lse(lse_row(row)) : -kInfinity;
-      }
-    }
-  }
-
-  /// A row of O times a factor, and with kAdds what is in memory times another.
-  template <bool kAdds>
-  FA_DEVICE void stage_row(const Fragment<kMTiles, kOTiles>& o, int m, int r, float factor,
-                           [[maybe_unused]] float state) const {
-    [[maybe_unused]] const T* old = nullptr;
-    if constexpr (kAdds) old = o_row(fragment_row(m, r)) + half * kWarpColumns + 2 * (lane % 4);
-    FA_UNROLL
-    for (int n = 0; n < kOTiles; ++n) {
-      float low = o[m][n][2 * r] * factor;
-      float high = o[m][n][2 * r + 1] * factor;
-      if constexpr (kAdds) add_state<Config::kAligned>(low, high, state, old + 8 * n);
-      stage_pair(q_shared + OWarpTile::offset(16 * m + 8 * r + lane / 4, half * kWarpColumns + 8 * n + 2 * (lane % 4)),
-                 low, high);
-    }
-  }
-
-  static FA_DEVICE void stage_pair(uint32_t address, float low, float high) {
-    if constexpr (sizeof(T) == 2) {
-      ptx::st_shared_b32(address, ptx::convert_pair<T>(low, high));
-    } else {
-      ptx::st_shared_b64(address, ptx::bits(low), ptx::bits(high));
-    }
-  }
-
-  FA_DEVICE T* o_row(int row) const {
-    return static_cast<T*>(params.o) + first_row(params.stride_o_b, params.stride_o_s) +
-           rows.query_head(row) * params.stride_o_h + rows.position(row) * params.stride_o_s;
-  }
-
-  FA_DEVICE void store_rows() const {
-    constexpr int kUnitBytes = Config::kAligned ? kChunkBytes : static_cast<int>(sizeof(T));
-    constexpr int kUnits = kHeadDimV * static_cast<int>(sizeof(T)) / kUnitBytes;  // of a row
-    FA_UNROLL_BY(4)
-    for (int i = copier; i < kWarpRows * kUnits; i += kWarpsN * kWarpSize) {
-      const int row = i / kUnits;
-      const int unit = i % kUnits;
-      if (warp_row + row >= row_count) break;
-      const uint32_t source = q_shared + OWarpTile::offset(row, 0) + unit * kUnitBytes;
-      T* target = o_row(warp_row + row) + unit * (kUnitBytes / static_cast<int>(sizeof(T)));
-      if constexpr (Config::kAligned) {
-        ptx::st_global_chunk(target, ptx::ld_shared_chunk(source));
-      } else if constexpr (sizeof(T) == 2) {
-        ptx::st_global(target, T{ptx::ld_shared_b16(source)});
-      } else {
-        ptx::st_global(target, ptx::from_bits(ptx::ld_shared_b32(source)));
-      }
-    }
-  }
-
-  /// What a block leaves of a piece: whole rows of O, or its part of them. The last block that does makes them whole.
-  FA_DEVICE void store_piece(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
-    if (piece.is_whole()) {
-      store(o, softmax);
-      return;
-    }
-    store_partial(o, softmax);
-    ptx::sync_threads();  // the block's partial rows are written, and Q has been read, whose place is taken
-    int32_t* const counter = WorkLists(params.paged).counters + piece.first_part;
-    if (thread == 0) {
-      const int before = ptx::atomic_add_acq_rel_global(counter, 1);
-      ptx::st_shared_b32(shared, static_cast<uint32_t>(before));
-    }
-    ptx::sync_threads();  // the number of blocks before this one is there, and what they have written can be read
-    const int last = piece.last_part - piece.first_part;
-    if (static_cast<int>(ptx::ld_shared_b32(shared)) != last) return;
-    if (thread == 0) ptx::st_global(counter, 0);  // for the next launch
-    const int end = block_row + kTileM < row_count ? block_row + kTileM : row_count;
-    for (int row = block_row + warp; row < end; row += Config::kWarps) {
-      merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow{*this, row},
-                                          [&](int i) { return partial_row_of(piece.first_part + i, row); });
-    }
-  }
-
-  /// Of the tile, for merge_splits.
-  struct MergedRow {
-    const Forward& forward;
-    int row;
-
-    FA_DEVICE int head() const { return forward.rows.query_head(row); }
-    FA_DEVICE int64_t offset(int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
-      return forward.first_row(stride_b, stride_s) + head() * stride_h + forward.rows.position(row) * stride_s;
-    }
-  };
-
-  /// Into [2 parts, rows], of a scheduled kernel.
-  FA_DEVICE int64_t partial_row_of(int part, int row) const {
-    const int rows_each = Config::kPackGqa ? params.group : 1;
-    return static_cast<int64_t>(piece.place_of(part)) * partial_rows<kTileM>(params, rows_each) + (row - block_row);
-  }
-
-  FA_DEVICE int64_t partial_row(int row) const {
-    if constexpr (kScheduled) {
-      return partial_row_of(ptx::block_index(), row);
-    } else {
-      return ((static_cast<int64_t>(tile.split) * params.b + tile.batch) * params.h_q + rows.query_head(row)) *
-                 params.s_q +
-             rows.position(row);  // into [splits, b, h_q, s_q]
-    }
-  }
-
-  /// Normalised fp32 partial results of one split, for forward_combine.
-  FA_DEVICE void store_partial(const Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = fragment_row(m, r);
-        if (row >= row_count) continue;
-        const float inverse = normaliser(softmax, m, r);
-        const int64_t to = partial_row(row);
-        FA_UNROLL
-        for (int n = 0; n < kOTiles; ++n) {
-          float* target = params.partial_o + to * kHeadDimV + half * kWarpColumns + 8 * n + 2 * (lane % 4);
-          ptx::st_global(target, o[m][n][2 * r] * inverse);
-          ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
-        }
-        if (lane % 4 == 0 && half == 0) softmax.log_sum(m, r, softmax_scale_log2()).store(params.partial_lse, to);
-      }
-    }
-  }
 };
 
 template <class Config>

@@ -165,21 +165,21 @@ std::vector<Mutation> accumulate_mutations() {
 std::vector<Mutation> accumulating_epilogue_mutations() {
   using enum FaultKind;
   std::vector<Mutation> all = in(
-      "sm80/sm80_forward.cuh",
+      "sm80/sm80_forward_epilogue.cuh",
       {
           {"accumulate_writes_what_is_read_by_the_pair",
-           "if constexpr (kPairs) pair().meet();  // the state's log-sum-exp is read, in whose place the result goes",
+           "if constexpr (kPairs) f.pair().meet();  // the state's log-sum-exp is read, in whose place the result goes",
            "",
            accumulating(sm80_pair(1)),
            {}},
           {"accumulate_reads_rows_behind_the_last",
-           "states[m][r] = row < row_count ? state_lse(lse_row(row)) : -kInfinity;",
+           "states[m][r] = row < f.row_count ? state_lse(lse_row(row)) : -kInfinity;",
            "states[m][r] = state_lse(lse_row(row));",
            accumulating(sm80(1)),
            {global_out_of_bounds, global_uninitialised}},
           {"accumulate_the_other_half",
-           "o_row(fragment_row(m, r)) + half * kWarpColumns + 2 * (lane % 4);",
-           "o_row(fragment_row(m, r)) + 2 * (lane % 4);",
+           "o_row(f.fragment_row(m, r)) + f.half * kWarpColumns + 2 * (f.lane % 4);",
+           "o_row(f.fragment_row(m, r)) + 2 * (f.lane % 4);",
            accumulating(sm80_pair(1)),
            {}},
       });

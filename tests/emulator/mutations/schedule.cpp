@@ -92,8 +92,24 @@ std::vector<Mutation> split_row_mutations() {
 
 std::vector<Mutation> scheduled_forward_mutations() {
   using enum FaultKind;
+  return in("sm80/sm80_forward.cuh", {
+                                         {"pieces_take_tiles_that_are_in_use",
+                                          "if (i > 0) ptx::sync_threads();",
+                                          "",
+                                          sm80_scheduled(),
+                                          {shared_race, shared_in_flight, source_overwritten}},
+                                         {"scheduled_blocks_start_too_early",
+                                          "if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();",
+                                          "",
+                                          sm80_scheduled_early(),
+                                          {too_early}},
+                                     });
+}
+
+std::vector<Mutation> scheduled_epilogue_mutations() {
+  using enum FaultKind;
   return in(
-      "sm80/sm80_forward.cuh",
+      "sm80/sm80_forward_epilogue.cuh",
       {
           {"pieces_counted_out_of_order",
            "ptx::atomic_add_acq_rel_global(counter, 1);",
@@ -106,25 +122,15 @@ std::vector<Mutation> scheduled_forward_mutations() {
            sm80_scheduled(),
            {unfenced, global_uninitialised, shared_race}},
           {"pieces_stay_counted",
-           "if (thread == 0) ptx::st_global(counter, 0);  // for the next launch",
+           "if (f.thread == 0) ptx::st_global(counter, 0);  // for the next launch",
            "",
            sm80_scheduled(),
            {}},
           {"pieces_merged_without_the_last",
-           "merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow",
-           "merge_splits<T, Variant, kHeadDimV>(params, last, MergedRow",
+           "merge_splits<T, Variant, kHeadDimV>(f.params, last + 1, MergedRow",
+           "merge_splits<T, Variant, kHeadDimV>(f.params, last, MergedRow",
            sm80_scheduled(),
            {}},
-          {"pieces_take_tiles_that_are_in_use",
-           "if (i > 0) ptx::sync_threads();",
-           "",
-           sm80_scheduled(),
-           {shared_race, shared_in_flight, source_overwritten}},
-          {"scheduled_blocks_start_too_early",
-           "if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();",
-           "",
-           sm80_scheduled_early(),
-           {too_early}},
       });
 }
 
