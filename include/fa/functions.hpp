@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -106,6 +108,20 @@ FA_API MaskFunction documents(bool batched = false);
 /// blocks[q / rows, kv / keys] != 0: captures blocks [ceil(s_q / rows), ceil(s_kv / keys)], i32, a map of what is kept;
 /// with `by_head` [h_q, ...]. Blocks that are a multiple of a kernel's tiles cost no mask code.
 FA_API MaskFunction block_sparse(int rows, int keys, bool by_head = false);
+
+/// A tree of drafts behind a context: rows are the last s_q keys, and each sees the whole context, kv < s_kv - s_q, and
+/// of the draft what its bits say. Bit n % 32 of tree[b, q, n / 32] is set where row q sees draft n, itself included.
+/// Captures tree [b, s_q, ceil(s_q / 32)], i32; without `batched` tree [s_q, ceil(s_q / 32)]. Full, whatever the order
+/// of the drafts: without AttentionConfig::causal. tree_words and tree_view make the words.
+FA_API MaskFunction tree(bool batched = true);
+
+/// Words of a tree in which draft i hangs on draft parents[i], or on the context where that is -1. Each sees itself and
+/// what it hangs on, directly or not. Rows are of ceil(parents.size() / 32) words, or of `words` where that is more.
+/// Throws fa::Error(invalid_argument) for a parent that is no draft, a circle, and too few words.
+FA_API std::vector<std::int32_t> tree_words(std::span<const std::int32_t> parents, int words = 0);
+
+/// Words of 64 bits, dense [..., words], as tree() reads them: bit n % 64 of word n / 64. On the Attention's device.
+FA_API TensorView tree_view(const std::int64_t* words, std::span<const std::int64_t> shape);
 
 /// `second` of what `first` makes of the score. Captures of one name are one capture.
 FA_API ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second);

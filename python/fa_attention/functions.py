@@ -62,6 +62,30 @@ def block_sparse(rows: int, keys: int, by_head: bool = False) -> str:
     return f"blocks[{'h, ' if by_head else ''}q / {rows}, kv / {keys}] != 0"
 
 
+def tree(batched: bool = True) -> str:
+    """A mask for a tree of drafts behind a context: rows are the last s_q keys, and each sees all keys before these, and of
+    the drafts what its bits say. Captures tree, i32 [b, s_q, ceil(s_q / 32)], or [s_q, ceil(s_q / 32)] unless `batched`:
+    bit n % 32 of tree[b, q, n / 32] is set where row q sees draft n, itself included. `tree_words` makes them."""
+    place = "kv - (s_kv - s_q)"
+    row = "b, q" if batched else "q"
+    return f"kv < s_kv - s_q || bit(tree[{row}, clamp({place}, 0, s_q - 1) >> 5], {place})"
+
+
+def tree_words(sees):
+    """What `tree` captures, as a torch tensor: of a bool tensor [..., s_q, s_q] that says which drafts a row sees, itself
+    included; of int64 words [..., words] with bit n % 64 of word n / 64, whose memory it shares. ValueError for others."""
+    import torch
+
+    if sees.dtype == torch.int64 and sees.dim() > 0:
+        return sees.contiguous().view(torch.int32)
+    if sees.dtype != torch.bool or sees.dim() < 2 or sees.shape[-1] != sees.shape[-2]:
+        raise ValueError(f"sees is {sees.dtype} {tuple(sees.shape)}: accepted are bool [..., s_q, s_q] and int64 words")
+    width = -(-sees.shape[-1] // 32)
+    bits = torch.nn.functional.pad(sees, (0, 32 * width - sees.shape[-1])).unflatten(-1, (width, 32)).to(torch.int64)
+    words = (bits << torch.arange(32, device=sees.device)).sum(-1)
+    return torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+
+
 def compose(first: Optional[str], second: Optional[str]) -> Optional[str]:
     """The score function `second` of what `first` makes of the score; None is no function."""
     if not first or not second:

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -86,6 +88,54 @@ MaskFunction documents(bool batched) {
 MaskFunction block_sparse(int rows, int keys, bool by_head) {
   if (rows < 1 || keys < 1) support::throw_invalid("rows, keys", std::min(rows, keys), "1 and more");
   return {fmt::format("blocks[{}q / {}, kv / {}] != 0", by_head ? "h, " : "", rows, keys), {{"blocks", DType::i32}}};
+}
+
+MaskFunction tree(bool batched) {
+  // A row's number is that of its draft. The clamp is for the range of the index alone.
+  return {fmt::format("kv < s_kv - s_q || bit(tree[{}q, clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 5], kv - (s_kv - s_q))",
+                      batched ? "b, " : ""),
+          {{"tree", DType::i32}}};
+}
+
+std::vector<std::int32_t> tree_words(std::span<const std::int32_t> parents, int words) {
+  constexpr std::size_t kBits = 32;
+  const std::size_t needed = (parents.size() + kBits - 1) / kBits;
+  if (words < 0 || (words > 0 && static_cast<std::size_t>(words) < needed)) {
+    support::throw_invalid("words", words, fmt::format("0, or {} and more for {} drafts", needed, parents.size()));
+  }
+  const std::size_t width = std::max(needed, static_cast<std::size_t>(words));
+  std::vector<std::int32_t> result(parents.size() * width, 0);
+  for (std::size_t row = 0; row < parents.size(); ++row) {
+    std::size_t steps = 0;
+    for (std::int64_t at = static_cast<std::int64_t>(row); at >= 0; at = parents[static_cast<std::size_t>(at)]) {
+      if (static_cast<std::size_t>(at) >= parents.size()) {
+        support::throw_invalid("parents", at, fmt::format("-1, or a draft's number, below {}", parents.size()));
+      }
+      if (++steps > parents.size()) {
+        support::throw_invalid(fmt::format("parents[{}]", row), "a circle", "drafts that hang on the context");
+      }
+      const auto bit = static_cast<std::size_t>(at);
+      std::int32_t& word = result[row * width + bit / kBits];
+      word = static_cast<std::int32_t>(static_cast<std::uint32_t>(word) | std::uint32_t{1} << bit % kBits);
+    }
+  }
+  return result;
+}
+
+TensorView tree_view(const std::int64_t* words, std::span<const std::int64_t> shape) {
+  static_assert(std::endian::native == std::endian::little, "the lower half of a word of 64 bits is first");
+  if (shape.empty() || shape.size() > TensorView::kMaxRank) {
+    support::throw_invalid("shape", shape.size(), fmt::format("1 to {} axes", TensorView::kMaxRank));
+  }
+  std::array<std::int64_t, TensorView::kMaxRank> lengths{}, strides{};
+  std::int64_t next = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    lengths[axis] = shape[axis] * (axis + 1 == shape.size() ? 2 : 1);
+    strides[axis] = next;
+    next *= lengths[axis];
+  }
+  return TensorView(static_cast<const void*>(words), DType::i32, std::span(lengths).first(shape.size()),
+                    std::span(strides).first(shape.size()));
 }
 
 ScoreFunction compose(const ScoreFunction& first, const ScoreFunction& second) {

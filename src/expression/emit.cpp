@@ -760,6 +760,11 @@ class Emitter {
     Function function(program_, approximate_, root);
     const std::string value = function.value(root[0]);
     line("\n  static FA_DEVICE bool keep({}) {{\n{}    return {};\n  }}\n", kArguments, function.statements(), value);
+    if (!program_.kept_keys) return;
+    Function bound(program_, approximate_, std::array{*program_.kept_keys});
+    const std::string end = bound.value(*program_.kept_keys);
+    line("  [[maybe_unused]] static constexpr bool kKeepsFirst = true;  // all keys before kept_keys\n");
+    line("\n  static FA_DEVICE int kept_keys({}) {{\n{}    return {};\n  }}\n", kArguments, bound.statements(), end);
   }
 
   /// The gradient's elements for steps of query and key, where they are steps in memory.

@@ -32,7 +32,8 @@ constexpr NamedFunction kRealFunctions[] = {{"floor", Op::floor}, {"ceil", Op::c
                                             {"exp2", Op::exp2},   {"log", Op::log},     {"log2", Op::log2},
                                             {"sqrt", Op::sqrt},   {"rsqrt", Op::rsqrt}, {"tanh", Op::tanh},
                                             {"sin", Op::sin},     {"cos", Op::cos}};
-constexpr std::string_view kOtherFunctions[] = {"abs", "min", "max", "clamp", "sigmoid", "floor_div", "floor_mod"};
+constexpr std::string_view kOtherFunctions[] = {"abs", "min",     "max",       "clamp",
+                                                "bit", "sigmoid", "floor_div", "floor_mod"};
 constexpr std::string_view kKeywords[] = {"float", "int", "bool", "true", "false", "infinity"};
 
 struct BinaryOperator {
@@ -435,10 +436,22 @@ class Parser {
       return graph_.binary(name == "floor_div" ? Op::floor_divide : Op::floor_modulo, integral(given[0], token),
                            integral(given[1], token));
     }
+    if (name == "bit") {
+      const auto given = arguments(token, 2);
+      return bit(integral(given[0], token), integral(given[1], token));
+    }
     std::string known;
     for (const NamedFunction& function : kRealFunctions) known += fmt::format("{}, ", function.name);
     for (const std::string_view other : kOtherFunctions) known += fmt::format("{}, ", other);
     fail(token, known + "float, int or bool");
+  }
+
+  /// Whether bit i % 32 of `word` is set, counted from the lowest; of a negative i likewise, as two's complement has
+  /// it.
+  NodeId bit(NodeId word, NodeId i) {
+    const NodeId place = graph_.binary(Op::bit_and, i, graph_.integer(31));
+    const NodeId shifted = graph_.binary(Op::shift_right, word, place);
+    return graph_.convert(graph_.binary(Op::bit_and, shifted, graph_.integer(1)), Type::boolean);
   }
 
   std::vector<NodeId> arguments(const Token& function, std::size_t count) {

@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "expression/kept_keys.hpp"
+
 namespace fa::expression {
 namespace {
 
@@ -136,7 +138,10 @@ Program Program::parse(const std::string& score, const std::string& mask, const 
       if (!graph.is_real(derivative, 0)) program.gradients.push_back({id, derivative});
     }
   }
-  if (!mask.empty()) program.mask = expression::parse("mask", mask, Type::boolean, &program.captures, &graph);
+  if (!mask.empty()) {
+    program.mask = expression::parse("mask", mask, Type::boolean, &program.captures, &graph);
+    program.kept_keys = find_kept_keys(&graph, *program.mask);
+  }
   return program;
 }
 

@@ -26,6 +26,7 @@ struct Program {
   std::vector<Capture> captures;            ///< ranks as the functions use them
   std::optional<NodeId> score;              ///< a real
   std::optional<NodeId> mask;               ///< a boolean: the scores to keep
+  std::optional<NodeId> kept_keys;          ///< of the mask: it keeps all keys before this one, of every row and head
   NodeId score_derivative = 0;              ///< of the score function by the score
   std::vector<CapturedGradient> gradients;  ///< by captures that require it; derivatives that are 0 are left out
 

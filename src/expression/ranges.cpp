@@ -67,6 +67,9 @@ Range of_operation(const Node& node, const Range& a, const Range& b) {
       return {std::max(a.low, b.low), std::max(a.high, b.high)};
     case Op::abs:
       return a.low >= 0 ? a : Range{a.high <= 0 ? -a.high : 0, std::max(-a.low, a.high)}.wrapped();
+    case Op::shift_right:
+      return b.low >= 0 && b.high < 32 ? hull({a.low >> b.low, a.low >> b.high, a.high >> b.low, a.high >> b.high})
+                                       : Range{};
     case Op::bit_and:
       if (b.low >= 0) return {0, b.high};
       return a.low >= 0 ? Range{0, a.high} : Range{};

@@ -5,6 +5,7 @@
 #include <common/dropout.cuh>
 #include <common/forward_params.cuh>
 #include <common/forward_schedule.cuh>
+#include <common/kept_keys.cuh>
 #include <common/mask.cuh>
 #include <common/online_softmax.cuh>
 #include <common/paged.cuh>
@@ -75,6 +76,7 @@ struct Forward {
   static constexpr bool kTwoSided =
       Variant::kLeftWindow || Variant::kChunked || kPaged;               // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen && !kPaged;  // of tiles that are not empty
+  static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1, "a warp owns a multiple of 16 rows");
@@ -252,6 +254,7 @@ struct Forward {
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
     KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
     if constexpr (kScheduled) range = cut(range, piece);
+    if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) {
@@ -449,7 +452,9 @@ struct Forward {
     } else if constexpr (!Config::kPositiveScale) {
       scale_scores(s);
     }
-    if constexpr (Variant::kMask && !kLists) apply_mask(s, n_block);
+    if constexpr (Variant::kMask && !kLists) {
+      if (!kKeepsFirst || n_block >= range.kept_end) apply_mask(s, n_block);
+    }
     if (kMaybeMasked &&
         (Config::kLoopBodies == 2 || n_block >= range.plain_end || (kTwoSided && n_block < range.plain_begin))) {
       if constexpr (kLists) {
@@ -523,8 +528,12 @@ struct Forward {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        kernel::apply_mask<Variant, kNTiles>(params.variant, place(m, r, n_block),
-                                             [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
+        const auto score = [&](int n, int e) -> float& { return s[m][n][2 * r + e]; };
+        if constexpr (kKeepsFirst) {
+          kernel::apply_mask_by_bits<Variant, kNTiles>(params.variant, place(m, r, n_block), score);
+        } else {
+          kernel::apply_mask<Variant, kNTiles>(params.variant, place(m, r, n_block), score);
+        }
       }
     }
   }

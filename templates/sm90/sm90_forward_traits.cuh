@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
+#include <common/kept_keys.cuh>
 #include <common/mask.cuh>
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
@@ -59,6 +60,7 @@ struct ForwardTraits {
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kRagged;                    // of tiles that are not empty
+  static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;  // tiles before some need no function
   static constexpr bool kWaves = kRagged || kLists;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;

@@ -29,8 +29,9 @@ struct Schedule : ForwardBlock<Traits> {
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
-      Base::kWindowed, Base::kLists, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates,
-      Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
+      Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned,
+      Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
+      Base::listed_shared;
 
   const int dense_rows;
   const int before_rows;  // places in a head's first query tile
@@ -114,6 +115,9 @@ struct Schedule : ForwardBlock<Traits> {
     }
     if constexpr (kRagged) {
       if (!has_rows(query)) query.range = {};
+    }
+    if constexpr (kKeepsFirst) {
+      query.range.kept_end = kernel::kept_tiles<Variant, kTileN>(params, lengths_of(query), query.tile.batch);
     }
     if constexpr (kPaged) {
       query.pages = {kernel::table_row_of(params.paged, query.tile.batch),
@@ -206,10 +210,11 @@ struct Schedule : ForwardBlock<Traits> {
                 word(rest, 3),
                 {},
                 {}};
-    if constexpr (kWindowed || kLists) {
+    if constexpr (kWindowed || kLists || kKeepsFirst) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
-      if constexpr (kLists) query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
+      if constexpr (kLists || kKeepsFirst)
+        query.range.kept_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 40));
     }
     if constexpr (kRagged) {
       const kernel::Chunk of_sequence = ptx::ld_shared_chunk(work_shared(buffer) + 48);

@@ -21,9 +21,9 @@ struct Scores : AffineScores<Traits> {
   using Config = typename Base::Config;
   using Cursor = typename Base::Cursor;
   using AffineRows = typename Base::AffineRows;
-  using Base::kTileN, Base::kPieces, Base::kWindowed, Base::kLists, Base::kAffine, Base::kPartial, Base::kLoadAhead,
-      Base::params, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::first_row_of, Base::row_count,
-      Base::kv_tile, Base::place, Base::add_affine;
+  using Base::kTileN, Base::kPieces, Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kAffine, Base::kPartial,
+      Base::kLoadAhead, Base::params, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::first_row_of,
+      Base::row_count, Base::kv_tile, Base::place, Base::add_affine;
 
   using Base::Base;
 
@@ -56,7 +56,9 @@ struct Scores : AffineScores<Traits> {
       FA_UNROLL
       for (int i = 0; i < kTileN / 2; ++i) s[i] *= scale_sign();
     }
-    if constexpr (Variant::kMask && !kLists) apply_mask(s, cursor, warp_row, lane);
+    if constexpr (Variant::kMask && !kLists) {
+      if (!kKeepsFirst || cursor.n >= cursor.query.range.kept_end) apply_mask(s, cursor, warp_row, lane);
+    }
     if constexpr (kLists || kWindowed) {
       if (cursor.n >= cursor.query.range.plain_begin && cursor.n < cursor.query.range.plain_end) return kPieces;
     }
@@ -148,8 +150,12 @@ struct Scores : AffineScores<Traits> {
   FA_DEVICE void apply_mask(S& s, const Cursor& cursor, int warp_row, int lane) const {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      kernel::apply_mask<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane),
-                                              [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; });
+      const auto score = [&](int n, int e) -> float& { return s[4 * n + 2 * r + e]; };
+      if constexpr (kKeepsFirst) {
+        kernel::apply_mask_by_bits<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane), score);
+      } else {
+        kernel::apply_mask<Variant, kTileN / 8>(params.variant, place(cursor, warp_row, r, lane), score);
+      }
     }
   }
 

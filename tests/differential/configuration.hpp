@@ -33,7 +33,8 @@ struct CaptureChoice {
     documents,
     prefix,
     small_integers,
-    keep
+    keep,
+    bits
   } values = Values::centred;
 };
 

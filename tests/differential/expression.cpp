@@ -129,6 +129,8 @@ const char* name_of(Op op) {
       return "sin";
     case Op::cos:
       return "cos";
+    case Op::bit:
+      return "bit";
     case Op::to_real:
       return "float";
     case Op::to_integer:
@@ -204,7 +206,7 @@ ExprPtr make(Op op, std::vector<ExprPtr> in) {
       if (in[i]->kind != kind && op >= Op::floor && op <= Op::cos) in[i] = widened(in[i], kind);
     }
   }
-  if (logical || is_comparison(op)) kind = Kind::boolean;
+  if (logical || is_comparison(op) || op == Op::bit) kind = Kind::boolean;
   return std::make_shared<Expr>(Expr{.op = op, .kind = kind, .in = std::move(in)});
 }
 
@@ -396,6 +398,9 @@ Function::Value Function::evaluate(const Node& node, const Place& place, Approxi
       break;
     case Op::shift_right:
       result = x >> (y & 31);
+      break;
+    case Op::bit:
+      result = x >> (y & 31) & 1;
       break;
     case Op::logical_and:
       result = x != 0 && y != 0 ? 1 : 0;

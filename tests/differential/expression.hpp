@@ -65,6 +65,7 @@ enum class Op : std::uint8_t {
   bit_not,
   shift_left,
   shift_right,
+  bit,
   select,
 };
 

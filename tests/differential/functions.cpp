@@ -35,7 +35,9 @@ class Writer {
   }
 
   ExprPtr mask() {
-    switch (random_.below(8)) {
+    switch (random_.below(9)) {
+      case 8:
+        return tree();
       case 0:
         return documents();
       case 1:
@@ -167,6 +169,22 @@ class Writer {
     if (capture < 0) return boolean(1);
     return make(Op::logical_or,
                 {make(Op::less, {kv(), indexed(capture)}), make(Op::greater_equal, {distance(), integer(0)})});
+  }
+
+  /// Of drafts at the end; rows beyond the words' share the last one.
+  ExprPtr tree() {
+    const int capture = add("tree", DType::i32, {Axis::b, Axis::q, Axis::fixed}, Values::bits, false);
+    if (capture < 0) return boolean(1);
+    const std::int64_t words = random_.pick<std::int64_t>({1, 2, 9});
+    c_.captures[static_cast<std::size_t>(capture)].fixed = words;
+    const ExprPtr context = make(Op::subtract, {leaf(Op::s_kv), leaf(Op::s_q)});
+    const ExprPtr draft = make(Op::subtract, {kv(), context});
+    const ExprPtr word = make(Op::clamp, {make(Op::shift_right, {draft, integer(5)}), integer(0), integer(words - 1)});
+    const ExprPtr seen = make(Op::bit, {load(capture, {leaf(Op::b), q(), word}, true), draft});
+    const ExprPtr before = random_.percent(50) ? make(Op::less, {kv(), context})
+                                               : make(Op::logical_not, {make(Op::less_equal, {context, kv()})});
+    return random_.percent(70) ? make(Op::logical_or, {before, seen})
+                               : make(Op::select, {before, make(Op::less, {kv(), integer(40)}), seen});
   }
 
   ExprPtr blocks() {
@@ -320,6 +338,7 @@ class Writer {
       if (kind == 0) return make(Op::logical_not, {boolean(depth - 1)});
       return make(kind < 3 ? Op::logical_and : Op::logical_or, {boolean(depth - 1), boolean(depth - 1)});
     }
+    if (random_.percent(10)) return make(Op::bit, {whole(1), whole(1)});
     const Op op = random_.pick(
         {Op::less, Op::less_equal, Op::greater, Op::greater_equal, Op::not_equal, Op::not_equal, Op::equal});
     if (random_.percent(15)) {

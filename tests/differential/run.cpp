@@ -77,6 +77,8 @@ double captured_value(const CaptureChoice& choice, const Call& call, Random& ran
       return static_cast<double>(random.between(0, call.s_kv));
     case Values::small_integers:
       return static_cast<double>(random.between(-5, 70));
+    case Values::bits:
+      return static_cast<double>(random.between(-(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1));
     case Values::keep:
       return random.percent(60) ? 1 : 0;
   }

@@ -28,6 +28,7 @@ std::vector<Mutation> all_mutations() {
                            &backward_reduce_mutations,
                            &paged_mutations,
                            &paged_copy_mutations,
+                           &kept_keys_mutations,
                            &paged_forward_mutations,
                            &schedule_mutations,
                            &work_lists_mutations,

@@ -39,7 +39,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.splits = mutation.subject.spec.split ? 2 : 1;
   c.blocks = 1;
   if (mutation.subject.spec.family() == fa::plan::Family::sm90) c.attention.scale = mutation.subject.scale;
-  if (mutation.subject.choice.empty()) return c;
+  if (mutation.subject.choice.empty() || mutation.subject.spec.page_size > 0) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
   const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.subject.choice, &VariantKernels::choice);
   c.variant = &cases.try_emplace(mutation.subject.choice, variant_case(*kernels, c.attention)).first->second;
@@ -224,6 +224,8 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   c.page_size = mutation.subject.spec.page_size;
   c.packed = mutation.subject.spec.varlen;
   c.indexed = true;
+  if (!mutation.subject.choice.empty())
+    c.variant = paged_kernel(mutation.subject.choice, mutation.subject.spec.family()).choice;
   c.rows = {37, 20, 1, 4};
   c.keys = {37, 80, 5, 64};
   const bool scheduled = mutation.subject.spec.scheduled();

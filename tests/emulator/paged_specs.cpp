@@ -69,6 +69,9 @@ constexpr Shape kShapes[] = {
     {64, DType::bf16, 16, 16, 32, 2, 16, 2, kPacked | kTwoBodies | kScheduled, "chunked"},
     {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kScheduled, "two_sided"},
     {3, DType::f16, 16, 16, 32, 2, 16, 1, kScheduled, "documents"},
+    {16, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kPackGqa, "tree"},
+    {8, DType::f16, 16, 16, 32, 2, 16, 2, kTwoBodies | kScheduled, "tree"},
+    {12, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kScheduled, "prefix"},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -79,6 +82,7 @@ constexpr Shape kShapes[] = {
     {16, DType::f16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa, "window_sink", 1},
     {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
     {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
+    {16, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kPackGqa, "tree", 1},
 };
 
 void take_sm90(KernelSpec& spec, int q_buffers) {
@@ -136,6 +140,14 @@ const std::vector<PagedKernel>& paged_kernels() {
     return result;
   }();
   return kernels;
+}
+
+const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family) {
+  const auto found = std::ranges::find_if(paged_kernels(), [&](const PagedKernel& kernel) {
+    return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled();
+  });
+  if (found == paged_kernels().end()) throw std::out_of_range("no such choice: " + choice);
+  return *found;
 }
 
 KernelSpec sm90_paged() {

@@ -18,6 +18,9 @@ struct PagedKernel {
 /// Small kernels for pages of 1, 3, 8, 12, 16, 40, 64 and 256 keys, of dense and of packed queries.
 const std::vector<PagedKernel>& paged_kernels();
 
+/// The first of a family without a schedule that computes a choice.
+const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family);
+
 /// One with tiles of 32 rows and 32 keys, for pages of 8 keys.
 fa::plan::KernelSpec sm80_paged();
 

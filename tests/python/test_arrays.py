@@ -65,6 +65,9 @@ def test_options():
     row, key = np.arange(5)[:, None] + 2, np.arange(7)
     slope, doc = np.array([0.5, 0.25, 0.125, 0.0625]), np.array([0, 0, 0, 1, 1, 2, 2], dtype=np.int32)
     sink = np.array([0.5, -1.0, 2.0, 0.0])
+    parents = np.array([4, -1, 1, 1, 1])  # a tree of five drafts behind two keys
+    sees = np.array([[n == i or n == parents[i] or n == parents[parents[i]] and i == 0 for n in range(5)] for i in range(5)])
+    words = (sees << np.arange(5)).sum(axis=1, dtype=np.int32).reshape(5, 1)
     cases = [
         ({"window_left": 2, "window_right": 1}, {"keep": (key >= row - 2) & (key <= row + 1)}),
         ({"chunk": 3}, {"keep": key // 3 == row // 3}),
@@ -72,6 +75,10 @@ def test_options():
         ({"score": functions.alibi(), "captures": {"slope": slope}},
          {"score": lambda s: s - slope.reshape(1, 4, 1, 1) * np.abs(row - key)}),
         ({"mask": functions.documents(), "captures": {"doc": doc}}, {"keep": doc[:5, None] == doc}),
+        ({"mask": functions.tree(batched=False), "captures": {"tree": words}},
+         {"keep": np.concatenate([np.ones((5, 2), bool), sees], axis=1)}),
+        ({"mask": functions.tree(), "captures": {"tree": words[None]}},
+         {"keep": np.concatenate([np.ones((5, 2), bool), sees], axis=1)}),
         ({"sink": sink}, {"sink": sink}),
         ({"score": functions.compose(functions.bias("k"), functions.softcap(3.5)), "captures": {"bias": slope.sum() * key}},
          {"score": lambda s: 3.5 * np.tanh((s + slope.sum() * key) / 3.5)}),

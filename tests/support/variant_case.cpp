@@ -40,6 +40,7 @@ AttentionConfig with_window(std::int64_t left, std::int64_t right, std::int64_t 
 std::vector<std::int64_t> shape_of(const std::string& name, const std::string& expression, const AttentionCase& c) {
   if (name == "table") return {c.h_q, 2 * kTableDistance + 1};
   if (name == "doc") return {std::max(c.s_q, c.s_kv)};
+  if (name == "tree") return {c.b, c.s_q, std::max<std::int64_t>((c.s_q + 31) / 32, 1)};
   const std::size_t at = expression.find(name + "[");
   if (at == std::string::npos) return {1};
   std::vector<std::int64_t> shape;
@@ -66,12 +67,13 @@ double uniform(std::mt19937_64& engine) {
   return static_cast<double>(engine() >> 11) * 0x1p-53;
 }
 
-/// Documents that grow along the sequence, prefixes, or numbers of some size.
+/// Documents that grow along the sequence, prefixes, bits, or numbers of some size.
 void fill(NamedTensor& tensor, const AttentionCase& c, std::mt19937_64& engine) {
   tensor.bytes.resize(static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype));
   std::int32_t document = 0;
   for (std::int64_t i = 0; i < tensor.elements(); ++i) {
     double value = 2 * uniform(engine) - 1;
+    if (tensor.name == "tree") value = static_cast<std::int32_t>(static_cast<std::uint32_t>(engine()));
     if (tensor.name == "slope") value = 0.05 + 0.4 * uniform(engine);
     if (tensor.name == "doc") value = document += uniform(engine) < 0.1 ? 1 : 0;
     if (tensor.name == "prefix") value = std::floor(uniform(engine) * static_cast<double>(c.s_kv + 1));
@@ -132,6 +134,7 @@ std::vector<VariantChoice> variant_choices(bool with_gradients) {
       {"documents", with_mask(f::documents())},
       {"prefix", with_mask(f::prefix_lm())},
       {"strided", with_mask(strided)},
+      {"tree", with_mask(f::tree())},
       {"by_head", with_mask({"(q + h) % 3 != kv % 3 && kv / 20 != b + h"})},
       {"window", with_window(20, -1, 0, false)},
       {"two_sided", with_window(7, 11, 0, false)},

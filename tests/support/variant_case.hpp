@@ -39,7 +39,8 @@ struct VariantChoice {
 std::vector<VariantChoice> variant_choices(bool with_gradients = true);
 
 /// A case with functions, windows, chunks or sinks, and the tensors that these name, filled by the case's seed.
-/// Captures are named slope [h_q], table [h_q, 11], doc [max(s_q, s_kv)], prefix [b], or indexed by bare b, h, q, kv;
+/// Captures are named slope [h_q], table [h_q, 11], doc [max(s_q, s_kv)], prefix [b], tree
+/// [b, s_q, words], or indexed by bare b, h, q, kv;
 /// one that is named number is given by value.
 struct VariantCase {
   VariantCase(const AttentionCase& c, const VariantChoice& choice);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <numeric>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "elements.hpp"
@@ -53,6 +54,17 @@ DeviceBuffer upload(const std::vector<Number>& numbers) {
 void spoil(DeviceBuffer& buffer) {
   const std::vector<std::byte> ones(256, std::byte{0xff});
   buffer.tile(ones.data(), ones.size());
+}
+
+/// Words [b, s_q, words] of trees of which each draft has two more.
+void fill_tree(const std::vector<std::int64_t>& shape, std::vector<std::byte>* memory) {
+  std::vector<std::int32_t> parents(static_cast<std::size_t>(shape[1]));
+  for (std::size_t i = 0; i < parents.size(); ++i) parents[i] = (static_cast<std::int32_t>(i) + 1) / 2 - 1;
+  const std::vector<std::int32_t> words = functions::tree_words(parents, static_cast<int>(shape[2]));
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(words));
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    std::ranges::copy(bytes, memory->begin() + b * static_cast<std::ptrdiff_t>(bytes.size()));
+  }
 }
 
 }  // namespace
@@ -206,7 +218,7 @@ void BenchTensors::fill_block_table() {
   used_kv_ = upload(std::vector<std::int32_t>(keys.begin(), keys.end()));
 }
 
-/// Small numbers, and integers that grow along the last axis in 16 steps: documents.
+/// Small numbers, and integers that grow along the last axis in 16 steps: documents. A tree has two drafts on each.
 void BenchTensors::add_captures() {
   const AttentionShape& shape = problem_.shape;
   const auto shapes = expression::smallest_shapes(functions_.program,
@@ -224,6 +236,7 @@ void BenchTensors::add_captures() {
           capture.dtype == DType::i32 ? static_cast<double>(sixteenth) : static_cast<double>(n * 37 % 101) / 101;
       store_element(memory.data(), capture.dtype, static_cast<std::size_t>(n), value);
     }
+    if (problem_.variant.tree && capture.name == "tree") fill_tree(shapes[i], &memory);
     const std::size_t gradient = capture.requires_grad && problem_.op == Operation::backward
                                      ? static_cast<std::size_t>(elements) * sizeof(float)
                                      : 0;

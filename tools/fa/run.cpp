@@ -87,7 +87,7 @@ void read_captures(const tools::SafetensorsFile& file, RunOptions* options, RunI
   for (const tools::StoredTensor& stored : file.tensors()) {
     const std::string& name = stored.name;
     const bool built_in = (name == "slope" && variant.alibi) || (name == "bias" && !variant.bias.empty()) ||
-                          (name == "doc" && variant.documents);
+                          (name == "doc" && variant.documents) || (name == "tree" && variant.tree);
     const bool named = expression::is_free_name(name) && (expression::mentions("score", variant.score, name) ||
                                                           expression::mentions("mask", variant.mask, name));
     if (!built_in && !named) continue;

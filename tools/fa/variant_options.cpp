@@ -72,6 +72,8 @@ void add_variant_options(CLI::App& command, VariantOptions* options) {
   command.add_flag("--alibi", options->alibi, "Less slope[h] times the distance")->group(group);
   command.add_option("--bias", options->bias, "Plus bias[...]: its axes, of b, h, q and k, as 'hqk'")->group(group);
   command.add_flag("--documents", options->documents, "Keep doc[q] == doc[kv]")->group(group);
+  command.add_flag("--tree", options->tree, "A tree of drafts: rows see the context, and what bits of tree say")
+      ->group(group);
   command.add_flag("--gradients", options->gradients, "Gradients of slope and bias too")->group(group);
   command.add_option("--window-left", options->window_left, "Keys kept before the diagonal (-1: all)")->group(group);
   command.add_option("--window-right", options->window_right, "Keys kept behind the diagonal (-1: all)")->group(group);
@@ -93,6 +95,7 @@ std::string text(const VariantOptions& options) {
   if (options.alibi) parts.emplace_back("alibi");
   if (!options.bias.empty()) parts.push_back("bias=" + options.bias);
   if (options.documents) parts.emplace_back("documents");
+  if (options.tree) parts.emplace_back("tree");
   if (options.gradients) parts.emplace_back("gradients");
   if (options.window_left >= 0) parts.push_back(fmt::format("window_left={}", options.window_left));
   if (options.window_right >= 0) parts.push_back(fmt::format("window_right={}", options.window_right));
@@ -112,6 +115,7 @@ void apply(const VariantOptions& options, AttentionConfig* config) {
     score = functions::compose(score, functions::bias(options.bias, dtype, options.gradients));
   }
   if (options.documents) mask = functions::both(mask, functions::documents());
+  if (options.tree) mask = functions::both(mask, functions::tree());
   config->score = score;
   config->mask = mask;
   config->window_left = options.window_left;

@@ -22,6 +22,7 @@ struct VariantOptions {
   bool alibi = false;
   std::string bias;  ///< axes
   bool documents = false;
+  bool tree = false;
   bool gradients = false;  ///< of what alibi and bias capture
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;

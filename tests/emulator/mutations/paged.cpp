@@ -70,6 +70,21 @@ std::vector<Mutation> paged_copy_mutations() {
       });
 }
 
+std::vector<Mutation> kept_keys_mutations() {
+  return in("common/kept_keys.cuh", {
+                                        {"tile_of_the_first_draft_kept",
+                                         "maximum(Variant::kept_keys(params.variant, at), 0) / kTileN;",
+                                         "maximum(Variant::kept_keys(params.variant, at), 0) / kTileN + 1;",
+                                         over_pages("tree", Family::sm90),
+                                         {}},
+                                        {"context_of_the_longest_request",
+                                         "lengths.s_q, lengths.s_kv, 0.f};",
+                                         "lengths.s_q, params.s_kv, 0.f};",
+                                         over_pages("tree", Family::sm80),
+                                         {}},
+                                    });
+}
+
 std::vector<Mutation> paged_forward_mutations() {
   using enum FaultKind;
   return in("sm80/sm80_forward.cuh",
@@ -84,6 +99,11 @@ std::vector<Mutation> paged_forward_mutations() {
                  "first_read = 0;",
                  sm80_paged(),
                  {global_out_of_bounds, global_uninitialised}},
+                {"draft_taken_for_context",
+                 "if (!kKeepsFirst || n_block >= range.kept_end) apply_mask(s, n_block);",
+                 "if (!kKeepsFirst || n_block > range.kept_end) apply_mask(s, n_block);",
+                 over_pages("tree", Family::sm80),
+                 {}},
                 {"hidden_keys_in_front_count",
                  "begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;",
                  "begins[m][r] = -first;",

@@ -28,6 +28,7 @@ std::vector<Mutation> backward_convert_mutations();
 std::vector<Mutation> backward_reduce_mutations();
 std::vector<Mutation> paged_mutations();
 std::vector<Mutation> paged_copy_mutations();
+std::vector<Mutation> kept_keys_mutations();
 std::vector<Mutation> paged_forward_mutations();
 std::vector<Mutation> schedule_mutations();
 std::vector<Mutation> work_lists_mutations();

@@ -6,6 +6,7 @@
 #include "emulator/append_specs.hpp"
 #include "emulator/merge_specs.hpp"
 #include "emulator/packed_specs.hpp"
+#include "emulator/paged_specs.hpp"
 #include "emulator/variant_specs.hpp"
 
 namespace emulator {
@@ -172,6 +173,12 @@ Subject sm90_variant(const std::string& choice) {
   const auto found = std::ranges::find(hopper_variant_kernels(), choice, &VariantKernels::choice);
   if (found == hopper_variant_kernels().end()) throw std::out_of_range("no such choice: " + choice);
   Subject subject = hopper_variant_specs(*found).forward;
+  subject.choice = choice;
+  return subject;
+}
+
+Subject over_pages(const std::string& choice, Family family) {
+  Subject subject = paged_kernel(choice, family).spec;
   subject.choice = choice;
   return subject;
 }

@@ -50,6 +50,9 @@ KernelSpec sm90_backward();
 /// The Hopper kernel of a choice of fa::test::variant_choices().
 Subject sm90_variant(const std::string& choice);
 
+/// The kernel over pages of a choice and a family.
+Subject over_pages(const std::string& choice, Family family);
+
 /// Maxima of rows grow so much that P is lost.
 Subject steep(Subject subject);
 /// Scores are so great that no float is near enough to them times the scale.

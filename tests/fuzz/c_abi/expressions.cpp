@@ -36,6 +36,8 @@ constexpr Usual kMasks[] = {
     {"doc[b, q] == doc[b, kv]", "doc", FA_I32, "bm"},
     {"doc[q] == doc[kv] && q >= kv", "doc", FA_I32, "m"},
     {"blocks[h, q / 8, kv / 8] != 0", "blocks", FA_I32, "h99"},
+    {"kv < s_kv - s_q || bit(tree[b, q, clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 5], kv - (s_kv - s_q))", "tree", FA_I32,
+     "bq9"},
     {"false", nullptr, 0, ""},
     {"kv << h != floor_mod(q, b + 1)", nullptr, 0, ""},
 };
@@ -95,7 +97,9 @@ class Writer {
   std::string boolean(int depth) {
     const char* const compare[] = {" < ", " <= ", " == ", " != ", " > ", " >= "};
     if (depth <= 0) return random_.one_in(2) ? "q >= kv" : "true";
-    switch (random_.below(4)) {
+    switch (random_.below(5)) {
+      case 4:
+        return "bit(" + integer(depth - 1) + ", " + integer(depth - 1) + ")";
       case 0:
         return "(" + boolean(depth - 1) + (random_.one_in(2) ? " && " : " || ") + boolean(depth - 1) + ")";
       case 1:

@@ -142,6 +142,7 @@ std::vector<std::string> seeds() {
           "score * sqrt(slope) + rsqrt(slope) - sin(cos(floor(score)))",
           "~q << 3 | kv & 7 ^ h ? float(int(score)) : ceil(exp2(bias))",
           "floor_div(q - kv, 2) + floor_mod(kv - q, 3) + q / 0 + q % 0",
+          "@kv < s_kv - s_q || bit(table[clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 5], kv - (s_kv - s_q))",
           "@!(q == kv) && bool(h) || true"};
 }
 

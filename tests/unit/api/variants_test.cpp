@@ -257,6 +257,83 @@ TEST(Variants, MasksByFunction) {
   expect_gradients(p);
 }
 
+/// Children may be in front of what they hang on: a full mask, which is none of causality.
+TEST(Variants, Trees) {
+  const std::vector<std::int32_t> parents{4, -1, 1, 1, 1};
+  const bool sees[5][5] = {{true, true, false, false, true},
+                           {false, true, false, false, false},
+                           {false, true, true, false, false},
+                           {false, true, false, true, false},
+                           {false, true, false, false, true}};
+  std::vector<std::int32_t> words = functions::tree_words(parents);
+  AttentionConfig config;
+  config.mask = functions::tree(false);
+  Problem p(config);
+  p.captures = {{"tree", TensorView(static_cast<void*>(words.data()), DType::i32, {5, 1})}};
+  const auto expected = [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+    return j < 2 || sees[i][j - 2] ? s : -kInfinity;
+  };
+  expect_defined_by(p, expected);
+  expect_gradients(p);
+  config.mask = functions::tree();
+  Problem each(config);
+  std::vector<std::int32_t> both = words;
+  both.insert(both.end(), {1, 2, 4, 8, 16});  // entry 1: nobody hangs on anybody
+  each.captures = {{"tree", TensorView(static_cast<void*>(both.data()), DType::i32, {2, 5, 1})}};
+  expect_defined_by(each, [&](std::int64_t b, auto, std::int64_t i, std::int64_t j, double s) {
+    return j < 2 || (b == 0 ? sees[i][j - 2] : i == j - 2) ? s : -kInfinity;
+  });
+}
+
+/// Drafts 31 to 33, and 63 to 65, are in words of their own, of 32 bits and of 64.
+TEST(Variants, TreesOfManyWords) {
+  constexpr std::int64_t kDrafts = 70;
+  std::vector<std::int32_t> parents(kDrafts);
+  for (std::int32_t i = 0; i < kDrafts; ++i) parents[static_cast<std::size_t>(i)] = i % 3 == 0 ? i / 2 - 1 : i - 1;
+  const auto sees = [&](std::int64_t row, std::int64_t draft) {
+    std::int64_t at = row;
+    while (at > draft) at = parents[static_cast<std::size_t>(at)];
+    return at == draft;
+  };
+  std::vector<std::int32_t> words = functions::tree_words(parents, 4);
+  std::vector<std::int64_t> wide(2 * kDrafts);
+  for (std::int64_t i = 0; i < kDrafts; ++i) {
+    for (std::int64_t j = 0; j < kDrafts; ++j) {
+      if (sees(i, j))
+        wide[static_cast<std::size_t>(2 * i + j / 64)] |= static_cast<std::int64_t>(std::uint64_t{1} << j % 64);
+    }
+  }
+  for (const TensorView& tree : {TensorView(static_cast<void*>(words.data()), DType::i32, {1, kDrafts, 4}),
+                                 functions::tree_view(wide.data(), std::array<std::int64_t, 3>{1, kDrafts, 2})}) {
+    AttentionConfig config;
+    config.mask = functions::tree();
+    Problem p(config, {.b = 2, .h_q = 2, .h_kv = 1, .s_q = kDrafts, .s_kv = kDrafts + 3});
+    p.captures = {{"tree", tree}};
+    expect_defined_by(p, [&](auto, auto, std::int64_t i, std::int64_t j, double s) {
+      return j < 3 || sees(i, j - 3) ? s : -kInfinity;
+    });
+  }
+}
+
+TEST(Variants, WordsOfTreesAreChecked) {
+  const auto refused = [](const std::vector<std::int32_t>& parents, int words, const std::string& text) {
+    try {
+      functions::tree_words(parents, words);
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(std::string(error.what()).find(text), 0U) << error.what();
+    }
+  };
+  refused({-1, 2}, 0, "parents = 2");
+  refused({1, 2, 0}, 0, "parents[0] = a circle");
+  refused({-1, 1}, 0, "parents[1] = a circle");
+  refused(std::vector<std::int32_t>(33, -1), 1, "words = 1");
+  refused({-1}, -1, "words = -1");
+  EXPECT_TRUE(functions::tree_words({}).empty());
+  EXPECT_EQ(functions::tree_words(std::vector<std::int32_t>{-1, 0}, 2), (std::vector<std::int32_t>{1, 0, 3, 0}));
+}
+
 TEST(Variants, PrefixLm) {
   std::vector<std::int32_t> prefix{3, 0};
   AttentionConfig config;

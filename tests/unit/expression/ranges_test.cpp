@@ -49,6 +49,15 @@ TEST(Ranges, IndicesAreHeldToTheirAxes) {
   EXPECT_TRUE(inside("q > kv ? 3 : 1", {4}));
   EXPECT_TRUE(inside("int(q > kv)", {2}));
   EXPECT_TRUE(inside("kv & 3", {4}));
+  EXPECT_TRUE(inside("q >> 2", {3}));
+  EXPECT_FALSE(inside("q >> 2", {2}));
+  EXPECT_TRUE(inside("(q - kv) + 11 >> 1", {11}));
+  EXPECT_TRUE(inside("q >> kv", {10}));
+  EXPECT_FALSE(inside("q >> 3 * kv", {10})) << "shifts of the length of a word and more";
+  EXPECT_FALSE(inside("(q - kv) >> 1", {12}));
+  EXPECT_TRUE(inside("clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 5", {1}));
+  EXPECT_TRUE(inside("clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 1", {5}));
+  EXPECT_FALSE(inside("clamp(kv - (s_kv - s_q), 0, s_q - 1) >> 1", {4}));
   EXPECT_FALSE(inside("doc[kv]", {100}));
   EXPECT_TRUE(inside("clamp(doc[kv], 0, 99)", {100}));
   EXPECT_FALSE(inside("int(score)", {100}));
