@@ -13,6 +13,7 @@
 #include "cache/explain.hpp"
 #include "cache/pack.hpp"
 #include "cache/store.hpp"
+#include "choice.hpp"
 #include "commands.hpp"
 #include "options.hpp"
 #include "plan/arch.hpp"
@@ -229,6 +230,7 @@ void add_why(CLI::App& cache_command, int* exit_code) {
   command->add_option("--head-dim", options->point.head_dim, "d_qk (default: 128)");
   const auto set_causal = [options](const std::string& text) { options->point.causal = text == "yes"; };
   command->add_option_function<std::string>("--causal", set_causal, "Causal mask: no or yes")
+      ->check(offered({"no", "yes"}))
       ->check(CLI::IsMember({"no", "yes"}));
   command->add_option("--directory", options->directory, "Instead of the default cache directory");
   command->add_option("--pack", options->packs, "Packs that are searched first")->delimiter(',');

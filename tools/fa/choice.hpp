@@ -35,6 +35,12 @@ class Choices {
     return text;
   }
 
+  std::vector<std::string> list() const {
+    std::vector<std::string> result;
+    for (const Named<Value>& item : items_) result.push_back(item.name);
+    return result;
+  }
+
   /// "(also fp16, bfloat16)", or empty.
   std::string others() const {
     std::string text;
@@ -61,12 +67,23 @@ class Choices {
   std::vector<Named<Value>> items_;
 };
 
+/// Begins the name of a validator that accepts everything: behind it are the values that completions offer.
+inline constexpr const char* kOffered = "offered";
+
+/// The first validator of an option whose values are few.
+inline CLI::Validator offered(const std::vector<std::string>& values) {
+  std::string name = kOffered;
+  for (const std::string& value : values) name += " " + value;
+  return {[](std::string&) { return std::string(); }, "", name};
+}
+
 /// Adds an option that takes one of the names.
 template <typename Value>
 CLI::Option* add_choice(CLI::App& command, const std::string& option, Value* value, const Choices<Value>& choices,
                         const std::string& description) {
   const auto set = [option, value, choices](const std::string& text) { *value = choices.find(option, text); };
-  return command.add_option_function<std::string>(option, set, description + ": " + choices.names() + choices.others());
+  return command.add_option_function<std::string>(option, set, description + ": " + choices.names() + choices.others())
+      ->check(offered(choices.list()));
 }
 
 /// Adds an option that takes several, separated by commas.
@@ -80,7 +97,8 @@ CLI::Option* add_choice_list(CLI::App& command, const std::string& option, std::
   return command
       .add_option_function<std::vector<std::string>>(
           option, set, description + ", separated by commas: " + choices.names() + choices.others())
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(offered(choices.list()));
 }
 
 /// Accepts whole numbers from `least` on. Not CLI::Range: its message shows bounds of 309 digits, and an unsigned

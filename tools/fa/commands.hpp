@@ -19,6 +19,8 @@ void add_pack(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
 void add_tune(CLI::App& app, int* exit_code);
 void add_cache(CLI::App& app, int* exit_code);
+void add_completion(CLI::App& app, int* exit_code);
+void add_man(CLI::App& app, int* exit_code);
 
 }  // namespace fa::cli
 

@@ -79,6 +79,8 @@ int main(int argc, char** argv) {
     fa::cli::add_bench(app, &exit_code);
     fa::cli::add_tune(app, &exit_code);
     fa::cli::add_cache(app, &exit_code);
+    fa::cli::add_completion(app, &exit_code);
+    fa::cli::add_man(app, &exit_code);
     return parse_and_run(app, argc, argv, exit_code);
   } catch (const fa::Error& error) {
     print_error(error);

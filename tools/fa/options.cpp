@@ -146,6 +146,7 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
     if (family != "automatic") kernel->kernel = family;
   };
   command.add_option_function<std::string>("--family", take_family, "Kernel family")
+      ->check(offered({"automatic", "sm80", "sm90"}))
       ->check(CLI::IsMember({"automatic", "sm80", "sm90"}))
       ->group(group);
   for (const plan::Field* const field : all_fields()) {
@@ -220,6 +221,7 @@ void add_causal_list_option(CLI::App& command, std::vector<bool>* causal) {
     *causal = text == "both" ? std::vector{false, true} : std::vector{text == "yes"};
   };
   command.add_option_function<std::string>("--causal", set, "Causal mask: no, yes or both")
+      ->check(offered({"no", "yes", "both"}))
       ->check(CLI::IsMember({"no", "yes", "both"}));
 }
 

@@ -216,6 +216,7 @@ void add_pack(CLI::App& app, int* exit_code) {
   add_grid_options(*command, &options->grid);
   command->add_option("--shapes", options->shapes, "Classes of shapes, a list (default: all)")
       ->delimiter(',')
+      ->check(offered(names))
       ->check(CLI::IsMember(names));
   command->add_flag("--unaligned", options->unaligned,
                     "Also kernels whose rows need not start at multiples of 16 bytes");
