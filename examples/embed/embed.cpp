@@ -5,10 +5,16 @@
 //
 //   fa pack kernels.fapack --arch sm_80,sm_90a --head-dim 64 --dtype bf16 --causal yes
 //
+// Or of what the program asks for when it runs with a compiler; calls of any program are recorded likewise:
+//
+//   FA_RECORD=asked.jsonl fa_example_embed sm_90a -
+//   fa pack kernels.fapack --record asked.jsonl
+//
 // The pack lies beside the program, which opens it read-only:
 //
 //   fa_example_embed                 prepares the kernel on this machine's GPU
 //   fa_example_embed sm_90a [PACK]   only looks it up: what an installer or a CI job without a GPU wants to know
+//   fa_example_embed sm_90a -        the same without a pack: from the cache directory, or compiled now
 
 #include <cstdio>
 #include <exception>
@@ -24,6 +30,7 @@ fa::AttentionConfig config_with(const std::string& pack) {
   config.head_dim = 64;
   config.dtype = fa::DType::bf16;
   config.causal = true;
+  if (pack == "-") return config;
   config.cache.mode = fa::CachePolicy::Mode::memory;  // nothing is written on the user's machine
   config.cache.packs = {pack};
   config.compile = fa::CompilePolicy::never;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/recording.hpp"
 #include "cache/digest.hpp"
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
@@ -221,6 +223,7 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, cons
 
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic) {
+  record_request(deterministic ? specs.first(std::min<std::size_t>(specs.size(), 1)) : specs);
   std::optional<ChosenKernel> best;
   std::optional<Error> miss;
   for (const plan::KernelSpec& spec : specs) {

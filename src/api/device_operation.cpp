@@ -7,6 +7,7 @@
 
 #include "api/held_tiles.hpp"
 #include "api/problem.hpp"
+#include "api/recording.hpp"
 #include "api/schedule.hpp"
 #include "plan/schedule.hpp"
 #include "support/log.hpp"
@@ -137,6 +138,7 @@ Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream strea
       return all;
     };
     const auto known = tuning_.known(tuning_.key(wanted, specs.front()), all_candidates);
+    if (known) record_request(specs);  // what a machine asks for that does not know
     if (known) specs.insert(specs.begin(), known->spec);
     if (known) by = known->by;
     const bool backward = Op::kOperation == Operation::backward;

@@ -34,7 +34,7 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
     const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, config.deterministic);
     if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op())) {
       const plan::KernelSpec lists = plan::mask_tiles_spec(chosen.spec);
-      found.push_back(api::kernel_info({lists, api::get_kernel(lists, *store, supply)}));
+      found.push_back(api::kernel_info(api::choose_kernel({&lists, 1}, *store, supply)));
     }
     found.push_back(api::kernel_info(chosen));
     if (chosen.spec.op() == plan::Op::forward) {
@@ -43,7 +43,7 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
     }
   }
   for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
-    found.push_back(api::kernel_info({spec, api::get_kernel(spec, *store, supply)}));
+    found.push_back(api::kernel_info(api::choose_kernel({&spec, 1}, *store, supply)));
   }
   return found;
 }

@@ -107,7 +107,7 @@ const DevicePacked::Kernel& DevicePacked::get(DType dtype) {
   const plan::KernelSpec spec = plan::clear_padding_spec(context_.info().arch, dtype);
   Supply supply(config_);
   supply.accept.driver = driver::api().version;
-  const ChosenKernel chosen{spec, get_kernel(spec, *store_, supply)};
+  const ChosenKernel chosen = choose_kernel({&spec, 1}, *store_, supply);
   Kernel made{load_kernel(chosen, context_, nullptr), spec.warps};
   const std::lock_guard lock(mutex_);
   if (const Kernel* kernel = slot.load(std::memory_order_acquire)) return *kernel;

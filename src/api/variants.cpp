@@ -228,19 +228,7 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.score = expression::without_spaces("score", config.score.expression);
   variants.mask = expression::without_spaces("mask", config.mask.expression);
   variants.captures = functions.program.captures;
-  variants.loads_ahead = expression::loads_ahead(functions.program);
-  variants.affine = expression::is_affine(functions.program);
-  if (functions.program.score) {
-    const expression::Graph& graph = functions.program.graph;
-    variants.constant_slopes = graph.is_constant(functions.program.score_derivative) &&
-                               std::ranges::all_of(functions.program.gradients,
-                                                   [&](const auto& g) { return graph.is_constant(g.derivative); });
-  }
-  if (functions.program.mask) {
-    const auto root = static_cast<std::size_t>(*functions.program.mask);
-    variants.mask_on_batch = functions.program.dependent(expression::Input::b)[root];
-    variants.mask_on_head = functions.program.dependent(expression::Input::h)[root];
-  }
+  plan::describe_functions(functions.program, &variants);
   return functions;
 }
 

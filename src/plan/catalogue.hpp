@@ -45,6 +45,8 @@ struct Kernel {
   int (*resident_blocks)(const KernelSpec&) = nullptr;
   /// Whether it may be launched before the kernel in front is complete (early_start.hpp); nullptr: never.
   bool (*starts_early)(const KernelSpec&) = nullptr;
+  /// Warps of a thread block, where no field says them; nullptr: one does.
+  int (*warps)(const KernelSpec&) = nullptr;
 };
 
 /// All kernels.

@@ -89,7 +89,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
-  spec.warps = 4 * (consumers(spec) + 1);  // an override's tile_n may be anything so far
+  spec.warps = sm90_backward_warps(spec);  // an override's tile_n may be anything so far
   const bool ordered = deterministic && !needs_tile_lists(problem);
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.as<Sm90Backward>().split_blocks = choice.split_blocks;
@@ -140,6 +140,10 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
     return "gradients of captures at head dims above 64 leave too few registers";  // beside the sums of dK and dV
   }
   return nullptr;
+}
+
+int sm90_backward_warps(const KernelSpec& spec) noexcept {
+  return 4 * (consumers(spec) + 1);
 }
 
 int sm90_backward_shared_bytes(const KernelSpec& spec) {

@@ -23,6 +23,9 @@ bool sm90_backward_is_plain(const Problem& problem) noexcept;
 /// can.
 const char* sm90_backward_obstacle(const Problem& problem) noexcept;
 
+/// Warps of a thread block: a warpgroup for each consumer, and one of producers.
+int sm90_backward_warps(const KernelSpec& spec) noexcept;
+
 /// Dynamic shared memory of a thread block: the layout of templates/sm90/sm90_backward.cuh.
 int sm90_backward_shared_bytes(const KernelSpec& spec);
 

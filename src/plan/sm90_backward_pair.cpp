@@ -60,7 +60,7 @@ const char* sm90_backward_pair_misfit(const Problem& problem) noexcept {
 
 KernelSpec as_pair(KernelSpec spec) {
   spec.own = Sm90BackwardPair{.ordered_dq = spec.ordered_dq()};
-  spec.warps = 16;
+  spec.warps = kSm90BackwardPairWarps;
   return spec;
 }
 

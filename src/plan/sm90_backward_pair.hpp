@@ -16,6 +16,9 @@ bool is_pair(const Problem& problem) noexcept;
 /// What the pair needs of the head dims that the problem has not; nullptr when it has all.
 const char* sm90_backward_pair_misfit(const Problem& problem) noexcept;
 
+/// Of a thread block.
+inline constexpr int kSm90BackwardPairWarps = 16;
+
 /// The spec with the threads of a pair's block.
 KernelSpec as_pair(KernelSpec spec);
 

@@ -2,7 +2,27 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "expression/emit.hpp"
+
 namespace fa::plan {
+
+void describe_functions(const expression::Program& program, Variants* variants) {
+  variants->loads_ahead = expression::loads_ahead(program);
+  variants->affine = expression::is_affine(program);
+  if (program.score) {
+    const expression::Graph& graph = program.graph;
+    variants->constant_slopes =
+        graph.is_constant(program.score_derivative) &&
+        std::ranges::all_of(program.gradients, [&](const auto& g) { return graph.is_constant(g.derivative); });
+  }
+  if (program.mask) {
+    const auto root = static_cast<std::size_t>(*program.mask);
+    variants->mask_on_batch = program.dependent(expression::Input::b)[root];
+    variants->mask_on_head = program.dependent(expression::Input::h)[root];
+  }
+}
 
 std::string canonical(const Variants& variants) {
   std::string text;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "expression/parse.hpp"
+#include "expression/program.hpp"
 
 namespace fa::plan {
 
@@ -30,6 +30,9 @@ struct Variants {
 
   friend bool operator==(const Variants&, const Variants&) = default;
 };
+
+/// What follows from the functions themselves: mask_on_batch to affine.
+void describe_functions(const expression::Program& program, Variants* variants);
 
 /// " left_window=1 ... captures=slope:f32:1:grad"; empty without any.
 std::string canonical(const Variants& variants);

@@ -7,10 +7,14 @@
 #include <mutex>
 #include <string_view>
 
+#include "api/recording.hpp"
 #include "choice.hpp"
 #include "options.hpp"
 #include "parallel.hpp"
 #include "plan/arch.hpp"
+#include "plan/mask_tiles.hpp"
+#include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 #include "terminal.hpp"
 
 namespace fa::cli {
@@ -22,6 +26,16 @@ void add_jobs(const std::vector<plan::Alternatives>& kernels, std::vector<Job>* 
       jobs->push_back({specs, {}, {}, {}});
     }
   }
+}
+
+/// What runs in front of an attention kernel whose spec says that.
+std::vector<plan::Alternatives> around(const plan::KernelSpec& spec) {
+  std::vector<plan::Alternatives> kernels;
+  if (plan::reads_tile_lists(spec.op()) && !spec.variants.mask.empty())
+    kernels.push_back({plan::mask_tiles_spec(spec)});
+  if (spec.affine_reach()) kernels.push_back({plan::row_norms_spec(spec)});
+  if (spec.scheduled()) kernels.push_back({plan::schedule_spec(spec)});
+  return kernels;
 }
 
 /// The first lines of what the compiler said; the rest mostly follows from them.
@@ -92,6 +106,18 @@ std::vector<Job> make_jobs(const Grid& grid) {
         }
       }
     }
+  }
+  return jobs;
+}
+
+std::vector<Job> make_jobs(const std::vector<std::string>& recordings) {
+  std::vector<Job> jobs;
+  for (const std::string& file : recordings) {
+    const std::vector<plan::Alternatives> requests = api::read_recording(file);
+    for (const plan::Alternatives& specs : requests) {
+      for (const plan::KernelSpec& spec : specs) add_jobs(around(spec), &jobs);
+    }
+    add_jobs(requests, &jobs);
   }
   return jobs;
 }

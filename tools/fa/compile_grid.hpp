@@ -39,6 +39,9 @@ struct Job {
 /// Kernels that several points of the grid share appear once. Throws fa::Error: invalid_argument, unsupported.
 std::vector<Job> make_jobs(const Grid& grid);
 
+/// Likewise of what programs recorded (FA_RECORD), with the kernels around those that another compiler may prefer.
+std::vector<Job> make_jobs(const std::vector<std::string>& recordings);
+
 /// Looks every job up, compiling what is missing on up to `threads` threads (0: one a CPU), and calls `done` for one at
 /// a time.
 void run_jobs(cache::Store& store, const api::Supply& supply, int threads, std::vector<Job>* jobs,

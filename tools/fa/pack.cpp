@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ struct PackOptions {
             .head_dims = {64, 96, 128, 192, 256},
             .causal = {false, true},
             .problems = {}};
+  std::vector<std::string> recordings;
   std::vector<std::string> shapes;
   PackedOptions packed;
   VariantOptions variant;
@@ -175,9 +177,24 @@ std::vector<std::string> inputs_of() {
   return files;
 }
 
+/// What was recorded says everything that a grid would.
+void check_recording(const CLI::App& command) {
+  const std::set<std::string> beside{"output", "record", "directory", "jobs", "force", "dry-run", "help"};
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_lnames().empty() ? option->get_name() : option->get_lnames().front();
+    if (option->count() == 0 || beside.contains(name)) continue;
+    throw Error(ErrorCode::invalid_argument, fmt::format("--{}: accepted is nothing with --record", name),
+                {{"argument", name}, {"accepted", "nothing"}});
+  }
+}
+
 int pack(PackOptions options) {
   options.grid.problems = problems_of(options);
-  std::vector<Job> jobs = make_jobs(options.grid);
+  std::vector<Job> jobs = options.recordings.empty() ? make_jobs(options.grid) : make_jobs(options.recordings);
+  if (jobs.empty()) {
+    throw Error(ErrorCode::invalid_argument, "--record: nothing was recorded there; accepted are files with requests",
+                {{"argument", "record"}, {"value", options.recordings.front()}});
+  }
   if (options.dry_run) {
     for (const Job& job : jobs) {
       fmt::print("{}\n", canonical(job.specs.front()));
@@ -213,6 +230,10 @@ void add_pack(CLI::App& app, int* exit_code) {
   }
   names.emplace_back(kAppend);
   command->add_option("output", options->output, "The file, as kernels.fapack")->required();
+  command
+      ->add_option("--record", options->recordings,
+                   "Instead of a grid: what programs asked for that ran with FA_RECORD set to these files")
+      ->check(CLI::ExistingFile);
   add_grid_options(*command, &options->grid);
   command->add_option("--shapes", options->shapes, "Classes of shapes, a list (default: all)")
       ->delimiter(',')
@@ -237,7 +258,10 @@ void add_pack(CLI::App& app, int* exit_code) {
   command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)")->check(whole_number());
   command->add_flag("--force", options->force, "Replace even a pack of FA_CACHE_PACKS, which kernels are taken from");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
-  command->callback([options, exit_code] { *exit_code = pack(*options); });
+  command->callback([command, options, exit_code] {
+    if (!options->recordings.empty()) check_recording(*command);
+    *exit_code = pack(*options);
+  });
 }
 
 }  // namespace fa::cli

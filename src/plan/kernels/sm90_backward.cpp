@@ -96,6 +96,7 @@ constexpr Kernel kKernel{
     .shared_bytes = sm90_backward_shared_bytes,
     .refusal = sm90_backward_refusal,
     .starts_early = starts_early,
+    .warps = sm90_backward_warps,
 };
 
 constexpr Kernel kPairKernel{
@@ -116,6 +117,7 @@ constexpr Kernel kPairKernel{
     .shared_bytes = sm90_backward_pair_shared_bytes,
     .refusal = sm90_backward_pair_refusal,
     .starts_early = starts_early,
+    .warps = [](const KernelSpec&) { return kSm90BackwardPairWarps; },
 };
 
 }  // namespace

@@ -75,6 +75,7 @@ constexpr Kernel kKernel{
     .shared_bytes = sm90_forward_shared_bytes,
     .refusal = sm90_forward_refusal,
     .starts_early = starts_early,
+    .warps = sm90_forward_warps,
 };
 
 }  // namespace

@@ -469,5 +469,22 @@ TEST(CliCacheWords, PacksAreWrittenAsOutputsAreAndPinned) {
   EXPECT_TRUE(contains(run(import + digest).output, "1 kernels taken"));
 }
 
+// What a recording says, a grid does not.
+TEST(CliPack, ARecordingTakesNoGrid) {
+  const TemporaryDirectory folder;
+  const fs::path recording = folder.path() / "asked.jsonl";
+  std::ofstream(recording) << "\n";
+  for (const char* option : {"--arch sm_80", "--head-dim 64", "--shapes decode", "--varlen", "--score 'score*2'"}) {
+    const Result result =
+        run("pack " + in_quotes(folder.path() / "k.fapack") + " --record " + in_quotes(recording) + " " + option);
+    EXPECT_EQ(result.status, 1) << option;
+    const std::string name = std::string(option).substr(0, std::string(option).find(' '));
+    EXPECT_TRUE(contains(result.output, name + ": accepted is nothing with --record")) << result.output;
+  }
+  const Result missing = run("pack " + in_quotes(folder.path() / "k.fapack") + " --record /nonexistent/asked.jsonl");
+  EXPECT_EQ(missing.status, 2);
+  EXPECT_TRUE(contains(missing.output, "/nonexistent/asked.jsonl")) << missing.output;
+}
+
 }  // namespace
 }  // namespace fa::cli
