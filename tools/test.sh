@@ -253,6 +253,25 @@ if [[ $mode == full ]]; then
     *) count fail "models of transformers" ;;
   esac
 
+  stage 0 "documentation site, packages"
+  if python3 -c 'import venv, ensurepip' 2>/dev/null && python3 -m pip download --quiet --no-deps --dest build/pip mkdocs 2>/dev/null; then
+    check "documentation site without a warning" tools/site.sh
+  else
+    count skip "documentation site (python3 has no venv, or no package index answers)"
+  fi
+  status=0
+  tests/packaging/conan.sh || status=$?
+  case $status in
+    0) count pass "Conan recipe" ;;
+    77) count skip "Conan recipe (conan is not installed)" ;;
+    *) count fail "Conan recipe" ;;
+  esac
+  for client in vcpkg conda-build; do
+    command -v "$client" >/dev/null || count skip "$client's recipe, built ($client is not installed)"
+  done
+  ! command -v vcpkg >/dev/null || check "vcpkg port" vcpkg install fa --overlay-ports=packaging/vcpkg
+  ! command -v conda-build >/dev/null || check "conda recipe" conda-build packaging/conda -c conda-forge
+
   stage 0 "build: Clang, the library alone"
   if command -v clang++ >/dev/null || apt_install clang; then
     # Not optimised: it is about what Clang accepts and warns of.
