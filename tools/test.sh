@@ -114,7 +114,8 @@ check_install() {  # check_install KIND BUILD_DIR
     cmake -S tests/consumer -B "build/consumer-$kind" -G Ninja -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_PREFIX_PATH="$prefix" >/dev/null &&
     cmake --build "build/consumer-$kind" &&
-    "build/consumer-$kind/consumer" && "build/consumer-$kind/consumer_c" && check_c_only "$kind" "$prefix"
+    "build/consumer-$kind/consumer" && [[ $("build/consumer-$kind/readme") == 0.5 ]] &&
+    "build/consumer-$kind/consumer_c" && check_c_only "$kind" "$prefix"
 }
 
 check_c_only() {  # check_c_only KIND PREFIX

@@ -1,4 +1,4 @@
-// The example of README.md on the host device, from an installed package.
+// The example of docs/api.md on the host device, from an installed package.
 
 #include <cstdint>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint16_t kOne = 0x3f80;  // 1.0 in bf16
 
 /// Attention over rows of ones is one.
-bool run_readme_example() {
+bool run_example() {
   const std::int64_t b = 2, h_q = 4, h_kv = 2, s_q = 5, s_kv = 7;
   std::vector<std::uint16_t> q_memory(b * h_q * s_q * 128), k_memory(b * h_kv * s_kv * 128),
       v_memory(b * h_kv * s_kv * 128, kOne), o_memory(b * h_q * s_q * 128);
@@ -24,7 +24,7 @@ bool run_readme_example() {
   const fa::Device device = fa::Device::host();
   const fa::Stream stream = nullptr;
 
-#include "readme_example.inc"
+#include "api_example.inc"
 
   return o_memory == std::vector<std::uint16_t>(o_memory.size(), kOne);
 }
@@ -46,7 +46,7 @@ bool bad_input_is_refused() {
 int main() {
   static_assert(FA_VERSION_NUMBER >= 100, "the headers say which version they are");
   const bool same_version = std::strcmp(fa::version(), FA_VERSION_STRING) == 0;
-  const bool passed = same_version && run_readme_example() && bad_input_is_refused();
+  const bool passed = same_version && run_example() && bad_input_is_refused();
   std::puts(passed ? "consumer: passed" : "consumer: FAILED");
   return passed ? 0 : 1;
 }

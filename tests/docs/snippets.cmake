@@ -1,4 +1,5 @@
 # Every C++ and C snippet of the pages becomes a function of a test program: a fenced block, compiled as it stands there.
+# One with main() is a program of its own.
 
 # fa_snippets_of(PAGE CPP C): appends to the variables CPP and C what the page's snippets become.
 function(fa_snippets_of page cpp c)
@@ -28,7 +29,10 @@ function(fa_snippets_of page cpp c)
     string(LENGTH "${lines}" lines)
     math(EXPR line "${line} + ${lines}")
     set(place "#line ${line} \"${name}\"")
-    if(language STREQUAL "cpp")
+    if(language STREQUAL "cpp" AND body MATCHES "int main\\(")
+      file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${stem}_${line}.cpp CONTENT "${place}${body}" @ONLY)
+      set_property(GLOBAL APPEND PROPERTY FA_PROGRAMS_OF_PAGES ${stem}_${line})
+    elseif(language STREQUAL "cpp")
       string(APPEND ${cpp} "struct ${stem}_${line} : Snippet {\n  void run() override {\n${place}${body}  }\n};\n"
                            "const bool added_${stem}_${line} = add<${stem}_${line}>(\"${name}:${line}\");\n\n")
     elseif(language STREQUAL "c")

@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 FA = Path(sys.argv.pop(1))
-README = Path(sys.argv.pop(1))
+PAGE = Path(sys.argv.pop(1))
 
 
 def output(*command: str, text: str = "") -> str:
@@ -87,8 +87,8 @@ class Names(unittest.TestCase):
             for option in options:
                 self.assertIn(option.replace("-", "\\-") + "\\fR", body, command)
 
-    def test_man_has_the_variables_of_the_readme(self) -> None:
-        told = set(re.findall(r"`(FA_\w+)`", README.read_text().split("## Environment")[1].split("\n## ")[0]))
+    def test_man_has_the_variables_of_the_page(self) -> None:
+        told = set(re.findall(r"`(FA_\w+)`", PAGE.read_text().split("## Environment")[1].split("\n## ")[0]))
         self.assertEqual(told, set(re.findall(r"^\\fB(FA_\w+)\\fR$", MAN, re.M)))
         self.assertGreater(len(told), 5)
 

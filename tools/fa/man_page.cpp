@@ -19,7 +19,7 @@ struct Variable {
   std::string_view meaning;
 };
 
-/// The table of README.md, for whoever reads a terminal.
+/// The table of docs/cli.md, for whoever reads a terminal.
 constexpr std::array kVariables{
     Variable{"FA_CACHE_DIR", "Directory of compiled kernels; default $XDG_CACHE_HOME/fa, else ~/.cache/fa."},
     Variable{"FA_CACHE_PACKS", "Files made by fa pack, separated by colons, searched before the directory."},
