@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include <fa/merge.hpp>
 #include <fa/paged.hpp>
 #include <fa/schedule.hpp>
+#include <fa/shared_prefix.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -188,6 +190,9 @@ struct ForwardInputs {
   /// With AttentionConfig::page_size, of the call's limits and lengths. Without one such a call makes its own, in its
   /// workspace, by a kernel more.
   Schedule schedule = {};
+  /// With AttentionConfig::page_size: levels of prefixes that requests share, from the first keys on, at most
+  /// SharedPrefix::kMaxLevels. A schedule is of the requests' own keys then. Read during the call only.
+  std::span<const SharedPrefix> prefixes = {};
 };
 
 /// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,
@@ -366,6 +371,10 @@ class FA_API Attention {
   /// as `shape` says. It is often 0. Causal attention on Hopper takes 256, and 4 b (h_q + h_kv) more with a score
   /// function by distance, as ALiBi is. Throws the errors of planning: invalid_argument, unsupported.
   std::size_t workspace_size(const AttentionShape& shape) const;
+
+  /// The same two for calls with shared prefixes. The workspace has partial results of each level, too.
+  void prepare(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const;
+  std::size_t workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const;
 
   /// Which kernel serves `shape`; prepares it first, with the errors of `prepare`.
   KernelInfo kernel_info(const AttentionShape& shape) const;

@@ -23,8 +23,9 @@
  * Structs. Each begins with `struct_size`, which the caller sets to the sizeof it was compiled with. A field left at
  * zero has its default. A smaller size than the library's (an older program) leaves the missing fields at their
  * defaults. A larger one (a newer program) is accepted while everything the library does not know is zero, and refused
- * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture and fa_captured, passed in arrays,
- * never grow. A call reads its structs before it returns and keeps none of them.
+ * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture, fa_captured, fa_shared_prefix and
+ * fa_shared_prefix_shape, passed in arrays, never grow. A call reads its structs before it returns and keeps none of
+ * them.
  *
  * Errors. Every function that can fail returns FA_OK or one of the codes below, and never throws. What went wrong is
  * then in fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was launched
@@ -338,6 +339,32 @@ typedef struct fa_schedule_memory {
   size_t size;       /* bytes: at least fa_schedule_size */
 } fa_schedule_memory;
 
+/* One level of prefixes that requests over pages share: groups, which have all rows of q among them. Levels follow each
+ * other: the keys of a level begin where those of the level in front end, and a request's own keys behind the last
+ * (fa_paged_cache.seq_begin). The arrays are on the attention's device, are read when the kernels run, and may change
+ * between replays of a captured call. Passed in arrays: this struct never grows. */
+typedef struct fa_shared_prefix {
+  const fa_tensor* block_table; /* [groups, max_pages], i32: pages of a group's prefix, from position 0 on */
+  /* [groups + 1]: of q, group g has the rows [cu_rows[g], cu_rows[g + 1]), of whole requests. Dense queries count row i
+   * of batch entry n as n * s_q + i. */
+  const int32_t* cu_rows;
+  const int32_t* lengths; /* [groups], the position behind a group's last key; no row stands before it */
+  const int32_t* begin;   /* [groups], the position of its first key; NULL: 0 */
+  /* [groups, max_rows], i32: the position of each row of a group. With a window or chunk of the configuration, which
+   * count positions; else not read, and may be NULL. */
+  const fa_tensor* positions;
+  int64_t max_rows;   /* no group has more rows; 0: not known */
+  int64_t max_length; /* no prefix is longer; 0: as long as a table row has room for */
+} fa_shared_prefix;
+
+/* What of a level picks kernels, and bounds its scratch memory. Passed in arrays: this struct never grows. */
+typedef struct fa_shared_prefix_shape {
+  int64_t groups;
+  int64_t max_rows; /* fa_shared_prefix.max_rows */
+  int64_t s_kv;     /* fa_shared_prefix.max_length, or the positions of a table row if that is 0 or more */
+  int64_t begin;    /* nonzero: fa_shared_prefix.begin is given */
+} fa_shared_prefix_shape;
+
 /* What fa_forward reads, all on the attention's device. */
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
@@ -354,6 +381,9 @@ typedef struct fa_forward_inputs {
   const fa_paged_cache* cache; /* with fa_config.page_size, else NULL */
   /* With fa_config.page_size, of the call's limits and lengths. NULL: such a call makes its own, by a kernel more. */
   const fa_schedule_memory* schedule;
+  /* With fa_config.page_size: levels of prefixes that requests share, from the first keys on, at most 8. */
+  const fa_shared_prefix* prefixes;
+  uint64_t prefix_count;
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
@@ -647,6 +677,12 @@ FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
 /* Bytes of scratch that fa_forward needs for `shape`, whatever the strides of its tensors, if their rows are aligned as
  * `shape` says; often 0. */
 FA_C_API int fa_workspace_size(const fa_attention* attention, const fa_shape* shape, size_t* size);
+
+/* The same two for calls with shared prefixes. The workspace has partial results of each level, too. */
+FA_C_API int fa_prepare_shared(const fa_attention* attention, const fa_shape* shape,
+                               const fa_shared_prefix_shape* prefixes, uint64_t prefix_count);
+FA_C_API int fa_shared_workspace_size(const fa_attention* attention, const fa_shape* shape,
+                                      const fa_shared_prefix_shape* prefixes, uint64_t prefix_count, size_t* size);
 
 /* Which kernel serves `shape`; prepares it first. The caller sets info->struct_size; no byte beyond it is written. */
 FA_C_API int fa_kernel_info_get(const fa_attention* attention, const fa_shape* shape, fa_kernel_info* info);

@@ -3,8 +3,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "api/append.hpp"
 #include "api/device_operation.hpp"
@@ -14,6 +16,8 @@
 #include "api/paged.hpp"
 #include "api/problem.hpp"
 #include "api/schedule.hpp"
+#include "api/scratch.hpp"
+#include "api/shared_prefixes.hpp"
 #include "api/tuning.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
@@ -88,6 +92,7 @@ class Attention::Impl {
   }
 
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
+    if (!inputs.prefixes.empty()) return forward_shared(inputs, outputs, stream, workspace);
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
     api::check_takes_schedules(config_, inputs.schedule);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs);
@@ -106,6 +111,38 @@ class Attention::Impl {
     forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors()},
                   api::packed_args(config_, call.sequences, call.dropout, call.cache),
                   api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
+  }
+
+  void forward_shared(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
+    const api::SharedPrefixes& prefixes = shared();
+    const api::SharedPrefixes::Call call = prefixes.check(inputs, outputs);
+    if (call.empty) return forward(call.own, call.out, stream, workspace);
+    const std::size_t partial = prefixes.partial_bytes(call);
+    if (host_) {
+      std::vector<std::byte> memory(partial);
+      return prefixes.run(call, memory.data(), {}, stream);
+    }
+    const driver::ContextScope scope(context_->context());
+    if (workspace.data != nullptr) prefixes.check_workspace(call, workspace.size);
+    api::Scratch scratch(workspace, partial, stream);
+    auto* const data = static_cast<std::byte*>(scratch.data());
+    const Workspace rest =
+        workspace.data == nullptr ? Workspace{} : Workspace{data + partial, workspace.size - partial};
+    prefixes.run(call, data, rest, stream);
+    scratch.release();
+  }
+
+  /// Made when it is first asked for.
+  const api::SharedPrefixes& shared() {
+    std::call_once(shared_once_, [this] {
+      if (host_) {
+        shared_.emplace(config_, functions_, device_);
+        return;
+      }
+      const driver::ContextScope scope(context_->context());
+      shared_.emplace(config_, functions_, Device::current());
+    });
+    return *shared_;
   }
 
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -219,6 +256,8 @@ class Attention::Impl {
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
   std::optional<api::DeviceAppend> append_;
   std::optional<api::DeviceMerge> merge_;
+  std::once_flag shared_once_;
+  std::optional<api::SharedPrefixes> shared_;  ///< of calls with shared prefixes
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -286,6 +325,15 @@ std::size_t Attention::backward_mask_tiles_size(const AttentionShape& shape) con
 
 std::size_t Attention::workspace_size(const AttentionShape& shape) const {
   return impl_->workspace_size(api::Operation::forward, shape);
+}
+
+void Attention::prepare(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const {
+  if (prefixes.empty()) return prepare(shape);
+  impl_->shared().prepare(shape, prefixes);
+}
+
+std::size_t Attention::workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const {
+  return prefixes.empty() ? workspace_size(shape) : impl_->shared().workspace_size(shape, prefixes);
 }
 
 KernelInfo Attention::kernel_info(const AttentionShape& shape) const {

@@ -110,8 +110,12 @@ int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs, c
                void* stream, const fa_workspace* workspace) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");
-    attention->attention.forward(fa::api::c::to_inputs(inputs), fa::api::c::to_outputs(outputs),
-                                 static_cast<fa::Stream>(stream), fa::api::c::to_workspace(workspace));
+    fa::api::c::GivenPrefixes prefixes;
+    fa::api::c::read_prefixes(inputs, &prefixes);
+    fa::ForwardInputs given = fa::api::c::to_inputs(inputs);
+    given.prefixes = prefixes.given();
+    attention->attention.forward(given, fa::api::c::to_outputs(outputs), static_cast<fa::Stream>(stream),
+                                 fa::api::c::to_workspace(workspace));
   });
 }
 
@@ -199,6 +203,24 @@ int fa_prepare(const fa_attention* attention, const fa_shape* shape) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");
     attention->attention.prepare(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_prepare_shared(const fa_attention* attention, const fa_shape* shape, const fa_shared_prefix_shape* prefixes,
+                      uint64_t prefix_count) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare(fa::api::c::to_shape(shape), fa::api::c::to_shapes(prefixes, prefix_count));
+  });
+}
+
+int fa_shared_workspace_size(const fa_attention* attention, const fa_shape* shape,
+                             const fa_shared_prefix_shape* prefixes, uint64_t prefix_count, size_t* size) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(size, "size");
+    *size =
+        attention->attention.workspace_size(fa::api::c::to_shape(shape), fa::api::c::to_shapes(prefixes, prefix_count));
   });
 }
 

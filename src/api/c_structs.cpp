@@ -355,6 +355,34 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           to_cache(in.cache),       to_schedule(in.schedule)};
 }
 
+void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes) {
+  const fa_forward_inputs in = read_struct(source, "inputs");
+  if (in.prefix_count > prefixes->levels.size()) {
+    refuse("prefix_count", std::to_string(in.prefix_count), "at most " + std::to_string(prefixes->levels.size()));
+  }
+  if (in.prefix_count > 0) require(in.prefixes, "prefixes");
+  prefixes->count = static_cast<std::size_t>(in.prefix_count);
+  for (std::size_t i = 0; i < prefixes->count; ++i) {
+    const fa_shared_prefix& from = in.prefixes[i];
+    const std::string name = "prefixes[" + std::to_string(i) + "]";
+    prefixes->levels[i] = {
+        to_view(from.block_table, (name + ".block_table").c_str()), from.cu_rows,  from.lengths,   from.begin,
+        to_view(from.positions, (name + ".positions").c_str()),     from.max_rows, from.max_length};
+  }
+}
+
+std::vector<SharedPrefixShape> to_shapes(const fa_shared_prefix_shape* source, std::uint64_t count) {
+  if (count > SharedPrefix::kMaxLevels) {
+    refuse("prefix_count", std::to_string(count), "at most " + std::to_string(SharedPrefix::kMaxLevels));
+  }
+  if (count > 0) require(source, "prefixes");
+  std::vector<SharedPrefixShape> shapes;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    shapes.push_back({source[i].groups, source[i].max_rows, source[i].s_kv, source[i].begin != 0});
+  }
+  return shapes;
+}
+
 ScheduleInputs to_inputs(const fa_schedule_inputs* source) {
   const fa_schedule_inputs in = read_struct(source, "inputs");
   return {to_shape(in.limits), to_sequences(in.sequences), in.seq_begin};

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <fa/fa.h>
 
@@ -104,6 +106,17 @@ struct GivenMerge {
   MergeInputs inputs;
 };
 void read_merge(const fa_merge_inputs* source, GivenMerge* merge);
+
+/// The levels that its inputs name.
+struct GivenPrefixes {
+  std::array<SharedPrefix, SharedPrefix::kMaxLevels> levels;
+  std::size_t count = 0;
+
+  std::span<const SharedPrefix> given() const { return std::span(levels).first(count); }
+};
+void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes);
+std::vector<SharedPrefixShape> to_shapes(const fa_shared_prefix_shape* source, std::uint64_t count);
+
 MergeShape to_shape(const fa_merge_shape* source);
 AttentionShape to_shape(const fa_shape* source);
 DropoutState to_dropout(const fa_dropout_state* source);

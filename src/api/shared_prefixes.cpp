@@ -1,0 +1,369 @@
+#include "api/shared_prefixes.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "api/packed.hpp"
+#include "api/paged.hpp"
+#include "plan/mask_tiles.hpp"
+#include "support/text.hpp"
+
+namespace fa::api {
+namespace {
+
+using support::throw_invalid;
+
+constexpr std::size_t kAlignment = 256;
+// Query tiles of 128 rows with which a grid fills a GPU without sharing keys.
+constexpr std::int64_t kManyTiles = 192;
+constexpr std::int64_t kTileRows = 128;
+constexpr const char* kPositions = "shared_positions";
+constexpr const char* kWindow = "shared_window";
+constexpr const char* kChunk = "shared_chunk";
+
+std::size_t aligned_up(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::size_t bytes_of(std::int64_t elements, DType dtype) {
+  return aligned_up(static_cast<std::size_t>(elements) * size_of(dtype));
+}
+
+DType statistic_of(const AttentionConfig& config) {
+  return config.dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+bool is_bounded(const AttentionConfig& config) {
+  return window_of(config.window_left) >= 0 || config.chunk > 0;
+}
+
+/// Functions of a prefix are those of all rows of a group, whichever request they are of.
+void check_functions(const AttentionConfig& config, const Functions& functions) {
+  if (!config.mask.expression.empty()) {
+    support::throw_unsupported("config.mask", config.mask.expression, "none with shared prefixes");
+  }
+  if (!functions.program.score) return;
+  using expression::Input;
+  const auto root = static_cast<std::size_t>(*functions.program.score);
+  for (const auto& [name, input] : {std::pair("b", Input::b), std::pair("q", Input::q), std::pair("s_q", Input::s_q),
+                                    std::pair("s_kv", Input::s_kv)}) {
+    if (functions.program.dependent(input)[root]) {
+      support::throw_unsupported("config.score", config.score.expression,
+                                 fmt::format("functions that do not depend on {} with shared prefixes", name));
+    }
+  }
+}
+
+/// What the rows of a group see of its prefix: they stand behind all of it. Windows and chunks are a mask by the rows'
+/// positions.
+AttentionConfig config_of_levels(const AttentionConfig& config, const Functions& functions) {
+  if (config.page_size == 0) throw_invalid("prefixes", "given", "none without AttentionConfig::page_size");
+  if (config.accumulate) support::throw_unsupported("accumulate", "true", "false with shared prefixes");
+  check_functions(config, functions);
+  AttentionConfig level = config;
+  level.varlen = true;
+  level.causal = level.sink = false;
+  level.window_left = level.window_right = -1;
+  level.chunk = 0;
+  if (!is_bounded(config)) return level;
+  level.mask.captures = {{kPositions, DType::i32}};
+  std::string& text = level.mask.expression;
+  if (window_of(config.window_left) >= 0) {
+    text = fmt::format("kv >= {}[b, q] - {}", kPositions, kWindow);
+    level.mask.captures.push_back({kWindow, DType::i32});
+  }
+  if (config.chunk > 0) {
+    text += fmt::format("{}kv / {} == {}[b, q] / {}", text.empty() ? "" : " && ", kChunk, kPositions, kChunk);
+    level.mask.captures.push_back({kChunk, DType::i32});
+  }
+  return level;
+}
+
+/// Over few rows thread blocks share keys, and pages begin anywhere: the sm80 family does both.
+AttentionConfig on_sm80(AttentionConfig config, bool host) {
+  if (!host && !config.kernel) config.kernel = KernelOverride{"sm80", {}};
+  return config;
+}
+
+/// [b, h, s, d] as rows of all batch entries, [b s, h, d].
+TensorView rows_of(const char* name, const TensorView& view) {
+  const auto [b, h, s, d] = view.shape;
+  if (b > 1 && s > 1 && view.strides[0] != s * view.strides[2]) {
+    throw_invalid(name, fmt::format("strides {} of b and {} of s_q", view.strides[0], view.strides[2]),
+                  "batch entries one behind the other, with shared prefixes: s_q times the stride of s_q, or varlen");
+  }
+  const std::int64_t shape[] = {b * s, h, d};
+  const std::int64_t strides[] = {s > 1 ? view.strides[2] : view.strides[0], view.strides[1], view.strides[3]};
+  return TensorView(view.data, view.dtype, shape, strides);
+}
+
+/// [rows, h, d] and [h, rows], packed.
+AttentionState partial_state(const AttentionConfig& config, std::byte* at, std::int64_t rows, std::int64_t h,
+                             std::int64_t d) {
+  return {TensorView(static_cast<void*>(at), config.dtype, {rows, h, d}),
+          TensorView(static_cast<void*>(at + bytes_of(rows * h * d, config.dtype)), statistic_of(config), {h, rows})};
+}
+
+/// The same as of b batch entries.
+AttentionState by_entry(const AttentionState& state, std::int64_t b) {
+  const auto [rows, h, d, unused] = state.o.shape;
+  const std::int64_t s = rows / b;
+  const std::int64_t o_shape[] = {b, h, s, d}, o_strides[] = {s * h * d, d, h * d, 1};
+  const std::int64_t lse_shape[] = {b, h, s}, lse_strides[] = {s, rows, 1};
+  return {TensorView(state.o.data, state.o.dtype, o_shape, o_strides),
+          TensorView(state.lse.data, state.lse.dtype, lse_shape, lse_strides)};
+}
+
+std::string name_of(std::size_t level, const char* field) {
+  return fmt::format("prefixes[{}].{}", level, field);
+}
+
+void check_number(std::size_t level, const char* field, std::int64_t value) {
+  if (value >= 0 && value <= kMaxLength) return;
+  throw_invalid(name_of(level, field), value, fmt::format("0 to {}", kMaxLength));
+}
+
+std::uint64_t tag_of(const SharedPrefixes::Call& call, std::size_t size) {
+  std::uint64_t tag = plan::mix_tag(size, call.count);
+  const AttentionShape& s = call.shape;
+  for (const std::int64_t value : {s.b, s.h_q, s.h_kv, s.s_q, s.s_kv, s.total_q, std::int64_t{s.aligned}}) {
+    tag = plan::mix_tag(tag, static_cast<std::uint64_t>(value));
+  }
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const SharedPrefixShape& level = call.shapes[i];
+    for (const std::int64_t value : {level.groups, level.max_rows, level.s_kv, std::int64_t{level.begin}}) {
+      tag = plan::mix_tag(tag, static_cast<std::uint64_t>(value));
+    }
+  }
+  return tag;
+}
+
+}  // namespace
+
+SharedPrefixes::SharedPrefixes(const AttentionConfig& config, const Functions& functions, Device device)
+    : config_(config),
+      level_config_(config_of_levels(config, functions)),
+      bounded_(is_bounded(config)),
+      host_(device.kind() == Device::Kind::host),
+      own_(Attention::create(on_sm80(config, host_), device)),
+      many_(Attention::create(level_config_, device)),
+      few_(Attention::create(on_sm80(level_config_, host_), device)) {}
+
+void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, std::size_t level) const {
+  const TensorView& table = prefix.block_table;
+  if (table.rank != 2 || table.dtype != DType::i32) {
+    throw_invalid(name_of(level, "block_table"),
+                  table.defined() ? fmt::format("{} of rank {}", to_string(table.dtype), table.rank) : "nothing",
+                  "a tensor [groups, max_pages] of i32");
+  }
+  if (table.shape[0] < 1) throw_invalid(name_of(level, "block_table"), "no group", "1 and more");
+  check_array(name_of(level, "cu_rows"), prefix.cu_rows, true);
+  check_array(name_of(level, "lengths"), prefix.lengths, true);
+  check_array(name_of(level, "begin"), prefix.begin, false);
+  check_number(level, "max_rows", prefix.max_rows);
+  check_number(level, "max_length", prefix.max_length);
+  if (!bounded_) return;
+  const std::int64_t rows = prefix.max_rows > 0 ? prefix.max_rows : level_shape(call.shape, call.shapes[level]).total_q;
+  const TensorView& positions = prefix.positions;
+  const bool fits = positions.rank == 2 && positions.dtype == DType::i32 && positions.shape[0] == table.shape[0] &&
+                    positions.shape[1] >= rows;
+  if (fits) return;
+  throw_invalid(
+      name_of(level, "positions"),
+      positions.defined() ? fmt::format("{} of rank {}", to_string(positions.dtype), positions.rank) : "nothing",
+      fmt::format("a tensor [groups, max_rows] = [{}, {} and more] of i32 with a window or chunk", table.shape[0],
+                  rows));
+}
+
+SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const {
+  if (inputs.prefixes.size() > SharedPrefix::kMaxLevels) {
+    throw_invalid("prefixes", inputs.prefixes.size(), fmt::format("at most {} levels", SharedPrefix::kMaxLevels));
+  }
+  if (inputs.cache.seq_begin == nullptr) {
+    throw_invalid("cache.seq_begin", "nothing", "where each request's own keys begin, behind its prefix");
+  }
+  Call call;
+  call.count = inputs.prefixes.size();
+  call.own = inputs;
+  call.own.prefixes = {};
+  const ForwardCall own = check_forward(config_, call.own, outputs);
+  call.shape = own.shape;
+  call.out = outputs;
+  if (!config_.varlen) {
+    call.own.q = own.q;
+    call.out = {own.o, own.lse};
+    rows_of("q", own.q);
+  }
+  call.empty = own.empty;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const SharedPrefix& prefix = inputs.prefixes[i];
+    call.shapes[i] = {prefix.block_table.rank == 2 ? prefix.block_table.shape[0] : 0, prefix.max_rows, 0,
+                      prefix.begin != nullptr};
+    check_level(call, prefix, i);
+    const std::int64_t room = std::min(prefix.block_table.shape[1], kMaxLength / config_.page_size) * config_.page_size;
+    call.shapes[i].s_kv = prefix.max_length == 0 ? room : std::min(prefix.max_length, room);
+    call.levels[i] = level_inputs(own, inputs, i);
+  }
+  if (host_ && !call.empty) check_arrays(call, inputs.prefixes);
+  return call;
+}
+
+ForwardInputs SharedPrefixes::level_inputs(const ForwardCall& call, const ForwardInputs& inputs,
+                                           std::size_t level) const {
+  const SharedPrefix& prefix = inputs.prefixes[level];
+  ForwardInputs result;
+  result.q = config_.varlen ? inputs.q : rows_of("q", call.q);
+  result.k = inputs.k;
+  result.v = inputs.v;
+  result.captures = inputs.captures;
+  if (bounded_) result.captures.add({kPositions, prefix.positions});
+  if (window_of(config_.window_left) >= 0) {
+    result.captures.add({kWindow, static_cast<double>(std::min(config_.window_left, kMaxLength))});
+  }
+  if (config_.chunk > 0) result.captures.add({kChunk, static_cast<double>(std::min(config_.chunk, kMaxLength))});
+  result.sequences.b = prefix.block_table.shape[0];
+  result.sequences.cu_seqlens_q = prefix.cu_rows;
+  result.sequences.seqused_kv = prefix.lengths;
+  result.sequences.max_s_q = prefix.max_rows;
+  result.sequences.max_s_kv = prefix.max_length;
+  result.cache.block_table = prefix.block_table;
+  result.cache.seq_begin = prefix.begin;
+  return result;
+}
+
+/// Of each request: its levels and its own keys follow each other, and it stands behind its prefix. Groups have whole
+/// requests, and all rows.
+void SharedPrefixes::check_arrays(const Call& call, std::span<const SharedPrefix> prefixes) const {
+  const PackedSequences& sequences = call.own.sequences;
+  PackedSequences known = sequences;
+  known.b = call.shape.b;
+  std::array<std::int64_t, SharedPrefix::kMaxLevels> group{};
+  for (std::int64_t i = 0; i < call.shape.b; ++i) {
+    const std::int64_t rows = rows_of_request(config_, known, call.shape, i);
+    const std::int64_t first = config_.varlen ? sequences.cu_seqlens_q[i] : i * call.shape.s_q;
+    if (rows == 0) continue;
+    std::int64_t end = 0;  // of the keys so far
+    for (std::size_t level = 0; level < prefixes.size(); ++level) {
+      const SharedPrefix& prefix = prefixes[level];
+      std::int64_t& g = group[level];
+      while (g < call.shapes[level].groups && prefix.cu_rows[g + 1] <= first) ++g;
+      const bool whole =
+          g < call.shapes[level].groups && prefix.cu_rows[g] <= first && first + rows <= prefix.cu_rows[g + 1];
+      if (!whole) {
+        throw_invalid(name_of(level, "cu_rows"), fmt::format("no group with rows {} to {}", first, first + rows),
+                      fmt::format("a group for the rows of request {}, and all of them", i));
+      }
+      const std::int64_t begin = prefix.begin == nullptr ? 0 : prefix.begin[g];
+      if (begin < end || (level == 0 && prefix.lengths[g] < begin)) {
+        throw_invalid(fmt::format("{}[{}]", name_of(level, "begin"), g), begin,
+                      fmt::format("{} and more, where the keys in front end", end));
+      }
+      end = std::max<std::int64_t>(prefix.lengths[g], begin);
+    }
+    const std::int64_t begin = call.own.cache.seq_begin[i];
+    if (begin < end) {
+      throw_invalid(fmt::format("cache.seq_begin[{}]", i), begin,
+                    fmt::format("{} and more, where its prefix ends", end));
+    }
+    if (sequences.seqused_kv[i] - rows < end) {
+      throw_invalid(fmt::format("seqused_kv[{}]", i), sequences.seqused_kv[i],
+                    fmt::format("{} and more: its {} rows stand behind its prefix", end + rows, rows));
+    }
+  }
+}
+
+AttentionShape SharedPrefixes::level_shape(const AttentionShape& shape, const SharedPrefixShape& prefix) const {
+  AttentionShape level = shape;
+  level.b = prefix.groups;
+  level.total_q = config_.varlen && shape.total_q > 0 ? shape.total_q : shape.b * shape.s_q;
+  level.total_kv = 0;
+  level.s_q = prefix.max_rows;
+  level.s_kv = prefix.s_kv;
+  return level;
+}
+
+const Attention& SharedPrefixes::level_of(const AttentionShape& level, bool begins) const {
+  const std::int64_t tiles = (level.total_q + kTileRows - 1) / kTileRows * level.h_q;
+  return begins || tiles < kManyTiles ? few_ : many_;
+}
+
+std::size_t SharedPrefixes::partial_bytes(const AttentionShape& shape, std::size_t levels) const {
+  const std::int64_t rows = level_shape(shape, {}).total_q;
+  const std::int64_t d_v = config_.head_dim_v == 0 ? config_.head_dim : config_.head_dim_v;
+  const std::size_t lse = bytes_of(rows * shape.h_q, statistic_of(config_));
+  return levels * (bytes_of(rows * shape.h_q * d_v, config_.dtype) + lse) +
+         lse;  // of the own keys, where none is given
+}
+
+std::size_t SharedPrefixes::partial_bytes(const Call& call) const {
+  return partial_bytes(call.shape, call.count);
+}
+
+std::size_t SharedPrefixes::workspace_size(const AttentionShape& wanted,
+                                           std::span<const SharedPrefixShape> prefixes) const {
+  const AttentionShape shape = checked(config_, wanted);
+  std::size_t most = own_.workspace_size(wanted);
+  for (const SharedPrefixShape& prefix : prefixes) {
+    AttentionShape level = level_shape(shape, prefix);
+    for (const bool aligned : {shape.aligned, true}) {  // that of o does not count
+      level.aligned = aligned;
+      most = std::max(most, level_of(level, prefix.begin).workspace_size(level));
+    }
+  }
+  return partial_bytes(shape, prefixes.size()) + aligned_up(most);
+}
+
+void SharedPrefixes::prepare(const AttentionShape& wanted, std::span<const SharedPrefixShape> prefixes) const {
+  const AttentionShape shape = checked(config_, wanted);
+  own_.prepare(wanted);
+  for (const SharedPrefixShape& prefix : prefixes) {
+    const AttentionShape level = level_shape(shape, prefix);
+    level_of(level, prefix.begin).prepare(level);
+  }
+  own_.prepare_merge({.aligned = wanted.aligned});
+}
+
+void SharedPrefixes::check_workspace(const Call& call, std::size_t size) const {
+  const std::uint64_t tag = tag_of(call, size);
+  if (enough_.load(std::memory_order_relaxed) == tag) return;
+  const std::size_t needed = workspace_size(call.shape, std::span(call.shapes).first(call.count));
+  if (size < needed) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("workspace = {} bytes: accepted are {} or more for this shape", size, needed),
+                {{"argument", "workspace"}, {"value", std::to_string(size)}, {"accepted", std::to_string(needed)}});
+  }
+  enough_.store(tag, std::memory_order_relaxed);
+}
+
+void SharedPrefixes::run(const Call& call, std::byte* partial, Workspace rest, Stream stream) const {
+  const std::int64_t d_v = config_.head_dim_v == 0 ? config_.head_dim : config_.head_dim_v;
+  const std::int64_t rows = level_shape(call.shape, {}).total_q, h = call.shape.h_q;
+  const std::size_t each = bytes_of(rows * h * d_v, config_.dtype) + bytes_of(rows * h, statistic_of(config_));
+  std::array<AttentionState, SharedPrefix::kMaxLevels + 1> states;
+  AttentionState own{call.out.o, call.out.lse};
+  if (!own.lse.defined()) {
+    const AttentionState behind = partial_state(config_, partial + call.count * each, rows, h, 0);
+    own.lse = config_.varlen
+                  ? behind.lse
+                  : by_entry({TensorView(partial, config_.dtype, {rows, h, d_v}), behind.lse}, call.shape.b).lse;
+  }
+  for (std::size_t i = 0; i < call.count; ++i) {  // before anything is launched
+    const AttentionState state = partial_state(config_, partial + i * each, rows, h, d_v);
+    const ForwardCall level = check_forward(level_config_, call.levels[i], {state.o, state.lse});
+    if (host_) check_requests(level_config_, level.sequences, level.cache, level.shape, level.k.shape[0]);
+  }
+  own_.forward(call.own, {own.o, own.lse}, stream, rest);
+  states[0] = own;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const AttentionState state = partial_state(config_, partial + i * each, rows, h, d_v);
+    level_of(level_shape(call.shape, call.shapes[i]), call.shapes[i].begin)
+        .forward(call.levels[i], {state.o, state.lse}, stream, rest);
+    states[i + 1] = config_.varlen ? state : by_entry(state, call.shape.b);
+  }
+  own_.merge({.states = std::span(states).first(call.count + 1)}, {own.o, call.out.lse}, stream);
+}
+
+}  // namespace fa::api

@@ -1,0 +1,70 @@
+#ifndef FA_TESTS_SUPPORT_SHARED_CASE_HPP_
+#define FA_TESTS_SUPPORT_SHARED_CASE_HPP_
+
+#include <cstdint>
+#include <iosfwd>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "support/attention_case.hpp"
+
+/// Requests over pages that share prefixes: a problem, its tensors and tables, and the float64 answer, by a call that
+/// shares nothing.
+namespace fa::test {
+
+struct SharedCase {
+  /// Consecutive requests whose keys are the same for so many positions behind the level in front.
+  struct Group {
+    std::int64_t requests = 1;
+    std::int32_t keys = 0;
+  };
+
+  /// b, s_q and s_kv follow from the requests; the layout is that of the pool, bhsd: HND, bshd: NHD.
+  AttentionCase attention;
+  std::vector<std::vector<Group>> levels;
+  std::vector<std::int32_t> rows;  ///< of each request; all the same unless `packed`
+  std::vector<std::int32_t> keys;  ///< of each request's own, no fewer than rows
+  std::int64_t page_size = 16;
+  bool packed = false;   ///< queries lie one behind the other, with a row of no request in front and one behind
+  bool bounded = false;  ///< max_rows, max_length, max_s_q and max_s_kv are given
+  bool softcap = false;
+  bool sink = false;
+  std::int64_t window_left = -1;
+  std::int64_t chunk = 0;
+  std::int64_t least_pages = 0;  ///< of a table row
+
+  std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
+  AttentionConfig config() const;
+};
+void PrintTo(const SharedCase& c, std::ostream* out);
+
+/// Of a few requests or of hundreds.
+SharedCase random_shared_case(std::uint32_t seed);
+
+/// What a call is given. Rows of the pool that nobody needs hold NaN, and entries of the tables that nobody needs lead
+/// out of it.
+struct SharedData {
+  struct Level {
+    std::vector<std::int32_t> table, cu_rows, lengths, begin, positions;
+    std::int64_t groups = 0, max_rows = 0, max_length = 0;
+  };
+
+  HostTensor q, k, v, sink;                      ///< q: [b, h_q, s_q, d_qk], or [1, h_q, total, d_qk]; sink [1, 1, h_q]
+  std::vector<std::int32_t> cu_q, used_kv;       ///< cu_q: not given where empty
+  std::vector<std::int32_t> begin;               ///< of the requests' own keys
+  std::vector<std::int32_t> table, whole_table;  ///< of these; and of all keys
+  std::vector<Level> levels;
+  std::int64_t max_pages = 0, max_s_q = 0, max_s_kv = 0;
+};
+SharedData make_data(const SharedCase& c);
+
+AttentionOutputs make_outputs(const SharedCase& c, const SharedData& data);
+AttentionOutputs reference_f64(const SharedCase& c, const SharedData& data);
+
+/// The greatest difference in rows of requests.
+double worst_of(const SharedCase& c, const SharedData& data, const HostTensor& actual, const HostTensor& expected);
+
+}  // namespace fa::test
+
+#endif  // FA_TESTS_SUPPORT_SHARED_CASE_HPP_

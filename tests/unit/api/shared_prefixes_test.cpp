@@ -1,0 +1,175 @@
+// Shared prefixes on the host device, through the public API: against calls that share nothing, and what is refused.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "expect_error.hpp"
+#include "support/shared_case.hpp"
+
+namespace fa {
+namespace {
+
+using test::expect_error;
+using test::expect_invalid;
+using test::SharedCase;
+using test::SharedData;
+
+/// A call over a case's memory.
+struct Shared {
+  explicit Shared(const SharedCase& of) : c(of), data(make_data(of)), outputs(make_outputs(of, data)) {}
+
+  ForwardInputs inputs() {
+    ForwardInputs in{data.q.view(), data.k.view(), data.v.view()};
+    if (c.sink) in.sink = TensorView(static_cast<void*>(data.sink.bytes().data()), DType::f32, {c.attention.h_q});
+    in.sequences.b = c.b();
+    if (c.packed) in.sequences.cu_seqlens_q = data.cu_q.data();
+    in.sequences.seqused_kv = data.used_kv.data();
+    in.sequences.max_s_q = data.max_s_q;
+    in.sequences.max_s_kv = data.max_s_kv;
+    in.cache.block_table = table(data.table, c.b());
+    in.cache.seq_begin = data.begin.data();
+    levels.clear();
+    for (SharedData::Level& level : data.levels) {
+      const auto groups = level.groups;
+      SharedPrefix prefix{table(level.table, groups), level.cu_rows.data(), level.lengths.data()};
+      if (!level.begin.empty()) prefix.begin = level.begin.data();
+      prefix.positions = TensorView(static_cast<void*>(level.positions.data()), DType::i32,
+                                    {groups, static_cast<std::int64_t>(level.positions.size()) / groups});
+      prefix.max_rows = level.max_rows;
+      prefix.max_length = level.max_length;
+      levels.push_back(prefix);
+    }
+    in.prefixes = levels;
+    return in;
+  }
+  TensorView table(std::vector<std::int32_t>& entries, std::int64_t rows) const {
+    return TensorView(static_cast<void*>(entries.data()), DType::i32, {rows, data.max_pages});
+  }
+  void run(const ForwardInputs& in) {
+    Attention::create(c.config(), Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
+  }
+  void expect_right() {
+    const test::AttentionOutputs expected = reference_f64(c, data);
+    const DType dtype = c.attention.dtype;
+    const double bound = dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 2e-6;
+    EXPECT_LE(worst_of(c, data, outputs.o, expected.o), bound) << "o";
+    EXPECT_LE(worst_of(c, data, outputs.lse, expected.lse), 2e-5) << "lse";
+  }
+
+  SharedCase c;
+  SharedData data;
+  test::AttentionOutputs outputs;
+  std::vector<SharedPrefix> levels;
+};
+
+SharedCase two_levels() {
+  SharedCase c;
+  c.attention.dtype = DType::f32;
+  c.attention.d_qk = c.attention.d_v = 16;
+  c.attention.h_q = 4;
+  c.attention.h_kv = 2;
+  c.attention.causal = true;
+  c.page_size = 4;
+  c.levels = {{{3, 9}, {2, 8}}, {{2, 3}, {1, 0}, {2, 6}}};
+  c.rows = {2, 2, 2, 2, 2};
+  c.keys = {5, 2, 7, 3, 4};
+  return c;
+}
+
+class SharedPrefixes : public testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(SharedPrefixes, AreWhatACallWithoutThemComputes) {
+  Shared shared(test::random_shared_case(GetParam()));
+  SCOPED_TRACE(testing::PrintToString(shared.c));
+  shared.run(shared.inputs());
+  shared.expect_right();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SharedPrefixes, testing::Range(0u, 40u));
+
+TEST(SharedPrefixCalls, NeedNoLse) {
+  Shared shared(two_levels());
+  const test::AttentionOutputs before = shared.outputs;
+  shared.run(shared.inputs());
+  Shared other(two_levels());
+  Attention::create(other.c.config(), Device::host()).forward(other.inputs(), {other.outputs.o.view()});
+  EXPECT_EQ(other.outputs.o.bytes(), shared.outputs.o.bytes());
+  EXPECT_EQ(other.outputs.lse.bytes(), before.lse.bytes()) << "untouched";
+}
+
+TEST(SharedPrefixCalls, WithoutLevelsAreOthers) {
+  Shared shared(two_levels());
+  ForwardInputs in = shared.inputs();
+  in.prefixes = {};
+  in.cache.block_table = shared.table(shared.data.whole_table, shared.c.b());
+  in.cache.seq_begin = nullptr;
+  shared.run(in);
+  shared.expect_right();
+}
+
+TEST(SharedPrefixCalls, OfMistakesAreRefused) {
+  const auto refused = [](const std::string& argument, const std::function<void(Shared&, ForwardInputs&)>& spoil) {
+    Shared shared(two_levels());
+    ForwardInputs in = shared.inputs();
+    spoil(shared, in);
+    in.prefixes = shared.levels;
+    expect_invalid(argument, [&] { shared.run(in); });
+    EXPECT_TRUE(std::isnan(shared.outputs.o.at(0, 0, 0, 0))) << argument;
+  };
+  refused("prefixes", [](Shared& s, ForwardInputs&) { s.levels.resize(9, s.levels[0]); });
+  refused("cache.seq_begin", [](Shared&, ForwardInputs& in) { in.cache.seq_begin = nullptr; });
+  refused("prefixes[1].block_table", [](Shared& s, ForwardInputs&) { s.levels[1].block_table = {}; });
+  refused("prefixes[0].block_table", [](Shared& s, ForwardInputs&) { s.levels[0].block_table.dtype = DType::f32; });
+  refused("prefixes[0].cu_rows", [](Shared& s, ForwardInputs&) { s.levels[0].cu_rows = nullptr; });
+  refused("prefixes[1].lengths", [](Shared& s, ForwardInputs&) { s.levels[1].lengths = nullptr; });
+  refused("prefixes[1].max_rows", [](Shared& s, ForwardInputs&) { s.levels[1].max_rows = -1; });
+  refused("prefixes[1].max_length", [](Shared& s, ForwardInputs&) { s.levels[1].max_length = -1; });
+  // What arrays hold.
+  refused("prefixes[0].cu_rows", [](Shared& s, ForwardInputs&) { s.data.levels[0].cu_rows[1] = 5; });
+  refused("prefixes[0].cu_rows", [](Shared& s, ForwardInputs&) { s.data.levels[0].cu_rows[2] = 8; });
+  refused("prefixes[1].begin[0]", [](Shared& s, ForwardInputs&) { s.data.levels[1].begin[0] = 8; });
+  refused("cache.seq_begin[2]", [](Shared& s, ForwardInputs&) { s.data.begin[2] = 8; });
+  refused("seqused_kv[1]", [](Shared& s, ForwardInputs&) { s.data.used_kv[1] = 13; });
+  refused("cache.block_table[1][0]",
+          [](Shared& s, ForwardInputs&) { s.data.levels[0].table[static_cast<std::size_t>(s.data.max_pages)] = -1; });
+}
+
+TEST(SharedPrefixCalls, OfConfigurationsWithoutAMeaningAreRefused) {
+  const auto refused = [](ErrorCode code, const std::string& argument,
+                          const std::function<void(AttentionConfig&)>& change) {
+    Shared shared(two_levels());
+    AttentionConfig config = shared.c.config();
+    change(config);
+    expect_error(code, argument, [&] {
+      Attention::create(config, Device::host())
+          .forward(shared.inputs(), {shared.outputs.o.view(), shared.outputs.lse.view()});
+    });
+  };
+  refused(ErrorCode::unsupported, "accumulate", [](AttentionConfig& config) { config.accumulate = true; });
+  refused(ErrorCode::unsupported, "config.mask", [](AttentionConfig& config) { config.mask = {"kv != 3"}; });
+  refused(ErrorCode::unsupported, "config.score",
+          [](AttentionConfig& config) { config.score = {"score + float(q - kv)"}; });
+  refused(ErrorCode::unsupported, "config.score",
+          [](AttentionConfig& config) { config.score = {"score + float(s_kv)"}; });
+}
+
+TEST(SharedPrefixCalls, OfWindowsNeedPositions) {
+  SharedCase c = two_levels();
+  c.window_left = 6;
+  Shared shared(c);
+  shared.run(shared.inputs());
+  shared.expect_right();
+  ForwardInputs in = shared.inputs();
+  shared.levels[1].positions = {};
+  in.prefixes = shared.levels;
+  expect_invalid("prefixes[1].positions", [&] { shared.run(in); });
+}
+
+}  // namespace
+}  // namespace fa
