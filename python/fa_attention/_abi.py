@@ -146,9 +146,19 @@ class ScheduleMemory(Struct):
     _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
+class SharedPrefix(ctypes.Structure):
+    _fields_ = [("block_table", _Pointer(Tensor)), *_many("cu_rows lengths begin", ctypes.c_void_p),
+                ("positions", _Pointer(Tensor)), *_many("max_rows max_length", ctypes.c_int64)]
+
+
+class SharedPrefixShape(ctypes.Structure):
+    _fields_ = _many("groups max_rows s_kv begin", ctypes.c_int64)
+
+
 class ForwardInputs(Struct):
     _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache)),
-                ("schedule", _Pointer(ScheduleMemory))]
+                ("schedule", _Pointer(ScheduleMemory)), ("prefixes", _Pointer(SharedPrefix)),
+                ("prefix_count", ctypes.c_uint64)]
 
 
 class ForwardOutputs(Struct):

@@ -85,6 +85,25 @@ def paged_cache(block_table: Any, batch_index: Any = None, seq_begin: Any = None
     return result
 
 
+def shared_prefix(block_table: Any, cu_rows: Any, lengths: Any, begin: Any = None, positions: Any = None, max_rows: int = 0,
+                  max_length: int = 0) -> _abi.SharedPrefix:
+    """A level of prefixes that requests over pages share, by int32 arrays on the attention's device, which it keeps alive:
+    block_table [groups, max_pages], cu_rows [groups + 1] of rows of q, lengths [groups] and begin [groups], the positions
+    where a prefix ends and begins, and with a window or chunk positions [groups, max_rows], those of the rows."""
+    groups = _views.view("lengths", lengths).elements
+    result = _abi.SharedPrefix(
+        block_table=_pointer("block_table", block_table), cu_rows=_views.address("cu_rows", cu_rows, "int32", groups + 1),
+        lengths=_views.address("lengths", lengths, "int32", groups),
+        begin=_views.address("begin", begin, "int32", groups) if begin is not None else None,
+        positions=_pointer("positions", positions), max_rows=max_rows, max_length=max_length)
+    result.tensors = (block_table, cu_rows, lengths, begin, positions)
+    return result
+
+
+def _prefixes(levels: Sequence[_abi.SharedPrefix]) -> dict[str, Any]:
+    return {"prefixes": (_abi.SharedPrefix * len(levels))(*levels), "prefix_count": len(levels)} if levels else {}
+
+
 def _positions(name: str, array: Any) -> dict[str, Any]:
     """The two fields for an array of int32 or int64, of which it takes one."""
     if array is None:
@@ -229,14 +248,15 @@ class Attention:
                      dropout: Optional[_abi.DropoutState] = None, captures: Optional[Mapping[str, Any]] = None,
                      sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
                      cache: Optional[_abi.PagedCache] = None,
-                     schedule: Optional[_abi.ScheduleMemory] = None) -> Callable[[], None]:
+                     schedule: Optional[_abi.ScheduleMemory] = None,
+                     prefixes: Sequence[_abi.SharedPrefix] = ()) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
-        `bind_schedule` fills for the same lengths."""
+        `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles),
-                                    cache=_reference(cache), schedule=_reference(schedule))
+                                    cache=_reference(cache), schedule=_reference(schedule), **_prefixes(prefixes))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule)
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes))
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 
     def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,
@@ -321,6 +341,23 @@ class Attention:
 
     def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_backward_workspace_size", sizes, rows_aligned)
+
+    def _shared(self, name: str, sizes: Sequence[int], prefixes: Sequence[tuple[int, int, int, bool]], rows_aligned: bool,
+                *more: int) -> None:
+        shape = _shape(sizes, rows_aligned)
+        levels = (_abi.SharedPrefixShape * len(prefixes))(*(_abi.SharedPrefixShape(*map(int, level)) for level in prefixes))
+        self.lib.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(levels), len(prefixes), *more)
+
+    def prepare_shared(self, sizes: Sequence[int], prefixes: Sequence[tuple[int, int, int, bool]],
+                       rows_aligned: bool = True) -> None:
+        """Makes calls with shared prefixes ready, each level (groups, max_rows, s_kv, whether it has a begin)."""
+        self._shared("fa_prepare_shared", sizes, prefixes, rows_aligned)
+
+    def shared_workspace_size(self, sizes: Sequence[int], prefixes: Sequence[tuple[int, int, int, bool]],
+                              rows_aligned: bool = True) -> int:
+        size = ctypes.c_size_t()
+        self._shared("fa_shared_workspace_size", sizes, prefixes, rows_aligned, ctypes.addressof(size))
+        return int(size.value)
 
     def schedule_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_schedule_size", sizes, rows_aligned)

@@ -249,6 +249,24 @@ def test_pages(library):
     refused(ValueError, attention.bind_schedule(schedule, (3, 2, 1, 1, 6), capi.requests(lengths)), "sequences.b", "2")
 
 
+def test_shared_prefixes(library):
+    """Two keys of ones that two requests share, and two of threes that each has."""
+    attention = capi.Attention(library, 8, "torch.float32", causal=True, page_size=2, device=(capi.DEVICE_HOST, 0))
+    q, o = Tensor((2, 2, 1, 8)), Tensor((2, 2, 1, 8))
+    k, v = Tensor((4, 1, 2, 8)), Tensor((4, 1, 2, 8), [1.0] * 16 + [3.0] * 32 + [7.0] * 16)
+    table = Tensor((2, 2), [-1, 1, -1, 2], "torch.int32")
+    lengths, begin = Tensor((2,), [4, 4], "torch.int32"), Tensor((2,), [2, 2], "torch.int32")
+    level = capi.shared_prefix(Tensor((1, 1), [0], "torch.int32"), Tensor((2,), [0, 2], "torch.int32"),
+                               Tensor((1,), [2], "torch.int32"))
+    options = {"sequences": capi.requests(lengths), "cache": capi.paged_cache(table, seq_begin=begin)}
+    attention.bind_forward(q, k, v, o, **options, prefixes=[level])()
+    check(all(abs(x - 2) < 1e-6 for x in o.values()), f"o is 2: {o.values()}")
+    attention.prepare_shared((2, 2, 1, 1, 4), [(1, 0, 2, False)])
+    check(attention.shared_workspace_size((2, 2, 1, 1, 4), [(1, 0, 2, False)]) > 0, "partial results take memory")
+    refused(TypeError, lambda: capi.shared_prefix(table, begin, Tensor((1,))), "lengths", "int32")
+    refused(ValueError, attention.bind_forward(q, k, v, o, **options, prefixes=[level] * 9), "prefix_count", "8")
+
+
 def test_append(library):
     """Rows of ones and twos go to the positions that the lengths end with; a row of another slot goes there."""
     attention = capi.Attention(library, 8, "torch.float32", page_size=2, device=(capi.DEVICE_HOST, 0))
@@ -306,6 +324,7 @@ def main():
     test_protocols()
     test_nvrtc_places()
     test_pages(library)
+    test_shared_prefixes(library)
     test_append(library)
     test_merge(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))

@@ -8,6 +8,7 @@
     o = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
     append(k, v, k_pages, v_pages, seqused_kv, block_table=block_table)  # new keys and values, in place
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
+    o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
 copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
@@ -19,5 +20,7 @@ from ._attention import attention, varlen_attention
 from ._cache import KVCache, append, paged_attention
 from ._module import Attention
 from ._sdpa import scaled_dot_product_attention
+from ._shared import SharedPrefix, shared_prefix_attention
 
-__all__ = ["Attention", "KVCache", "append", "attention", "paged_attention", "scaled_dot_product_attention", "varlen_attention"]
+__all__ = ["Attention", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "scaled_dot_product_attention",
+           "shared_prefix_attention", "varlen_attention"]

@@ -1,0 +1,119 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fa/error.hpp>
+
+#include "fake_driver/launches_test.hpp"
+
+// What a call with shared prefixes queues: its parts in their order, and nothing that depends on lengths.
+namespace fa {
+namespace {
+
+constexpr std::int64_t kRequests = 256, kHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16, kMaxPages = 600;
+
+void* at(std::uintptr_t page) {
+  return reinterpret_cast<void*>((std::uintptr_t{1} << 40) + (page << 32));
+}
+const std::int32_t* ints(std::uintptr_t page) {
+  return static_cast<const std::int32_t*>(at(page));
+}
+
+class SharedLaunches : public LaunchesTest {
+ protected:
+  SharedLaunches() {
+    config_.head_dim = kDim;
+    config_.causal = true;
+    config_.page_size = kPage;
+  }
+
+  static ForwardInputs inputs(std::int64_t rows) {
+    ForwardInputs in{TensorView(at(1), DType::bf16, {kRequests, kHeads, rows, kDim}),
+                     TensorView(at(2), DType::bf16, {10000, kPage, kKvHeads, kDim}).swap_axes(1, 2),
+                     TensorView(at(3), DType::bf16, {10000, kPage, kKvHeads, kDim}).swap_axes(1, 2)};
+    in.sequences.seqused_kv = ints(4);
+    in.cache.block_table = TensorView(at(5), DType::i32, {kRequests, kMaxPages});
+    in.cache.seq_begin = ints(6);
+    return in;
+  }
+  static ForwardOutputs outputs(std::int64_t rows) {
+    return {TensorView(at(7), DType::bf16, {kRequests, kHeads, rows, kDim})};
+  }
+  static SharedPrefix level(std::uintptr_t page, std::int64_t groups, bool first) {
+    SharedPrefix prefix{TensorView(at(page), DType::i32, {groups, kMaxPages}), ints(page + 1), ints(page + 2)};
+    if (!first) prefix.begin = ints(page + 3);
+    return prefix;
+  }
+
+  /// Without what the stream's memory pool is asked for.
+  std::vector<fake_driver::Launch> work() {
+    std::vector<fake_driver::Launch> result;
+    for (const fake_driver::Launch& launch : launches_()) {
+      if (launch.kernel != "allocation" && launch.kernel != "release") result.push_back(launch);
+    }
+    return result;
+  }
+  std::vector<std::string> kernels() {
+    std::vector<std::string> names;
+    for (const fake_driver::Launch& launch : work()) names.push_back(launch.kernel);
+    return names;
+  }
+};
+
+/// Decodes: a group's rows are few tiles, whose keys thread blocks share.
+TEST_F(SharedLaunches, AreThoseOfTheirParts) {
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 1, true), level(20, 16, false)};
+  ForwardInputs in = inputs(1);
+  in.prefixes = levels;
+  const AttentionShape shape{.b = kRequests, .h_q = kHeads, .h_kv = kKvHeads, .s_q = 1, .s_kv = kMaxPages * kPage};
+  const std::vector<SharedPrefixShape> shapes{{1, 0, kMaxPages * kPage, false}, {16, 0, kMaxPages * kPage, true}};
+  attention.prepare(shape, shapes);
+  const std::size_t size = attention.workspace_size(shape, shapes);
+  launches_().clear();
+  attention.forward(in, outputs(1), nullptr, {at(100), size});
+  EXPECT_EQ(kernels(), (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_schedule", "fa_sm80_forward",
+                                                 "fa_schedule", "fa_sm80_forward", "fa_merge_states"}));
+  const std::vector<fake_driver::Launch> first = work();
+  EXPECT_EQ(first.size(), launches_().size()) << "everything is in the workspace";
+  EXPECT_THROW(attention.forward(in, outputs(1), nullptr, {at(100), size - 1}), Error);
+  EXPECT_EQ(launches_().size(), first.size()) << "nothing is launched";
+  launches_().clear();
+  attention.forward(in, outputs(1));  // of the stream's memory pool
+  ASSERT_EQ(work().size(), first.size());
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_EQ(work()[i].grid, first[i].grid) << i;
+}
+
+/// Prefills have tiles enough for the copy engine's kernel; own keys, which begin anywhere, are not its.
+TEST_F(SharedLaunches, OfManyRowsTakeTheCopyEngine) {
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 4, true)};
+  ForwardInputs in = inputs(64);
+  in.q = TensorView(at(1), DType::bf16, {kRequests, 64, kHeads, kDim}).swap_axes(1, 2);
+  in.prefixes = levels;
+  launches_().clear();
+  attention.forward(in, outputs(64));
+  EXPECT_EQ(kernels(),
+            (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_sm90_forward", "fa_merge_states"}));
+}
+
+TEST_F(SharedLaunches, OfScatteredBatchEntriesAreRefused) {
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 4, true)};
+  ForwardInputs in = inputs(2);  // [b, h, s, d] in memory
+  in.prefixes = levels;
+  launches_().clear();
+  try {
+    attention.forward(in, outputs(2));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.field("argument"), "q") << error.what();
+  }
+  EXPECT_TRUE(launches_().empty());
+}
+
+}  // namespace
+}  // namespace fa
