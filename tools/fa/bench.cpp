@@ -3,7 +3,7 @@
 // problem are interleaved; the figure is the median over rounds. With --flush-l2 each call has events of its own,
 // behind a write that fills the L2 cache. TFLOP/s counts 2 b h_q s_q s_kv (d_qk + d_v) operations, half of that under a
 // causal mask, 2.5 times that for backward; of packed batches by the lengths that they have. Appends: bench_append.hpp,
-// decodes: bench_decode.hpp, merges: bench_merge.hpp.
+// decodes: bench_decode.hpp, merges: bench_merge.hpp, shared prefixes: bench_shared.hpp.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -22,6 +22,7 @@
 #include "bench_host.hpp"
 #include "bench_merge.hpp"
 #include "bench_problem.hpp"
+#include "bench_shared.hpp"
 #include "bench_timing.hpp"
 #include "choice.hpp"
 #include "commands.hpp"
@@ -269,6 +270,9 @@ int bench(const BenchOptions& options) {
   if (options.grid.op == Operation::merge) {
     bench_merge(options.device, options.grid, options.timing, options.json);
     return kSuccess;
+  }
+  if (options.grid.op == Operation::shared) {
+    return bench_shared(options.device, options.grid, options.timing, options.json) ? kSuccess : kFailure;
   }
   if (options.grid.op == Operation::decode) {
     const bool all = bench_decode(options.device, options.grid, options.kernel, options.timing, options.json);

@@ -225,11 +225,9 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   const std::string group = "Grid";
   const auto of_decode = [&](const char* value) { return bench ? std::string("; decode ") + value + ")" : ")"; };
   const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
-  const Choices<Operation> of_bench{{"forward", Operation::forward},
-                                    {"backward", Operation::backward},
-                                    {"append", Operation::append},
-                                    {"decode", Operation::decode},
-                                    {"merge", Operation::merge}};
+  const Choices<Operation> of_bench{{"forward", Operation::forward}, {"backward", Operation::backward},
+                                    {"append", Operation::append},   {"decode", Operation::decode},
+                                    {"merge", Operation::merge},     {"shared", Operation::shared}};
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
     command

@@ -79,6 +79,8 @@ const char* to_string(Operation op) {
       return "decode";
     case Operation::merge:
       return "merge";
+    case Operation::shared:
+      return "shared";
     default:
       return "forward";
   }

@@ -27,9 +27,10 @@ enum class Operation {
   append,  ///< of `fa bench` alone, which has problems of its own for it (bench_append.hpp)
   decode,  ///< likewise: a forward whose bytes count (bench_decode.hpp)
   merge,   ///< of partial results (bench_merge.hpp)
+  shared,  ///< decodes with shared prefixes (bench_shared.hpp)
 };
 
-/// "forward", "backward", "append", "decode" or "merge".
+/// "forward", "backward", "append", "decode", "merge" or "shared".
 const char* to_string(Operation op);
 
 /// Of every problem with dropout.
