@@ -102,8 +102,9 @@ struct CompileEvent {
 
 /// Everything that is fixed over the life of an Attention. Attention::create copies and checks it.
 struct AttentionConfig {
-  int head_dim = 0;           ///< d_qk: a multiple of 8 from 8 to 256
-  int head_dim_v = 0;         ///< d_v: likewise; 0 means head_dim
+  /// d_qk: a multiple of 8 from 8 to 576. Gradients: up to 256, and up to 512 where d_v is the same.
+  int head_dim = 0;
+  int head_dim_v = 0;         ///< d_v: a multiple of 8 from 8 to 512; 0 means value_in_key, else head_dim
   DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients. The log-sum-exp is f32 (f64 for f64)
   std::optional<float> scale = std::nullopt;  ///< any finite float, 0 and negatives included; default 1/sqrt(head_dim)
   bool causal = false;
@@ -150,6 +151,9 @@ struct AttentionConfig {
   /// enters once: a configuration with `sink` is refused. backward is given the o and lse of all keys
   /// (docs/merging.md).
   bool accumulate = false;
+  /// V is the first so many columns of K, as in multi-head latent attention (docs/mla.md): ForwardInputs::v is left
+  /// empty, and d_v is this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward only.
+  int value_in_key = 0;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
@@ -180,7 +184,7 @@ struct MaskTiles {
 struct ForwardInputs {
   TensorView q;            ///< [b, h_q, s_q, d_qk]
   TensorView k;            ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk]
-  TensorView v;            ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]
+  TensorView v;  ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]; nothing with value_in_key
   Captures captures = {};  ///< what the configuration's functions name
   TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen or page_size

@@ -187,8 +187,9 @@ typedef struct fa_captured {
 /* Everything that is fixed over the life of an attention. */
 typedef struct fa_config {
   uint32_t struct_size;
-  int32_t head_dim;      /* d_qk: a multiple of 8 from 8 to 256 */
-  int32_t head_dim_v;    /* d_v: likewise; 0 means head_dim */
+  /* d_qk: a multiple of 8 from 8 to 576. Gradients: up to 256, and up to 512 where d_v is the same. */
+  int32_t head_dim;
+  int32_t head_dim_v;    /* d_v: a multiple of 8 from 8 to 512; 0 means value_in_key, else head_dim */
   int32_t dtype;         /* enum fa_dtype, of q, k, v, o and their gradients. The log-sum-exp is f32 (f64 for f64) */
   int32_t has_scale;     /* nonzero: `scale` counts, whatever it is; zero: 1/sqrt(head_dim) */
   float scale;           /* any finite float, 0 and negatives included */
@@ -243,7 +244,9 @@ typedef struct fa_config {
    * (fa_merge). A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a
    * sink, which enters once: `sink` is refused. fa_backward is given the o and lse of all keys. */
   int32_t accumulate;
-  int32_t reserved_after_accumulate; /* 0 */
+  /* V is the first so many columns of K, as in multi-head latent attention: fa_forward_inputs.v is NULL, and d_v is
+   * this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward only. */
+  int32_t value_in_key;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -371,7 +374,7 @@ typedef struct fa_forward_inputs {
   uint32_t reserved;               /* 0 */
   const fa_tensor* q;              /* [b, h_q, s_q, d_qk] */
   const fa_tensor* k;              /* [b, h_kv, s_kv, d_qk], or pages */
-  const fa_tensor* v;              /* [b, h_kv, s_kv, d_v], or pages */
+  const fa_tensor* v;              /* [b, h_kv, s_kv, d_v], or pages; NULL with value_in_key */
   const fa_sequences* sequences;   /* with fa_config.varlen or page_size, else NULL */
   const fa_dropout_state* dropout; /* with fa_config.dropout; NULL: seed 0, offset 0 */
   const fa_captured* captures;     /* what the functions name */

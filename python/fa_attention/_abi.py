@@ -70,7 +70,7 @@ class Config(Struct):
         *_many("window_left window_right chunk", ctypes.c_int64),
         ("cache_pack_sha256", _Pointer(ctypes.c_char_p)),
         ("page_size", ctypes.c_int64),
-        *_many("accumulate reserved_after_accumulate", ctypes.c_int32),
+        *_many("accumulate value_in_key", ctypes.c_int32),
     ]
 
 

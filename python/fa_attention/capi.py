@@ -188,9 +188,10 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
                 check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
-                chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False) -> _abi.Config:
+                chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False,
+                value_in_key: int = 0) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
-    d]; accumulate: forward adds to what o and lse hold."""
+    d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -198,7 +199,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
         check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
+        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
 

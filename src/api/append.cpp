@@ -171,7 +171,7 @@ void check_queries(const AttentionConfig& config, const AppendInputs& given, App
 }
 
 void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
-  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  const std::int64_t d_v = d_v_of(config);
   inputs.k_cache = checked_tensor("k_cache", inputs.k_cache, config, false);
   inputs.v_cache = checked_tensor("v_cache", inputs.v_cache, config, false);
   const std::int64_t pages = inputs.k_cache.shape[0];
@@ -300,7 +300,7 @@ plan::AppendProblem problem_of(const AttentionConfig& config) noexcept {
   plan::AppendProblem problem;
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
-  problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  problem.d_v = d_v_of(config);
   problem.page_size = static_cast<int>(config.page_size);
   return problem;
 }
@@ -366,7 +366,7 @@ AppendCall check_append(const AttentionConfig& config, const AppendInputs& given
   AppendInputs& inputs = call.inputs;
   inputs = given;
   const bool packed = is_packed(given);
-  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  const std::int64_t d_v = d_v_of(config);
   inputs.k = checked_tensor("k", given.k, config, packed);
   inputs.v = checked_tensor("v", given.v, config, packed);
   const std::array<std::int64_t, 4> rows{inputs.k.shape[0], inputs.k.shape[1], inputs.k.shape[2], config.head_dim};

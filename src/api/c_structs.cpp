@@ -333,6 +333,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.dropout = in.dropout;
   out.page_size = in.page_size;
   out.accumulate = in.accumulate != 0;
+  out.value_in_key = in.value_in_key;
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;

@@ -111,10 +111,6 @@ void check_disjoint(const MergeCall& call) {
   if (overlap(lse, call.sink)) refuse_shared("lse", "sink");
 }
 
-int d_v_of(const AttentionConfig& config) noexcept {
-  return config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-}
-
 plan::MergeProblem problem_of(const AttentionConfig& config) noexcept {
   plan::MergeProblem problem;
   problem.dtype = config.dtype;

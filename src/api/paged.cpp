@@ -51,11 +51,6 @@ void validate_pages(const AttentionConfig& config) {
   if (config.dropout > 0) throw_invalid("dropout", config.dropout, "0 with a page_size");
 }
 
-void check_has_backward(const AttentionConfig& config) {
-  if (config.page_size == 0) return;
-  support::throw_unsupported("page_size", config.page_size, "0 of backward: there are no gradients over pages");
-}
-
 void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSequences& sequences,
                AttentionShape& shape) {
   const TensorView& table = cache.block_table;

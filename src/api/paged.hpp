@@ -12,9 +12,6 @@ namespace fa::api {
 /// Throws fa::Error naming what of `config` does not go with pages.
 void validate_pages(const AttentionConfig& config);
 
-/// Throws fa::Error(unsupported) for a configuration that has no backward.
-void check_has_backward(const AttentionConfig& config);
-
 /// Holds the cache of a call, whose `shape` has the axes of q, to its configuration and `sequences`, where it fills in
 /// b. Tells `shape` how many keys a request may have. Throws fa::Error(invalid_argument).
 void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSequences& sequences,

@@ -49,7 +49,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.arch = arch;
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
-  problem.d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  problem.d_v = d_v_of(config);
   const std::int64_t right = window_of(config.window_right);
   problem.causal = config.causal || right >= 0;
   problem.window_right = config.causal ? 0 : std::max<std::int64_t>(right, 0);
@@ -69,6 +69,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.dropout = config.dropout > 0;
   problem.page_size = static_cast<int>(config.page_size);
   problem.accumulate = config.accumulate;
+  problem.value_in_key = config.value_in_key > 0;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -89,7 +90,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
     fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
-  if (problem.d_v != problem.d_qk) add(" --head-dim-v {}", problem.d_v);
+  if (problem.d_v != problem.d_qk && !problem.value_in_key) add(" --head-dim-v {}", problem.d_v);
   // A mask behind the diagonal is a window with its end there, which compiles the same kernel.
   add(" --causal {}", problem.causal ? "yes" : "no");
   if (problem.causal && problem.causal_align == CausalAlign::top_left) add(" --causal-align top-left");
@@ -100,6 +101,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.varlen) add(" --varlen --total {}", problem.total_q);
   if (problem.varlen && !problem.paged()) add(" --total-kv {}", problem.total_kv);
   if (problem.paged()) add(" --page-size {}", problem.page_size);
+  if (problem.value_in_key) add(" --value-in-key {}", problem.d_v);
   if (problem.accumulate && op == Operation::forward) command += " --accumulate";
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");

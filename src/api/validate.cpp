@@ -22,10 +22,13 @@ namespace {
 
 using support::throw_invalid;
 
-constexpr int kMaxHeadDim = 256;
-// Of all heads. Split keys, d of 256 and f32 elements make 2^18 bytes of scratch a row at most, and tiles 128 rows of
+constexpr int kMaxHeadDim = 576;
+constexpr int kMaxHeadDimV = 512;
+// Of gradients, where d_qk and d_v are not the same.
+constexpr int kMaxBackwardHeadDim = 256;
+// Of all heads. Split keys, d of 512 and f32 elements make 2^19 bytes of scratch a row at most, and tiles 128 rows of
 // one.
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 44;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 43;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 48;  // of padded sequences, and without splits
 constexpr int kMaxSplits = 64;
 constexpr float kMaxScale = 2.3e38f;  // times log2(e) it is still finite
@@ -34,8 +37,23 @@ std::span<const std::int64_t> shape_of(const TensorView& view) {
   return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank))};
 }
 
-void check_head_dim(std::string_view name, int value) {
-  if (value < 8 || value > kMaxHeadDim || value % 8 != 0) throw_invalid(name, value, "a multiple of 8 from 8 to 256");
+void check_head_dim(std::string_view name, int value, int most) {
+  if (value >= 8 && value <= most && value % 8 == 0) return;
+  throw_invalid(name, value, fmt::format("a multiple of 8 from 8 to {}", most));
+}
+
+void check_head_dims(const AttentionConfig& config) {
+  check_head_dim("head_dim", config.head_dim, kMaxHeadDim);
+  if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
+  if (config.value_in_key == 0) {
+    if (config.head_dim_v != 0 || config.head_dim <= kMaxHeadDimV) return;
+    throw_invalid("head_dim_v", 0,
+                  fmt::format("a multiple of 8 from 8 to {} where head_dim is {}", kMaxHeadDimV, config.head_dim));
+  }
+  check_head_dim("value_in_key", config.value_in_key, std::min(config.head_dim, kMaxHeadDimV));
+  if (config.head_dim_v != 0 && config.head_dim_v != config.value_in_key) {
+    throw_invalid("head_dim_v", config.head_dim_v, fmt::format("0, or value_in_key = {}", config.value_in_key));
+  }
 }
 
 /// The numbers of enumerations reach the library as they were written, whatever that was.
@@ -211,13 +229,18 @@ void check_dropout(const AttentionConfig& config, const DropoutState& state) {
   }
 }
 
+/// The first columns of k, in the place of a v that is not given.
+TensorView value_in_key(const AttentionConfig& config, const TensorView& given, const TensorView& k) {
+  if (given.defined()) throw_invalid("v", "given", "nothing with value_in_key: V is the first columns of k");
+  TensorView v = k;
+  v.shape[3] = config.value_in_key;
+  return v;
+}
+
 /// The sizes that q and k give a call, to hold the other tensors against.
 struct Axes {
   Axes(const AttentionConfig& config, const TensorView& q, const TensorView& k)
-      : page_size(config.page_size),
-        pages(k.shape[0]),
-        d_qk(config.head_dim),
-        d_v(config.head_dim_v != 0 ? config.head_dim_v : config.head_dim) {
+      : page_size(config.page_size), pages(k.shape[0]), d_qk(config.head_dim), d_v(d_v_of(config)) {
     shape.b = q.shape[0];
     shape.h_q = q.shape[1];
     shape.h_kv = k.shape[1];
@@ -300,9 +323,29 @@ std::string state_dtypes(const AttentionConfig& config) {
   return fmt::format("dtype {}{}", to_string(config.dtype), either ? " or f32" : "");
 }
 
+int d_v_of(const AttentionConfig& config) noexcept {
+  if (config.value_in_key != 0) return config.value_in_key;
+  return config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+}
+
+void check_has_backward(const AttentionConfig& config) {
+  if (config.page_size != 0) {
+    support::throw_unsupported("page_size", config.page_size, "0 of backward: there are no gradients over pages");
+  }
+  if (config.value_in_key != 0) {
+    support::throw_unsupported("value_in_key", config.value_in_key, "0 of backward: v is a tensor of its own there");
+  }
+  const int d_v = d_v_of(config);
+  if (std::max(config.head_dim, d_v) <= kMaxBackwardHeadDim) return;
+  if (config.head_dim != d_v) {
+    support::throw_unsupported(
+        "head_dim_v", d_v,
+        fmt::format("head_dim = {} of backward, where one is above {}", config.head_dim, kMaxBackwardHeadDim));
+  }
+}
+
 void validate(const AttentionConfig& config, bool host) {
-  check_head_dim("head_dim", config.head_dim);
-  if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v);
+  check_head_dims(config);
   check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32 or f64");
   if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
   if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
@@ -432,7 +475,7 @@ AttentionState check_state(const AttentionConfig& config, const StateNames& name
                            const TensorView* like, bool needs_lse) {
   AttentionState state;
   state.o = checked_tensor(names.o, given.o, config, false, true);
-  const std::int64_t d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  const std::int64_t d_v = d_v_of(config);
   const std::array<std::int64_t, 4>& shape = state.o.shape;
   check_shape(names.o, state.o, {shape[0], shape[1], shape[2], d_v}, "[b, h_q, s_q, head_dim_v]");
   if (like != nullptr) check_shape(names.o, state.o, like->shape, "[b, h_q, s_q, head_dim_v], as o");
@@ -449,7 +492,8 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   const bool paged = config.page_size > 0;
   call.q = checked_tensor("q", inputs.q, config);
   call.k = checked_tensor("k", inputs.k, config, paged);
-  call.v = checked_tensor("v", inputs.v, config, paged);
+  call.v =
+      config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k) : checked_tensor("v", inputs.v, config, paged);
   call.o = checked_tensor("o", outputs.o, config);
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;

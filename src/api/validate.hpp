@@ -15,6 +15,11 @@ inline constexpr std::int64_t kMaxLength = (std::int64_t{1} << 31) - 65536;
 /// Throws fa::Error(invalid_argument) naming the field, its value and what is accepted.
 void validate(const AttentionConfig& config, bool host);
 
+/// Throws fa::Error(unsupported) for a configuration that has no backward.
+void check_has_backward(const AttentionConfig& config);
+
+int d_v_of(const AttentionConfig& config) noexcept;
+
 /// A window of AttentionConfig that reaches from any row to any key of any call is none: -1, as where it is not given.
 std::int64_t window_of(std::int64_t given) noexcept;
 

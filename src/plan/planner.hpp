@@ -25,6 +25,7 @@ struct Choice {
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
+  int few_rows = 0;             ///< sm80, above head dim 256: a head has at most 32 (1) or 16 (2)
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -32,7 +33,8 @@ struct Choice {
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
-           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | index_of(family) * 2048;
+           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | index_of(family) * 2048 |
+           few_rows * 64;  // in the place of what sm80 has not
   }
   static constexpr int kSlots = kFamilies * 2048;
 };

@@ -28,6 +28,7 @@ struct Problem {
   bool dropout = false;     ///< some of P is dropped
   int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
   bool accumulate = false;  ///< a forward adds to the state that o and lse hold
+  bool value_in_key = false;  ///< v is a view of the first d_v columns of k
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;

@@ -28,6 +28,8 @@ constexpr int kReservedSharedPerBlock = 1024;
 constexpr std::size_t kMaxSpecs = 6;
 constexpr int kMaxWarps = 16;
 constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of 15
+constexpr int kMaxGroupWarps = 8;   // that share rows
+constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
 
 /// Tiles that differ in tile_n only.
@@ -68,9 +70,42 @@ constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}}
                                       {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 
+// Above head dim 256 groups of warps share rows. Queries of long tiles first; what follows has less shared memory, and
+// rows of K that shared memory holds a few of.
+constexpr TileFamily k16BitWide[] = {{64, 8, 1, false, 1, {64, 64, 32, 32, 32}, 4},
+                                     {32, 4, 1, false, 1, {64, 64, 32, 32, 32}, 4},
+                                     {16, 4, 1, false, 1, {64, 64, 32, 32, 32}, 4},
+                                     {16, 2, 1, false, 1, {32, 32, 16, 16, 16}, 2}};
+constexpr TileFamily k16BitWideShort[] = {{32, 4, 2, false, 1, {64, 64, 32, 32, 32}, 4},
+                                          {16, 4, 2, false, 1, {64, 64, 32, 32, 32}, 4},
+                                          {16, 4, 1, false, 1, {64, 64, 32, 32, 32}, 4},
+                                          {16, 2, 1, false, 1, {32, 32, 16, 16, 16}, 2}};
+constexpr TileFamily k32BitWide[] = {{32, 8, 1, false, 1, {32, 32, 32, 32, 32}, 4},
+                                     {32, 4, 1, false, 1, {16, 16, 16, 16, 16}, 2},
+                                     {16, 4, 1, false, 1, {64, 32, 32, 32, 32}, 4},
+                                     {16, 2, 1, false, 1, {32, 16, 16, 16, 16}, 2}};
+// Where V is in K, tiles of K are V, too: two at least.
+constexpr TileFamily k16BitInKey[] = {{64, 8, 2, false, 1, {32, 32, 32, 32, 32}, 4},
+                                      {32, 4, 2, false, 1, {32, 32, 32, 32, 32}, 4},
+                                      {16, 4, 2, false, 1, {32, 32, 32, 32, 32}, 4},
+                                      {16, 2, 2, false, 1, {16, 16, 16, 16, 16}, 2}};
+constexpr TileFamily k32BitInKey[] = {{32, 4, 2, false, 1, {16, 16, 16, 16, 16}, 2},
+                                      {16, 4, 2, false, 1, {32, 32, 32, 32, 32}, 4},
+                                      {16, 2, 2, false, 1, {16, 16, 16, 16, 16}, 2}};
+
+std::span<const TileFamily> wide_tiles(const Problem& problem, const Choice& choice) {
+  using Tiles = std::span<const TileFamily>;
+  if (problem.dtype == DType::f32) return problem.value_in_key ? Tiles(k32BitInKey) : k32BitWide;
+  if (problem.value_in_key)
+    return choice.few_rows == 0 ? Tiles(k16BitInKey) : Tiles(k16BitInKey).subspan(choice.few_rows);
+  if (choice.few_rows > 0) return Tiles(k16BitWideShort).subspan(choice.few_rows - 1);
+  return choice.short_query ? Tiles(k16BitWideShort) : k16BitWide;
+}
+
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
   using Tiles = std::span<const TileFamily>;
   const int d = std::max(problem.d_qk, problem.d_v);
+  if (d > kWideHeadDim) return wide_tiles(problem, choice);
   if (problem.dtype == DType::f32) {
     if (d <= 64 && !choice.short_query) return k32BitSmall;
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
@@ -93,18 +128,62 @@ int warps_n(const KernelSpec& spec) {
 
 /// Tiles of 16 rows of a warp.
 int m_tiles_of(const KernelSpec& spec) {
-  return spec.tile_m / spec.warps * warps_n(spec) / 16;
+  return spec.tile_m * warps_n(spec) / spec.warps / 16;
 }
 
-/// What pairs of warps tell each other: P, and a float a row and warp.
-int pair_bytes(const KernelSpec& spec) {
+/// Whether warps that share rows exchange P through a tile; else they are pairs, which have two m tiles a warp.
+bool has_groups(const KernelSpec& spec) {
+  return warps_n(spec) > 2 || (warps_n(spec) == 2 && spec.tile_m < 16 * spec.warps);
+}
+
+/// Columns of O of a warp.
+int columns_of(const KernelSpec& spec) {
+  if (!has_groups(spec)) return spec.d_v / warps_n(spec);
+  return (spec.d_v + 8 * warps_n(spec) - 1) / (8 * warps_n(spec)) * 8;
+}
+
+/// What warps that share rows tell each other: P, and a float a row and warp.
+int exchange_bytes(const KernelSpec& spec) {
   if (warps_n(spec) == 1) return 0;
   const int rows = spec.tile_m * warps_n(spec);  // of all warps
+  if (has_groups(spec)) {
+    return spec.tile_m * pitch(spec.tile_n, static_cast<int>(size_of(spec.dtype))) +
+           rows * static_cast<int>(sizeof(float));
+  }
   return spec.tile_m * spec.tile_n * static_cast<int>(size_of(spec.dtype)) + rows * static_cast<int>(sizeof(float));
 }
 
-std::string pair_refusal(const KernelSpec& spec) {
-  if (spec.warps_n < 0 || spec.warps_n > 2) return fmt::format("warps_n = {}: accepted are 1 and 2", spec.warps_n);
+std::string group_refusal(const KernelSpec& spec) {
+  const int sharing = warps_n(spec);
+  if (spec.warps % sharing != 0 || spec.warps > kMaxGroupWarps) {
+    return fmt::format("warps_n = {}: warps = {}: accepted are multiples of it up to {}", sharing, spec.warps,
+                       kMaxGroupWarps);
+  }
+  const int granule = 16 * (spec.warps / sharing);
+  if (spec.tile_m % granule != 0) {
+    return fmt::format("warps_n = {}: tile_m = {}: accepted are multiples of {}", sharing, spec.tile_m, granule);
+  }
+  const int keys = spec.tile_n / sharing;
+  const bool whole = spec.tile_n % sharing == 0 && (keys % 16 == 0 || (keys == 8 && !spec.dropout));
+  if (!whole) {
+    return fmt::format("warps_n = {}: tile_n = {}: accepted are {} and multiples of {}", sharing, spec.tile_n,
+                       (spec.dropout ? 16 : 8) * sharing, 16 * sharing);
+  }
+  if (spec.as<Sm80Forward>().q_in_registers) {
+    return fmt::format("q_in_registers = true: warps that share rows (warps_n = {}) keep Q in shared memory", sharing);
+  }
+  if (spec.as<Sm80Forward>().value_in_key && spec.stages < 2) {
+    return fmt::format("stages = {}: accepted where V is in K are 2 to 4", spec.stages);
+  }
+  return {};
+}
+
+std::string sharing_refusal(const KernelSpec& spec) {
+  if (spec.warps_n < 0 || (spec.warps_n > 2 && spec.warps_n != 4 && spec.warps_n != 8)) {
+    return fmt::format("warps_n = {}: accepted are 1, 2, 4 and 8", spec.warps_n);
+  }
+  if (has_groups(spec)) return group_refusal(spec);
+  if (spec.as<Sm80Forward>().value_in_key) return "value_in_key = true: accepted for groups of warps that share rows";
   if (warps_n(spec) == 1) return {};
   if (spec.dtype == DType::f32) return "warps_n = 2: fp32 warps do not share rows";
   if (spec.as<Sm80Forward>().q_in_registers)
@@ -194,16 +273,20 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.page_size = problem.page_size;
   spec.accumulate = problem.accumulate;
   const int warps = fixed.number("warps", tile.warps);
-  const int granule = 16 * std::clamp(warps, 1, kMaxWarps);  // of tile_m; a wrong `warps` is refused later
+  const int sharing = fixed.number("warps_n", tile.warps_n);
+  // Of tile_m; a wrong `warps` is refused later.
+  const bool groups = sharing > 2 || (sharing == 2 && tile.warps_n == 2 && tile.tile_m < 16 * tile.warps);
+  const int rows = groups ? std::max(std::clamp(warps, 1, kMaxWarps) / sharing, 1) : std::clamp(warps, 1, kMaxWarps);
+  const int granule = 16 * rows;
   spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);
   spec.tile_n = fixed.number("tile_n", tile_n);
   spec.warps = warps;
-  const int sharing = fixed.number("warps_n", tile.warps_n);
   spec.warps_n = sharing == 1 ? 0 : sharing;
   spec.stages = fixed.number("stages", tile.stages);
   own.q_in_registers = fixed.flag("q_in_registers", tile.q_in_registers);
+  own.value_in_key = problem.value_in_key && has_groups(spec);  // else K is read again, as V
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
-  own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32;
+  own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32 || has_groups(spec);
   own.loop_bodies = fixed.number("loop_bodies", tile.loop_bodies);
   return spec;
 }
@@ -214,13 +297,13 @@ int sm80_forward_shared_bytes(const KernelSpec& spec) {
   const int element = static_cast<int>(size_of(spec.dtype));
   const int pitch_qk = pitch(spec.d_qk, element);
   const int pitch_v = pitch(spec.d_v, element);
-  return spec.tile_m * std::max(pitch_qk, pitch_v) + spec.stages * spec.tile_n * (pitch_qk + pitch_v) +
-         pair_bytes(spec);
+  const int pitch_tiles = pitch_qk + (spec.as<Sm80Forward>().value_in_key ? 0 : pitch_v);
+  return spec.tile_m * std::max(pitch_qk, pitch_v) + spec.stages * spec.tile_n * pitch_tiles + exchange_bytes(spec);
 }
 
 int sm80_forward_registers(const KernelSpec& spec) {
   const int m_tiles = m_tiles_of(spec);
-  const int output = m_tiles * spec.d_v / 2 / warps_n(spec);
+  const int output = m_tiles * columns_of(spec) / 2;
   const int scores = m_tiles * spec.tile_n / 2 / warps_n(spec);
   const int query =
       spec.as<Sm80Forward>().q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
@@ -235,14 +318,15 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   if (spec.warps < 1 || spec.warps > kMaxWarps) {
     return fmt::format("warps = {}: accepted are 1 to {}", spec.warps, kMaxWarps);
   }
-  if (spec.tile_m < 16 || spec.tile_m > kMaxTileM || spec.tile_m % (16 * spec.warps) != 0) {
+  const bool by_warps = has_groups(spec) || spec.tile_m % (16 * spec.warps) == 0;
+  if (spec.tile_m < 16 || spec.tile_m > kMaxTileM || !by_warps) {
     return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {} up to {}", spec.tile_m, 16 * spec.warps,
                        kMaxTileM);
   }
   if (spec.tile_n < 16 || spec.tile_n % 16 != 0 || spec.tile_n > 256) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
   }
-  if (std::string reason = pair_refusal(spec); !reason.empty()) return reason;
+  if (std::string reason = sharing_refusal(spec); !reason.empty()) return reason;
   if (spec.stages < 1 || spec.stages > 4) return fmt::format("stages = {}: accepted are 1 to 4", spec.stages);
   if (spec.as<Sm80Forward>().loop_bodies < 1 || spec.as<Sm80Forward>().loop_bodies > 2) {
     return fmt::format("loop_bodies = {}: accepted are 1 and 2", spec.as<Sm80Forward>().loop_bodies);
@@ -265,6 +349,13 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   return {};
 }
 
+int sm80_forward_decide(const Problem& problem, const Fixed&, Choice& choice) noexcept {
+  if (std::max(problem.d_qk, problem.d_v) <= kWideHeadDim) return choice.short_query ? 64 : 128;
+  const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
+  choice.few_rows = problem.dtype == DType::f32 || rows > 32 ? 0 : rows > 16 ? 1 : 2;
+  return choice.few_rows == 0 ? 64 : choice.few_rows == 1 ? 32 : 16;
+}
+
 Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice) {
   Candidates candidates;
   const auto add = [&](const TileFamily& tile, int tile_n) {
@@ -277,6 +368,18 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
     spec.min_blocks = resident_blocks(spec);
     candidates.push_back({spec, cost_of(spec, problem)});
   };
+  if (std::max(problem.d_qk, problem.d_v) > kWideHeadDim) {
+    for (const int tile_m : {16, 32, 64}) {
+      for (const int warps : {2, 4, 8}) {
+        for (const int sharing : {2, 4, 8}) {
+          for (const int stages : {1, 2, 3}) {
+            for (const int tile_n : {16, 32, 64, 96, 128}) add({tile_m, warps, stages, false, 1, {}, sharing}, tile_n);
+          }
+        }
+      }
+    }
+    return candidates;
+  }
   const bool wide = std::max(problem.d_qk, problem.d_v) > 128;  // else a warp has room for two m tiles by itself
   for (const int tile_m : {32, 64, 128}) {
     if (choice.short_query && tile_m > 64) continue;

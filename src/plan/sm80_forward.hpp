@@ -24,6 +24,9 @@ int sm80_forward_resident_blocks(const KernelSpec& spec);
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_forward_refusal(const KernelSpec& spec);
 
+/// Sets what the choice has of this family alone; rows of a query tile.
+int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+
 /// Kernels for `problem` with what `fixed` fixes, in order of preference, at least one. The first that compiles without
 /// spilling registers should run. Throws fa::Error when nothing fits: invalid_argument with an override, else
 /// unsupported.

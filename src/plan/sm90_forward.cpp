@@ -15,6 +15,7 @@ namespace {
 
 using sm90::kWarpgroupRows;
 
+constexpr int kMaxHeadDim = 256;
 constexpr int kMaxConsumers = 4;
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
@@ -247,6 +248,7 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
 const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
+  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
   if (problem.page_size % kBoxRows != 0) return "sm90 with a page_size that is a multiple of 8";
   const bool chunked = problem.variants != nullptr && problem.variants->chunked;
   if (problem.paged() && chunked) return "sm90 with page_size 0, or without chunks";

@@ -62,6 +62,12 @@ FA_DEVICE constexpr int warps_n_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_value_in_key() {
+  if constexpr (requires { Config::kValueInKey; }) return Config::kValueInKey;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int page_size_of() {
   if constexpr (requires { Config::kPageSize; }) return Config::kPageSize;
   return 0;
@@ -109,6 +115,8 @@ template <class Config>
 inline constexpr bool kExactMax = wants_exact_max<Config>();  // of a row's scores
 template <class Config>
 inline constexpr int kWarpsN = warps_n_of<Config>();  // warps that share the rows of a forward kernel
+template <class Config>
+inline constexpr bool kValueInKey = wants_value_in_key<Config>();  // V is the first columns of K
 template <class Config>
 inline constexpr int kPageSize = page_size_of<Config>();  // keys of a page; 0: k and v are plain tensors
 template <class Config>

@@ -23,6 +23,7 @@
 #include <sm80/sm80_forward_epilogue.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_tf32x3.cuh>
+#include <sm80/sm80_warp_group.cuh>
 #include <sm80/sm80_warp_pair.cuh>
 
 namespace fa::sm80 {
@@ -32,11 +33,14 @@ namespace fa::sm80 {
 ///
 /// With kWarpsN = 2 a pair of warps shares its rows, twice as many, so that a wide O leaves room for two m tiles a warp
 /// and every fragment of K and V is used twice: each warp takes half of the keys of S = Q K^T and half of the columns
-/// of O += P V, and gives its row maxima and its P to the other (sm80_warp_pair.cuh).
+/// of O += P V, and gives its row maxima and its P to the other (sm80_warp_pair.cuh). Above head dim 256 whole rows of
+/// O fit no two warps: groups of 2 to 8 share rows in the same way (kWarpsN with fewer keys or rows a warp), and P goes
+/// through a tile in shared memory (sm80_warp_group.cuh).
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout, kPageSize, kScheduled (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout, kPageSize, kScheduled, kValueInKey (common/switches.cuh) and a Variant
+/// (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
 ///
@@ -59,13 +63,15 @@ struct Forward {
   static constexpr bool kEarlyV = sizeof(T) == 2;  // the first V with the first K; fp32 has no register left for it
   static constexpr int kThreads = Config::kWarps * kWarpSize;
   static constexpr int kWarpsN = kernel::kWarpsN<Config>;
-  static constexpr bool kPairs = kWarpsN == 2;
   static constexpr int kWarpsM = Config::kWarps / kWarpsN;
   static constexpr int kWarpRows = kTileM / kWarpsM;
   static constexpr int kWarpKeys = kTileN / kWarpsN;
-  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;  // of O
   static constexpr int kMTiles = kWarpRows / 16;
+  static constexpr bool kGroups = kWarpsN > 2 || (kWarpsN == 2 && kMTiles == 1);  // of warps that share rows
+  static constexpr bool kPairs = kWarpsN == 2 && !kGroups;
+  static constexpr int kWarpColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;  // of O
   static constexpr int kNTiles = kWarpKeys / 8;
+  static constexpr bool kUnevenColumns = kGroups && kWarpColumns * kWarpsN != kHeadDimV;
   static constexpr int kOTiles = kWarpColumns / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
@@ -80,8 +86,11 @@ struct Forward {
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1, "a warp owns a multiple of 16 rows");
-  static_assert(kWarpKeys % 16 == 0, "keys are consumed 16 at a time");
+  static_assert(kWarpKeys % 16 == 0 || (kGroups && kWarpKeys == 8), "keys are consumed 16 at a time");
   static_assert(!kPairs || (kMTiles == 2 && sizeof(T) == 2 && !Config::kQInRegisters), "pairs share 32 rows");
+  static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
+  static_assert(!kDropout || kWarpKeys % 16 == 0, "bits are drawn for 16 keys");
+  static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
   static_assert(kWarpColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
@@ -93,14 +102,20 @@ struct Forward {
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
   using KTile = SharedTile<T, kTileN, kHeadDimQk>;
-  using VTile = SharedTile<T, kTileN, kHeadDimV>;
+  static constexpr bool kValueInKey = kernel::kValueInKey<Config>;  // V is the first columns of K
+  using VTile = typename Either<KTile, SharedTile<T, kTileN, kHeadDimV>, kValueInKey>::type;
 
   // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
   static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
   static constexpr int kQBytes = kWarpsM * kWarpQBytes;
-  static constexpr int kTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  static constexpr int kTileBytes = kQBytes + kStages * (KTile::kBytes + (kValueInKey ? 0 : VTile::kBytes));
   using Pair = WarpPair<Config::kWarps, kNTiles>;
-  static constexpr int kSharedBytes = kTileBytes + (kPairs ? Pair::kBytes : 0);
+  using Group = WarpGroup<T, Config::kWarps, kWarpsN, kMTiles, kNTiles>;
+  static FA_DEVICE constexpr int exchange_bytes() {
+    if constexpr (kGroups) return Group::kBytes;
+    return kPairs ? Pair::kBytes : 0;
+  }
+  static constexpr int kSharedBytes = kTileBytes + exchange_bytes();
 
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
@@ -120,7 +135,7 @@ struct Forward {
   const int thread = ptx::thread_index();
   const int lane = thread % kWarpSize;
   const int warp = thread / kWarpSize;
-  const int half = kPairs ? warp % 2 : 0;                       // of the tile's keys and of O's columns
+  const int half = kWarpsN > 1 ? warp % kWarpsN : 0;            // or slice, of the tile's keys and of O's columns
   const int copier = thread % (kWarpsN * kWarpSize);            // of those that copy this warp's rows of Q
   const int block_row = tile.m_block * kTileM;                  // first packed row of the block
   const int warp_row = block_row + warp / kWarpsN * kWarpRows;  // and of this warp
@@ -186,6 +201,7 @@ struct Forward {
 
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
   FA_DEVICE uint32_t v_shared(int stage) const {
+    if constexpr (kValueInKey) return k_shared(stage);
     return shared + kQBytes + kStages * KTile::kBytes + stage * VTile::kBytes;
   }
 
@@ -219,6 +235,7 @@ struct Forward {
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
+    if constexpr (kValueInKey) return;
     const int first = kv_tile(n_block) * kTileN;
     if constexpr (kPaged) {
       VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy>(params.v, params.stride_v_h), params.stride_v_b,
@@ -240,6 +257,25 @@ struct Forward {
   }
 
   FA_DEVICE Pair pair() const { return Pair(shared + kTileBytes); }
+  FA_DEVICE Group group() const { return Group(shared + kTileBytes); }
+
+  FA_DEVICE void meet() const {
+    if constexpr (kGroups) {
+      group().meet();
+    } else {
+      pair().meet();
+    }
+  }
+
+  /// This warp's first column of O. Where slices of groups are not even, the last ones begin in those before them.
+  FA_DEVICE int first_o_column() const {
+    if constexpr (kUnevenColumns) {
+      return half * kWarpColumns < kHeadDimV - kWarpColumns ? half * kWarpColumns : kHeadDimV - kWarpColumns;
+    }
+    return half * kWarpColumns;
+  }
+  /// Whether n tile `n` of this warp is in no slice before its own.
+  FA_DEVICE bool owns(int n) const { return !kUnevenColumns || first_o_column() + 8 * n >= half * kWarpColumns; }
 
   /// This thread's first key of a KV tile.
   FA_DEVICE int first_column(int n_block) const { return n_block * kTileN + half * kWarpKeys + 2 * (lane % 4); }
@@ -267,6 +303,7 @@ struct Forward {
     }
     softmax.finish();
     if constexpr (kPairs) pair().add_sums(softmax.sum);
+    if constexpr (kGroups) group().add_sums(softmax.sum);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
     const Forward epilogue(params, index);
     ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
@@ -364,19 +401,28 @@ struct Forward {
 
     Fragment<kMTiles, kNTiles> s = {};  // [rows of the warp, keys of the warp]
     const uint32_t keys = k_shared(stage) + KTile::offset(half * kWarpKeys, 0);
-    Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, [&](uint32_t(&a)[4], int m, int k) {
+    const auto load_a = [&](uint32_t(&a)[4], int m, int k) {
       if constexpr (Config::kQInRegisters) {
         FA_UNROLL
         for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
       } else {
         Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
       }
-    });
+    };
+    if constexpr (kNTiles == 1) {
+      scores_of_8_keys<T, KTile, kHeadDimQk>(s, keys, lane, load_a);
+    } else {
+      Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
+    }
 
     if constexpr (kPairs) {
       finish_scores<kMaybeMasked>(range, n_block, s);
       pair().publish_maxima(s, softmax.max);
       if constexpr (kStages > 1) pair().meet();  // the maxima are in shared memory
+    } else if constexpr (kGroups) {
+      finish_scores<kMaybeMasked>(range, n_block, s);
+      group().publish_maxima(s, softmax.max);
+      if constexpr (kStages > 1) group().meet();  // all maxima are in shared memory
     }
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();
@@ -391,7 +437,15 @@ struct Forward {
       pair().maxima(maxima);
       softmax.template update_to<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, maxima, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
-      accumulate_halves(o, s, v_shared(stage));
+      pair().template accumulate<Gemm, VTile, kOTiles>(o, s, v_shared(stage));
+    } else if constexpr (kGroups) {
+      float maxima[kMTiles][2];
+      group().maxima(maxima);
+      softmax.template update_to<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, maxima, softmax_scale_log2());
+      if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
+      group().send(s);
+      group().meet();  // P of all keys is in shared memory
+      group().template accumulate<VTile, kOTiles>(o, v_shared(stage) + VTile::offset(0, first_o_column()));
     } else {
       finish_scores<kMaybeMasked>(range, n_block, s);
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
@@ -399,49 +453,6 @@ struct Forward {
       Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
     }
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-
-  /// O += P V for n tiles kBegin to kEnd of O and 16 keys, whose P is `p` and whose V starts at `v_rows`.
-  template <int kBegin, int kEnd>
-  static FA_DEVICE void add_columns(Fragment<kMTiles, kOTiles>& o, const uint32_t (&p)[kMTiles][4], int lane,
-                                    uint32_t v_rows) {
-    Gemm::template multiply<VTile, 16, kBegin, kEnd>(o, v_rows, lane, [&](uint32_t(&a)[4], int m, int) {
-      FA_UNROLL
-      for (int i = 0; i < 4; ++i) a[i] = p[m][i];
-    });
-  }
-
-  /// O += P V of a warp of a pair: with its own P, while the other's is on its way, then with the other's.
-  FA_DEVICE void accumulate_halves(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p,
-                                   uint32_t v_tile) const {
-    constexpr int kSteps = kNTiles / 2;
-    const Pair exchange = pair();
-    const int part = exchange.warp % 2;
-    const uint32_t v_columns = v_tile + VTile::offset(0, part * kWarpColumns);
-    const uint32_t v_own = v_columns + VTile::offset(part * kWarpKeys, 0);
-    const uint32_t v_other = v_columns + VTile::offset((1 - part) * kWarpKeys, 0);
-    constexpr int kMiddle = kOTiles / 4 * 2;
-    uint32_t words[kSteps][kMTiles][4];  // P, 16 keys a step
-    FA_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      Gemm::pack_step(words[k], p, k);
-      exchange.send(words[k], k);
-      // Exponentials of later keys run beside these.
-      if (k < kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_own + VTile::offset(16 * k, 0));
-    }
-    exchange.announce();
-    FA_UNROLL
-    for (int k = 0; k < kSteps; ++k) {  // while P is on its way
-      const uint32_t v_rows = v_own + VTile::offset(16 * k, 0);
-      if (k == kSteps - 1) add_columns<0, kMiddle>(o, words[k], exchange.lane, v_rows);
-      add_columns<kMiddle, kOTiles>(o, words[k], exchange.lane, v_rows);
-    }
-    exchange.wait();
-    FA_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      exchange.receive(words[k], k);
-      add_columns<0, kOTiles>(o, words[k], exchange.lane, v_other + VTile::offset(16 * k, 0));
-    }
   }
 
   /// Whatever is done to S = Q K^T before its row maxima count.

@@ -33,7 +33,7 @@ struct ForwardEpilogue {
   static constexpr int kWarpsN = Forward::kWarpsN;
   static constexpr int kWarpRows = Forward::kWarpRows;
   static constexpr int kWarpColumns = Forward::kWarpColumns;
-  static constexpr bool kPairs = Forward::kPairs;
+  static constexpr bool kShared = Forward::kPairs || Forward::kGroups;  // rows, with other warps
   static constexpr bool kDropout = Forward::kDropout;
   static constexpr bool kAccumulate = Forward::kAccumulate;
   static constexpr bool kScheduled = Forward::kScheduled;
@@ -61,9 +61,9 @@ struct ForwardEpilogue {
     [[maybe_unused]] float states[kMTiles][2];  // log-sum-exp of the state
     if constexpr (kAccumulate) {
       read_states(states);
-      if constexpr (kPairs) f.pair().meet();  // the state's log-sum-exp is read, in whose place the result goes
+      if constexpr (kShared) f.meet();  // the state's log-sum-exp is read, in whose place the result goes
     }
-    if constexpr (!kPairs) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
+    if constexpr (!kShared) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -95,8 +95,8 @@ struct ForwardEpilogue {
         }
       }
     }
-    if constexpr (kPairs) {
-      f.pair().meet();  // the pair's rows of O are complete in shared memory
+    if constexpr (kShared) {
+      f.meet();  // the rows of O of warps that share them are complete in shared memory
     } else {
       ptx::sync_warp();  // the warp's rows of O are complete in shared memory
     }
@@ -124,14 +124,15 @@ struct ForwardEpilogue {
   FA_DEVICE void stage_row(const Fragment<kMTiles, kOTiles>& o, int m, int r, float factor,
                            [[maybe_unused]] float state) const {
     [[maybe_unused]] const T* old = nullptr;
-    if constexpr (kAdds) old = o_row(f.fragment_row(m, r)) + f.half * kWarpColumns + 2 * (f.lane % 4);
+    if constexpr (kAdds) old = o_row(f.fragment_row(m, r)) + f.first_o_column() + 2 * (f.lane % 4);
     FA_UNROLL
     for (int n = 0; n < kOTiles; ++n) {
+      if (!f.owns(n)) continue;
       float low = o[m][n][2 * r] * factor;
       float high = o[m][n][2 * r + 1] * factor;
       if constexpr (kAdds) add_state<Config::kAligned>(low, high, state, old + 8 * n);
       stage_pair(
-          f.q_shared + OWarpTile::offset(16 * m + 8 * r + f.lane / 4, f.half * kWarpColumns + 8 * n + 2 * (f.lane % 4)),
+          f.q_shared + OWarpTile::offset(16 * m + 8 * r + f.lane / 4, f.first_o_column() + 8 * n + 2 * (f.lane % 4)),
           low, high);
     }
   }
@@ -234,7 +235,8 @@ struct ForwardEpilogue {
         const int64_t to = partial_row(row);
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          float* target = f.params.partial_o + to * kHeadDimV + f.half * kWarpColumns + 8 * n + 2 * (f.lane % 4);
+          if (!f.owns(n)) continue;
+          float* target = f.params.partial_o + to * kHeadDimV + f.first_o_column() + 8 * n + 2 * (f.lane % 4);
           ptx::st_global(target, o[m][n][2 * r] * inverse);
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
         }

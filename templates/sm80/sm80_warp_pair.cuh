@@ -112,6 +112,49 @@ struct WarpPair {
       for (int e = 0; e < 4; ++e) p[m][e] = words.word[e];
     }
   }
+
+  /// O += P V for n tiles kBegin to kEnd of O and 16 keys, whose P is `p` and whose V starts at `v_rows`.
+  template <class Gemm, class VTile, int kBegin, int kEnd, int kOTiles>
+  static FA_DEVICE void add_columns(Fragment<kMTiles, kOTiles>& o, const uint32_t (&p)[kMTiles][4], int lane,
+                                    uint32_t v_rows) {
+    Gemm::template multiply<VTile, 16, kBegin, kEnd>(o, v_rows, lane, [&](uint32_t(&a)[4], int m, int) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = p[m][i];
+    });
+  }
+
+  /// O += P V of a warp of a pair: with its own P, while the other's is on its way, then with the other's.
+  template <class Gemm, class VTile, int kOTiles>
+  FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile) const {
+    constexpr int kColumns = 8 * kOTiles;
+    constexpr int kKeys = 8 * kNTiles;
+    const int part = warp % 2;
+    const uint32_t v_columns = v_tile + VTile::offset(0, part * kColumns);
+    const uint32_t v_own = v_columns + VTile::offset(part * kKeys, 0);
+    const uint32_t v_other = v_columns + VTile::offset((1 - part) * kKeys, 0);
+    constexpr int kMiddle = kOTiles / 4 * 2;
+    uint32_t words[kSteps][kMTiles][4];  // P, 16 keys a step
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      Gemm::pack_step(words[k], p, k);
+      send(words[k], k);
+      // Exponentials of later keys run beside these.
+      if (k < kSteps - 1) add_columns<Gemm, VTile, 0, kMiddle>(o, words[k], lane, v_own + VTile::offset(16 * k, 0));
+    }
+    announce();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {  // while P is on its way
+      const uint32_t v_rows = v_own + VTile::offset(16 * k, 0);
+      if (k == kSteps - 1) add_columns<Gemm, VTile, 0, kMiddle>(o, words[k], lane, v_rows);
+      add_columns<Gemm, VTile, kMiddle, kOTiles>(o, words[k], lane, v_rows);
+    }
+    wait();
+    FA_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      receive(words[k], k);
+      add_columns<Gemm, VTile, 0, kOTiles>(o, words[k], lane, v_other + VTile::offset(16 * k, 0));
+    }
+  }
 };
 
 }  // namespace fa::sm80

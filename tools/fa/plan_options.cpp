@@ -28,6 +28,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   options.packed.apply(&config);
   config.page_size = options.page_size;
   config.accumulate = options.accumulate;
+  config.value_in_key = options.value_in_key;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
@@ -59,6 +60,8 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
       ->group(group);
   command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
+  command.add_option("--value-in-key", options->value_in_key, "V is the first so many columns of K; 0: of its own")
+      ->group(group);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);

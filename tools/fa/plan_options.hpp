@@ -31,6 +31,7 @@ struct PlanOptions {
   PackedOptions packed;
   std::int64_t page_size = 0;
   bool accumulate = false;
+  int value_in_key = 0;
   std::optional<AppendShape> append;  ///< of `fa pack`: the kernel of an append, and nothing else
   KernelOverride kernel;
   VariantOptions variant;

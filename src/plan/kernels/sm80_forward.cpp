@@ -37,7 +37,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::warps_n>("warps_n")
         .when_set()
         .as("kWarpsN", "share rows")
-        .open("2: pairs of warps share query rows, 1: none do"),
+        .open("1: no warps share query rows, 2: pairs do, 4 and 8: groups of so many"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
@@ -48,6 +48,7 @@ constexpr Field kFields[] = {
         .by_call(),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
+    field<&Sm80Forward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),
 };
 static_assert(is_complete<Sm80Forward>(kFields));
 
@@ -75,7 +76,7 @@ constinit const ForwardFamily kSm80ForwardFamily{
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = 192,
     .has_schedule = true,
-    .decide = [](const Problem&, const Fixed&, Choice& choice) noexcept { return choice.short_query ? 64 : 128; },
+    .decide = sm80_forward_decide,
     .specs = sm80_forward_specs,
     .fits = sm80_forward_fits,
     .candidates = sm80_forward_candidates,

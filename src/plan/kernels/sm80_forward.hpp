@@ -5,12 +5,14 @@ namespace fa::plan {
 
 struct Kernel;
 
-/// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: 2: warps in pairs share their rows.
+/// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: so many warps share their rows; 2
+/// with two m tiles a warp: in pairs.
 struct Sm80Forward {
   bool q_in_registers = false;
   int loop_bodies = 1;
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
-  bool scheduled = false;  ///< thread blocks take their parts of a schedule, and may share the keys of a query tile
+  bool scheduled = false;     ///< thread blocks take their parts of a schedule, and may share the keys of a query tile
+  bool value_in_key = false;  ///< V is the first columns of K
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm80Forward&, const Sm80Forward&) = default;
