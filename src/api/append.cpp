@@ -361,7 +361,17 @@ void check_row(const AppendInputs& inputs, std::int64_t token) {
 
 }  // namespace
 
+namespace {
+
+void check_has_append(const AttentionConfig& config) {
+  if (config.value_in_key == 0) return;
+  support::throw_unsupported("value_in_key", config.value_in_key, "0 of append: it writes k and v");
+}
+
+}  // namespace
+
 AppendCall check_append(const AttentionConfig& config, const AppendInputs& given) {
+  check_has_append(config);
   AppendCall call;
   AppendInputs& inputs = call.inputs;
   inputs = given;
@@ -403,6 +413,7 @@ void check_append_values(const AppendCall& call) {
 }
 
 plan::AppendProblem append_problem(const AttentionConfig& config, const AppendShape& shape) {
+  check_has_append(config);
   check_rotary_dims(config, shape.rotary_dims, "rotary_dims");
   plan::AppendProblem problem = problem_of(config);
   problem.rotary_dims = shape.rotary_dims;

@@ -39,6 +39,8 @@ std::vector<Mutation> all_mutations() {
                            sm80_forward_mutations,
                            &sm80_forward_epilogue_mutations,
                            &sm80_warp_pair_mutations,
+                           &sm80_group_mutations,
+                           &sm80_warp_group_mutations,
                            &sm80_mma16_mutations,
                            &sm80_tf32x3_mutations,
                            &sm80_backward_mutations,

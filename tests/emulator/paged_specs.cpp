@@ -25,6 +25,9 @@ enum Flag : unsigned {
   kTwoBodies = 32,
   kPairs = 64,  // of warps
   kScheduled = 128,
+  kTwos = 256,  // groups of warps that share rows
+  kFours = 512,
+  kInKey = 1024,  // V is the first columns of K
 };
 
 struct Shape {
@@ -72,6 +75,14 @@ constexpr Shape kShapes[] = {
     {16, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kPackGqa, "tree"},
     {8, DType::f16, 16, 16, 32, 2, 16, 2, kTwoBodies | kScheduled, "tree"},
     {12, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kScheduled, "prefix"},
+    {64, DType::bf16, 72, 64, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey},
+    {8, DType::f16, 40, 24, 32, 8, 32, 3, kCausal | kPackGqa | kFours | kInKey | kScheduled},
+    {1, DType::f32, 24, 16, 16, 2, 16, 2, kPacked | kTwos | kInKey},
+    {3, DType::f16, 16, 40, 64, 8, 64, 1, kPacked | kCausal | kFours},
+    {12, DType::f32, 72, 72, 32, 4, 32, 1, kCausal | kTwos | kUnaligned},
+    {16, DType::bf16, 40, 72, 16, 4, 32, 1, kPackGqa | kFours | kScheduled},
+    {40, DType::bf16, 16, 16, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey | kScheduled, "everything"},
+    {64, DType::bf16, 576, 512, 16, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -112,7 +123,8 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
   spec.as<fa::plan::Sm80Forward>().scheduled = shape.has(kScheduled);
-  spec.warps_n = shape.has(kPairs) ? 2 : 0;
+  spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
+  spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);

@@ -43,6 +43,8 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.packed = spec.varlen;
   c.indexed = batch == 1;
   c.bounded = batch != 1;
+  const auto* const sm80 = std::get_if<fa::plan::Sm80Forward>(&spec.own);
+  c.value_in_key = sm80 != nullptr && sm80->value_in_key;
   const auto page = static_cast<std::int32_t>(spec.page_size);
   const std::vector<std::int32_t> keys[kBatches] = {
       {37, 80, 5, 0, 64, 3}, {2 * page, 90, 1, page + 1, 33}, {1, 100, 47, 96}};

@@ -85,6 +85,41 @@ Problem problem(DType type, int d, bool is_causal, std::int64_t s, std::int64_t 
   return p;
 }
 
+/// Groups of warps that share rows, with slices of O that are even or not.
+void add_groups(std::vector<KernelSpec>& specs) {
+  struct Shape {
+    DType dtype;
+    int d_qk, d_v, tile_m, warps, warps_n, tile_n, stages;
+    bool causal, aligned, pack_gqa, split, positive_scale;
+  };
+  constexpr Shape kShapes[] = {
+      {DType::bf16, 264, 264, 64, 8, 4, 64, 1, true, true, false, false, true},
+      {DType::f16, 24, 40, 32, 4, 4, 32, 2, true, false, true, false, false},
+      {DType::f32, 40, 72, 32, 8, 4, 32, 1, false, true, false, true, true},
+      {DType::f32, 24, 16, 16, 2, 2, 16, 3, true, false, true, false, true},
+      {DType::bf16, 56, 128, 16, 8, 8, 128, 1, false, true, true, true, false},
+      {DType::f16, 8, 8, 16, 4, 2, 32, 2, true, true, false, false, true},
+  };
+  for (const Shape& shape : kShapes) {
+    KernelSpec spec;
+    spec.arch = kArch;
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = shape.tile_m;
+    spec.warps = shape.warps;
+    spec.warps_n = shape.warps_n;
+    spec.tile_n = shape.tile_n;
+    spec.stages = shape.stages;
+    spec.causal = shape.causal;
+    spec.aligned = shape.aligned;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.split = shape.split;
+    spec.positive_scale = shape.positive_scale;
+    specs.push_back(spec);
+  }
+}
+
 std::vector<KernelSpec> find_covering_specs() {
   const std::vector<std::size_t> levels{kDTypes.size(),
                                         kHeadDims.size(),
@@ -105,6 +140,7 @@ std::vector<KernelSpec> find_covering_specs() {
            levels, [](const Row& candidate) { return fa::plan::sm80_forward_refusal(to_spec(candidate)).empty(); })) {
     specs.push_back(to_spec(row));
   }
+  add_groups(specs);
   return specs;
 }
 
@@ -207,6 +243,7 @@ const std::vector<KernelSpec>& accumulating_specs() {
         [](const KernelSpec& spec) { return spec.split && spec.dtype == DType::f16; },
         [](const KernelSpec& spec) { return spec.pack_gqa && !spec.split && spec.dtype == DType::bf16; },
         [](const KernelSpec& spec) { return spec.causal && !spec.split && spec.d_v != spec.d_qk; },
+        [](const KernelSpec& spec) { return spec.warps_n == 4 && !spec.aligned; },
     };
     std::vector<KernelSpec> found;
     for (const Wanted wanted : kKinds) found.push_back(*std::ranges::find_if(covering_specs(), wanted));

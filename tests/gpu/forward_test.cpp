@@ -90,7 +90,9 @@ std::vector<AttentionCase> head_dims() {
                        .dtype = dtype,
                        .causal = d % 16 == 0});
     }
-    const std::pair<std::int64_t, std::int64_t> unequal[] = {{192, 128}, {8, 256}, {256, 8}, {72, 40}, {64, 200}};
+    const std::pair<std::int64_t, std::int64_t> unequal[] = {{192, 128}, {8, 256},   {256, 8},   {72, 40},
+                                                             {64, 200},  {576, 512}, {512, 512}, {264, 264},
+                                                             {320, 8},   {8, 512},   {392, 328}};
     for (const auto& [d_qk, d_v] : unequal) {
       cases.push_back(
           {.h_q = 4, .h_kv = 2, .s_q = 130, .s_kv = 257, .d_qk = d_qk, .d_v = d_v, .dtype = dtype, .causal = true});

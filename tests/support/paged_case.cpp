@@ -84,7 +84,7 @@ std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& 
 void PrintTo(const PagedCase& c, std::ostream* out) {
   PrintTo(c.attention, out);
   *out << " " << c.variant.name << " pages of " << c.page_size << (c.packed ? " packed" : "")
-       << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "");
+       << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "") << (c.value_in_key ? " value_in_key" : "");
   for (const auto& [name, values] :
        {std::pair{"rows", &c.rows}, std::pair{"keys", &c.keys}, std::pair{"begin", &c.begin}}) {
     *out << ", " << name;
@@ -108,6 +108,7 @@ VariantCase variant_of(const PagedCase& c) {
   VariantCase variant(attention, c.variant);
   variant.config.page_size = c.page_size;
   variant.config.varlen = c.packed;
+  if (c.value_in_key) variant.config.value_in_key = variant.config.head_dim_v;
   return variant;
 }
 
@@ -128,6 +129,22 @@ PagedCache PagedData::cache() const {
   if (!begin.empty()) result.seq_begin = begin.data();
   return result;
 }
+
+namespace {
+
+/// The first columns of `from`, as many as `to` has.
+void copy_columns(const HostTensor& from, HostTensor& to) {
+  const TensorView view = to.view();
+  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        for (std::int64_t d = 0; d < view.shape[3]; ++d) to.set(page, h, row, d, from.at(page, h, row, d));
+      }
+    }
+  }
+}
+
+}  // namespace
 
 PagedData make_data(const PagedCase& c) {
   const AttentionCase attention = attention_of(c);
@@ -171,6 +188,7 @@ PagedData make_data(const PagedCase& c) {
     set_nan(data.k, row / c.page_size, row % c.page_size);
     set_nan(data.v, row / c.page_size, row % c.page_size);
   }
+  if (c.value_in_key) copy_columns(data.k, data.v);
   return data;
 }
 

@@ -21,9 +21,10 @@ struct PagedCase {
   std::vector<std::int32_t> keys;   ///< of each request
   std::vector<std::int32_t> begin;  ///< empty: no seq_begin
   std::int64_t page_size = 16;
-  bool packed = false;   ///< queries lie one behind the other, with two rows of no request in front and one behind
-  bool indexed = false;  ///< table rows are in another order, by batch_index
-  bool bounded = false;  ///< max_s_q and max_s_kv are given
+  bool packed = false;        ///< queries lie one behind the other, with two rows of no request in front and one behind
+  bool indexed = false;       ///< table rows are in another order, by batch_index
+  bool bounded = false;       ///< max_s_q and max_s_kv are given
+  bool value_in_key = false;  ///< V is the first d_v columns of K
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
 };
 void PrintTo(const PagedCase& c, std::ostream* out);

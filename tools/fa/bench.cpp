@@ -228,7 +228,7 @@ void check(const BenchOptions& options) {
   const auto refuse = [&](bool given, const char* option, const char* operations) {
     if (given) support::throw_invalid("--op", to_string(op), fmt::format("{} with {}", operations, option));
   };
-  const bool decode = op == Operation::decode;
+  const bool decode = op == Operation::decode || op == Operation::mla;
   refuse(!options.grid.lengths.empty() && !decode, "--lengths", "decode");
   if (!decode && op != Operation::append) return;
   refuse(options.host_cost, "--host-cost", "forward or backward");
@@ -246,7 +246,7 @@ std::string lengths_text(const BenchProblem& problem) {
 }
 
 int print_problems(const BenchOptions& options) {
-  const bool decode = options.grid.op == Operation::decode;
+  const bool decode = options.grid.op == Operation::decode || options.grid.op == Operation::mla;
   nlohmann::json records = nlohmann::json::array();
   for (const BenchProblem& problem : decode ? make_decodes(options.grid) : make_grid(options.grid)) {
     if (options.json) {
@@ -274,7 +274,7 @@ int bench(const BenchOptions& options) {
   if (options.grid.op == Operation::shared) {
     return bench_shared(options.device, options.grid, options.timing, options.json) ? kSuccess : kFailure;
   }
-  if (options.grid.op == Operation::decode) {
+  if (options.grid.op == Operation::decode || options.grid.op == Operation::mla) {
     const bool all = bench_decode(options.device, options.grid, options.kernel, options.timing, options.json);
     return all ? kSuccess : kFailure;
   }

@@ -163,7 +163,12 @@ double BenchTensors::check_forward() const {
   reference::ForwardArgs args;
   args.q = last_head(q_entry, first);
   args.k = last_head(keys(k_, in.k, &k), 0);
-  args.v = last_head(keys(v_, in.v, &v), 0);
+  if (problem_.value_in_key) {
+    args.v = args.k;
+    args.v.shape[3] = problem_.d_v;
+  } else {
+    args.v = last_head(keys(v_, in.v, &v), 0);
+  }
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));

@@ -80,6 +80,10 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   shape.b = static_cast<std::int64_t>(keys.size());
   shape.h_q = options.heads != 0 ? options.heads : 32;
   shape.h_kv = options.heads_kv != 0 ? options.heads_kv : options.heads != 0 ? options.heads : 8;
+  if (options.op == Operation::mla) {
+    problem.value_in_key = true;
+    shape.h_kv = 1;
+  }
   shape.s_q = s_q;
   shape.s_kv = *std::ranges::max_element(keys);
   if (std::ranges::all_of(keys, [&](std::int32_t length) { return length == keys.front(); })) return problem;
@@ -141,7 +145,9 @@ std::vector<std::int32_t> parse_lengths(std::string_view text, int b) {
   return lengths;
 }
 
-std::vector<BenchProblem> make_decodes(const BenchGrid& options) {
+namespace {
+
+std::vector<BenchProblem> decodes_of(const BenchGrid& options) {
   const bool asked_for = options.batch != 0 || !options.seqs_kv.empty() || !options.lengths.empty();
   std::vector<BenchProblem> problems;
   for (const DType dtype : options.dtypes) {
@@ -157,6 +163,31 @@ std::vector<BenchProblem> make_decodes(const BenchGrid& options) {
     }
   }
   return problems;
+}
+
+/// Absorbed decodes of DeepSeek's models, of a GPU's share of the heads.
+std::vector<BenchProblem> make_mla(const BenchGrid& given) {
+  std::vector<BenchProblem> problems;
+  for (const int heads : or_default(given.heads != 0 ? std::vector{given.heads} : std::vector<int>{}, {16, 128})) {
+    BenchGrid options = given;
+    options.heads = heads;
+    options.head_dims = or_default(given.head_dims, {576});
+    if (given.head_dim_v == 0) options.head_dim_v = 512;
+    options.page_sizes = or_default<std::int64_t>(given.page_sizes, {64});
+    options.seqs = or_default(given.seqs, {1, 2});
+    for (const int b : or_default(given.batch != 0 ? std::vector{given.batch} : std::vector<int>{}, {1, 4, 64, 128})) {
+      options.batch = b;
+      options.seqs_kv = or_default(given.seqs_kv, {4096, 32768});
+      for (BenchProblem& problem : decodes_of(options)) problems.push_back(std::move(problem));
+    }
+  }
+  return problems;
+}
+
+}  // namespace
+
+std::vector<BenchProblem> make_decodes(const BenchGrid& options) {
+  return options.op == Operation::mla ? make_mla(options) : decodes_of(options);
 }
 
 std::vector<BenchProblem> make_grid(const BenchGrid& options) {
@@ -227,7 +258,8 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   const Choices<Operation> operations{{"forward", Operation::forward}, {"backward", Operation::backward}};
   const Choices<Operation> of_bench{{"forward", Operation::forward}, {"backward", Operation::backward},
                                     {"append", Operation::append},   {"decode", Operation::decode},
-                                    {"merge", Operation::merge},     {"shared", Operation::shared}};
+                                    {"merge", Operation::merge},     {"shared", Operation::shared},
+                                    {"mla", Operation::mla}};
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
     command

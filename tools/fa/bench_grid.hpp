@@ -56,7 +56,7 @@ std::vector<Value> or_default(const std::vector<Value>& given, std::initializer_
 /// both ends included. Throws fa::Error(invalid_argument).
 std::vector<std::int32_t> parse_lengths(std::string_view text, int b);
 
-/// The problems of --op decode. Without --lengths, --batch and --seq-kv those whose K and V are 24 GB at most.
+/// The problems of --op decode and mla. Without --lengths, --batch and --seq-kv those whose K and V are 24 GB at most.
 std::vector<BenchProblem> make_decodes(const BenchGrid& grid);
 
 std::vector<BenchProblem> make_grid(const BenchGrid& grid);

@@ -81,6 +81,8 @@ const char* to_string(Operation op) {
       return "merge";
     case Operation::shared:
       return "shared";
+    case Operation::mla:
+      return "mla";
     default:
       return "forward";
   }
@@ -98,15 +100,16 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   packed.apply(&config);
   apply(variant, &config);
   config.page_size = page_size;
+  if (value_in_key) config.value_in_key = d_v;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
 }
 
 std::string BenchProblem::text() const {
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}",
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}",
                      op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
                      shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
-                     page_size > 0 ? fmt::format(" page_size={}", page_size) : "",
+                     page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
                      variant_text() == "plain" ? "" : " " + variant_text());
 }
 
@@ -140,10 +143,11 @@ std::int64_t BenchProblem::pages() const {
 }
 
 double BenchProblem::bytes() const {
-  double elements = 0;
-  for (const std::int64_t keys : lengths_kv()) elements += static_cast<double>(keys * shape.h_kv);
-  for (const std::int64_t rows : lengths_q()) elements += static_cast<double>(rows * shape.h_q);
-  return elements * (d_qk + d_v) * static_cast<double>(size_of(dtype));
+  double keys = 0, rows = 0;
+  for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
+  for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
+  const double elements = keys * (value_in_key ? d_qk : d_qk + d_v) + rows * (d_qk + d_v);
+  return elements * static_cast<double>(size_of(dtype));
 }
 
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
@@ -319,6 +323,7 @@ ForwardInputs BenchTensors::inputs(int set) const {
                        of_heads(device_sink_),
                        sequences(),
                        dropout()};
+  if (problem_.value_in_key) result.v = TensorView();
   if (problem_.page_size > 0) {
     const std::int64_t width = static_cast<std::int64_t>(table_.size()) / shape.b;
     result.cache.block_table = TensorView(block_table_.data(), DType::i32, {shape.b, width});

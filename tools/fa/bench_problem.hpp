@@ -28,9 +28,10 @@ enum class Operation {
   decode,  ///< likewise: a forward whose bytes count (bench_decode.hpp)
   merge,   ///< of partial results (bench_merge.hpp)
   shared,  ///< decodes with shared prefixes (bench_shared.hpp)
+  mla,     ///< decodes of multi-head latent attention: problems of it are decodes
 };
 
-/// "forward", "backward", "append", "decode", "merge" or "shared".
+/// "forward", "backward", "append", "decode", "merge", "shared" or "mla".
 const char* to_string(Operation op);
 
 /// Of every problem with dropout.
@@ -53,6 +54,7 @@ struct BenchProblem {
   std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
   std::int64_t page_size = 0;                    ///< of forward: k and v are in pages; 0: they are not
+  bool value_in_key = false;                     ///< V is the first d_v columns of K
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;

@@ -164,25 +164,25 @@ std::vector<Mutation> accumulate_mutations() {
 
 std::vector<Mutation> accumulating_epilogue_mutations() {
   using enum FaultKind;
-  std::vector<Mutation> all = in(
-      "sm80/sm80_forward_epilogue.cuh",
-      {
-          {"accumulate_writes_what_is_read_by_the_pair",
-           "if constexpr (kPairs) f.pair().meet();  // the state's log-sum-exp is read, in whose place the result goes",
-           "",
-           accumulating(sm80_pair(1)),
-           {}},
-          {"accumulate_reads_rows_behind_the_last",
-           "states[m][r] = row < f.row_count ? state_lse(lse_row(row)) : -kInfinity;",
-           "states[m][r] = state_lse(lse_row(row));",
-           accumulating(sm80(1)),
-           {global_out_of_bounds, global_uninitialised}},
-          {"accumulate_the_other_half",
-           "o_row(f.fragment_row(m, r)) + f.half * kWarpColumns + 2 * (f.lane % 4);",
-           "o_row(f.fragment_row(m, r)) + 2 * (f.lane % 4);",
-           accumulating(sm80_pair(1)),
-           {}},
-      });
+  std::vector<Mutation> all =
+      in("sm80/sm80_forward_epilogue.cuh",
+         {
+             {"accumulate_writes_what_is_read_by_the_pair",
+              "if constexpr (kShared) f.meet();  // the state's log-sum-exp is read, in whose place the result goes",
+              "",
+              accumulating(sm80_pair(1)),
+              {}},
+             {"accumulate_reads_rows_behind_the_last",
+              "states[m][r] = row < f.row_count ? state_lse(lse_row(row)) : -kInfinity;",
+              "states[m][r] = state_lse(lse_row(row));",
+              accumulating(sm80(1)),
+              {global_out_of_bounds, global_uninitialised}},
+             {"accumulate_the_other_half",
+              "o_row(f.fragment_row(m, r)) + f.first_o_column() + 2 * (f.lane % 4);",
+              "o_row(f.fragment_row(m, r)) + 2 * (f.lane % 4);",
+              accumulating(sm80_pair(1)),
+              {}},
+         });
   for (Mutation& mutation : in("sm90/sm90_epilogue.cuh",
                                {
                                    {"hopper_accumulate_writes_what_is_read",

@@ -38,6 +38,8 @@ std::vector<Mutation> scheduled_epilogue_mutations();
 std::vector<Mutation> sm80_forward_mutations();
 std::vector<Mutation> sm80_forward_epilogue_mutations();
 std::vector<Mutation> sm80_warp_pair_mutations();
+std::vector<Mutation> sm80_group_mutations();
+std::vector<Mutation> sm80_warp_group_mutations();
 std::vector<Mutation> sm80_mma16_mutations();
 std::vector<Mutation> sm80_tf32x3_mutations();
 std::vector<Mutation> sm80_backward_mutations();

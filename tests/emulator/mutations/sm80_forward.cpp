@@ -79,7 +79,6 @@ std::vector<Mutation> sm80_forward_mutations() {
                  "// V has landed",
                  sm80_pair(1),
                  {shared_race, shared_uninitialised, shared_in_flight}},
-                {"own_values_for_the_others_p", "(1 - part) * kWarpKeys", "part * kWarpKeys", sm80_pair(1), {}},
                 {"rows_past_the_end_of_kv", "lengths.s_kv - first,", "kTileN,", sm80(1), {global_out_of_bounds}, 2},
                 {"q_rows_past_the_end",
                  "const int valid = row_count - warp_row;",
@@ -109,12 +108,12 @@ std::vector<Mutation> sm80_forward_epilogue_mutations() {
                  sm80(1),
                  {shared_race, shared_uninitialised}},
                 {"half_rows_leave_before_they_are_staged",
-                 "f.pair().meet();  // the pair's rows",
-                 "// the pair's rows",
+                 "f.meet();  // the rows of O of warps",
+                 "// the rows of O of warps",
                  sm80_pair(1),
                  {shared_race, shared_uninitialised}},
                 {"columns_of_o_twice",
-                 "f.half * kWarpColumns + 8 * n + 2 * (f.lane % 4)),",
+                 "f.first_o_column() + 8 * n + 2 * (f.lane % 4)),",
                  "8 * n + 2 * (f.lane % 4)),",
                  sm80_pair(1),
                  {shared_race, shared_uninitialised}},
@@ -141,11 +140,59 @@ std::vector<Mutation> sm80_forward_epilogue_mutations() {
             });
 }
 
+std::vector<Mutation> sm80_group_mutations() {
+  using enum FaultKind;
+  return in(
+      "sm80/sm80_forward.cuh",
+      {
+          {"group_p_is_read_before_it_is_there",
+           "group().meet();  // P of all keys",
+           "// P of all keys",
+           sm80_group(2),
+           {shared_race, shared_uninitialised}},
+          {"group_maxima_are_read_before_they_are_there",
+           "if constexpr (kStages > 1) group().meet();  // all maxima",
+           "// all maxima",
+           sm80_group(2),
+           {shared_race, shared_uninitialised}},
+          {"groups_have_own_sums_only", "if constexpr (kGroups) group().add_sums(softmax.sum);", "", sm80_group(1), {}},
+          {"groups_take_the_first_columns",
+           "v_shared(stage) + VTile::offset(0, first_o_column())",
+           "v_shared(stage)",
+           sm80_group(1),
+           {}},
+      });
+}
+
+std::vector<Mutation> sm80_warp_group_mutations() {
+  using enum FaultKind;
+  return in("sm80/sm80_warp_group.cuh",
+            {
+                {"group_sums_before_all_have_told",
+                 "meet();  // the sums are in",
+                 "// the sums are in",
+                 sm80_group(1),
+                 {shared_race}},
+                {"group_maxima_of_own_keys_only",
+                 "result[m][r] = ptx::max(result[m][r], ptx::from_bits(ptx::ld_shared_b32(statistic(from, m, r))));",
+                 "result[m][r] = ptx::from_bits(ptx::ld_shared_b32(statistic(warp % kWarpsN, m, r)));",
+                 sm80_group(1),
+                 {}},
+                {"group_p_in_the_place_of_others",
+                 "warp % kWarpsN * 8 * kNTiles + 2 * (lane % 4)",
+                 "2 * (lane % 4)",
+                 sm80_group(1),
+                 {shared_race, shared_uninitialised}},
+            });
+}
+
 std::vector<Mutation> sm80_warp_pair_mutations() {
   using enum FaultKind;
   return in(
       "sm80/sm80_warp_pair.cuh",
       {
+          {"own_values_for_the_others_p", "(1 - part) * kKeys", "part * kKeys", sm80_pair(1), {}},
+
           {"p_is_not_announced", "ptx::barrier_arrive(1 + (warp ^ 1), 2 * kWarpSize);", "", sm80_pair(1), {deadlock}},
           {"p_is_not_waited_for",
            "ptx::barrier_sync(1 + warp, 2 * kWarpSize);",

@@ -69,6 +69,14 @@ KernelSpec sm80_pair(int stages) {
   return changed(sm80(stages), [](KernelSpec& spec) { spec.warps_n = 2; });
 }
 
+KernelSpec sm80_group(int stages) {
+  return changed(sm80(stages), [](KernelSpec& spec) {
+    spec.warps = 4;
+    spec.warps_n = 4;
+    spec.tile_n = 32;
+  });
+}
+
 KernelSpec sm80_fp32() {
   return changed(sm80(1), [](KernelSpec& spec) { spec.dtype = DType::f32; });
 }

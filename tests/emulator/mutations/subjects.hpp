@@ -25,7 +25,8 @@ KernelSpec sm80_q_in_registers();
 KernelSpec sm80_unaligned();
 KernelSpec sm80_split();
 KernelSpec sm80_packed_gqa();
-KernelSpec sm80_pair(int stages);  ///< of warps
+KernelSpec sm80_pair(int stages);   ///< of warps
+KernelSpec sm80_group(int stages);  ///< of four warps
 KernelSpec sm80_fp32();
 KernelSpec sm80_dropout();
 

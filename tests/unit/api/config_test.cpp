@@ -25,24 +25,55 @@ void create(const AttentionConfig& config) {
   Attention::create(config, Device::host());
 }
 
-TEST(ConfigTest, HeadDimsAreMultiplesOfEightUpTo256) {
-  for (const int head_dim : {8, 16, 72, 128, 256}) {
+TEST(ConfigTest, HeadDimsAreMultiplesOfEightUpToTheirMost) {
+  for (const int head_dim : {8, 16, 72, 128, 256, 264, 512}) {
     AttentionConfig config = config_f32();
     config.head_dim = head_dim;
     EXPECT_NO_THROW(create(config)) << head_dim;
-    config.head_dim_v = 264 - head_dim;
+    config.head_dim_v = 520 - head_dim;
     EXPECT_NO_THROW(create(config)) << head_dim;
   }
-  for (const int head_dim : {-8, 0, 4, 20, 264, std::numeric_limits<int>::max()}) {
+  for (const int head_dim : {520, 576}) {
+    AttentionConfig config = config_f32();
+    config.head_dim = head_dim;
+    expect_invalid("head_dim_v", [&] { create(config); });
+    config.head_dim_v = 512;
+    EXPECT_NO_THROW(create(config)) << head_dim;
+  }
+  for (const int head_dim : {-8, 0, 4, 20, 584, std::numeric_limits<int>::max()}) {
     AttentionConfig config = config_f32();
     config.head_dim = head_dim;
     expect_invalid("head_dim", [&] { create(config); });
   }
-  for (const int head_dim : {-8, 4, 20, 264}) {
+  for (const int head_dim : {-8, 4, 20, 520}) {
     AttentionConfig config = config_f32();
     config.head_dim_v = head_dim;
     expect_invalid("head_dim_v", [&] { create(config); });
   }
+}
+
+TEST(ConfigTest, ValueInKeyIsOfTheColumnsOfK) {
+  AttentionConfig config = config_f32();
+  config.head_dim = 72;
+  for (const int columns : {8, 64, 72}) {
+    config.value_in_key = columns;
+    EXPECT_NO_THROW(create(config)) << columns;
+  }
+  for (const int columns : {-8, 4, 20, 80}) {
+    config.value_in_key = columns;
+    expect_invalid("value_in_key", [&] { create(config); });
+  }
+  config.value_in_key = 64;
+  config.head_dim_v = 64;
+  EXPECT_NO_THROW(create(config));
+  config.head_dim_v = 72;
+  expect_invalid("head_dim_v", [&] { create(config); });
+  config.head_dim = 576;
+  config.head_dim_v = 0;
+  config.value_in_key = 520;
+  expect_invalid("value_in_key", [&] { create(config); });
+  config.value_in_key = 512;
+  EXPECT_NO_THROW(create(config));
 }
 
 TEST(ConfigTest, ScaleIsAnyFiniteNumber) {

@@ -264,9 +264,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, family, splits] = Choice{};
+              scheduled, few_rows, family, splits] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || scheduled || splits > 1;
+                   affine_reach || scheduled || few_rows > 0 || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 

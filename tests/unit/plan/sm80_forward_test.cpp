@@ -121,7 +121,7 @@ constexpr Refusal kRefusals[] = {
     {"stages = 0: accepted are 1 to 4", [](KernelSpec& spec) { spec.stages = 0; }},
     {"stages = 5", [](KernelSpec& spec) { spec.stages = 5; }},
     {"loop_bodies = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.as<Sm80Forward>().loop_bodies = 3; }},
-    {"warps_n = 3: accepted are 1 and 2", [](KernelSpec& spec) { spec.warps_n = 3; }},
+    {"warps_n = 3: accepted are 1, 2, 4 and 8", [](KernelSpec& spec) { spec.warps_n = 3; }},
     {"warps_n = 2: warps = 4, tile_m = 128", [](KernelSpec& spec) { spec.warps_n = 2; }},
     {"warps_n = 2: warps = 10",
      [](KernelSpec& spec) {

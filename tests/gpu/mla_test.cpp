@@ -1,0 +1,113 @@
+// Multi-head latent attention on the device: head dims of 576 and 512, V in the columns of K.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "gpu/backward_case.hpp"
+#include "gpu/paged_case.hpp"
+
+namespace fa::test {
+namespace {
+
+using Mla = GpuTest;
+
+PagedCase latent(std::int64_t heads, DType dtype = DType::bf16) {
+  PagedCase c;
+  c.attention = {.h_q = heads, .h_kv = 1, .d_qk = 576, .d_v = 512, .dtype = dtype, .causal = true};
+  c.attention.layout = Layout::bshd;
+  c.page_size = 64;
+  c.value_in_key = true;
+  return c;
+}
+
+/// Tiles of 16, 32 and 64 rows; keys that blocks share, and that none does.
+TEST_F(Mla, DecodesAndDraftsMatchFloat64) {
+  for (const std::int64_t heads : {16, 32, 128}) {
+    for (const std::int32_t rows : {1, 2, 8}) {
+      for (const std::int64_t page_size : {1, 24, 64}) {
+        PagedCase c = latent(heads, heads == 32 ? DType::f16 : DType::bf16);
+        c.page_size = page_size;
+        c.bounded = rows == 2;
+        c.rows = {rows, rows, rows, rows};
+        c.keys = {1500, 64, rows, 701};
+        run(c);
+      }
+    }
+  }
+}
+
+TEST_F(Mla, PackedPrefillsAndDecodesMatchFloat64) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    PagedCase c = latent(16, dtype);
+    c.packed = true;
+    c.rows = {200, 1, 0, 3, 65};
+    c.keys = {200, 900, 40, 3, 333};
+    c.begin = {0, 77, 0, 1, 300};
+    c.indexed = true;
+    run(c);
+  }
+}
+
+TEST_F(Mla, WindowsAndSinksMatchFloat64) {
+  PagedCase c = latent(16);
+  c.variant.config.window_left = 100;
+  c.variant.config.sink = true;
+  c.rows = {4, 4, 4};
+  c.keys = {1100, 90, 4};
+  run(c);
+}
+
+/// Other head dims, which need not be wide; K is read again where a kernel does not take V from it.
+TEST_F(Mla, OtherHeadDimsMatchFloat64) {
+  const std::pair<std::int64_t, std::int64_t> kDims[] = {{576, 8}, {320, 264}, {512, 512}, {192, 128}, {72, 64}};
+  for (const auto& [d_qk, d_v] : kDims) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      PagedCase c = latent(20, dtype);
+      c.attention.d_qk = d_qk;
+      c.attention.d_v = d_v;
+      c.page_size = 16;
+      c.rows = {3, 3};
+      c.keys = {650, 35};
+      run(c);
+    }
+  }
+}
+
+/// V in K reads the same numbers as a v of its own, by the same tile.
+TEST_F(Mla, DenseCallsTakeValuesFromK) {
+  const AttentionCase c{.b = 2, .h_q = 16, .h_kv = 1, .s_q = 130, .s_kv = 300, .d_qk = 576, .d_v = 512, .causal = true};
+  DeviceCase device(c);
+  AttentionConfig config = config_of(c);
+  config.head_dim_v = 0;
+  config.value_in_key = 512;
+  ForwardInputs in = device.inputs();
+  in.v = TensorView();
+  Attention::create(config).forward(in, device.outputs());
+  for (std::int64_t b = 0; b < c.b; ++b) {
+    for (std::int64_t s = 0; s < c.s_kv; ++s) {
+      for (std::int64_t d = 0; d < c.d_v; ++d) {
+        device.host_inputs.v.set(b, 0, s, d, device.host_inputs.k.at(b, 0, s, d));
+      }
+    }
+  }
+  expect_correct(device);
+}
+
+/// Gradients of head dims above 256.
+TEST_F(Mla, GradientsOfWideHeadsMatchFloat64) {
+  for (const std::int64_t d : {264, 320, 512}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const AttentionCase c{
+          .b = 2, .h_q = 4, .h_kv = 2, .s_q = 200, .s_kv = 300, .d_qk = d, .d_v = d, .dtype = dtype, .causal = true};
+      run_backward_case(c, config_of(c));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa::test
