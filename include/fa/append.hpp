@@ -56,6 +56,14 @@ struct AppendInputs {
   RotaryEmbedding rotary = {};
   TensorView q = {};      ///< [b, h_q, s_new, d_qk]; packed: [total_new, h_q, d_qk]. Optional, with `rotary`
   TensorView q_out = {};  ///< where q goes, of its shape. In place: the same view
+  /// With AttentionConfig::k_dtype, or v_dtype: the scales of the cache's rows, f32, [pages, h_kv, page_size], or
+  /// [b, h_kv, s_max] of a contiguous cache. Any strides. A new row of x is stored as x / scale, rounded to the
+  /// nearest, ties to even, and at most 448 (e4m3) or 127 (i8).
+  TensorView k_scale = {};
+  TensorView v_scale = {};
+  /// Whether the scales are there, and are read. Else each new row gets one of its own, which is written: its greatest
+  /// magnitude over 448 or 127, or 0 for a row below 2^-100. One with an infinity or a NaN reads as NaN.
+  bool scales_given = false;
 };
 
 /// What picks the kernel of an append, besides the configuration.
@@ -64,6 +72,7 @@ struct AppendShape {
   bool interleaved = false;                   ///< likewise
   std::optional<DType> table = std::nullopt;  ///< dtype of RotaryEmbedding::cos and sin, where they are given
   bool aligned = true;                        ///< rows of all tensors start at multiples of 16 bytes
+  bool scales_given = false;                  ///< AppendInputs::scales_given
 };
 
 }  // namespace fa

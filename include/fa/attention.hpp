@@ -152,8 +152,15 @@ struct AttentionConfig {
   /// (docs/merging.md).
   bool accumulate = false;
   /// V is the first so many columns of K, as in multi-head latent attention (docs/mla.md): ForwardInputs::v is left
-  /// empty, and d_v is this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward only.
+  /// empty, and d_v is this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward
+  /// only.
   int value_in_key = 0;
+  /// What K, and V, of a cache are stored as: e4m3 or i8, independent of each other and of `dtype`, which is f16 or
+  /// bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the cache
+  /// is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
+  /// multiples of 16, and rows of the cache start at multiples of 16 bytes (docs/quantized_caches.md).
+  std::optional<DType> k_dtype = std::nullopt;
+  std::optional<DType> v_dtype = std::nullopt;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
@@ -184,7 +191,7 @@ struct MaskTiles {
 struct ForwardInputs {
   TensorView q;            ///< [b, h_q, s_q, d_qk]
   TensorView k;            ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk]
-  TensorView v;  ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]; nothing with value_in_key
+  TensorView v;            ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]; nothing with value_in_key
   Captures captures = {};  ///< what the configuration's functions name
   TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen or page_size
@@ -197,6 +204,10 @@ struct ForwardInputs {
   /// With AttentionConfig::page_size: levels of prefixes that requests share, from the first keys on, at most
   /// SharedPrefix::kMaxLevels. A schedule is of the requests' own keys then. Read during the call only.
   std::span<const SharedPrefix> prefixes = {};
+  /// With AttentionConfig::k_dtype, or v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
+  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal.
+  TensorView k_scale = {};
+  TensorView v_scale = {};
 };
 
 /// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,

@@ -45,7 +45,7 @@ namespace detail {
 
 /// Numbers that DLPack documents.
 enum class DLDeviceType : int { cpu = 1, cuda = 2, cuda_host = 3, cuda_managed = 13 };
-enum class DLTypeCode : int { integer = 0, floating = 2, bfloat = 4 };
+enum class DLTypeCode : int { integer = 0, floating = 2, bfloat = 4, float8_e4m3fn = 10 };
 inline constexpr std::uint64_t kDLReadOnly = 1;
 inline constexpr std::uint32_t kDLMajorVersion = 1;
 
@@ -70,12 +70,21 @@ inline DType dlpack_dtype(int code, int bits, int lanes) {
       return DType::f64;
     }
   }
-  if (lanes == 1 && code == static_cast<int>(DLTypeCode::integer) && bits == 32) {
-    return DType::i32;
+  if (lanes == 1 && code == static_cast<int>(DLTypeCode::integer)) {
+    if (bits == 32) {
+      return DType::i32;
+    }
+    if (bits == 8) {
+      return DType::i8;
+    }
+  }
+  if (lanes == 1 && code == static_cast<int>(DLTypeCode::float8_e4m3fn) && bits == 8) {
+    return DType::e4m3;
   }
   refuse_dlpack(ErrorCode::invalid_argument, "dtype",
                 "code " + std::to_string(code) + ", bits " + std::to_string(bits) + ", lanes " + std::to_string(lanes),
-                "kDLFloat with 16, 32 or 64 bits, kDLBfloat with 16 bits or kDLInt with 32 bits, one lane");
+                "kDLFloat with 16, 32 or 64 bits, kDLBfloat with 16 bits, kDLInt with 8 or 32 bits or "
+                "kDLFloat8_e4m3fn, one lane");
 }
 
 /// A view whose strides are row-major where `strides` is null.

@@ -74,8 +74,9 @@ enum fa_status {
   FA_INTERNAL = 10         /* a broken invariant of the library: please report it */
 };
 
-/* Element types. FA_F64 is accepted by the host device only, FA_I32 for captured tensors only. */
-enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4 };
+/* Element types. FA_F64 is accepted by the host device only, FA_I32 for captured tensors and tables only. FA_E4M3 (OCP
+ * 8-bit floating point) and FA_I8 are what K and V of a cache may be stored as (fa_config.k_dtype). */
+enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6 };
 
 /* Where an attention runs. */
 enum fa_device_kind {
@@ -247,6 +248,13 @@ typedef struct fa_config {
   /* V is the first so many columns of K, as in multi-head latent attention: fa_forward_inputs.v is NULL, and d_v is
    * this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward only. */
   int32_t value_in_key;
+  /* What K, and V, of a cache are stored as, where has_*_dtype is nonzero: FA_E4M3 or FA_I8, with a dtype of FA_F16 or
+   * FA_BF16. An element stands for its value times the row's scale (fa_forward_inputs.k_scale). Forward and append
+   * only, without dropout and, but over pages, without varlen; head dims are multiples of 16. */
+  int32_t has_k_dtype;
+  int32_t k_dtype;
+  int32_t has_v_dtype;
+  int32_t v_dtype;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -387,6 +395,10 @@ typedef struct fa_forward_inputs {
   /* With fa_config.page_size: levels of prefixes that requests share, from the first keys on, at most 8. */
   const fa_shared_prefix* prefixes;
   uint64_t prefix_count;
+  /* With fa_config.has_k_dtype, or has_v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
+   * strides: with 0 on an axis, all of it shares a scale. */
+  const fa_tensor* k_scale;
+  const fa_tensor* v_scale;
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
@@ -478,16 +490,25 @@ typedef struct fa_append_inputs {
   const fa_rotary_embedding* rotary; /* applied to k and, where it is given, to q; NULL: none */
   const fa_tensor* q;                /* [b, h_q, s_new, d_qk]; packed: [total_new, h_q, d_qk]. Optional, with rotary */
   const fa_tensor* q_out;            /* where q goes, of its shape. In place: the same memory and strides */
+  /* With fa_config.has_k_dtype, or has_v_dtype: the scales of the cache's rows, f32, [pages, h_kv, page_size], or
+   * [b, h_kv, s_max]. A new row of x is stored as x / scale, rounded. Each new row gets a scale of its own, which is
+   * written, or with scales_given nonzero has the one that is there. */
+  const fa_tensor* k_scale;
+  const fa_tensor* v_scale;
+  int32_t scales_given;
+  int32_t reserved_after_scales_given; /* 0 */
 } fa_append_inputs;
 
 /* What picks the kernel of an append, besides the configuration. */
 typedef struct fa_append_shape {
   uint32_t struct_size;
-  int32_t rotary_dims; /* fa_rotary_embedding.dims */
-  int32_t interleaved; /* likewise */
-  int32_t has_table;   /* nonzero: cos and sin are given */
-  int32_t table_dtype; /* enum fa_dtype, of these */
-  int32_t unaligned;   /* nonzero: rows of tensors need not start at multiples of 16 bytes */
+  int32_t rotary_dims;  /* fa_rotary_embedding.dims */
+  int32_t interleaved;  /* likewise */
+  int32_t has_table;    /* nonzero: cos and sin are given */
+  int32_t table_dtype;  /* enum fa_dtype, of these */
+  int32_t unaligned;    /* nonzero: rows of tensors need not start at multiples of 16 bytes */
+  int32_t scales_given; /* fa_append_inputs.scales_given */
+  int32_t reserved;     /* 0 */
 } fa_append_shape;
 
 /* What attention over some of the keys came to: o [b, h_q, s_q, d_v] of the config's dtype or f32, and lse

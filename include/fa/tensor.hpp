@@ -11,15 +11,19 @@
 
 namespace fa {
 
-/// Element types. f64 is accepted by the host device only, i32 for captured tensors only.
-enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4 };
+/// Element types. f64 is accepted by the host device only, i32 for captured tensors and tables only. e4m3 (OCP 8-bit
+/// floating point, "E4M3": no infinities) and i8 are what K and V may be stored as (AttentionConfig::k_dtype).
+enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6 };
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 || dtype == DType::i32 ? 4 : 2;
+  return dtype == DType::f64                          ? 8
+         : dtype == DType::f32 || dtype == DType::i32 ? 4
+         : dtype == DType::e4m3 || dtype == DType::i8 ? 1
+                                                      : 2;
 }
 
-/// "f16", "bf16", "f32", "f64" or "i32".
+/// "f16", "bf16", "f32", "f64", "i32", "e4m3" or "i8".
 FA_API const char* to_string(DType dtype) noexcept;
 
 /// A tensor that somebody else owns: pointer, dtype, shape and strides in elements.

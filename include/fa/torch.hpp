@@ -44,10 +44,14 @@ inline DType dtype_of(const at::Tensor& tensor) {
       return DType::f64;
     case at::kInt:
       return DType::i32;
+    case at::kChar:
+      return DType::i8;
+    case at::kFloat8_e4m3fn:
+      return DType::e4m3;
     default:
       throw Error(ErrorCode::invalid_argument,
                   std::string("dtype = ") + c10::toString(tensor.scalar_type()) +
-                      ": accepted are Half, BFloat16, Float, Double and Int",
+                      ": accepted are Half, BFloat16, Float, Double, Int, Char and Float8_e4m3fn",
                   {{"argument", "dtype"}, {"value", c10::toString(tensor.scalar_type())}});
   }
 }

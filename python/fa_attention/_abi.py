@@ -8,7 +8,7 @@ from typing import Any
 OK, INVALID_ARGUMENT, UNSUPPORTED, NO_DRIVER, NO_COMPILER = 0, 1, 2, 3, 4
 COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL = 5, 6, 7, 8, 9, 10
 
-F16, BF16, F32, F64, I32 = 0, 1, 2, 3, 4
+F16, BF16, F32, F64, I32, E4M3, I8 = range(7)
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 _Pointer = ctypes.POINTER
@@ -71,6 +71,7 @@ class Config(Struct):
         ("cache_pack_sha256", _Pointer(ctypes.c_char_p)),
         ("page_size", ctypes.c_int64),
         *_many("accumulate value_in_key", ctypes.c_int32),
+        *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
     ]
 
 
@@ -158,7 +159,7 @@ class SharedPrefixShape(ctypes.Structure):
 class ForwardInputs(Struct):
     _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache)),
                 ("schedule", _Pointer(ScheduleMemory)), ("prefixes", _Pointer(SharedPrefix)),
-                ("prefix_count", ctypes.c_uint64)]
+                ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale", _Pointer(Tensor))]
 
 
 class ForwardOutputs(Struct):
@@ -192,14 +193,15 @@ class AppendInputs(Struct):
         ("b", ctypes.c_int64),
         *_many("cu_seqlens_k_new seqused_kv slots slots_64", ctypes.c_void_p),
         ("rotary", _Pointer(RotaryEmbedding)),
-        *_many("q q_out", _Pointer(Tensor)),
+        *_many("q q_out k_scale v_scale", _Pointer(Tensor)),
+        *_many("scales_given reserved_after_scales_given", ctypes.c_int32),
     ]
 
 
 class AppendShape(Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
-        *_many("rotary_dims interleaved has_table table_dtype unaligned", ctypes.c_int32),
+        *_many("rotary_dims interleaved has_table table_dtype unaligned scales_given reserved", ctypes.c_int32),
     ]
 
 

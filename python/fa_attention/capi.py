@@ -189,9 +189,11 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
                 chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False,
-                value_in_key: int = 0) -> _abi.Config:
+                value_in_key: int = 0, k_dtype: Optional[object] = None,
+                v_dtype: Optional[object] = None) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
-    d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None."""
+    d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
+    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -199,7 +201,10 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
         check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key), has_window_left=int(window_left is not None), window_left=int(window_left or 0),
+        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key),
+        has_k_dtype=int(k_dtype is not None), k_dtype=0 if k_dtype is None else _views.dtype_code("k_dtype", k_dtype),
+        has_v_dtype=int(v_dtype is not None), v_dtype=0 if v_dtype is None else _views.dtype_code("v_dtype", v_dtype),
+        has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
 
@@ -248,16 +253,18 @@ class Attention:
                      workspace: Any = None, sequences: Optional[_abi.Sequences] = None,
                      dropout: Optional[_abi.DropoutState] = None, captures: Optional[Mapping[str, Any]] = None,
                      sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
-                     cache: Optional[_abi.PagedCache] = None,
-                     schedule: Optional[_abi.ScheduleMemory] = None,
-                     prefixes: Sequence[_abi.SharedPrefix] = ()) -> Callable[[], None]:
+                     cache: Optional[_abi.PagedCache] = None, schedule: Optional[_abi.ScheduleMemory] = None,
+                     prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
+                     v_scale: Any = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
-        `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes."""
-        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v), **_variants(sequences, dropout, captures, sink, tiles),
-                                    cache=_reference(cache), schedule=_reference(schedule), **_prefixes(prefixes))
+        `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
+        the rows of k and v without their last axis, where these are stored in 8 bits."""
+        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale),
+                                    **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
+                                    schedule=_reference(schedule), **_prefixes(prefixes))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes))
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 
     def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,
@@ -281,18 +288,21 @@ class Attention:
     def bind_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_kv: Any = None,
                     cache: Optional[_abi.PagedCache] = None, cu_seqlens_k_new: Any = None, slots: Any = None,
                     rotary: Optional[_abi.RotaryEmbedding] = None, q: Any = None, q_out: Any = None,
-                    stream: Optional[int] = None) -> Callable[[], None]:
+                    stream: Optional[int] = None, k_scale: Any = None, v_scale: Any = None,
+                    scales_given: bool = False) -> Callable[[], None]:
         """A callable that writes new keys and values [b, h_kv, s_new, d] into a cache, [b, h_kv, s_max, d] or with page_size
         [pages, h_kv, page_size, d]; it keeps the arrays alive. With cu_seqlens_k_new [b + 1] the new ones are packed,
         [total_new, h_kv, d]. seqused_kv [b]: the keys of each request with the new ones; slots, int32 or int64 [rows]:
-        where each row goes instead. rotary: what `rotary_embedding` makes; q and q_out: queries that it turns too."""
+        where each row goes instead. rotary: what `rotary_embedding` makes; q and q_out: queries that it turns too. k_scale,
+        v_scale: float32, of the rows of a cache of 8 bits, written unless scales_given."""
         rows = {"cu_seqlens_k_new": cu_seqlens_k_new, "seqused_kv": seqused_kv}
         fields = {name: _views.address(name, t, "int32", _views.view(name, t).elements) for name, t in rows.items()
                   if t is not None}
         b = _views.view("cu_seqlens_k_new", cu_seqlens_k_new).elements - 1 if cu_seqlens_k_new is not None else 0
-        inputs = _abi.AppendInputs(**_pointers(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, q_out=q_out), b=b,
+        inputs = _abi.AppendInputs(**_pointers(k=k, v=v, k_cache=k_cache, v_cache=v_cache, q=q, q_out=q_out, k_scale=k_scale,
+                                               v_scale=v_scale), b=b, scales_given=int(scales_given),
                                    cache=_reference(cache), rotary=_reference(rotary), **_positions("slots", slots), **fields)
-        keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, inputs)
+        keep = (k, v, k_cache, v_cache, seqused_kv, cache, cu_seqlens_k_new, slots, rotary, q, q_out, k_scale, v_scale, inputs)
         return self._run("fa_append", (ctypes.addressof(inputs), stream or 0), keep)
 
     def _run(self, name: str, arguments: tuple[Any, ...], keep: object) -> Callable[[], None]:

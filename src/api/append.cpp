@@ -56,14 +56,15 @@ TensorView unpacked(const TensorView& view) {
 }
 
 /// A tensor of the config's dtype whose rows are contiguous, as rank 4.
-TensorView checked_tensor(const char* name, const TensorView& view, const AttentionConfig& config, bool packed) {
+TensorView checked_tensor(const char* name, const TensorView& view, const AttentionConfig& config, bool packed,
+                          std::optional<DType> stored = std::nullopt) {
   const int rank = packed ? 3 : 4;
   const char* const axes = packed ? "[total, h, d], as k" : "[b, h, s, d]";
   if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
   if (view.rank != rank)
     throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("rank {} {}", rank, axes));
-  if (view.dtype != config.dtype) {
-    throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}, of the config", to_string(config.dtype)));
+  if (const DType dtype = stored.value_or(config.dtype); view.dtype != dtype) {
+    throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}, of the config", to_string(dtype)));
   }
   for (int axis = 0; axis < rank; ++axis) {
     const std::int64_t size = view.shape[static_cast<std::size_t>(axis)];
@@ -172,8 +173,8 @@ void check_queries(const AttentionConfig& config, const AppendInputs& given, App
 
 void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
   const std::int64_t d_v = d_v_of(config);
-  inputs.k_cache = checked_tensor("k_cache", inputs.k_cache, config, false);
-  inputs.v_cache = checked_tensor("v_cache", inputs.v_cache, config, false);
+  inputs.k_cache = checked_tensor("k_cache", inputs.k_cache, config, false, config.k_dtype);
+  inputs.v_cache = checked_tensor("v_cache", inputs.v_cache, config, false, config.v_dtype);
   const std::int64_t pages = inputs.k_cache.shape[0];
   const std::int64_t rows = config.page_size > 0 ? config.page_size : inputs.k_cache.shape[2];
   const char* const axes = config.page_size > 0 ? "[pages, h_kv, page_size, d]" : "[b, h_kv, s_max, d]";
@@ -181,6 +182,14 @@ void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
   check_shape("v_cache", inputs.v_cache, {pages, inputs.k.shape[1], rows, d_v}, axes);
   check_writable("k_cache", inputs.k_cache);
   check_writable("v_cache", inputs.v_cache);
+  inputs.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k_cache", inputs.k_cache);
+  inputs.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v_cache", inputs.v_cache);
+  if (inputs.scales_given) {
+    if (!config.k_dtype && !config.v_dtype) throw_invalid("scales_given", "true", "false without k_dtype or v_dtype");
+    return;
+  }
+  if (config.k_dtype) check_writable("k_scale", inputs.k_scale);
+  if (config.v_dtype) check_writable("v_scale", inputs.v_scale);
 }
 
 void check_block_table(const TensorView& table) {
@@ -287,6 +296,13 @@ void check_disjoint(const AppendInputs& inputs, std::int64_t rows) {
   tensors.add_written("k_cache", inputs.k_cache);
   tensors.add_written("v_cache", inputs.v_cache);
   tensors.add_written("q_out", inputs.q_out);
+  if (inputs.scales_given) {
+    tensors.add_read("k_scale", inputs.k_scale);
+    tensors.add_read("v_scale", inputs.v_scale);
+  } else {
+    tensors.add_written("k_scale", inputs.k_scale);
+    tensors.add_written("v_scale", inputs.v_scale);
+  }
   tensors.check_disjoint();
 }
 
@@ -302,6 +318,8 @@ plan::AppendProblem problem_of(const AttentionConfig& config) noexcept {
   problem.d_qk = config.head_dim;
   problem.d_v = d_v_of(config);
   problem.page_size = static_cast<int>(config.page_size);
+  problem.k_storage = config.k_dtype ? plan::storage_of(*config.k_dtype) : 0;
+  problem.v_storage = config.v_dtype ? plan::storage_of(*config.v_dtype) : 0;
   return problem;
 }
 
@@ -396,6 +414,7 @@ AppendCall check_append(const AttentionConfig& config, const AppendInputs& given
   call.problem.interleaved = rotary.dims > 0 && rotary.interleaved;
   call.problem.table = rotary.cos.defined() ? table_of(config, rotary.cos.dtype, "rotary.cos") : 0;
   call.problem.aligned = all_aligned(inputs);
+  call.problem.scales_given = given.scales_given;
   const std::int64_t heads = rows[1] + (inputs.q.defined() ? inputs.q.shape[1] : 0);
   call.empty = tokens == 0 || heads == 0 || inputs.b == 0;
   return call;
@@ -419,6 +438,7 @@ plan::AppendProblem append_problem(const AttentionConfig& config, const AppendSh
   problem.rotary_dims = shape.rotary_dims;
   problem.interleaved = shape.rotary_dims > 0 && shape.interleaved;
   problem.aligned = shape.aligned;
+  problem.scales_given = shape.scales_given;
   if (!shape.table) return problem;
   if (shape.rotary_dims == 0) throw_invalid("table", to_string(*shape.table), "none without rotary_dims");
   problem.table = table_of(config, *shape.table, "table");

@@ -108,7 +108,7 @@ class Attention::Impl {
     packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
     packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
     if (call.empty) return;
-    forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors()},
+    forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale},
                   api::packed_args(config_, call.sequences, call.dropout, call.cache),
                   api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
   }
@@ -217,6 +217,9 @@ class Attention::Impl {
     if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
     if (config_.accumulate && op == api::Operation::forward) {
       support::throw_unsupported("accumulate", "true", "false: kernels that add to a state are not tuned");
+    }
+    if (config_.k_dtype || config_.v_dtype) {
+      support::throw_unsupported("k_dtype", "given", "none: kernels over K and V of 8 bits are not tuned");
     }
     if (!api::is_plain(config_)) {
       support::throw_unsupported("config", "functions, windows, chunks or sinks", "none: these are not tuned");

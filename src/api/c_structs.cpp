@@ -14,7 +14,7 @@ namespace {
 static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
 static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(FA_F64 == static_cast<int>(DType::f64));
-static_assert(FA_I32 == static_cast<int>(DType::i32));
+static_assert(FA_I8 == static_cast<int>(DType::i8));
 static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
@@ -206,7 +206,7 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   check_flags(in.flags, argument);
   TensorView view;
   view.data = in.data;
-  view.dtype = to_enum(in.dtype, DType::i32, argument + ".dtype");
+  view.dtype = to_enum(in.dtype, DType::i8, argument + ".dtype");
   view.rank = in.rank;
   view.read_only = (in.flags & FA_TENSOR_READ_ONLY) != 0;
   std::copy_n(in.shape, in.rank, view.shape.begin());
@@ -334,6 +334,8 @@ AttentionConfig to_config(const fa_config* source) {
   out.page_size = in.page_size;
   out.accumulate = in.accumulate != 0;
   out.value_in_key = in.value_in_key;
+  if (in.has_k_dtype != 0) out.k_dtype = to_enum(in.k_dtype, DType::i8, "config.k_dtype");
+  if (in.has_v_dtype != 0) out.v_dtype = to_enum(in.v_dtype, DType::i8, "config.v_dtype");
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -349,11 +351,19 @@ DropoutState to_dropout(const fa_dropout_state* source) {
 
 ForwardInputs to_inputs(const fa_forward_inputs* source) {
   const fa_forward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"),       to_view(in.k, "k"),
-          to_view(in.v, "v"),       to_captures(in.captures, in.capture_count),
-          to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_tiles(in.tiles),
-          to_cache(in.cache),       to_schedule(in.schedule)};
+  return {to_view(in.q, "q"),
+          to_view(in.k, "k"),
+          to_view(in.v, "v"),
+          to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"),
+          to_sequences(in.sequences),
+          to_dropout(in.dropout),
+          to_tiles(in.tiles),
+          to_cache(in.cache),
+          to_schedule(in.schedule),
+          {},  // read_prefixes
+          to_view(in.k_scale, "k_scale"),
+          to_view(in.v_scale, "v_scale")};
 }
 
 void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes) {
@@ -432,7 +442,10 @@ AppendInputs to_inputs(const fa_append_inputs* source) {
           in.slots_64,
           to_rotary(in.rotary),
           to_view(in.q, "q"),
-          to_view(in.q_out, "q_out")};
+          to_view(in.q_out, "q_out"),
+          to_view(in.k_scale, "k_scale"),
+          to_view(in.v_scale, "v_scale"),
+          in.scales_given != 0};
 }
 
 AppendShape to_shape(const fa_append_shape* source) {
@@ -444,6 +457,7 @@ AppendShape to_shape(const fa_append_shape* source) {
     out.table = to_enum(in.table_dtype, DType::i32, "shape.table_dtype");
   }
   out.aligned = in.unaligned == 0;
+  out.scales_given = in.scales_given != 0;
   return out;
 }
 

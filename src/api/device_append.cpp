@@ -15,6 +15,7 @@ std::uint64_t code_of(const plan::AppendProblem& problem) noexcept {
   code = code << 2 | static_cast<std::uint64_t>(problem.table);
   code = code << 1 | (problem.interleaved ? 1 : 0);
   code = code << 1 | (problem.aligned ? 1 : 0);
+  code = code << 1 | (problem.scales_given ? 1 : 0);
   return code << 1 | 1;
 }
 

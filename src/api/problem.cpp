@@ -70,6 +70,8 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.page_size = static_cast<int>(config.page_size);
   problem.accumulate = config.accumulate;
   problem.value_in_key = config.value_in_key > 0;
+  problem.k_dtype = config.k_dtype.value_or(config.dtype);
+  problem.v_dtype = config.v_dtype.value_or(config.dtype);
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -103,6 +105,8 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.paged()) add(" --page-size {}", problem.page_size);
   if (problem.value_in_key) add(" --value-in-key {}", problem.d_v);
   if (problem.accumulate && op == Operation::forward) command += " --accumulate";
+  if (size_of(problem.k_dtype) == 1) add(" --k-dtype {}", to_string(problem.k_dtype));
+  if (size_of(problem.v_dtype) == 1) add(" --v-dtype {}", to_string(problem.v_dtype));
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.

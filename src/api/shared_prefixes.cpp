@@ -61,6 +61,9 @@ void check_functions(const AttentionConfig& config, const Functions& functions) 
 /// positions.
 AttentionConfig config_of_levels(const AttentionConfig& config, const Functions& functions) {
   if (config.page_size == 0) throw_invalid("prefixes", "given", "none without AttentionConfig::page_size");
+  if (config.k_dtype || config.v_dtype) {
+    support::throw_unsupported("k_dtype", "given", "none, nor a v_dtype, with shared prefixes");
+  }
   if (config.accumulate) support::throw_unsupported("accumulate", "true", "false with shared prefixes");
   check_functions(config, functions);
   AttentionConfig level = config;

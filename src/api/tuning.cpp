@@ -62,6 +62,7 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   // with variants, whose captures a contest would have to invent.
   if (config.varlen || config.page_size > 0 || config.dropout > 0 || !is_plain(config)) return {};
   if (config.accumulate && op == Operation::forward) return {};  // nor any that add to a state
+  if (config.k_dtype || config.v_dtype) return {};               // nor any over 8 bits
   if (policy == TunePolicy::off || read_override(config, op).fixes_tile()) return {};
   const bool compiles = config.compile == CompilePolicy::allow;
   // No table has the kernels of a deterministic dq. Where nothing may be compiled, a table's kernel may be absent; what

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,7 @@ namespace {
 
 using support::throw_invalid;
 
+constexpr int kMaxStoredHeadDim = 256;
 constexpr int kMaxHeadDim = 576;
 constexpr int kMaxHeadDimV = 512;
 // Of gradients, where d_qk and d_v are not the same.
@@ -135,10 +137,10 @@ void check_packed(std::string_view name, const TensorView& view, int packed_rank
   }
 }
 
-/// `of_state`: it may be f32, too.
+/// `of_state`: it may be f32, too. `stored`: what it is of instead of the config's dtype.
 TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config, bool paged = false,
-                          bool of_state = false) {
-  const DType dtype = config.dtype;
+                          bool of_state = false, std::optional<DType> stored = std::nullopt) {
+  const DType dtype = stored.value_or(config.dtype);
   const bool packed = config.varlen && !paged;
   const TensorView view = packed ? unpacked(given, 3) : given;
   if (packed && view.defined()) check_packed(name, view, 3, "[total, h, d]");
@@ -305,6 +307,10 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
   tensors.add_read("q", inputs.q);
   tensors.add_read("k", inputs.k);
   tensors.add_read("v", inputs.v);
+  if constexpr (requires { inputs.k_scale; }) {
+    tensors.add_read("k_scale", inputs.k_scale);
+    tensors.add_read("v_scale", inputs.v_scale);
+  }
   tensors.add_read("sink", inputs.sink);
   for (const Captured& captured : inputs.captures) {
     tensors.add_read({captured.name, Label::Of::capture}, captured.tensor);
@@ -335,6 +341,10 @@ void check_has_backward(const AttentionConfig& config) {
   if (config.value_in_key != 0) {
     support::throw_unsupported("value_in_key", config.value_in_key, "0 of backward: v is a tensor of its own there");
   }
+  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
+    if (dtype)
+      support::throw_unsupported(name, to_string(*dtype), "none of backward: there are no gradients of 8 bits");
+  }
   const int d_v = d_v_of(config);
   if (std::max(config.head_dim, d_v) <= kMaxBackwardHeadDim) return;
   if (config.head_dim != d_v) {
@@ -343,6 +353,48 @@ void check_has_backward(const AttentionConfig& config) {
         fmt::format("head_dim = {} of backward, where one is above {}", config.head_dim, kMaxBackwardHeadDim));
   }
 }
+
+TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
+                       const char* of_name, const TensorView& of) {
+  if (!stored) {
+    if (given.defined()) throw_invalid(name, "given", fmt::format("none without AttentionConfig::{}_dtype", of_name));
+    return {};
+  }
+  if (!rows_aligned(of)) {
+    throw_invalid(of_name, fmt::format("shape {}, strides {}", shape_text(of), fmt::join(of.strides, ", ")),
+                  "rows of 8-bit elements that start at multiples of 16 bytes");
+  }
+  const std::string axes =
+      fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2], of_name);
+  if (!given.defined()) throw_invalid(name, "nothing", axes);
+  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
+  if (given.rank != 3 || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1] ||
+      given.shape[2] != of.shape[2]) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+  }
+  check_memory(name, given);
+  return given;
+}
+
+namespace {
+
+void validate_stored(const AttentionConfig& config, const char* name, const std::optional<DType>& stored,
+                     const char* head_dim, int d) {
+  if (!stored) return;
+  if (*stored != DType::e4m3 && *stored != DType::i8) throw_invalid(name, to_string(*stored), "e4m3 or i8, or none");
+  if (config.dtype != DType::f16 && config.dtype != DType::bf16) {
+    throw_invalid(name, to_string(*stored), "none with a dtype that is not f16 or bf16");
+  }
+  if (config.dropout > 0) throw_invalid("dropout", config.dropout, fmt::format("0 with {}", name));
+  if (config.varlen && config.page_size == 0) {
+    throw_invalid("varlen", "true", fmt::format("false, or a page_size, with {}", name));
+  }
+  if (config.value_in_key != 0) throw_invalid(name, to_string(*stored), "none with value_in_key");
+  if (d % 16 != 0 || d > kMaxStoredHeadDim)
+    throw_invalid(head_dim, d, fmt::format("a multiple of 16 up to {} with {}", kMaxStoredHeadDim, name));
+}
+
+}  // namespace
 
 void validate(const AttentionConfig& config, bool host) {
   check_head_dims(config);
@@ -359,6 +411,9 @@ void validate(const AttentionConfig& config, bool host) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
   }
   validate_pages(config);
+  const int d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  validate_stored(config, "k_dtype", config.k_dtype, "head_dim", config.head_dim);
+  validate_stored(config, "v_dtype", config.v_dtype, config.head_dim_v != 0 ? "head_dim_v" : "head_dim", d_v);
   if (config.accumulate && config.sink) {
     throw_invalid("sink", "true", "false with accumulate: the state that is added to has the sink, or a merge adds it");
   }
@@ -491,9 +546,9 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   ForwardCall call;
   const bool paged = config.page_size > 0;
   call.q = checked_tensor("q", inputs.q, config);
-  call.k = checked_tensor("k", inputs.k, config, paged);
-  call.v =
-      config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k) : checked_tensor("v", inputs.v, config, paged);
+  call.k = checked_tensor("k", inputs.k, config, paged, false, config.k_dtype);
+  call.v = config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k)
+                                   : checked_tensor("v", inputs.v, config, paged, false, config.v_dtype);
   call.o = checked_tensor("o", outputs.o, config);
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
@@ -511,6 +566,8 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     call.lse = checked_statistic("lse", config, outputs.lse, shape, inputs.q.rank == 3);
     check_writable("lse", call.lse);
   }
+  call.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
+  call.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   set_paged(config, call.cache, call.sequences, shape);
   set_packed(config, call.sequences, shape);

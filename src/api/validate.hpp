@@ -2,6 +2,7 @@
 #define FA_SRC_API_VALIDATE_HPP_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -48,6 +49,11 @@ bool rows_aligned(const TensorView& view) noexcept;
 /// "dtype bf16 or f32": what o of a state may be of.
 std::string state_dtypes(const AttentionConfig& config);
 
+/// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv]; undefined, and refused if it is given,
+/// where they are not. Throws fa::Error(invalid_argument).
+TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
+                       const char* of_name, const TensorView& of);
+
 /// A state as views of rank 4 and 3, held to the shape of `like` unless that is null; lse may be missing where it is
 /// not `needed`. Throws fa::Error(invalid_argument) with the names of its tensors.
 struct StateNames {
@@ -65,6 +71,8 @@ struct ForwardCall {
   TensorView v;               ///< [b, h_kv, s_kv, d_v], or [pages, h_kv, page_size, d_v]
   TensorView o;               ///< [b, h_q, s_q, d_v]
   TensorView lse;             ///< [b, h_q, s_q]; optional
+  TensorView k_scale;         ///< [b, h_kv, s_kv], or [pages, h_kv, page_size]; with AttentionConfig::k_dtype
+  TensorView v_scale;         ///< likewise
   PackedSequences sequences;  ///< over pages with b
   DropoutState dropout;
   PagedCache cache;

@@ -24,6 +24,8 @@ const char* element_name(DType dtype) {
       return "fa::int32_t";
     case DType::f32:
     case DType::f64:
+    case DType::e4m3:
+    case DType::i8:
       break;
   }
   return "fa::kernel::f32";

@@ -92,7 +92,33 @@ void set_places(const AppendInputs& inputs, kernel::AppendParams& params) noexce
 
 }  // namespace
 
+namespace {
+
+KernelSpec stored_spec(const AppendProblem& problem) {
+  KernelSpec spec;
+  spec.own = AppendStored{problem.rotary_dims, problem.interleaved, problem.table,
+                          problem.k_storage,   problem.v_storage,   problem.scales_given};
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.aligned = problem.aligned;
+  spec.page_size = problem.page_size;
+  spec.warps = kAppendWarps;
+  return spec;
+}
+
+void set_scales(const AppendInputs& inputs, kernel::AppendStoredParams& params) noexcept {
+  params.k_scale = static_cast<float*>(inputs.k_scale.data);
+  params.v_scale = static_cast<float*>(inputs.v_scale.data);
+  set_strides(inputs.k_scale, params.stride_k_scale_page, params.stride_k_scale_h, params.stride_k_scale_s);
+  set_strides(inputs.v_scale, params.stride_v_scale_page, params.stride_v_scale_h, params.stride_v_scale_s);
+}
+
+}  // namespace
+
 Alternatives append_specs(const AppendProblem& problem) {
+  if (problem.stored()) return {stored_spec(problem)};
   KernelSpec spec;
   spec.own = Append{problem.rotary_dims, problem.interleaved, problem.table};
   spec.arch = problem.arch;
@@ -127,7 +153,7 @@ RotaryTurns rotary_turns(int dims, double base) noexcept {
 
 void plan_call(const AppendProblem& problem, const KernelSpec& kernel, const AppendInputs& inputs,
                const RotaryTurns* turns, CallPlan& call) {
-  kernel::AppendParams& params = call.append_params;
+  kernel::AppendStoredParams& params = call.append_params;
   std::memset(static_cast<void*>(&params), 0, sizeof params);
   set_tensors(inputs, params);
   set_places(inputs, params);
@@ -150,6 +176,12 @@ void plan_call(const AppendProblem& problem, const KernelSpec& kernel, const App
   params.block_tokens = static_cast<int>(block_tokens);
   params.token_blocks = static_cast<int>(ceil_div(block_tokens * items, threads));
   if (turns != nullptr) std::ranges::copy(*turns, params.turns);
+  if (problem.stored()) {
+    set_scales(inputs, params);
+    const std::int64_t rows = tokens * (2 * params.h_kv + params.h_q);  // of a warp each
+    call.add(Role::append, ceil_div(rows, kernel.warps), &params, may_start_early(kernel));
+    return;
+  }
   call.add(Role::append, ceil_div(tokens, block_tokens) * params.token_blocks, &params, may_start_early(kernel));
 }
 

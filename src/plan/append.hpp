@@ -23,6 +23,11 @@ struct AppendProblem {
   bool interleaved = false;
   int table = 0;        ///< as Append::table
   bool aligned = true;  ///< rows of all tensors start at multiples of 16 bytes
+  int k_storage = 0;    ///< as AppendStored::k_storage: 0: of dtype
+  int v_storage = 0;
+  bool scales_given = false;
+
+  bool stored() const noexcept { return k_storage != 0 || v_storage != 0; }
 };
 
 /// The kernels that serve it, in order of preference: with more blocks a multiprocessor, and with fewer.

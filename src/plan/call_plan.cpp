@@ -130,6 +130,11 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     remake(call.forward_params.maps, [&] { return sm90_forward_maps(tensors, attention); });
     call.mapped_ = true;
     call.add(Role::attention, grid.grid, &all, early);
+  } else if (attention.stored()) {
+    call.stored_ = true;
+    call.forward_params.stored.scales = scale_params(tensors);
+    static_cast<kernel::ForwardVariantParams&>(call.forward_params.stored) = params;
+    call.add(Role::attention, grid.grid, &call.forward_params.stored, early);
   } else {
     call.add(Role::attention, grid.grid, &params, early);
   }
@@ -213,8 +218,10 @@ void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
     params.variant.norms =
         reinterpret_cast<std::uint32_t*>(at_section<std::byte>(at, Section::counters) + kCounterBytes);
   }
-  if (!workspace.has(Section::tile_lists)) return;
-  bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, forward_params.lists);
+  if (workspace.has(Section::tile_lists)) {
+    bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, forward_params.lists);
+  }
+  if (stored_) static_cast<kernel::ForwardVariantParams&>(forward_params.stored) = params;
 }
 
 void CallPlan::bind_backward(const SectionAddresses& at) noexcept {

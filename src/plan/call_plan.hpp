@@ -99,6 +99,7 @@ class CallPlan {
   struct ForwardParams {
     kernel::Sm90ForwardVariantParams attention;
     kernel::MaskTilesParams lists;
+    kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
     Sm90ForwardMaps maps;
   };
   struct BackwardParams {
@@ -146,7 +147,7 @@ class CallPlan {
   union {
     ForwardParams forward_params;
     BackwardParams backward_params;
-    kernel::AppendParams append_params;
+    kernel::AppendStoredParams append_params;  ///< of other appends the first part
     kernel::MergeStatesParams merge_params;
   };
 
@@ -165,6 +166,7 @@ class CallPlan {
 
   bool backward_ = false;
   bool mapped_ = false;
+  bool stored_ = false;
   std::size_t count_ = 0;
   std::array<Step, kRoles> steps_;
   std::size_t classes_;  ///< bytes in front of the scratch of kernels that write lists

@@ -185,6 +185,15 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   return launch;
 }
 
+kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept {
+  kernel::ScaleParams params{};
+  params.k = static_cast<const float*>(tensors.k_scale.data);
+  params.v = static_cast<const float*>(tensors.v_scale.data);
+  set_strides(tensors.k_scale, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+  set_strides(tensors.v_scale, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+  return params;
+}
+
 bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen, bool paged) noexcept {
   const std::int64_t h_kv = std::max<std::int64_t>(tensors.k.shape[1], 1);
   const std::int64_t group = std::max<std::int64_t>(tensors.q.shape[1] / h_kv, 1);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <common/padding_params.cuh>
+#include <common/stored_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/tensor.hpp>
 
@@ -22,6 +23,8 @@ struct ForwardTensors {
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q]
   VariantTensors variant = {};
+  TensorView k_scale = {};  ///< [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]; where K is stored in 8 bits
+  TensorView v_scale = {};
 };
 
 /// What a call needs besides its tensors: of a packed batch, or over pages, where its sequences are, and with dropout
@@ -70,6 +73,8 @@ struct ForwardGrid {
 ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                            const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
                            kernel::ForwardVariantParams& params) noexcept;
+
+kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes, of a
 /// packed batch rows of k, v and o below 2^35, and so of pages, which are whole heads apart. That rows start at

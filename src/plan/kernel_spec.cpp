@@ -53,6 +53,11 @@ bool KernelSpec::scheduled() const noexcept {
   return forward != nullptr && forward->scheduled;
 }
 
+bool KernelSpec::stored() const noexcept {
+  const auto* const forward = std::get_if<Sm80Forward>(&own);
+  return forward != nullptr && forward->stored();
+}
+
 bool KernelSpec::ordered_dq() const noexcept {
   return std::visit(
       [](const auto& which) {

@@ -90,7 +90,7 @@ struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates>;
+                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored>;
   Own own;
 
   template <class Which>
@@ -115,6 +115,7 @@ struct KernelSpec : SpecHead {
   bool dynamic() const noexcept;
   bool affine_reach() const noexcept;
   bool scheduled() const noexcept;
+  bool stored() const noexcept;  ///< K or V is in 8 bits
   bool ordered_dq() const noexcept;
 
   int threads() const noexcept { return warps * 32; }

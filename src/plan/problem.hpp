@@ -28,7 +28,9 @@ struct Problem {
   bool dropout = false;     ///< some of P is dropped
   int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
   bool accumulate = false;  ///< a forward adds to the state that o and lse hold
-  bool value_in_key = false;  ///< v is a view of the first d_v columns of k
+  bool value_in_key = false;    ///< v is a view of the first d_v columns of k
+  DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
+  DType v_dtype = DType::bf16;  ///< likewise V
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
@@ -46,6 +48,8 @@ struct Problem {
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }
   std::int64_t typical_s_kv() const noexcept { return paged() ? s_kv : typical(s_kv, total_kv); }
 
+  /// Whether K or V is stored in 8 bits.
+  bool stored() const noexcept { return size_of(k_dtype) == 1 || size_of(v_dtype) == 1; }
   bool paged() const noexcept { return page_size > 0; }
   /// Whether the device alone knows how many rows, or keys, a batch entry has.
   bool ragged() const noexcept { return varlen || paged(); }

@@ -20,6 +20,7 @@ constexpr int kOverhead16Bit = 44;
 constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
 constexpr int kOverheadDropout16Bit = 12;
+constexpr int kOverheadStored = 16;  // pairs on their way from 8 bits
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -39,6 +40,7 @@ struct TileFamily {
   int loop_bodies;
   std::array<int, 5> tile_n;  ///< in order of preference
   int warps_n = 1;
+  bool split_warps = false;
 };
 
 // In order of preference; the first tile that fits the architecture's shared memory and the register file is taken. The
@@ -61,6 +63,10 @@ constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64},
                                       {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// At most as many rows as an mma has: else all warps but one would multiply rows that are not there.
+constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
+                                        {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                        {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
                                       {64, 4, 1, false, 1, {32, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
@@ -110,6 +116,8 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
     if (d <= 64 && !choice.short_query) return k32BitSmall;
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
+  const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
+  if (choice.short_query && problem.stored() && rows <= 16) return k16BitFewRows;
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
   if (d <= 128 && problem.causal && problem.paged()) return k16BitMediumCausalPaged;
@@ -128,6 +136,7 @@ int warps_n(const KernelSpec& spec) {
 
 /// Tiles of 16 rows of a warp.
 int m_tiles_of(const KernelSpec& spec) {
+  if (spec.as<Sm80Forward>().split_warps) return spec.tile_m / 16;
   return spec.tile_m * warps_n(spec) / spec.warps / 16;
 }
 
@@ -179,6 +188,9 @@ std::string group_refusal(const KernelSpec& spec) {
 }
 
 std::string sharing_refusal(const KernelSpec& spec) {
+  if (warps_n(spec) != 1 && spec.as<Sm80Forward>().stored()) {
+    return fmt::format("warps_n = {}: warps do not share rows over K or V of 8 bits", spec.warps_n);
+  }
   if (spec.warps_n < 0 || (spec.warps_n > 2 && spec.warps_n != 4 && spec.warps_n != 8)) {
     return fmt::format("warps_n = {}: accepted are 1, 2, 4 and 8", spec.warps_n);
   }
@@ -197,13 +209,31 @@ std::string sharing_refusal(const KernelSpec& spec) {
   return {};
 }
 
+std::string split_refusal(const KernelSpec& spec) {
+  if (!spec.as<Sm80Forward>().split_warps) return {};
+  if (spec.dtype == DType::f32) return "split_warps = true: fp32 warps do not share rows";
+  if (warps_n(spec) != 1) return fmt::format("split_warps = true: warps_n = {}: accepted is 1", spec.warps_n);
+  if (spec.tile_m < 16 || spec.tile_m > 64 || spec.tile_m % 16 != 0) {
+    return fmt::format("split_warps = true: tile_m = {}: accepted are multiples of 16 up to 64", spec.tile_m);
+  }
+  if (spec.tile_n % (16 * spec.warps) != 0) {
+    return fmt::format("split_warps = true: tile_n = {}: accepted are multiples of 16 * warps = {}", spec.tile_n,
+                       16 * spec.warps);
+  }
+  if (spec.d_v % (8 * spec.warps) != 0) {
+    return fmt::format("split_warps = true: d_v = {} is no multiple of 8 * warps = {}", spec.d_v, 8 * spec.warps);
+  }
+  return {};
+}
+
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
   const int m_tiles = m_tiles_of(spec);
   const int overhead = spec.dtype == DType::f32 ? kOverhead32Bit + kOverhead32BitPerMTile * m_tiles
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
   const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
-  return sm80_forward_registers(spec) + overhead + dropout + (spec.aligned ? 0 : kOverheadUnaligned);
+  const int stored = spec.as<Sm80Forward>().stored() ? kOverheadStored : 0;
+  return sm80_forward_registers(spec) + overhead + dropout + stored + (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
 int resident_blocks(const KernelSpec& spec) {
@@ -277,7 +307,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   // Of tile_m; a wrong `warps` is refused later.
   const bool groups = sharing > 2 || (sharing == 2 && tile.warps_n == 2 && tile.tile_m < 16 * tile.warps);
   const int rows = groups ? std::max(std::clamp(warps, 1, kMaxWarps) / sharing, 1) : std::clamp(warps, 1, kMaxWarps);
-  const int granule = 16 * rows;
+  own.split_warps = fixed.flag("split_warps", tile.split_warps);
+  const int granule = own.split_warps ? 16 : 16 * rows;
   spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);
   spec.tile_n = fixed.number("tile_n", tile_n);
   spec.warps = warps;
@@ -288,6 +319,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
   own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32 || has_groups(spec);
   own.loop_bodies = fixed.number("loop_bodies", tile.loop_bodies);
+  own.k_storage = storage_of(problem.k_dtype);
+  own.v_storage = storage_of(problem.v_dtype);
   return spec;
 }
 
@@ -295,16 +328,22 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
 
 int sm80_forward_shared_bytes(const KernelSpec& spec) {
   const int element = static_cast<int>(size_of(spec.dtype));
-  const int pitch_qk = pitch(spec.d_qk, element);
-  const int pitch_v = pitch(spec.d_v, element);
-  const int pitch_tiles = pitch_qk + (spec.as<Sm80Forward>().value_in_key ? 0 : pitch_v);
-  return spec.tile_m * std::max(pitch_qk, pitch_v) + spec.stages * spec.tile_n * pitch_tiles + exchange_bytes(spec);
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  const int query = spec.tile_m * std::max(pitch(spec.d_qk, element), pitch(spec.d_v, element));
+  const int of_v = own.value_in_key ? 0 : pitch(spec.d_v, own.v_storage != 0 ? 1 : element);
+  const int key = pitch(spec.d_qk, own.k_storage != 0 ? 1 : element) + of_v;
+  const int scales = own.stored() ? 2 * static_cast<int>(sizeof(float)) : 0;  // of a key
+  const int loop = query + spec.stages * spec.tile_n * (key + scales) + exchange_bytes(spec);
+  // What split warps join: row statistics and O, of padded rows, of each.
+  const int joined = own.split_warps ? query + spec.warps * spec.tile_m * (2 + spec.d_v + 8) * 4 : 0;
+  return std::max(loop, joined);
 }
 
 int sm80_forward_registers(const KernelSpec& spec) {
   const int m_tiles = m_tiles_of(spec);
   const int output = m_tiles * columns_of(spec) / 2;
-  const int scores = m_tiles * spec.tile_n / 2 / warps_n(spec);
+  const int keys = spec.tile_n / (spec.as<Sm80Forward>().split_warps ? std::max(spec.warps, 1) : warps_n(spec));
+  const int scores = m_tiles * keys / 2;
   const int query =
       spec.as<Sm80Forward>().q_in_registers ? m_tiles * spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 8 : 0;
   return output + scores + query;
@@ -318,7 +357,8 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   if (spec.warps < 1 || spec.warps > kMaxWarps) {
     return fmt::format("warps = {}: accepted are 1 to {}", spec.warps, kMaxWarps);
   }
-  const bool by_warps = has_groups(spec) || spec.tile_m % (16 * spec.warps) == 0;
+  if (std::string reason = split_refusal(spec); !reason.empty()) return reason;
+  const bool by_warps = spec.as<Sm80Forward>().split_warps || has_groups(spec) || spec.tile_m % (16 * spec.warps) == 0;
   if (spec.tile_m < 16 || spec.tile_m > kMaxTileM || !by_warps) {
     return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {} up to {}", spec.tile_m, 16 * spec.warps,
                        kMaxTileM);

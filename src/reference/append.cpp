@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "reference/geometry.hpp"
@@ -57,6 +58,45 @@ void write_row(const TensorView& source, std::int64_t from, const TensorView& ta
     store_element(target, to + first, x * cosine - y * sine);
     store_element(target, to + second, y * cosine + x * sine);
   }
+}
+
+/// Row `to` of a cache of 8 bits becomes row `from`, turned in f32, times what its scale says (AppendInputs::k_scale).
+void store_row(const TensorView& source, std::int64_t from, const TensorView& target, std::int64_t to, float& scale,
+               bool given, const RotaryEmbedding& rotary, const Turns& turns) {
+  constexpr float kLeastMagnitude = 0x1p-100F;
+  const std::int64_t d = source.shape[3];
+  std::vector<double> row(static_cast<std::size_t>(d));
+  load(source, from, 1, d, row.data());
+  for (std::size_t i = 0; i < turns.cosine.size(); ++i) {
+    const std::size_t first = rotary.interleaved ? 2 * i : i;
+    const std::size_t second = rotary.interleaved ? 2 * i + 1 : i + turns.cosine.size();
+    const double x = row[first], y = row[second];
+    row[first] = static_cast<float>(x * turns.cosine[i] - y * turns.sine[i]);
+    row[second] = static_cast<float>(y * turns.cosine[i] + x * turns.sine[i]);
+  }
+  if (!given) {
+    const bool finite = std::ranges::all_of(row, [](double x) { return std::isfinite(x); });
+    double most = 0;
+    for (const double x : row) most = std::max(most, std::abs(x));
+    const float greatest = target.dtype == DType::e4m3 ? 448.F : 127.F;
+    scale = !finite                                      ? std::numeric_limits<float>::quiet_NaN()
+            : static_cast<float>(most) < kLeastMagnitude ? 0.F
+                                                         : static_cast<float>(most) / greatest;
+  }
+  const float factor = std::isfinite(1.F / scale) ? 1.F / scale : 0.F;
+  for (std::int64_t i = 0; i < d; ++i) {
+    store_element(target, to + i, static_cast<float>(row[static_cast<std::size_t>(i)]) * factor);
+  }
+}
+
+/// Puts a row of head `h` into its place, as the cache stores it.
+void cache_row(const AppendInputs& inputs, const TensorView& source, std::int64_t from, const TensorView& cache,
+               const TensorView& scales, const CacheRow& place, std::int64_t h, const RotaryEmbedding& rotary,
+               const Turns& turns) {
+  const std::int64_t to = row_offset(cache, place.page, h, place.row);
+  if (!scales.defined()) return write_row(source, from, cache, to, rotary, turns);
+  float* const scale = static_cast<float*>(scales.data) + row_offset(scales, place.page, h, place.row);
+  store_row(source, from, cache, to, *scale, inputs.scales_given, rotary, turns);
 }
 
 /// The last sequence that starts at or before a row, if that is one of its rows.
@@ -120,10 +160,9 @@ void append(const AppendInputs& inputs) {
     }
     const std::optional<CacheRow> place = cache_row(inputs, row, token);
     for (std::int64_t h = 0; place && h < inputs.k.shape[1]; ++h) {
-      write_row(inputs.k, row_offset(inputs.k, b, h, s), inputs.k_cache,
-                row_offset(inputs.k_cache, place->page, h, place->row), inputs.rotary, turns);
-      write_row(inputs.v, row_offset(inputs.v, b, h, s), inputs.v_cache,
-                row_offset(inputs.v_cache, place->page, h, place->row), {}, {});
+      cache_row(inputs, inputs.k, row_offset(inputs.k, b, h, s), inputs.k_cache, inputs.k_scale, *place, h,
+                inputs.rotary, turns);
+      cache_row(inputs, inputs.v, row_offset(inputs.v, b, h, s), inputs.v_cache, inputs.v_scale, *place, h, {}, {});
     }
   }
 }

@@ -1,6 +1,7 @@
 #ifndef FA_SRC_REFERENCE_CONVERT_HPP_
 #define FA_SRC_REFERENCE_CONVERT_HPP_
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -62,6 +63,33 @@ inline std::uint16_t encode_f16(double value) {
 }
 inline std::uint16_t encode_bf16(double value) {
   return encode_16<8>(value);
+}
+
+/// The value of an E4M3 code. Those of NaNs, 0x7f and 0xff, are read as 480 and -480, as kernels do.
+inline float decode_e4m3(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+/// Rounds to the nearest E4M3 number, ties to even; beyond the greatest, 448, to that, as NaN does.
+inline std::uint8_t encode_e4m3(double value) {
+  constexpr double kGreatest = 448;
+  constexpr int kSmallestNormal = -6;
+  const int sign = std::signbit(value) ? 0x80 : 0;
+  const double magnitude = std::isnan(value) ? kGreatest : std::min(std::abs(value), kGreatest);
+  if (magnitude == 0) return static_cast<std::uint8_t>(sign);
+  const int exponent = std::max(std::ilogb(magnitude), kSmallestNormal);
+  const int eighths = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));  // a carry adds 1 to it
+  return static_cast<std::uint8_t>(sign | (((exponent - kSmallestNormal) << 3) + eighths));
+}
+
+/// Rounds to the nearest integer, ties to even, from -127 to 127, which NaN becomes too.
+inline std::int8_t encode_i8(double value) {
+  return std::isnan(value) ? std::int8_t{127}
+                           : static_cast<std::int8_t>(std::nearbyint(std::clamp(value, -127.0, 127.0)));
 }
 
 }  // namespace fa::reference

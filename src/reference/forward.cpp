@@ -117,8 +117,12 @@ class Forward {
     const std::int64_t hidden = std::max<std::int64_t>(g_.first_key(tile.i0) - j0, 0);
     for (std::int64_t j = hidden; j < count; ++j) {
       load(a_.k, key_offset(a_.k, tile.b, h, j0 + j), a_.k.strides[3], g_.d_qk, s.row.data());
-      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d];
+      const Acc k_scale = scale_of(a_.k_scale, tile.b, h, j0 + j);
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d] * k_scale;
       load(a_.v, key_offset(a_.v, tile.b, h, j0 + j), a_.v.strides[3], g_.d_v, &s.v[j * s.width]);
+      if (!a_.v_scale.defined()) continue;
+      const Acc v_scale = scale_of(a_.v_scale, tile.b, h, j0 + j);
+      for (std::int64_t d = 0; d < g_.d_v; ++d) s.v[j * s.width + d] *= v_scale;
     }
   }
 
@@ -126,6 +130,12 @@ class Forward {
     if (a_.paged.entries == nullptr) return row_offset(keys, b, h, j);
     const std::int64_t page_size = keys.shape[2];
     return row_offset(keys, a_.paged.entries[j / page_size * a_.paged.stride], h, j % page_size);
+  }
+
+  Acc scale_of(const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j) const {
+    Acc scale = 1;
+    if (scales.defined()) load(scales, key_offset(scales, b, h, j), 1, 1, &scale);
+    return scale;
   }
 
   /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.

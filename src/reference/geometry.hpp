@@ -144,6 +144,10 @@ void load(const TensorView& t, std::int64_t offset, std::int64_t stride, std::in
       return load_strided<double>(from, stride, count, to, [](double x) { return x; });
     case DType::i32:
       return load_strided<std::int32_t>(from, stride, count, to, [](std::int32_t x) { return x; });
+    case DType::e4m3:
+      return load_strided<std::uint8_t>(from, stride, count, to, decode_e4m3);
+    case DType::i8:
+      return load_strided<std::int8_t>(from, stride, count, to, [](std::int8_t x) { return x; });
   }
 }
 
@@ -162,6 +166,10 @@ inline void store_element(const TensorView& t, std::int64_t offset, double value
       return put(value);
     case DType::i32:
       return put(static_cast<std::int32_t>(value));
+    case DType::e4m3:
+      return put(encode_e4m3(value));
+    case DType::i8:
+      return put(encode_i8(value));
   }
 }
 

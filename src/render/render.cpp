@@ -14,6 +14,7 @@
 #include <common/forward_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
+#include <common/stored_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_backward_params.cuh>
@@ -29,14 +30,17 @@ namespace fa::render {
 namespace {
 
 using kernel::AppendParams;
+using kernel::AppendStoredParams;
 using kernel::BackwardParams;
 using kernel::BackwardVariantParams;
 using kernel::CaptureParams;
 using kernel::ForwardParams;
+using kernel::ForwardStoredParams;
 using kernel::ForwardVariantParams;
 using kernel::MaskTilesParams;
 using kernel::MergeStatesParams;
 using kernel::PaddingParams;
+using kernel::ScaleParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90BackwardVariantParams;
 using kernel::Sm90ForwardParams;
@@ -132,6 +136,10 @@ std::string append_layout() {
   return asserts.text();
 }
 
+std::string append_stored_layout() {
+  return append_layout() + LayoutAsserts("AppendStoredParams", sizeof(AppendStoredParams)).text();
+}
+
 std::string merge_states_layout() {
   LayoutAsserts asserts("MergeStatesParams", sizeof(MergeStatesParams));
   asserts.field("lse", offsetof(MergeStatesParams, lse));
@@ -157,6 +165,14 @@ std::string variant_layout(const char* type, std::size_t size) {
   asserts.field("norms", offsetof(VariantParams, norms));
   asserts.field("b", offsetof(VariantParams, b));
   return whole.text() + capture.text() + asserts.text();
+}
+
+std::string stored_layout() {
+  LayoutAsserts scales("ScaleParams", sizeof(ScaleParams));
+  scales.field("stride_k_b", offsetof(ScaleParams, stride_k_b));
+  scales.field("stride_v_s", offsetof(ScaleParams, stride_v_s));
+  return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)) + scales.text() +
+         LayoutAsserts("ForwardStoredParams", sizeof(ForwardStoredParams)).text();
 }
 
 /// The Variant of a Config, as templates/common/variant.cuh describes it.
@@ -203,15 +219,22 @@ std::string sink_layout() {
 }
 
 constexpr Layout kLayouts[] = {
-    {"ForwardParams", forward_layout},      {"Sm90ForwardParams", sm90_forward_layout},
-    {"BackwardParams", backward_layout},    {"Sm90BackwardParams", sm90_backward_layout},
-    {"PaddingParams", padding_layout},      {"ForwardVariantParams", row_norms_layout},
-    {"BackwardVariantParams", sink_layout}, {"MaskTilesParams", [] { return std::string(); }},
-    {"AppendParams", append_layout},        {"MergeStatesParams", merge_states_layout},
+    {"ForwardParams", forward_layout},
+    {"Sm90ForwardParams", sm90_forward_layout},
+    {"BackwardParams", backward_layout},
+    {"Sm90BackwardParams", sm90_backward_layout},
+    {"PaddingParams", padding_layout},
+    {"ForwardVariantParams", row_norms_layout},
+    {"BackwardVariantParams", sink_layout},
+    {"MaskTilesParams", [] { return std::string(); }},
+    {"AppendParams", append_layout},
+    {"MergeStatesParams", merge_states_layout},
+    {"AppendStoredParams", append_stored_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.
 constexpr Layout kVariantLayouts[] = {
+    {"ForwardStoredParams", stored_layout},
     {"ForwardVariantParams", [] { return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)); }},
     {"Sm90ForwardVariantParams",
      [] { return variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)); }},
@@ -269,9 +292,10 @@ std::string room_asserts(const plan::KernelSpec& spec) {
 std::string render_unit(const plan::KernelSpec& spec) {
   const plan::Kernel::Unit& unit = spec.kernel().unit;
   const bool has_variant = spec.variants.any();
-  const char* const params = has_variant ? unit.variant_params : unit.params;
+  const bool stored = spec.stored();
+  const char* const params = stored ? unit.stored_params : has_variant ? unit.variant_params : unit.params;
   std::string layout = layout_of(kLayouts, unit.params);
-  if (has_variant) layout += layout_of(kVariantLayouts, params);
+  if (has_variant || stored) layout += layout_of(kVariantLayouts, params);
   const int blocks = spec.cluster();
   const std::string cluster = blocks > 1 ? fmt::format(", {}", blocks) : "";
   return fmt::format(

@@ -53,6 +53,10 @@ const char* to_string(DType dtype) noexcept {
       return "f64";
     case DType::i32:
       return "i32";
+    case DType::e4m3:
+      return "e4m3";
+    case DType::i8:
+      return "i8";
   }
   return "unknown";
 }

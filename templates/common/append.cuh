@@ -90,7 +90,7 @@ struct Append {
     store(item, place, pieces);
   }
 
- private:
+ protected:
   FA_DEVICE Item item_of(int token, int index) const {
     const int groups_kv = ceil_div(params.h_kv, kHeads);
     const int of_k = groups_kv * kPiecesK;

@@ -46,6 +46,14 @@ struct AppendParams {
   uint64_t turns[kMaxRotaryPairs];  // revolutions a position, in 2^-64
 };
 
+/// Of an append into a cache of 8 bits.
+struct AppendStoredParams : AppendParams {
+  float* k_scale;  // [pages, h_kv, page_rows], may be null where K is of the tensors' type
+  float* v_scale;  // likewise
+  int64_t stride_k_scale_page, stride_k_scale_h, stride_k_scale_s;
+  int64_t stride_v_scale_page, stride_v_scale_h, stride_v_scale_s;
+};
+
 }  // namespace fa::kernel
 
 #endif  // FA_TEMPLATES_COMMON_APPEND_PARAMS_CUH_

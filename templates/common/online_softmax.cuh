@@ -95,6 +95,18 @@ struct OnlineSoftmax {
   /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
   FA_DEVICE float inverse_sum(int m, int r) const { return sum[m][r] == 0.f ? 0.f : 1.f / sum[m][r]; }
 
+  /// What P relative to a maximum is multiplied by, to be relative to another that is no smaller.
+  static FA_DEVICE float shrink_between(float from, float to, float scale_log2) {
+    if (from == -kInfinity) return 0.f;
+    const float before = offset(from, scale_log2);
+    const float next = offset(to, scale_log2);
+    if (!is_far(before) && !is_far(next)) return ptx::ex2(before - next);
+    const float score = is_far(before) ? from : 0.f;
+    const float next_score = is_far(next) ? to : 0.f;
+    return ptx::ex2(
+        ptx::fma(score - next_score, scale_log2, (is_far(before) ? 0.f : before) - (is_far(next) ? 0.f : next)));
+  }
+
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
   FA_DEVICE LogSum log_sum(int m, int r, float scale_log2) const {
     if (sum[m][r] == 0.f) return LogSum::of_no_keys();

@@ -11,6 +11,7 @@
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/stored.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/work_lists.cuh>
@@ -22,11 +23,19 @@
 #include <ptx/thread.cuh>
 #include <sm80/sm80_forward_epilogue.cuh>
 #include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_split_warps.cuh>
+#include <sm80/sm80_stored.cuh>
 #include <sm80/sm80_tf32x3.cuh>
 #include <sm80/sm80_warp_group.cuh>
 #include <sm80/sm80_warp_pair.cuh>
 
 namespace fa::sm80 {
+
+template <class Config>
+FA_DEVICE constexpr bool splits_warps() {
+  if constexpr (requires { Config::kSplitWarps; }) return Config::kSplitWarps;
+  return false;
+}
 
 /// FlashAttention-2 forward on mma.sync (Dao, 2023, algorithm 1). One thread block computes one tile of O: every warp
 /// owns whole rows, Q stays in shared memory or registers, K and V tiles stream through `kStages` buffers by cp.async.
@@ -47,13 +56,21 @@ namespace fa::sm80 {
 /// With kScheduled a thread block works on its part of a schedule (common/schedule_params.cuh): on pieces of one query
 /// tile after the other. Of tiles that blocks share they leave partial results, which the last of them to finish
 /// merges.
+///
+/// With kSplitWarps, for few rows, all warps have the same rows, and each its own keys of every tile. They join what
+/// they have made of them at the end (sm80_split_warps.cuh).
+///
+/// With kKeyStorage or kValueStorage the tiles of K or V have 8 bits an element, and each key a scale, which multiplies
+/// its column of S or of P.
 template <class Config>
 struct Forward {
   using Settings = Config;
   using T = typename Config::Element;
   using Variant = VariantOf<Config>;
-  using Params = ForwardParamsOf<Config>;
+  using Params = StoredForwardParamsOf<Config>;
   using Gemm = WarpGemm<T>;
+  using KElement = KeyElement<Config>;
+  using VElement = ValueElement<Config>;
 
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;
@@ -62,23 +79,31 @@ struct Forward {
   static constexpr int kStages = Config::kStages;
   static constexpr bool kEarlyV = sizeof(T) == 2;  // the first V with the first K; fp32 has no register left for it
   static constexpr int kThreads = Config::kWarps * kWarpSize;
-  static constexpr int kWarpsN = kernel::kWarpsN<Config>;
+  static constexpr bool kSplitWarps = splits_warps<Config>();
+  static constexpr int kWarpsN = kSplitWarps ? Config::kWarps : kernel::kWarpsN<Config>;
   static constexpr int kWarpsM = Config::kWarps / kWarpsN;
   static constexpr int kWarpRows = kTileM / kWarpsM;
   static constexpr int kWarpKeys = kTileN / kWarpsN;
   static constexpr int kMTiles = kWarpRows / 16;
-  static constexpr bool kGroups = kWarpsN > 2 || (kWarpsN == 2 && kMTiles == 1);  // of warps that share rows
-  static constexpr bool kPairs = kWarpsN == 2 && !kGroups;
-  static constexpr int kWarpColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;  // of O
+  // Of warps that share rows, each with its own columns of O.
+  static constexpr bool kGroups = !kSplitWarps && (kWarpsN > 2 || (kWarpsN == 2 && kMTiles == 1));
+  static constexpr bool kPairs = !kSplitWarps && kWarpsN == 2 && !kGroups;
+  // Of O, that a warp stores.
+  static constexpr int kOutColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;
+  static constexpr int kWarpColumns = kSplitWarps ? kHeadDimV : kOutColumns;  // and has in the main loop
   static constexpr int kNTiles = kWarpKeys / 8;
   static constexpr bool kUnevenColumns = kGroups && kWarpColumns * kWarpsN != kHeadDimV;
   static constexpr int kOTiles = kWarpColumns / 8;
+  static constexpr int kOutTiles = kOutColumns / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static constexpr int kPageSize = kernel::kPageSize<Config>;
   static constexpr bool kPaged = kPageSize > 0;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
+  static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
+  static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
+  static constexpr bool kStored = kStoredKeys || kStoredValues;
   static constexpr bool kTwoSided =
       Variant::kLeftWindow || Variant::kChunked || kPaged;               // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen && !kPaged;  // of tiles that are not empty
@@ -91,7 +116,8 @@ struct Forward {
   static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
   static_assert(!kDropout || kWarpKeys % 16 == 0, "bits are drawn for 16 keys");
   static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
-  static_assert(kWarpColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
+  static_assert(kOutColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
+  static_assert(!kSplitWarps || sizeof(T) == 2, "fp32 warps do not share rows");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
   static_assert(!(kVarlen || kPaged) || !Config::kSplit, "batches of unknown lengths are not split");
@@ -101,9 +127,9 @@ struct Forward {
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
-  using KTile = SharedTile<T, kTileN, kHeadDimQk>;
+  using KTile = SharedTile<KElement, kTileN, kHeadDimQk>;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;  // V is the first columns of K
-  using VTile = typename Either<KTile, SharedTile<T, kTileN, kHeadDimV>, kValueInKey>::type;
+  using VTile = typename Either<KTile, SharedTile<VElement, kTileN, kHeadDimV>, kValueInKey>::type;
 
   // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
   static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
@@ -115,13 +141,17 @@ struct Forward {
     if constexpr (kGroups) return Group::kBytes;
     return kPairs ? Pair::kBytes : 0;
   }
-  static constexpr int kSharedBytes = kTileBytes + exchange_bytes();
+  static constexpr int kScaleBytes = kStored ? 2 * kStages * kTileN * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kLoopBytes = kTileBytes + exchange_bytes() + kScaleBytes;
+  using Split = SplitWarps<kSplitWarps ? Config::kWarps : 1, kTileM, kHeadDimV>;
+  static constexpr int kJoinBytes = kSplitWarps ? kQBytes + Split::kBytes : 0;
+  static constexpr int kSharedBytes = kLoopBytes > kJoinBytes ? kLoopBytes : kJoinBytes;
 
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
   using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
-  using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
-  using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
+  using KCopy = TileCopy<KTile, KElement, kTileN, kThreads, Config::kAligned || kStoredKeys>;
+  using VCopy = TileCopy<VTile, VElement, kTileN, kThreads, Config::kAligned || kStoredValues>;
 
   const Params& params;
   // Of a scheduled block's pieces.
@@ -140,12 +170,12 @@ struct Forward {
   const int block_row = tile.m_block * kTileM;                  // first packed row of the block
   const int warp_row = block_row + warp / kWarpsN * kWarpRows;  // and of this warp
   const int row_count = Config::kPackGqa ? lengths.s_q * params.group : lengths.s_q;
-  const T* const k_thread =
-      KCopy::thread_pointer(static_cast<const T*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
+  const KElement* const k_thread =
+      KCopy::thread_pointer(static_cast<const KElement*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
                                 rows.kv_head() * params.stride_k_h,
                             params.stride_k_s, thread);  // into [s_kv, d_qk]; not of pages
-  const T* const v_thread =
-      VCopy::thread_pointer(static_cast<const T*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
+  const VElement* const v_thread =
+      VCopy::thread_pointer(static_cast<const VElement*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
                                 rows.kv_head() * params.stride_v_h,
                             params.stride_v_s, thread);  // into [s_kv, d_v]; likewise
   const uint32_t shared = ptx::dynamic_shared();
@@ -226,24 +256,26 @@ struct Forward {
   FA_DEVICE void load_k(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
     if constexpr (kPaged) {
-      KCopy::template paged<kPageSize>(k_shared(stage), pool<KCopy>(params.k, params.stride_k_h), params.stride_k_b,
-                                       params.stride_k_s, first, paged_keys(), thread);
+      KCopy::template paged<kPageSize>(k_shared(stage), pool<KCopy, KElement>(params.k, params.stride_k_h),
+                                       params.stride_k_b, params.stride_k_s, first, paged_keys(), thread);
     } else {
       KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                      thread);
     }
+    if constexpr (kStoredKeys) StoredScales<Forward>{*this}.load_k(stage, first);
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
     if constexpr (kValueInKey) return;
     const int first = kv_tile(n_block) * kTileN;
     if constexpr (kPaged) {
-      VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy>(params.v, params.stride_v_h), params.stride_v_b,
-                                       params.stride_v_s, first, paged_keys(), thread);
+      VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy, VElement>(params.v, params.stride_v_h),
+                                       params.stride_v_b, params.stride_v_s, first, paged_keys(), thread);
     } else {
       VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                      thread);
     }
+    if constexpr (kStoredValues) StoredScales<Forward>{*this}.load_v(stage, first);
   }
 
   FA_DEVICE PagedKeys<kPageSize> paged_keys() const {
@@ -251,16 +283,18 @@ struct Forward {
   }
 
   /// Page 0 of the KV head, at this thread's first column. Derived in every step: no register is left to keep it in.
-  template <class Copy>
-  FA_DEVICE const T* pool(const void* base, int64_t stride_h) const {
-    return Copy::thread_pointer(static_cast<const T*>(base) + rows.kv_head() * stride_h, 0, ptx::thread_index());
+  template <class Copy, class Element>
+  FA_DEVICE const Element* pool(const void* base, int64_t stride_h) const {
+    return Copy::thread_pointer(static_cast<const Element*>(base) + rows.kv_head() * stride_h, 0, ptx::thread_index());
   }
 
   FA_DEVICE Pair pair() const { return Pair(shared + kTileBytes); }
   FA_DEVICE Group group() const { return Group(shared + kTileBytes); }
 
   FA_DEVICE void meet() const {
-    if constexpr (kGroups) {
+    if constexpr (kSplitWarps) {
+      ptx::sync_threads();
+    } else if constexpr (kGroups) {
       group().meet();
     } else {
       pair().meet();
@@ -272,7 +306,7 @@ struct Forward {
     if constexpr (kUnevenColumns) {
       return half * kWarpColumns < kHeadDimV - kWarpColumns ? half * kWarpColumns : kHeadDimV - kWarpColumns;
     }
-    return half * kWarpColumns;
+    return half * kOutColumns;
   }
   /// Whether n tile `n` of this warp is in no slice before its own.
   FA_DEVICE bool owns(int n) const { return !kUnevenColumns || first_o_column() + 8 * n >= half * kWarpColumns; }
@@ -302,11 +336,18 @@ struct Forward {
       attend(range, o, softmax);
     }
     softmax.finish();
-    if constexpr (kPairs) pair().add_sums(softmax.sum);
-    if constexpr (kGroups) group().add_sums(softmax.sum);
-    // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
-    const Forward epilogue(params, index);
-    ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
+    if constexpr (kStoredValues) StoredValues<VElement>::restore(o, lane);
+    if constexpr (kSplitWarps) {
+      Fragment<kMTiles, kOutTiles> whole;
+      Split{shared + kQBytes, warp, lane}.join(o, softmax, softmax_scale_log2(), whole);
+      ForwardEpilogue<Forward>{*this}.run(whole, softmax);
+    } else {
+      if constexpr (kPairs) pair().add_sums(softmax.sum);
+      if constexpr (kGroups) group().add_sums(softmax.sum);
+      // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
+      const Forward epilogue(params, index);
+      ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
+    }
   }
 
   FA_DEVICE KvRange tile_range(int first_row, int last_row) const {
@@ -335,8 +376,17 @@ struct Forward {
     if constexpr (Config::kQInRegisters) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
-      ptx::sync_warp();  // the other lanes' copies of this warp's Q rows have landed
-      Gemm::template load_q<QWarpTile, kMTiles, kHeadDimQk>(q, q_shared, 0, lane);
+      ptx::sync_warp();                                // the other lanes' copies of this warp's Q rows have landed
+      if constexpr (kSplitWarps) ptx::sync_threads();  // and the other warps'
+      if constexpr (kStoredKeys) {
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int k = 0; k < kHeadDimQk / 16; ++k) load_q_fragment(q[m][k], m, k);
+        }
+      } else {
+        Gemm::template load_q<QWarpTile, kMTiles, kHeadDimQk>(q, q_shared, 0, lane);
+      }
     }
     prefetch(range);
 
@@ -358,6 +408,15 @@ struct Forward {
       for (; n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
       }
+    }
+  }
+
+  /// The A operand of m tile `m` and depth step `k` of Q, from shared memory.
+  FA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int k) const {
+    if constexpr (kStoredKeys) {
+      StoredKeys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
+    } else {
+      Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
     }
   }
 
@@ -406,10 +465,13 @@ struct Forward {
         FA_UNROLL
         for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
       } else {
-        Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
+        load_q_fragment(a, m, k);
       }
     };
-    if constexpr (kNTiles == 1) {
+    if constexpr (kStoredKeys) {
+      StoredKeys<T, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
+      StoredScales<Forward>{*this}.multiply_k(s, stage);
+    } else if constexpr (kNTiles == 1) {
       scores_of_8_keys<T, KTile, kHeadDimQk>(s, keys, lane, load_a);
     } else {
       Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
@@ -449,8 +511,14 @@ struct Forward {
     } else {
       finish_scores<kMaybeMasked>(range, n_block, s);
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
-      if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN);
-      Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, v_shared(stage), lane);
+      if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
+      const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
+      if constexpr (kStoredValues) {
+        StoredScales<Forward>{*this}.multiply_v(s, stage);
+        StoredValues<VElement>::template accumulate<VTile, kHeadDimV>(o, s, values, lane);
+      } else {
+        Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, values, lane);
+      }
     }
     if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -591,7 +659,7 @@ struct Forward {
 };
 
 template <class Config>
-FA_DEVICE void forward(const kernel::ForwardParamsOf<Config>& params) {
+FA_DEVICE void forward(const kernel::StoredForwardParamsOf<Config>& params) {
   if constexpr (kernel::kScheduled<Config>) {
     if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();
     const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), ptx::block_index());

@@ -29,11 +29,12 @@ struct ForwardEpilogue {
   static constexpr int kTileM = Forward::kTileM;
   static constexpr int kHeadDimV = Forward::kHeadDimV;
   static constexpr int kMTiles = Forward::kMTiles;
-  static constexpr int kOTiles = Forward::kOTiles;
+  static constexpr int kOTiles = Forward::kOutTiles;
   static constexpr int kWarpsN = Forward::kWarpsN;
   static constexpr int kWarpRows = Forward::kWarpRows;
-  static constexpr int kWarpColumns = Forward::kWarpColumns;
-  static constexpr bool kShared = Forward::kPairs || Forward::kGroups;  // rows, with other warps
+  static constexpr int kWarpColumns = Forward::kOutColumns;
+  static constexpr bool kShared =
+      Forward::kPairs || Forward::kGroups || Forward::kSplitWarps;  // rows, with other warps
   static constexpr bool kDropout = Forward::kDropout;
   static constexpr bool kAccumulate = Forward::kAccumulate;
   static constexpr bool kScheduled = Forward::kScheduled;

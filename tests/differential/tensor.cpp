@@ -34,6 +34,10 @@ double load(DType dtype, const std::byte* from) {
       return get(double{});
     case DType::i32:
       return get(std::int32_t{});
+    case DType::e4m3:
+      return static_cast<double>(reference::decode_e4m3(get(std::uint8_t{})));
+    case DType::i8:
+      return get(std::int8_t{});
   }
   return 0;
 }
@@ -51,6 +55,10 @@ void store(DType dtype, double value, std::byte* to) {
       return put(value);
     case DType::i32:
       return put(static_cast<std::int32_t>(value));
+    case DType::e4m3:
+      return put(reference::encode_e4m3(value));
+    case DType::i8:
+      return put(reference::encode_i8(value));
   }
 }
 

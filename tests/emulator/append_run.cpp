@@ -24,15 +24,16 @@ std::array<void*, kAppendParts> place(const AppendData& data, Memory& memory, bo
     const fa::test::AppendBuffer& buffer = data.buffers()[i];
     if (at[i] == nullptr) continue;
     const auto part = static_cast<AppendPart>(i);
-    const bool is_rows = part <= AppendPart::v_cache;  // the first of the parts
+    const bool is_rows = part <= AppendPart::v_cache || part >= AppendPart::k_scale;
     if (!is_rows) {
       if (early) memory.set_flags(at[i], buffer.bytes.size(), kEarlyInput);
       continue;
     }
     memory.set_flags(at[i], buffer.bytes.size(), 0);
   }
-  for (std::size_t i = 0; i <= static_cast<std::size_t>(AppendPart::v_cache); ++i) {
+  for (std::size_t i = 0; i < kAppendParts; ++i) {
     const auto part = static_cast<AppendPart>(i);
+    if (part > AppendPart::v_cache && part < AppendPart::k_scale) continue;
     const bool shared = part == AppendPart::v_cache && at[i] == nullptr;
     const std::size_t memory_of = shared ? static_cast<std::size_t>(AppendPart::k_cache) : i;
     if (at[memory_of] == nullptr) continue;

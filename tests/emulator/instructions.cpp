@@ -331,9 +331,9 @@ void arrive(SharedMemory& shared, AsyncCopy& copy) {
   copy.arrived = true;
   std::byte* target = shared.at(copy.target);
   if (copy.source != nullptr) {
-    std::memcpy(target, copy.source, 16);
+    std::memcpy(target, copy.source, copy.bytes);
   } else {
-    std::memset(target, 0, 16);
+    std::memset(target, 0, copy.bytes);
   }
 }
 
@@ -594,29 +594,37 @@ void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes,
   std::memcpy(Machine::shared(lane).at(address), value, bytes);
 }
 
-void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site) {
-  constexpr const char* kName = "cp.async.cg.16";
+void cp_async(std::uint32_t shared, const void* global, std::uint32_t bytes, bool valid, const Site& site) {
+  const char* const name = bytes == 16 ? "cp.async.cg.16" : "cp.async.ca.4";
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
-  check_shared_alignment(lane, shared, 16, kName, site);
+  check_shared_alignment(lane, shared, bytes, name, site);
   if (valid) {
-    check_global_load(global, 16, kName, site);
-  } else if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
-    machine.raise(FaultKind::misaligned, lane, kName, reinterpret_cast<std::uintptr_t>(global), site,
-                  "an address that is not read is still 16-byte aligned");
+    check_global_load(global, bytes, name, site);
+  } else if (reinterpret_cast<std::uintptr_t>(global) % bytes != 0) {
+    machine.raise(FaultKind::misaligned, lane, name, reinterpret_cast<std::uintptr_t>(global), site,
+                  "an address that is not read is still aligned");
   }
   const Stamp writer{0, static_cast<std::uint16_t>(lane.agent), Stamp::copying};
-  if (const Conflict conflict = Machine::shared(lane).write(shared, 16, machine.observer(lane), writer)) {
-    machine.raise(conflict, lane, kName, shared, site);
+  if (const Conflict conflict = Machine::shared(lane).write(shared, bytes, machine.observer(lane), writer)) {
+    machine.raise(conflict, lane, name, shared, site);
   }
-  std::memset(Machine::shared(lane).at(shared), 0xff, 16);
+  std::memset(Machine::shared(lane).at(shared), 0xff, bytes);
   AsyncCopies& async = lane.async;
-  async.copies.push_back({shared, valid ? static_cast<const std::byte*>(global) : nullptr, false});
+  async.copies.push_back({shared, valid ? static_cast<const std::byte*>(global) : nullptr, false, bytes});
   ++async.uncommitted;
   // Some arrive at once, some later, some only when they are waited for.
   const std::uint64_t dice = machine.random() >> 40;
   if ((dice & 3) == 0) arrive(Machine::shared(lane), async.copies.back());
   if ((dice & 12) == 0) arrive(Machine::shared(lane), async.copies[(dice >> 4) % async.copies.size()]);
+}
+
+void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site) {
+  cp_async(shared, global, 16, valid, site);
+}
+
+void cp_async_4(std::uint32_t shared, const void* global, bool valid, const Site& site) {
+  cp_async(shared, global, 4, valid, site);
 }
 
 void cp_async_commit() {
@@ -636,7 +644,7 @@ void cp_async_wait(int pending) {
   for (int i = 0; i < copies; ++i) {
     AsyncCopy& copy = async.copies[static_cast<std::size_t>(i)];
     arrive(Machine::shared(lane), copy);
-    Machine::shared(lane).arrived(copy.target, machine.stamp(lane));
+    Machine::shared(lane).arrived(copy.target, copy.bytes, machine.stamp(lane));
   }
   async.copies.erase(async.copies.begin(), async.copies.begin() + copies);
   async.groups.erase(async.groups.begin(), async.groups.begin() + done);

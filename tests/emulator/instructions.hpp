@@ -56,6 +56,7 @@ void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const 
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site);
 
 void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site);
+void cp_async_4(std::uint32_t shared, const void* global, bool valid, const Site& site);
 void cp_async_commit();
 void cp_async_wait(int pending);
 

@@ -826,7 +826,7 @@ void Machine::land(std::size_t index) {
   }
   for_each_chunk(copy.box, copy.target.address, [&](std::uint32_t address, std::uint32_t at) {
     std::memcpy(shared.at(address), bytes.data() + at, 16);
-    shared.arrived(address, writer);
+    shared.arrived(address, 16, writer);
   });
   if (copy.source.block != nullptr) finish_source(copy, barrier.phase + 1);
   barrier.bytes -= copy.box.bytes();

@@ -40,6 +40,7 @@ struct AsyncCopy {
   std::uint32_t target;
   const std::byte* source;  // null: zeros
   bool arrived;
+  std::uint32_t bytes;
 };
 
 /// The cp.async state of a thread.

@@ -90,7 +90,8 @@ class Call {
   }
 
   TensorView pool(const char* name, const HostTensor& tensor) {
-    const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned);
+    const bool stored = size_of(tensor.view().dtype) == 1;  // whose rows are always aligned
+    const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned || stored);
     for_each_row(t.b, t.h, run_.trust ? t.s : 0, [&](std::int64_t page, std::int64_t h, std::int64_t row) {
       const bool needed = data_.needed[static_cast<std::size_t>(page * c_.page_size + row)];
       if (!needed) memory.set_flags(t.row(page, h, row), t.row_bytes, 0);
@@ -167,6 +168,8 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   tensors.q = call.query();
   tensors.k = call.pool("k", data.k);
   tensors.v = call.pool("v", data.v);
+  if (c.k_dtype) tensors.k_scale = call.pool("k_scale", data.k_scale);
+  if (c.v_dtype) tensors.v_scale = call.pool("v_scale", data.v_scale);
   tensors.o = call.output("o", outputs.o);
   tensors.lse = call.output("lse", outputs.lse);
   const PlacedVariant placed(call.memory, variant, false);

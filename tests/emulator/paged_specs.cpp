@@ -28,6 +28,7 @@ enum Flag : unsigned {
   kTwos = 256,  // groups of warps that share rows
   kFours = 512,
   kInKey = 1024,  // V is the first columns of K
+  kSplitWarps = 2048,
 };
 
 struct Shape {
@@ -35,8 +36,9 @@ struct Shape {
   DType dtype;
   int d_qk, d_v, tile_m, warps, tile_n, stages;
   unsigned flags;
-  const char* choice = "";  ///< of fa::test::variant_choices()
-  int q_buffers = 0;        ///< of an sm90 kernel
+  const char* choice = "";           ///< of fa::test::variant_choices()
+  int q_buffers = 0;                 ///< of an sm90 kernel
+  int k_storage = 0, v_storage = 0;  ///< storage_of what K and V are stored as
 
   bool has(Flag flag) const { return (flags & flag) != 0; }
 };
@@ -83,6 +85,16 @@ constexpr Shape kShapes[] = {
     {16, DType::bf16, 40, 72, 16, 4, 32, 1, kPackGqa | kFours | kScheduled},
     {40, DType::bf16, 16, 16, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey | kScheduled, "everything"},
     {64, DType::bf16, 576, 512, 16, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
+    {16, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal, "", 0, 1, 1},
+    {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kPackGqa | kQInRegisters, "", 0, 1, 2},
+    {3, DType::bf16, 80, 16, 16, 1, 16, 2, kPacked | kCausal | kScheduled, "", 0, 2, 0},
+    {64, DType::f16, 32, 32, 64, 2, 32, 1, kPackGqa | kUnaligned | kTwoBodies, "", 0, 0, 1},
+    {12, DType::bf16, 16, 16, 32, 2, 32, 1, kPacked | kCausal | kPackGqa, "everything", 0, 2, 1},
+    {8, DType::f16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled, "window_sink", 0, 2, 2},
+    {16, DType::bf16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kQInRegisters | kScheduled | kSplitWarps},
+    {8, DType::f16, 40, 48, 32, 2, 32, 1, kPacked | kCausal | kSplitWarps},
+    {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 1, 1},
+    {64, DType::f16, 16, 64, 16, 4, 64, 1, kPacked | kUnaligned | kTwoBodies | kSplitWarps, "window_sink", 0, 2, 0},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -123,6 +135,9 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
   spec.as<fa::plan::Sm80Forward>().scheduled = shape.has(kScheduled);
+  spec.as<fa::plan::Sm80Forward>().k_storage = shape.k_storage;
+  spec.as<fa::plan::Sm80Forward>().v_storage = shape.v_storage;
+  spec.as<fa::plan::Sm80Forward>().split_warps = shape.has(kSplitWarps);
   spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
@@ -160,6 +175,13 @@ const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family fami
   });
   if (found == paged_kernels().end()) throw std::out_of_range("no such choice: " + choice);
   return *found;
+}
+
+void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
+  if (spec.family() != fa::plan::Family::sm80) return;
+  constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
+  c.k_dtype = kStored[spec.as<fa::plan::Sm80Forward>().k_storage];
+  c.v_dtype = kStored[spec.as<fa::plan::Sm80Forward>().v_storage];
 }
 
 KernelSpec sm90_paged() {

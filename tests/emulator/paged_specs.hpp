@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/kernel_spec.hpp"
+#include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
 
 namespace emulator {
@@ -20,6 +21,8 @@ const std::vector<PagedKernel>& paged_kernels();
 
 /// The first of a family without a schedule that computes a choice.
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family);
+/// Tells a case what the spec's K and V are stored as.
+void set_storage(const fa::plan::KernelSpec& spec, fa::test::PagedCase& c);
 
 /// One with tiles of 32 rows and 32 keys, for pages of 8 keys.
 fa::plan::KernelSpec sm80_paged();

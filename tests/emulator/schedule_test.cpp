@@ -111,6 +111,7 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.attention.seed = 11 + batch;
   c.variant = kernel.choice;
   c.page_size = spec.page_size;
+  set_storage(spec, c);
   c.packed = spec.varlen;
   c.indexed = batch == 1;
   c.bounded = true;

@@ -234,8 +234,11 @@ Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, St
   return {};
 }
 
-void SharedMemory::arrived(std::uint32_t address, const Stamp& writer) {
-  pieces_[(address - base_) / kPiece].cell.write = writer;
+void SharedMemory::arrived(std::uint32_t address, std::uint32_t bytes, const Stamp& writer) {
+  const std::uint32_t offset = address - base_;
+  Piece& piece = pieces_[offset / kPiece];
+  piece.cell.write = writer;
+  for (std::uint32_t i = 0; piece.split && i < bytes; ++i) cells_[offset + i].write = writer;
 }
 
 void SharedMemory::finish_read(std::uint32_t address, const Reader& reader) {

@@ -125,8 +125,8 @@ class SharedMemory {
   /// was in order, to be passed from call to call.
   Conflict check(std::uint32_t address, const Observer& observer, Stamp& last);
 
-  /// 16 bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
-  void arrived(std::uint32_t address, const Stamp& writer);
+  /// Bytes that a copy is about to fill are written by `writer`; `arrived` tells who wrote them once it is done.
+  void arrived(std::uint32_t address, std::uint32_t bytes, const Stamp& writer);
 
   /// The copy engine has read the 16 bytes at `address` for whom `reader` names.
   void finish_read(std::uint32_t address, const Reader& reader);

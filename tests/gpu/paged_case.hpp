@@ -40,6 +40,8 @@ class DevicePaged {
         q(data.q),
         k(data.k),
         v(data.v),
+        k_scale(data.k_scale),
+        v_scale(data.v_scale),
         o(make_outputs(c, data).o),
         lse(make_outputs(c, data).lse),
         cu_q(bytes_of(data.cu_q)),
@@ -60,6 +62,8 @@ class DevicePaged {
     in.cache.block_table.data = table.data();
     in.cache.batch_index = ints(batch_index);
     in.cache.seq_begin = ints(begin);
+    if (problem.k_dtype) in.k_scale = k_scale.const_view();
+    if (problem.v_dtype) in.v_scale = v_scale.const_view();
     return in;
   }
   ForwardOutputs outputs() const { return {o.view(), lse.view()}; }
@@ -70,6 +74,8 @@ class DevicePaged {
     host = data;
     k.buffer.write(data.k.bytes());
     v.buffer.write(data.v.bytes());
+    if (c.k_dtype) k_scale.buffer.write(data.k_scale.bytes());
+    if (c.v_dtype) v_scale.buffer.write(data.v_scale.bytes());
     used_kv.write(bytes_of(data.used_kv));
     table.write(bytes_of(data.table));
     o.buffer.write(make_outputs(c, data).o.bytes());
@@ -90,7 +96,8 @@ class DevicePaged {
   void expect_forward() const {
     const AttentionOutputs actual = results();
     const AttentionOutputs expected = reference_f64(problem, host);
-    const DType dtype = problem.attention.dtype;
+    // V of 8 bits is multiplied by P in bf16.
+    const DType dtype = problem.v_dtype ? DType::bf16 : problem.attention.dtype;
     const double o_bound = dtype == DType::bf16 ? 3e-2 : dtype == DType::f16 ? 6e-3 : 1e-4;
     EXPECT_LE(worst(actual.o, expected.o), o_bound) << "o";
     EXPECT_LE(worst(actual.lse, expected.lse), dtype == DType::f32 ? 2e-4 : 1e-2) << "lse";
@@ -98,7 +105,7 @@ class DevicePaged {
 
   PagedCase problem;
   PagedData host;
-  DeviceTensor q, k, v, o, lse;
+  DeviceTensor q, k, v, k_scale, v_scale, o, lse;
   DeviceBuffer cu_q, used_kv, begin, batch_index, table;
   VariantCase functions;  // whose names the variant refers to
   DeviceVariant variant;

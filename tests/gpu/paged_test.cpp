@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "gpu/paged_case.hpp"
 #include "gpu/scoped_stream.hpp"
 #include "plan/planner.hpp"
+#include "reference/forward.hpp"
 #include "support/paged_case.hpp"
 #include "support/schedule_lists.hpp"
 
@@ -74,6 +76,112 @@ TEST_P(RandomPaged, MatchFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomPaged, ::testing::Range(0u, 120u));
+
+/// The same over K or V of 8 bits, whose head dims are multiples of 16.
+PagedCase stored_case(std::uint32_t seed) {
+  PagedCase c = random_case(seed);
+  std::mt19937 random(seed + 7);
+  AttentionCase& a = c.attention;
+  if (a.dtype == DType::f32) a.dtype = DType::bf16;
+  a.d_qk = (a.d_qk + 15) / 16 * 16;
+  a.d_v = (a.d_v + 15) / 16 * 16;
+  constexpr std::array<std::optional<DType>, 3> kStored{DType::e4m3, DType::i8, std::nullopt};
+  c.k_dtype = pick(random, kStored);
+  c.v_dtype = c.k_dtype ? pick(random, kStored) : std::optional(DType::e4m3);
+  return c;
+}
+
+class RandomStored : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(RandomStored, MatchFloat64) {
+  run(stored_case(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomStored, ::testing::Range(200u, 280u));
+
+/// All requests decode, so that blocks share keys.
+TEST_F(Paged, LongDecodesOverEightBits) {
+  for (const DType stored : {DType::e4m3, DType::i8}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      PagedCase c;
+      c.attention.dtype = stored == DType::i8 ? DType::f16 : DType::bf16;
+      c.attention.d_qk = c.attention.d_v = d;
+      c.attention.h_q = 8;
+      c.attention.h_kv = 2;
+      c.attention.causal = true;
+      c.keys = {5000, 1, 0, 900, 4096};
+      c.rows = {1, 1, 1, 1, 1};
+      c.k_dtype = c.v_dtype = stored;
+      run(c);
+    }
+  }
+}
+
+/// Of a contiguous cache, split or not, with one scale for a head.
+TEST_F(Paged, ContiguousCachesOfEightBits) {
+  for (const std::int64_t s_q : {1, 7, 200}) {
+    constexpr std::int64_t kB = 2, kHeadsQ = 8, kHeadsKv = 2, kKeys = 3000, kD = 128;
+    AttentionCase of_q;
+    of_q.dtype = DType::bf16;
+    of_q.b = kB;
+    of_q.h_q = kHeadsQ;
+    of_q.h_kv = kHeadsKv;
+    of_q.s_q = s_q;
+    of_q.s_kv = 1;
+    of_q.d_qk = of_q.d_v = kD;
+    const HostTensor q = make_inputs(of_q).q;
+    HostTensor k(DType::e4m3, kB, kHeadsKv, kKeys, kD, Layout::bhsd),
+        v(DType::i8, kB, kHeadsKv, kKeys, kD, Layout::bhsd);
+    std::mt19937 random(3);
+    for (HostTensor* const tensor : {&k, &v}) {
+      for (std::byte& byte : tensor->bytes()) byte = static_cast<std::byte>(random() % 0x7f | (random() % 2) << 7);
+    }
+    HostTensor scales(DType::f32, 1, kHeadsKv, 1);
+    scales.set(0, 0, 0, 0, 0.004);
+    scales.set(0, 1, 0, 0, -0.01);
+    HostTensor o(DType::bf16, kB, kHeadsQ, s_q, kD, Layout::bshd), lse(DType::f32, kB, kHeadsQ, s_q);
+    HostTensor expected_o(DType::f64, kB, kHeadsQ, s_q, kD, Layout::bshd), expected_lse(DType::f64, kB, kHeadsQ, s_q);
+    const DeviceTensor on_q(q), on_k(k), on_v(v), on_scales(scales), on_o(o), on_lse(lse);
+    AttentionConfig config{.head_dim = kD, .dtype = DType::bf16, .causal = true};
+    config.k_dtype = DType::e4m3;
+    config.v_dtype = DType::i8;
+    config.tune = TunePolicy::off;
+    ForwardInputs in{on_q.const_view(), on_k.const_view(), on_v.const_view()};
+    const auto broadcast = [&](TensorView view) {
+      view.shape = {kB, kHeadsKv, kKeys};
+      view.strides = {0, 1, 0};
+      return view;
+    };
+    in.k_scale = in.v_scale = broadcast(on_scales.const_view());
+    Attention::create(config).forward(in, {on_o.view(), on_lse.view()});
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    on_o.read(o);
+    on_lse.read(lse);
+    reference::ForwardArgs args;
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+    args.k_scale = args.v_scale = broadcast(scales.view());
+    args.o = expected_o.view();
+    args.lse = expected_lse.view();
+    args.scale = 1 / std::sqrt(static_cast<double>(kD));
+    args.causal = args.f64 = true;
+    reference::forward(args);
+    double worst_o = 0, worst_lse = 0;
+    for (std::int64_t b = 0; b < kB; ++b) {
+      for (std::int64_t h = 0; h < kHeadsQ; ++h) {
+        for (std::int64_t s = 0; s < s_q; ++s) {
+          worst_lse = std::max(worst_lse, std::abs(lse.at(b, h, s) - expected_lse.at(b, h, s)));
+          for (std::int64_t d = 0; d < kD; ++d) {
+            worst_o = std::max(worst_o, std::abs(o.at(b, h, s, d) - expected_o.at(b, h, s, d)));
+          }
+        }
+      }
+    }
+    EXPECT_LE(worst_o, 2e-2) << s_q;
+    EXPECT_LE(worst_lse, 1e-2) << s_q;
+  }
+}
 
 /// Captures are read by request and position.
 TEST_F(Paged, FunctionsWindowsAndSinksMatchFloat64) {

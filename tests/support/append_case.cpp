@@ -57,23 +57,26 @@ AttentionConfig AppendCase::config() const {
   config.head_dim_v = static_cast<int>(d_v);
   config.dtype = dtype;
   config.page_size = page_size;
+  config.k_dtype = k_dtype;
+  config.v_dtype = v_dtype;
   return config;
 }
 
 AppendShape AppendCase::shape() const {
-  return {rotary_dims, interleaved, table, aligned};
+  return {rotary_dims, interleaved, table, aligned, scales_given};
 }
 
 std::string to_string(const AppendCase& c) {
   return fmt::format(
       "{} h {}/{} d {}/{} page {} rows {} before {} {}{}{} slots {} positions {} + {} rotary {}{} base {} table {}{}{} "
-      "layout {}{} seed {}",
+      "layout {} cache {}/{}{}{} seed {}",
       to_string(c.dtype), c.h_q, c.h_kv, c.d_qk, c.d_v, c.page_size, fmt::join(c.rows, ","), fmt::join(c.before, ","),
       c.packed ? "packed" : "dense", c.padding != 0 ? " padded" : "", c.batch_index ? " indexed" : "",
       static_cast<int>(c.slots), static_cast<int>(c.positions), c.far, c.rotary_dims,
       c.interleaved ? " interleaved" : "", c.base, c.table ? to_string(*c.table) : "none",
       c.aligned ? "" : " unaligned", c.in_place ? " in place" : "", static_cast<int>(c.layout),
-      c.hostile ? " hostile" : "", c.seed);
+      to_string(c.k_dtype.value_or(c.dtype)), to_string(c.v_dtype.value_or(c.dtype)),
+      c.scales_given ? " by given scales" : "", c.hostile ? " hostile" : "", c.seed);
 }
 
 void PrintTo(const AppendCase& c, std::ostream* out) {
@@ -123,18 +126,28 @@ AppendCase random_append_case(std::uint32_t seed, bool hostile) {
   c.interleaved = c.rotary_dims > 0 && random() % 2 == 0;
   if (c.rotary_dims > 0 && random() % 3 == 0) c.table = random() % 2 == 0 ? DType::f32 : c.dtype;
   c.aligned = random() % 4 != 0;
+  if (c.dtype != DType::f32 && random() % 3 == 0) {
+    constexpr std::array<std::optional<DType>, 3> kStored{DType::e4m3, DType::i8, std::nullopt};
+    c.d_qk = (c.d_qk + 15) / 16 * 16;
+    c.d_v = (c.d_v + 15) / 16 * 16;
+    c.k_dtype = pick(random, kStored);
+    c.v_dtype = c.k_dtype ? pick(random, kStored) : std::optional(DType::e4m3);
+    c.scales_given = random() % 3 == 0;
+  }
   draw_requests(c, seed + 1);
   return c;
 }
 
 /// Memory of a tensor whose axes lie in `order`, the outermost first. Unaligned rows start one element behind a
 /// multiple of 16 bytes.
-void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::array<int, 4> order, bool fill) {
+void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::array<int, 4> order, bool fill,
+                            std::optional<DType> stored) {
   TensorView view;
   view.rank = 4;
-  view.dtype = c_.dtype;
+  view.dtype = stored.value_or(c_.dtype);
   view.shape = shape;
-  const std::int64_t gap = c_.aligned ? 16 / static_cast<std::int64_t>(size_of(c_.dtype)) : 1;
+  const bool aligned = c_.aligned || stored;
+  const std::int64_t gap = aligned ? 16 / static_cast<std::int64_t>(size_of(view.dtype)) : 1;
   std::int64_t stride = 1;
   for (int i = 3; i >= 0; --i) {
     const auto axis = static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
@@ -142,16 +155,16 @@ void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::ar
     stride *= shape[axis];
     if (i == 3) stride += gap;
   }
-  const std::size_t start = c_.aligned ? 0 : size_of(c_.dtype);
+  const std::size_t start = aligned ? 0 : size_of(view.dtype);
   AppendBuffer& buffer = at(part);
   buffer.name = name;
-  buffer.bytes.assign(static_cast<std::size_t>(stride) * size_of(c_.dtype) + start, std::byte{0xff});
+  buffer.bytes.assign(static_cast<std::size_t>(stride) * size_of(view.dtype) + start, std::byte{0xff});
   starts_[static_cast<std::size_t>(part)] = start;
   views_[static_cast<std::size_t>(part)] = view;
   if (!fill) return;
   Random random(c_.seed * 31 + static_cast<std::uint32_t>(part));
   for_each_row(part, [&](std::size_t at_byte, std::size_t bytes) {
-    TensorView row(buffer.bytes.data() + at_byte, c_.dtype, {static_cast<std::int64_t>(bytes / size_of(c_.dtype))});
+    TensorView row(buffer.bytes.data() + at_byte, view.dtype, {static_cast<std::int64_t>(bytes / size_of(view.dtype))});
     for (std::int64_t i = 0; i < row.shape[0]; ++i) {
       reference::store_element(row, i, static_cast<double>(random() % 4096) / 1024.0 - 2.0);
     }
@@ -235,20 +248,32 @@ void AppendData::add_requests() {
 void AppendData::add_cache() {
   const bool nhd = c_.layout != PoolLayout::hnd;
   const std::array<int, 4> order = nhd ? std::array<int, 4>{0, 2, 1, 3} : std::array<int, 4>{0, 1, 2, 3};
-  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, c_.d_qk}, order, true);
-  add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, c_.d_v}, order, true);
+  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, c_.d_qk}, order, true, c_.k_dtype);
+  add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, c_.d_v}, order, true, c_.v_dtype);
   at(AppendPart::k_cache).written = at(AppendPart::v_cache).written = true;
-  if (c_.layout != PoolLayout::interleaved || c_.d_qk != c_.d_v) return;
+  if (c_.k_dtype) add_scales(AppendPart::k_scale, "k_scale", order);
+  if (c_.v_dtype) add_scales(AppendPart::v_scale, "v_scale", order);
+  if (c_.layout != PoolLayout::interleaved || c_.d_qk != c_.d_v || c_.k_dtype != c_.v_dtype) return;
   // One tensor [pages, 2, rows, h, d]: V's page is the other half of K's.
   TensorView& k = views_[static_cast<std::size_t>(AppendPart::k_cache)];
   TensorView& v = views_[static_cast<std::size_t>(AppendPart::v_cache)];
-  const auto half = static_cast<std::size_t>(k.strides[0]) * size_of(c_.dtype);
+  const auto half = static_cast<std::size_t>(k.strides[0]) * size_of(k.dtype);
   k.strides[0] *= 2;
   v.strides[0] = k.strides[0];
   AppendBuffer& both = at(AppendPart::k_cache);
   both.bytes.resize(2 * both.bytes.size(), std::byte{0x2a});
   starts_[static_cast<std::size_t>(AppendPart::v_cache)] = start_of(AppendPart::k_cache) + half;
   at(AppendPart::v_cache) = {};
+}
+
+void AppendData::add_scales(AppendPart part, const char* name, std::array<int, 4> order) {
+  add_tensor(part, name, {pages_, c_.h_kv, page_rows_, 1}, order, false, DType::f32);
+  at(part).written = !c_.scales_given;
+  Random random(c_.seed * 41 + static_cast<std::uint32_t>(part));
+  for_each_row(part, [&](std::size_t at_byte, std::size_t) {
+    const float scale = static_cast<float>(random() % 1000 + 1) / 16384.0F;
+    std::memcpy(at(part).bytes.data() + at_byte, &scale, sizeof scale);
+  });
 }
 
 /// Slots that say what the block table says, some of them negative; hostile ones beyond the cache.
@@ -325,6 +350,16 @@ AppendInputs AppendData::inputs(const std::array<void*, kAppendParts>& memory) c
   };
   AppendInputs inputs{rows(AppendPart::k), rows(AppendPart::v), tensor(AppendPart::k_cache),
                       tensor(AppendPart::v_cache)};
+  const auto scales = [&](AppendPart part) {
+    TensorView view = tensor(part);
+    if (!view.defined()) return view;
+    view.rank = 3;
+    view.shape[3] = view.strides[3] = 0;
+    return view;
+  };
+  inputs.k_scale = scales(AppendPart::k_scale);
+  inputs.v_scale = scales(AppendPart::v_scale);
+  inputs.scales_given = c_.scales_given;
   inputs.b = static_cast<std::int64_t>(c_.rows.size());
   inputs.cu_seqlens_k_new = static_cast<const std::int32_t*>(address(AppendPart::cu));
   inputs.seqused_kv = static_cast<const std::int32_t*>(address(AppendPart::used));
@@ -382,10 +417,71 @@ std::array<double, 2> AppendData::turn(std::int64_t position, std::int64_t pair)
   return {static_cast<double>(std::cos(angle)), static_cast<double>(std::sin(angle))};
 }
 
+AppendData::Wanted AppendData::wanted(AppendPart from, At source, const Row& row, std::int64_t column) const {
+  const std::vector<std::byte>& before = at(from).bytes;
+  At in = source;
+  in[3] = column;
+  const double x = number(from, before, in);
+  if (from == AppendPart::v || column >= c_.rotary_dims) return {x, 0};
+  const std::int64_t pairs = c_.rotary_dims / 2;
+  const bool second = c_.interleaved ? column % 2 != 0 : column >= pairs;
+  At other = in;
+  other[3] = c_.interleaved ? column ^ 1 : second ? column - pairs : column + pairs;
+  const auto [cosine, sine] = turn(row.position, c_.interleaved ? column / 2 : column % pairs);
+  const double y = number(from, before, other);
+  // Angles of the reference are doubles.
+  const double angles = c_.table ? 0 : 0x1p-50 * std::abs(static_cast<double>(row.position));
+  return {x * cosine + (second ? y : -y) * sine, (std::abs(x) + std::abs(y)) * (kComputed + angles)};
+}
+
+/// Holds a row of 8 bits to what it was made of, and its scale to the greatest of them.
+std::string AppendData::compare_stored_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
+                                           const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                           std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
+  const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
+  const AppendPart scales = from == AppendPart::k ? AppendPart::k_scale : AppendPart::v_scale;
+  const auto of_scales = static_cast<std::size_t>(scales);
+  const double greatest = dtype_of(to) == DType::e4m3 ? 448 : 127;
+  const std::int64_t d = views_[static_cast<std::size_t>(from)].shape[3];
+  double most = 0, computed = 0;
+  for (std::int64_t i = 0; i < d; ++i) {
+    const Wanted one = wanted(from, source, row, i);
+    most = std::max(most, std::abs(one.value));
+    computed = std::max(computed, one.computed);
+  }
+  At scale_at = target;
+  scale_at[3] = 0;
+  const double scale = number(scales, after[of_scales], scale_at);
+  if (!c_.scales_given) {
+    std::memcpy(expected[of_scales].data() + offset(scales, scale_at),
+                after[of_scales].data() + offset(scales, scale_at), sizeof(float));
+    if (!(std::abs(scale - most / greatest) <= (computed + most * 0x1p-22) / greatest)) {
+      return fmt::format("the scale of [{}] is {}, not {}", fmt::join(target, ", "), scale, most / greatest);
+    }
+  }
+  for (std::int64_t i = 0; i < d; ++i) {
+    At out = target;
+    out[3] = i;
+    expected[memory][offset(to, out)] = after[memory][offset(to, out)];
+    const double value = std::clamp(wanted(from, source, row, i).value, -greatest * scale, greatest * scale);
+    const double magnitude = scale == 0 ? 0 : std::abs(value) / scale;
+    const double half =
+        dtype_of(to) == DType::i8 ? 0.5 : std::ldexp(1.0, std::max(magnitude > 0 ? std::ilogb(magnitude) : -6, -6) - 4);
+    const double got = number(to, after[memory], out) * scale;
+    const double allowed = computed + scale * (half + 0x1p-20 * greatest);
+    if (std::abs(got - value) <= allowed) continue;
+    return fmt::format("[{}] of a row at position {} is {} by a scale of {}, not {} +- {}", fmt::join(out, ", "),
+                       row.position, got, scale, value, allowed);
+  }
+  return {};
+}
+
 /// Holds a row to what it was made of, and marks it in `expected` as seen.
 std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
                                     const std::array<std::vector<std::byte>, kAppendParts>& after,
                                     std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  if (size_of(dtype_of(to)) == 1) return compare_stored_row(from, source, to, target, row, after, expected);
   const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
   const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
   const std::vector<std::byte>& before = at(from).bytes;
@@ -401,21 +497,12 @@ std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, A
       if (std::memcmp(found, before.data() + offset(from, in), size) == 0) continue;
       return fmt::format("{} [{}] is not a copy", at(to).name, fmt::join(out, ", "));
     }
-    const std::int64_t pairs = c_.rotary_dims / 2;
-    const bool second = c_.interleaved ? i % 2 != 0 : i >= pairs;
-    At other = in;
-    other[3] = c_.interleaved ? i ^ 1 : second ? i - pairs : i + pairs;
-    const auto [cosine, sine] = turn(row.position, c_.interleaved ? i / 2 : i % pairs);
-    const double x = number(from, before, in), y = number(from, before, other);
-    const double wanted = x * cosine + (second ? y : -y) * sine;
-    // Angles of the reference are doubles.
-    const double angles = c_.table ? 0 : 0x1p-50 * std::abs(static_cast<double>(row.position));
-    const double computed = (std::abs(x) + std::abs(y)) * (kComputed + angles);
-    const double allowed = computed + half_unit(c_.dtype, std::abs(wanted) + computed);
+    const Wanted one = wanted(from, source, row, i);
+    const double allowed = one.computed + half_unit(c_.dtype, std::abs(one.value) + one.computed);
     const double got = number(to, after[memory], out);
-    if (std::abs(got - wanted) <= allowed) continue;
+    if (std::abs(got - one.value) <= allowed) continue;
     return fmt::format("[{}] of a row at position {} is {}, not {} +- {}", fmt::join(out, ", "), row.position, got,
-                       wanted, allowed);
+                       one.value, allowed);
   }
   return {};
 }

@@ -41,6 +41,9 @@ struct AppendCase {
   bool aligned = true;
   bool in_place = false;
   PoolLayout layout = PoolLayout::nhd;
+  std::optional<DType> k_dtype = std::nullopt;  ///< what the cache's K is stored as
+  std::optional<DType> v_dtype = std::nullopt;
+  bool scales_given = false;
   bool hostile = false;  ///< some lengths, table entries, rows and slots do not fit
   std::uint32_t seed = 1;
 
@@ -77,8 +80,10 @@ enum class AppendPart : std::uint8_t {
   index,
   slots,
   positions,
+  k_scale,
+  v_scale,
 };
-inline constexpr std::size_t kAppendParts = 14;
+inline constexpr std::size_t kAppendParts = 16;
 
 /// The memory of a call, filled, and the call itself.
 class AppendData {
@@ -126,8 +131,21 @@ class AppendData {
   const AppendBuffer& at(AppendPart part) const { return buffers_[static_cast<std::size_t>(part)]; }
   std::size_t start_of(AppendPart part) const { return starts_[static_cast<std::size_t>(part)]; }
   void add_tensor(AppendPart part, const char* name, std::array<std::int64_t, 4> shape, std::array<int, 4> order,
-                  bool fill);
+                  bool fill, std::optional<DType> stored = std::nullopt);
   void add_cache();
+  void add_scales(AppendPart part, const char* name, std::array<int, 4> order);
+  DType dtype_of(AppendPart part) const { return views_[static_cast<std::size_t>(part)].dtype; }
+
+  /// What a column of a row is in float64, and by how much a kernel's may differ before it is rounded.
+  struct Wanted {
+    double value;
+    double computed;
+  };
+  Wanted wanted(AppendPart from, std::array<std::int64_t, 4> source, const Row& row, std::int64_t column) const;
+  std::string compare_stored_row(AppendPart from, std::array<std::int64_t, 4> source, AppendPart to,
+                                 std::array<std::int64_t, 4> target, const Row& row,
+                                 const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                 std::array<std::vector<std::byte>, kAppendParts>& expected) const;
   void add_requests();
   void add_slots();
   void add_rotary();

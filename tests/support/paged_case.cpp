@@ -1,6 +1,7 @@
 #include "support/paged_case.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <ostream>
@@ -45,10 +46,34 @@ std::int32_t wild_entry(std::mt19937_64& engine) {
 void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row) {
   const TensorView view = pool.view();
   for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-    for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
       pool.set(page, h, row, d, std::numeric_limits<double>::quiet_NaN());
     }
   }
+}
+
+/// Stores a pool in 8 bits, each row by a scale of its own; the scales.
+HostTensor store(HostTensor& pool, DType dtype, Layout layout) {
+  const TensorView view = pool.view();
+  HostTensor stored(dtype, view.shape[0], view.shape[1], view.shape[2], view.shape[3], layout);
+  HostTensor scales(DType::f32, view.shape[0], view.shape[1], view.shape[2]);
+  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        double greatest = 0;
+        for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+          greatest = std::max(greatest, std::abs(pool.at(page, h, row, d)));
+        }
+        scales.set(page, h, row, 0, greatest / (dtype == DType::e4m3 ? 448 : 127));
+        const double scale = scales.at(page, h, row);
+        for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+          stored.set(page, h, row, d, scale == 0 ? 0 : pool.at(page, h, row, d) / scale);
+        }
+      }
+    }
+  }
+  pool = std::move(stored);
+  return scales;
 }
 
 /// Fills in the table, and which rows of the pool it leads to. Returns how many pages there are.
@@ -84,7 +109,9 @@ std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& 
 void PrintTo(const PagedCase& c, std::ostream* out) {
   PrintTo(c.attention, out);
   *out << " " << c.variant.name << " pages of " << c.page_size << (c.packed ? " packed" : "")
-       << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "") << (c.value_in_key ? " value_in_key" : "");
+       << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "") << (c.v_dtype ? " v_" : "")
+       << (c.v_dtype ? to_string(*c.v_dtype) : "") << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "")
+       << (c.value_in_key ? " value_in_key" : "");
   for (const auto& [name, values] :
        {std::pair{"rows", &c.rows}, std::pair{"keys", &c.keys}, std::pair{"begin", &c.begin}}) {
     *out << ", " << name;
@@ -109,7 +136,17 @@ VariantCase variant_of(const PagedCase& c) {
   variant.config.page_size = c.page_size;
   variant.config.varlen = c.packed;
   if (c.value_in_key) variant.config.value_in_key = variant.config.head_dim_v;
+  variant.config.k_dtype = c.k_dtype;
+  variant.config.v_dtype = c.v_dtype;
   return variant;
+}
+
+TensorView PagedData::k_scales() const {
+  return k_scale.bytes().empty() ? TensorView() : k_scale.view();
+}
+
+TensorView PagedData::v_scales() const {
+  return v_scale.bytes().empty() ? TensorView() : v_scale.view();
 }
 
 PackedSequences PagedData::sequences() const {
@@ -182,11 +219,15 @@ PagedData make_data(const PagedCase& c) {
   AttentionInputs pool = make_inputs(of_pool);
   data.k = std::move(pool.k);
   data.v = std::move(pool.v);
+  if (c.k_dtype) data.k_scale = store(data.k, *c.k_dtype, of_pool.layout);
+  if (c.v_dtype) data.v_scale = store(data.v, *c.v_dtype, of_pool.layout);
   for (std::size_t i = 0; i < data.needed.size(); ++i) {
     if (data.needed[i]) continue;
     const auto row = static_cast<std::int64_t>(i);
     set_nan(data.k, row / c.page_size, row % c.page_size);
     set_nan(data.v, row / c.page_size, row % c.page_size);
+    if (c.k_dtype) set_nan(data.k_scale, row / c.page_size, row % c.page_size);
+    if (c.v_dtype) set_nan(data.v_scale, row / c.page_size, row % c.page_size);
   }
   if (c.value_in_key) copy_columns(data.k, data.v);
   return data;
@@ -216,6 +257,8 @@ AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
   args.q = data.q.view();
   args.k = data.k.view();
   args.v = data.v.view();
+  args.k_scale = data.k_scales();
+  args.v_scale = data.v_scales();
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
   args.scale = static_cast<double>(c.attention.softmax_scale());

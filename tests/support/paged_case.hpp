@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -25,6 +26,8 @@ struct PagedCase {
   bool indexed = false;       ///< table rows are in another order, by batch_index
   bool bounded = false;       ///< max_s_q and max_s_kv are given
   bool value_in_key = false;  ///< V is the first d_v columns of K
+  std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as
+  std::optional<DType> v_dtype = std::nullopt;
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
 };
 void PrintTo(const PagedCase& c, std::ostream* out);
@@ -41,6 +44,7 @@ VariantCase variant_of(const PagedCase& c);
 struct PagedData {
   HostTensor q;                                                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
   HostTensor k, v;                                              ///< [pages, h_kv, page_size, d]
+  HostTensor k_scale, v_scale;                                  ///< [pages, h_kv, page_size], of pools of 8 bits
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]
   std::int64_t table_rows = 0;
@@ -49,6 +53,8 @@ struct PagedData {
   std::vector<bool> needed;  ///< of the pool's rows, page by page
 
   /// Of memory of the host, as long as this lives.
+  TensorView k_scales() const;  ///< undefined where there are none
+  TensorView v_scales() const;
   PackedSequences sequences() const;
   PagedCache cache() const;
 };

@@ -169,6 +169,15 @@ double BenchTensors::check_forward() const {
   } else {
     args.v = last_head(keys(v_, in.v, &v), 0);
   }
+  const float k_scale = problem_.k_dtype ? scale_of_block(*problem_.k_dtype) : 1;
+  const float v_scale = problem_.v_dtype ? scale_of_block(*problem_.v_dtype) : 1;
+  const auto scales = [](const float& scale, const TensorView& of) {
+    TensorView view(&scale, DType::f32, {of.shape[0], of.shape[1], of.shape[2]});
+    view.strides = {};  // all rows have the same
+    return view;
+  };
+  if (problem_.k_dtype) args.k_scale = scales(k_scale, args.k);
+  if (problem_.v_dtype) args.v_scale = scales(v_scale, args.v);
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));

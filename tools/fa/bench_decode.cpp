@@ -57,11 +57,11 @@ class Race {
   std::vector<double> us_[2];
 };
 
-std::array<ReadKernel::Region, 4> regions_of(const BenchProblem& problem, const BenchTensors& tensors, int set) {
+std::array<ReadKernel::Region, 4> regions_of(const BenchTensors& tensors, int set) {
   const ForwardInputs in = tensors.inputs(set);
   const ForwardOutputs out = tensors.outputs(set);
   const auto region = [&](const TensorView& view) {
-    return ReadKernel::Region{view.data, static_cast<std::size_t>(view.elements()) * size_of(problem.dtype)};
+    return ReadKernel::Region{view.data, static_cast<std::size_t>(view.elements()) * size_of(view.dtype)};
   };
   return {region(in.k), region(in.v), region(in.q), region(out.o)};
 }
@@ -98,7 +98,7 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
     inputs.schedule = schedule;
     attention.forward(inputs, tensors.outputs(set), gpu.stream(), workspace);
   };
-  const auto read_set = [&](int set) { read.launch(regions_of(problem, tensors, set), gpu.stream()); };
+  const auto read_set = [&](int set) { read.launch(regions_of(tensors, set), gpu.stream()); };
   forward(0);
   gpu.synchronize();
   result.error = tensors.check();

@@ -76,6 +76,8 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   problem.tune = options.tune;
   problem.variant = options.variant;
   problem.page_size = page_size;
+  problem.k_dtype = options.k_dtype;
+  problem.v_dtype = options.v_dtype;
   AttentionShape& shape = problem.shape;
   shape.b = static_cast<std::int64_t>(keys.size());
   shape.h_q = options.heads != 0 ? options.heads : 32;
@@ -206,6 +208,8 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
                          options.packed,
                          options.variant};
     problem.page_size = page_size;
+    problem.k_dtype = options.k_dtype;
+    problem.v_dtype = options.v_dtype;
     if (options.packed.varlen) pack(&problem);
     grid.push_back(std::move(problem));
   };
@@ -262,6 +266,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
                                     {"mla", Operation::mla}};
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
+    add_stored_options(command, &options->k_dtype, &options->v_dtype);
     command
         .add_option("--page-size", options->page_sizes,
                     "k and v in pages of so many keys, a list; 0: not in pages (default: 0; append 0,16; decode "

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,10 @@ struct BenchGrid {
   std::vector<DType> dtypes{DType::bf16};
   std::vector<int> head_dims;  ///< empty: 64, 128 and 256, of decode 128
   int head_dim_v = 0;
-  std::vector<int> seqs;                 ///< empty: 512 to 16384, of decode 1
-  std::vector<int> seqs_kv;              ///< empty: as seqs, of decode 1k to 128k
+  std::vector<int> seqs;                        ///< empty: 512 to 16384, of decode 1
+  std::vector<int> seqs_kv;                     ///< empty: as seqs, of decode 1k to 128k
+  std::optional<DType> k_dtype = std::nullopt;  ///< of forward and decode: what K is stored as
+  std::optional<DType> v_dtype = std::nullopt;
   std::vector<std::int64_t> page_sizes;  ///< empty: 0, of append 0 and 16, of decode 0, 16 and 64
   std::string lengths;                   ///< of decode, as --lengths has it
   std::vector<bool> causal{false, true};

@@ -27,8 +27,13 @@ std::size_t kv_rows(const BenchProblem& problem) {
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_kv : shape.b * shape.s_kv);
 }
 
-std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim) {
-  return static_cast<std::size_t>(heads * head_dim) * size_of(problem.dtype);
+std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim,
+                      const std::optional<DType>& stored = std::nullopt) {
+  return static_cast<std::size_t>(heads * head_dim) * size_of(stored.value_or(problem.dtype));
+}
+
+std::size_t scale_bytes(const BenchProblem& problem, const std::optional<DType>& stored) {
+  return stored ? kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float) : 0;
 }
 
 /// A tensor laid out like another in other memory.
@@ -101,15 +106,21 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   apply(variant, &config);
   config.page_size = page_size;
   if (value_in_key) config.value_in_key = d_v;
+  config.k_dtype = k_dtype;
+  config.v_dtype = v_dtype;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
 }
 
 std::string BenchProblem::text() const {
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}",
+  const auto stored = [](const char* name, const std::optional<DType>& as) {
+    return as ? fmt::format(" {}={}", name, to_string(*as)) : std::string();
+  };
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}",
                      op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
                      shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
                      page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
+                     stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      variant_text() == "plain" ? "" : " " + variant_text());
 }
 
@@ -143,11 +154,15 @@ std::int64_t BenchProblem::pages() const {
 }
 
 double BenchProblem::bytes() const {
+  const auto element = [&](const std::optional<DType>& stored) {
+    return static_cast<double>(size_of(stored.value_or(dtype)));
+  };
+  const double scales = static_cast<double>(sizeof(float)) * ((k_dtype ? 1 : 0) + (v_dtype ? 1 : 0));
   double keys = 0, rows = 0;
   for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
   for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
-  const double elements = keys * (value_in_key ? d_qk : d_qk + d_v) + rows * (d_qk + d_v);
-  return elements * static_cast<double>(size_of(dtype));
+  return keys * (d_qk * element(k_dtype) + (value_in_key ? 0 : d_v * element(v_dtype)) + scales) +
+         rows * (d_qk + d_v) * element({});
 }
 
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
@@ -164,10 +179,15 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
   std::mt19937_64 generator(seed);
   std::normal_distribution<double> normal;
   std::vector<std::byte> block(kBlockElements * size_of(dtype));
+  const double scale = scale_of_block(dtype);
   for (std::size_t i = 0; i < kBlockElements; ++i) {
-    store_element(block.data(), dtype, i, normal(generator));
+    store_element(block.data(), dtype, i, normal(generator) / scale);
   }
   return block;
+}
+
+float scale_of_block(DType dtype) {
+  return dtype == DType::i8 ? 1.F / 32 : 1.F;
 }
 
 BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
@@ -178,8 +198,12 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       device_sink_(sink_.size() * sizeof(float)),
       dsink_(problem.op == Operation::backward ? device_sink_.size() : 0),
       q_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
-      k_(static_cast<std::size_t>(sets) * kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_qk)),
-      v_(static_cast<std::size_t>(sets) * kv_rows(problem) * row_bytes(problem, problem.shape.h_kv, problem.d_v)),
+      k_(static_cast<std::size_t>(sets) * kv_rows(problem) *
+         row_bytes(problem, problem.shape.h_kv, problem.d_qk, problem.k_dtype)),
+      v_(static_cast<std::size_t>(sets) * kv_rows(problem) *
+         row_bytes(problem, problem.shape.h_kv, problem.d_v, problem.v_dtype)),
+      k_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.k_dtype)),
+      v_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.v_dtype)),
       o_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_v)),
       lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
            sizeof(float)),
@@ -193,9 +217,16 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       used_kv_(0) {
   if (problem.page_size > 0) fill_block_table();
   std::uint64_t seed = 1;
-  for (DeviceBuffer* buffer : {&q_, &k_, &v_, &dout_}) {
-    const std::vector<std::byte> block = normal_block(problem.dtype, seed++);
+  for (const auto& [buffer, dtype] :
+       {std::pair{&q_, problem.dtype}, std::pair{&k_, problem.k_dtype.value_or(problem.dtype)},
+        std::pair{&v_, problem.v_dtype.value_or(problem.dtype)}, std::pair{&dout_, problem.dtype}}) {
+    const std::vector<std::byte> block = normal_block(dtype, seed++);
     buffer->tile(block.data(), block.size());
+  }
+  for (const auto& [buffer, stored] : {std::pair{&k_scale_, problem.k_dtype}, std::pair{&v_scale_, problem.v_dtype}}) {
+    if (!stored) continue;
+    const float scale = scale_of_block(*stored);
+    buffer->tile(&scale, sizeof scale);
   }
   if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
   add_captures();
@@ -291,17 +322,24 @@ std::byte* BenchTensors::of_set(const DeviceBuffer& buffer, int set) const {
          buffer.size() / static_cast<std::size_t>(sets_) * static_cast<std::size_t>(set);
 }
 
-TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head_dim) const {
+TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head_dim,
+                                   const std::optional<DType>& stored) const {
   const AttentionShape& shape = problem_.shape;
+  const DType dtype = stored.value_or(problem_.dtype);
   if (problem_.page_size == 0) {
-    return view(buffer, set, shape.h_kv, problem_.packed.varlen ? shape.total_kv : shape.s_kv, head_dim);
+    TensorView keys = view(buffer, set, shape.h_kv, problem_.packed.varlen ? shape.total_kv : shape.s_kv, head_dim);
+    keys.dtype = dtype;
+    return keys;
   }
   void* const memory = of_set(buffer, set);
   const std::int64_t pages = problem_.pages(), page_size = problem_.page_size;
-  if (problem_.layout == Layout::bhsd) {
-    return TensorView(memory, problem_.dtype, {pages, shape.h_kv, page_size, head_dim});
-  }
-  return TensorView(memory, problem_.dtype, {pages, page_size, shape.h_kv, head_dim}).swap_axes(1, 2);
+  if (problem_.layout == Layout::bhsd) return TensorView(memory, dtype, {pages, shape.h_kv, page_size, head_dim});
+  return TensorView(memory, dtype, {pages, page_size, shape.h_kv, head_dim}).swap_axes(1, 2);
+}
+
+TensorView BenchTensors::scales_view(const DeviceBuffer& buffer, int set, const TensorView& keys) const {
+  if (buffer.size() == 0) return {};
+  return TensorView(static_cast<void*>(of_set(buffer, set)), DType::f32, {keys.shape[0], keys.shape[1], keys.shape[2]});
 }
 
 TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows,
@@ -317,13 +355,15 @@ TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t 
 ForwardInputs BenchTensors::inputs(int set) const {
   const AttentionShape& shape = problem_.shape;
   ForwardInputs result{view(q_, set, shape.h_q, problem_.packed.varlen ? shape.total_q : shape.s_q, problem_.d_qk),
-                       keys_view(k_, set, problem_.d_qk),
-                       keys_view(v_, set, problem_.d_v),
+                       keys_view(k_, set, problem_.d_qk, problem_.k_dtype),
+                       keys_view(v_, set, problem_.d_v, problem_.v_dtype),
                        captures(false),
                        of_heads(device_sink_),
                        sequences(),
                        dropout()};
   if (problem_.value_in_key) result.v = TensorView();
+  result.k_scale = scales_view(k_scale_, set, result.k);
+  result.v_scale = scales_view(v_scale_, set, result.v);
   if (problem_.page_size > 0) {
     const std::int64_t width = static_cast<std::int64_t>(table_.size()) / shape.b;
     result.cache.block_table = TensorView(block_table_.data(), DType::i32, {shape.b, width});

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,8 @@ struct BenchProblem {
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
   std::int64_t page_size = 0;                    ///< of forward: k and v are in pages; 0: they are not
   bool value_in_key = false;                     ///< V is the first d_v columns of K
+  std::optional<DType> k_dtype = std::nullopt;   ///< of forward: what K is stored as, with a scale a row
+  std::optional<DType> v_dtype = std::nullopt;
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
@@ -81,6 +84,9 @@ std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest);
 /// A seeded block of standard normal numbers, encoded as `dtype`. Its length is prime, so that no two rows of a tensor
 /// that is tiled with it are equal.
 std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
+
+/// What elements of normal_block are times of: 1 but for i8.
+float scale_of_block(DType dtype);
 
 /// The tensors of one problem on a GPU, as often as `sets` says: a call over another set finds nothing in caches.
 class BenchTensors {
@@ -118,7 +124,9 @@ class BenchTensors {
   /// Of q or o.
   TensorView view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows, int head_dim) const;
   /// Of k or v.
-  TensorView keys_view(const DeviceBuffer& buffer, int set, int head_dim) const;
+  TensorView keys_view(const DeviceBuffer& buffer, int set, int head_dim, const std::optional<DType>& stored) const;
+  /// The scales of the rows of `keys`; not defined where they are not stored in 8 bits.
+  TensorView scales_view(const DeviceBuffer& buffer, int set, const TensorView& keys) const;
   std::byte* of_set(const DeviceBuffer& buffer, int set) const;
   void fill_block_table();
   /// The last batch entry of a tensor, [1, h, s, d], on the host in `memory`.
@@ -144,6 +152,8 @@ class BenchTensors {
   DeviceBuffer q_;
   DeviceBuffer k_;
   DeviceBuffer v_;
+  DeviceBuffer k_scale_;  ///< empty unless K is stored in 8 bits
+  DeviceBuffer v_scale_;
   DeviceBuffer o_;
   DeviceBuffer lse_;
   DeviceBuffer dout_;  ///< this and the gradients: empty unless the problem is one of backward

@@ -77,9 +77,9 @@ inline CLI::Validator offered(const std::vector<std::string>& values) {
   return {[](std::string&) { return std::string(); }, "", name};
 }
 
-/// Adds an option that takes one of the names.
-template <typename Value>
-CLI::Option* add_choice(CLI::App& command, const std::string& option, Value* value, const Choices<Value>& choices,
+/// Adds an option that takes one of the names; `value` is one, or may hold one.
+template <typename Target, typename Value>
+CLI::Option* add_choice(CLI::App& command, const std::string& option, Target* value, const Choices<Value>& choices,
                         const std::string& description) {
   const auto set = [option, value, choices](const std::string& text) { *value = choices.find(option, text); };
   return command.add_option_function<std::string>(option, set, description + ": " + choices.names() + choices.others())

@@ -28,6 +28,10 @@ inline double load_element(const void* data, DType dtype, std::size_t index) {
       return read(double{});
     case DType::i32:
       return read(std::int32_t{});
+    case DType::e4m3:
+      return reference::decode_e4m3(read(std::uint8_t{}));
+    case DType::i8:
+      return read(std::int8_t{});
   }
   return 0;
 }
@@ -48,6 +52,10 @@ inline void store_element(void* data, DType dtype, std::size_t index, double val
       return write(value);
     case DType::i32:
       return write(static_cast<std::int32_t>(value));
+    case DType::e4m3:
+      return write(reference::encode_e4m3(value));
+    case DType::i8:
+      return write(reference::encode_i8(value));
   }
 }
 

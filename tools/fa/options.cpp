@@ -17,6 +17,7 @@
 namespace fa::cli {
 namespace {
 
+const Choices<DType> kStoredDTypes{{"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}}, {"i8", DType::i8, {"int8"}}};
 const Choices<DType> kDTypes{{"f16", DType::f16, {"fp16", "float16", "half"}},
                              {"bf16", DType::bf16, {"bfloat16"}},
                              {"f32", DType::f32, {"fp32", "float32", "float"}},
@@ -206,6 +207,11 @@ void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen) {
 
 void add_causal_align_option(CLI::App& command, CausalAlign* align) {
   add_choice(command, "--causal-align", align, kCausalAligns, "Diagonal of the causal mask when s_q != s_kv");
+}
+
+void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype) {
+  add_choice(command, "--k-dtype", k_dtype, kStoredDTypes, "What K of a cache is stored as, with a scale a row");
+  add_choice(command, "--v-dtype", v_dtype, kStoredDTypes, "What V of a cache is stored as");
 }
 
 void add_dtype_option(CLI::App& command, DType* dtype) {

@@ -43,6 +43,9 @@ void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen = 
 /// Adds --causal-align.
 void add_causal_align_option(CLI::App& command, CausalAlign* align);
 
+/// Adds --k-dtype and --v-dtype.
+void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype);
+
 /// Adds an option that takes one element type, or a comma-separated list of them.
 void add_dtype_option(CLI::App& command, DType* dtype);
 void add_dtype_list_option(CLI::App& command, std::vector<DType>* dtypes);

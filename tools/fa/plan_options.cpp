@@ -29,6 +29,8 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.page_size = options.page_size;
   config.accumulate = options.accumulate;
   config.value_in_key = options.value_in_key;
+  config.k_dtype = options.k_dtype;
+  config.v_dtype = options.v_dtype;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
@@ -62,6 +64,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
   command.add_option("--value-in-key", options->value_in_key, "V is the first so many columns of K; 0: of its own")
       ->group(group);
+  add_stored_options(command, &options->k_dtype, &options->v_dtype);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);

@@ -30,6 +30,8 @@ struct PlanOptions {
   bool deterministic = false;  ///< of backward
   PackedOptions packed;
   std::int64_t page_size = 0;
+  std::optional<DType> k_dtype = std::nullopt;
+  std::optional<DType> v_dtype = std::nullopt;
   bool accumulate = false;
   int value_in_key = 0;
   std::optional<AppendShape> append;  ///< of `fa pack`: the kernel of an append, and nothing else

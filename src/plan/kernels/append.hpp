@@ -15,6 +15,19 @@ struct Append {
   friend bool operator==(const Append&, const Append&) = default;
 };
 
+/// The same into a cache of 8 bits, with a scale a row.
+struct AppendStored {
+  int rotary_dims = 0;
+  bool interleaved = false;
+  int table = 0;
+  int k_storage = 0;  ///< storage_of what the cache's K is stored as
+  int v_storage = 0;
+  bool scales_given = false;  ///< scales are read, else written
+
+  static const Kernel& kernel() noexcept;
+  friend bool operator==(const AppendStored&, const AppendStored&) = default;
+};
+
 }  // namespace fa::plan
 
 #endif  // FA_SRC_PLAN_KERNELS_APPEND_HPP_

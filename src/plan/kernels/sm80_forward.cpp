@@ -46,6 +46,12 @@ constexpr Field kFields[] = {
         .as("kScheduled", "thread blocks take their parts of a schedule")
         .open("Of pages: share keys among thread blocks by a schedule")
         .by_call(),
+    field<&Sm80Forward::split_warps>("split_warps")
+        .when_set()
+        .as("kSplitWarps", "share rows, each with its own keys")
+        .open("Warps share the query rows, each with keys of its own"),
+    field<&Sm80Forward::k_storage>("k_storage").when_above_0().as("kKeyStorage", "1: e4m3, 2: i8"),
+    field<&Sm80Forward::v_storage>("v_storage").when_above_0().as("kValueStorage", "likewise"),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&Sm80Forward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),
@@ -59,6 +65,7 @@ constexpr Kernel kKernel{
     .unit = {.header = "sm80/sm80_forward.cuh",
              .params = "ForwardParams",
              .variant_params = "ForwardVariantParams",
+             .stored_params = "ForwardStoredParams",
              .function = "sm80::forward",
              .room = "sm80::Forward"},
     .fields = kFields,

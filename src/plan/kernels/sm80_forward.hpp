@@ -1,9 +1,16 @@
 #ifndef FA_SRC_PLAN_KERNELS_SM80_FORWARD_HPP_
 #define FA_SRC_PLAN_KERNELS_SM80_FORWARD_HPP_
 
+#include <fa/tensor.hpp>
+
 namespace fa::plan {
 
 struct Kernel;
+
+/// How kernels number what K and V may be stored as (templates/common/stored.cuh): 0 as the queries.
+constexpr int storage_of(DType dtype) noexcept {
+  return dtype == DType::e4m3 ? 1 : dtype == DType::i8 ? 2 : 0;
+}
 
 /// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: so many warps share their rows; 2
 /// with two m tiles a warp: in pairs.
@@ -13,6 +20,11 @@ struct Sm80Forward {
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
   bool scheduled = false;     ///< thread blocks take their parts of a schedule, and may share the keys of a query tile
   bool value_in_key = false;  ///< V is the first columns of K
+  bool split_warps = false;   ///< warps share the query rows, each with keys of its own
+  int k_storage = 0;          ///< what K is stored as: storage_of its dtype
+  int v_storage = 0;          ///< likewise V
+
+  bool stored() const noexcept { return k_storage != 0 || v_storage != 0; }
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm80Forward&, const Sm80Forward&) = default;

@@ -90,8 +90,8 @@ std::vector<Mutation> paged_forward_mutations() {
   return in("sm80/sm80_forward.cuh",
             {
                 {"pages_of_the_first_head",
-                 "static_cast<const T*>(base) + rows.kv_head() * stride_h",
-                 "static_cast<const T*>(base) + 0 * stride_h",
+                 "static_cast<const Element*>(base) + rows.kv_head() * stride_h",
+                 "static_cast<const Element*>(base) + 0 * stride_h",
                  sm80_paged(),
                  {}},
                 {"pages_that_no_row_sees",

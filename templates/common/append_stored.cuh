@@ -1,0 +1,223 @@
+#ifndef FA_TEMPLATES_COMMON_APPEND_STORED_CUH_
+#define FA_TEMPLATES_COMMON_APPEND_STORED_CUH_
+
+#include <common/append.cuh>
+#include <common/append_params.cuh>
+#include <common/constants.cuh>
+#include <common/elements.cuh>
+#include <common/rotary.cuh>
+#include <common/row_pieces.cuh>
+#include <common/stored.cuh>
+#include <common/switches.cuh>
+#include <ptx/griddepcontrol.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// The nearest code, ties to even, and at most the greatest, which NaN becomes too.
+FA_DEVICE uint32_t encode(e4m3, float x) {
+  constexpr float kGreatest = 448.f, kSmallestNormal = 0.015625f, kRounder = 16384.f;  // units of 2^-9 at its end
+  const uint32_t sign = ptx::bits(x) >> 24 & 0x80u;
+  const float magnitude = ptx::min(ptx::abs(x), kGreatest);
+  if (magnitude < kSmallestNormal) return sign | (ptx::bits(magnitude + kRounder) - ptx::bits(kRounder));
+  const uint32_t bits = ptx::bits(magnitude);
+  return sign | (((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3));
+}
+FA_DEVICE uint32_t encode(i8, float x) {
+  constexpr float kGreatest = 127.f, kRounder = 12582912.f;  // 3 * 2^22, whose units are 1
+  const float inside = ptx::max(ptx::min(x, kGreatest), -kGreatest);
+  return ptx::bits(inside + kRounder) & 0xffu;
+}
+FA_DEVICE constexpr float greatest(e4m3) {
+  return 448.f;
+}
+FA_DEVICE constexpr float greatest(i8) {
+  return 127.f;
+}
+
+/// Append into a cache of 8 bits (stored.cuh). A warp takes one row of one head of a token: a lane eight columns of
+/// every 256. A row's scale is that of its greatest magnitude, after rotary embedding, unless scales are given.
+///
+/// Config: as of Append, and kKeyStorage, kValueStorage, kScalesGiven.
+template <class Config>
+struct AppendStored : Append<Config> {
+  using Base = Append<Config>;
+  using T = typename Config::Element;
+  using Base::params;
+  using typename Base::Place;
+  const AppendStoredParams& stored;
+  static constexpr int kRotaryDims = Config::kRotaryDims;
+  static constexpr int kColumns = 8;  // of a lane, of every kStep
+  static constexpr int kStep = kColumns * kWarpSize;
+  static constexpr float kLeastMagnitude = 7.888609e-31f;  // 2^-100; rows below it are 0
+  static_assert(kPieceElements<T> == kColumns, "elements of 16 bits");
+
+  FA_DEVICE void run() const {
+    const int64_t item = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
+    const int rows = 2 * params.h_kv + params.h_q;  // of a token
+    const int64_t token = item / rows;
+    if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();  // for all that is read, and who read the cache
+    if (token < params.tokens) run(static_cast<int>(token), static_cast<int>(item % rows));
+    if constexpr (kOverlaps<Config>) ptx::griddepcontrol_launch_dependents();
+  }
+
+ private:
+  FA_DEVICE void run(int token, int row) const {
+    const Place place = this->place_of(token);
+    if (!place.is_token) return;
+    const int entry = token / params.s_new;
+    const int s = token - entry * params.s_new;
+    if (row < params.h_kv) {
+      if (place.page < 0) return;
+      const T* const source =
+          static_cast<const T*>(params.k) + entry * params.stride_k_b + row * params.stride_k_h + s * params.stride_k_s;
+      const Target target{params.k_cache, place.page * params.stride_k_cache_page + row * params.stride_k_cache_h +
+                                              place.row * params.stride_k_cache_s};
+      float* const scale = stored.k_scale + place.page * stored.stride_k_scale_page + row * stored.stride_k_scale_h +
+                           place.row * stored.stride_k_scale_s;
+      store<KeyElement<Config>, Config::kHeadDimQk, kRotaryDims>(source, target, scale, place.position);
+    } else if (row < 2 * params.h_kv) {
+      if (place.page < 0) return;
+      row -= params.h_kv;
+      const T* const source =
+          static_cast<const T*>(params.v) + entry * params.stride_v_b + row * params.stride_v_h + s * params.stride_v_s;
+      const Target target{params.v_cache, place.page * params.stride_v_cache_page + row * params.stride_v_cache_h +
+                                              place.row * params.stride_v_cache_s};
+      float* const scale = stored.v_scale + place.page * stored.stride_v_scale_page + row * stored.stride_v_scale_h +
+                           place.row * stored.stride_v_scale_s;
+      store<ValueElement<Config>, Config::kHeadDimV, 0>(source, target, scale, place.position);
+    } else {
+      row -= 2 * params.h_kv;
+      const T* const source =
+          static_cast<const T*>(params.q) + entry * params.stride_q_b + row * params.stride_q_h + s * params.stride_q_s;
+      const Target target{params.q_out,
+                          entry * params.stride_q_out_b + row * params.stride_q_out_h + s * params.stride_q_out_s};
+      store<T, Config::kHeadDimQk, kRotaryDims>(source, target, nullptr, place.position);
+    }
+  }
+
+  /// Where a row goes, in elements.
+  struct Target {
+    void* tensor;
+    int64_t offset;
+  };
+
+  /// Writes a row [kHeadDim] as elements of Stored; `scale` is where its scale is, or goes.
+  template <class Stored, int kHeadDim, int kTurned>
+  FA_DEVICE void store(const T* source, const Target& target, float* scale, int64_t position) const {
+    constexpr int kSteps = ceil_div(kHeadDim, kStep);
+    constexpr bool kStored = sizeof(Stored) == 1;
+    float values[kSteps][kColumns] = {};
+    float most = 0.f;
+    float zero = 0.f;  // NaN for a row with an infinity or a NaN
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int column = first_column(step);
+      if (column >= kHeadDim) continue;
+      read<kTurned>(values[step], source, column, position);
+      FA_UNROLL
+      for (int i = 0; i < kColumns; ++i) most = ptx::max(most, ptx::abs(values[step][i]));
+      zero = zero_of(values[step], zero);
+    }
+    ptx::sync_warp();  // all have read the row, whose place a row of q may take
+    if constexpr (kStored) {
+      const float factor = factor_of<Stored>(scale, most, zero);
+      FA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int column = first_column(step);
+        if (column >= kHeadDim) continue;
+        uint64_t codes = 0;
+        FA_UNROLL
+        for (int i = 0; i < kColumns; ++i) {
+          codes |= static_cast<uint64_t>(encode(Stored{}, ptx::multiply(values[step][i], factor))) << 8 * i;
+        }
+        ptx::st_global(reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(target.tensor) + target.offset + column),
+                       codes);
+      }
+    } else {
+      FA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int column = first_column(step);
+        if (column >= kHeadDim) continue;
+        store_piece<Config::kAligned>(static_cast<T*>(target.tensor) + target.offset + column, values[step]);
+      }
+    }
+  }
+
+  static FA_DEVICE int first_column(int step) { return step * kStep + ptx::thread_index() % kWarpSize * kColumns; }
+
+  /// What the row is multiplied by. Called by whole warps.
+  template <class Stored>
+  FA_DEVICE float factor_of(float* scale, float most, float zero) const {
+    float row_scale;
+    if constexpr (Config::kScalesGiven) {
+      row_scale = ptx::ld_global(scale);
+    } else {
+      FA_UNROLL
+      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+        most = ptx::max(most, ptx::shfl_xor(most, mask));
+        zero += ptx::shfl_xor(zero, mask);
+      }
+      row_scale = (most < kLeastMagnitude ? 0.f : most / greatest(Stored{})) + zero;
+      if (ptx::thread_index() % kWarpSize == 0) ptx::st_global(scale, row_scale);
+    }
+    const float factor = 1.f / row_scale;
+    return factor - factor == 0.f ? factor : 0.f;  // 0 where there is none
+  }
+
+  /// Columns `column`.. of a row, of which those before kTurned are turned.
+  template <int kTurned>
+  FA_DEVICE void read(float (&values)[kColumns], const T* source, int column, int64_t position) const {
+    load_piece<Config::kAligned>(values, source + column);
+    if constexpr (kTurned > 0) {
+      FA_UNROLL
+      for (int i = 0; i < kColumns; ++i) {
+        if (column + i < kTurned) values[i] = turned(values[i], source, column + i, position);
+      }
+    }
+  }
+
+  /// A column of a pair, in f32.
+  FA_DEVICE float turned(float value, const T* source, int column, int64_t position) const {
+    const bool first = Config::kInterleaved ? column % 2 == 0 : column < Base::kPairs;
+    const int pair = Config::kInterleaved ? column / 2 : first ? column : column - Base::kPairs;
+    const int other = Config::kInterleaved ? column ^ 1 : first ? column + Base::kPairs : column - Base::kPairs;
+    float low = first ? value : to_float(ptx::ld_global(source + other));
+    float high = first ? to_float(ptx::ld_global(source + other)) : value;
+    float cosine, sine;
+    angle(pair, position, cosine, sine);
+    rotate(low, high, cosine, sine);
+    return first ? low : high;
+  }
+
+  FA_DEVICE void angle(int pair, int64_t position, float& cosine, float& sine) const {
+    if constexpr (Base::kTable == RotaryTable::none) {
+      cos_sin(turn_at(position, params.turns[pair]), cosine, sine);
+    } else if constexpr (Base::kTable == RotaryTable::floats) {
+      look_up<float>(pair, position, cosine, sine);
+    } else {
+      look_up<T>(pair, position, cosine, sine);
+    }
+  }
+
+  /// A position that the table does not have gets its nearest one.
+  template <class Number>
+  FA_DEVICE void look_up(int pair, int64_t position, float& cosine, float& sine) const {
+    const int64_t last = params.table_positions - 1;
+    const int64_t row = position < 0 ? 0 : position > last ? last : position;
+    cosine = to_float(ptx::ld_global(static_cast<const Number*>(params.cos) + row * params.stride_cos + pair));
+    sine = to_float(ptx::ld_global(static_cast<const Number*>(params.sin) + row * params.stride_sin + pair));
+  }
+};
+
+template <class Config>
+FA_DEVICE void append_stored(const AppendStoredParams& params) {
+  AppendStored<Config>{{params}, params}.run();
+}
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_APPEND_STORED_CUH_

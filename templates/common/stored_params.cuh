@@ -1,0 +1,25 @@
+#ifndef FA_TEMPLATES_COMMON_STORED_PARAMS_CUH_
+#define FA_TEMPLATES_COMMON_STORED_PARAMS_CUH_
+
+#include <common/types.cuh>
+#include <common/variant_params.cuh>
+
+namespace fa::kernel {
+
+/// What the elements of K and V stand for where they are stored in 8 bits: their values times the row's scale. Strides
+/// are in elements.
+struct ScaleParams {
+  const float* k;  // [b, h_kv, s_kv], or pages [pages, h_kv, page]; null: K is of the queries' type
+  const float* v;
+  int64_t stride_k_b, stride_k_h, stride_k_s;
+  int64_t stride_v_b, stride_v_h, stride_v_s;
+};
+
+/// Launch parameters of a forward over such K or V.
+struct ForwardStoredParams : ForwardVariantParams {
+  ScaleParams scales;
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_STORED_PARAMS_CUH_
