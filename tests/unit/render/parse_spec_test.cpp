@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <fa/error.hpp>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
@@ -65,6 +67,30 @@ TEST(ParseSpec, RefusesWhatItDoesNotKnow) {
   std::string huge = good;
   huge.replace(huge.find("tile_m="), std::string("tile_m=").size(), "tile_m=99");
   expect_refused(huge, "a kernel that can be built");
+}
+
+/// Whatever a field says, the text is read or refused.
+TEST(ParseSpec, SurvivesAnyNumber) {
+  std::set<std::string_view> seen;
+  std::size_t refused = 0;
+  for (const NamedSpec& named : golden_list()) {
+    if (!seen.insert(named.spec.kernel().name).second) continue;
+    const std::string text = canonical(named.spec);
+    for (std::size_t at = text.find('='); at != std::string::npos; at = text.find('=', at + 1)) {
+      for (const char* number : {"0", "-1", "7", "65536", "2147483647", "-2147483648"}) {
+        std::string changed = text;
+        changed.replace(at + 1, changed.find(' ', at) - at - 1, number);
+        try {
+          EXPECT_EQ(canonical(plan::parse_spec(changed)), changed);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << changed;
+          ++refused;
+        }
+      }
+    }
+  }
+  EXPECT_GT(seen.size(), 5U);
+  EXPECT_GT(refused, 100U);
 }
 
 }  // namespace
