@@ -8,6 +8,7 @@
 
 #include "api/packed.hpp"
 #include "api/paged.hpp"
+#include "api/schedule.hpp"
 #include "plan/mask_tiles.hpp"
 #include "support/text.hpp"
 
@@ -148,6 +149,7 @@ std::uint64_t tag_of(const SharedPrefixes::Call& call, std::size_t size) {
 
 SharedPrefixes::SharedPrefixes(const AttentionConfig& config, const Functions& functions, Device device)
     : config_(config),
+      functions_(functions),
       level_config_(config_of_levels(config, functions)),
       bounded_(is_bounded(config)),
       host_(device.kind() == Device::Kind::host),
@@ -193,6 +195,9 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
   call.own = inputs;
   call.own.prefixes = {};
   const ForwardCall own = check_forward(config_, call.own, outputs);
+  check_takes_schedules(config_, inputs.schedule);
+  check_variants(config_, functions_, own.shape, call.own);
+  check_disjoint(call.own, outputs);
   call.shape = own.shape;
   call.out = outputs;
   if (!config_.varlen) {
@@ -210,7 +215,6 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
     call.shapes[i].s_kv = prefix.max_length == 0 ? room : std::min(prefix.max_length, room);
     call.levels[i] = level_inputs(own, inputs, i);
   }
-  if (host_ && !call.empty) check_arrays(call, inputs.prefixes);
   return call;
 }
 
@@ -239,7 +243,7 @@ ForwardInputs SharedPrefixes::level_inputs(const ForwardCall& call, const Forwar
 
 /// Of each request: its levels and its own keys follow each other, and it stands behind its prefix. Groups have whole
 /// requests, and all rows.
-void SharedPrefixes::check_arrays(const Call& call, std::span<const SharedPrefix> prefixes) const {
+void SharedPrefixes::check_arrays(const Call& call) const {
   const PackedSequences& sequences = call.own.sequences;
   PackedSequences known = sequences;
   known.b = call.shape.b;
@@ -249,22 +253,22 @@ void SharedPrefixes::check_arrays(const Call& call, std::span<const SharedPrefix
     const std::int64_t first = config_.varlen ? sequences.cu_seqlens_q[i] : i * call.shape.s_q;
     if (rows == 0) continue;
     std::int64_t end = 0;  // of the keys so far
-    for (std::size_t level = 0; level < prefixes.size(); ++level) {
-      const SharedPrefix& prefix = prefixes[level];
+    for (std::size_t level = 0; level < call.count; ++level) {
+      const ForwardInputs& prefix = call.levels[level];
       std::int64_t& g = group[level];
-      while (g < call.shapes[level].groups && prefix.cu_rows[g + 1] <= first) ++g;
-      const bool whole =
-          g < call.shapes[level].groups && prefix.cu_rows[g] <= first && first + rows <= prefix.cu_rows[g + 1];
+      while (g < call.shapes[level].groups && prefix.sequences.cu_seqlens_q[g + 1] <= first) ++g;
+      const bool whole = g < call.shapes[level].groups && prefix.sequences.cu_seqlens_q[g] <= first &&
+                         first + rows <= prefix.sequences.cu_seqlens_q[g + 1];
       if (!whole) {
         throw_invalid(name_of(level, "cu_rows"), fmt::format("no group with rows {} to {}", first, first + rows),
                       fmt::format("a group for the rows of request {}, and all of them", i));
       }
-      const std::int64_t begin = prefix.begin == nullptr ? 0 : prefix.begin[g];
-      if (begin < end || (level == 0 && prefix.lengths[g] < begin)) {
+      const std::int64_t begin = prefix.cache.seq_begin == nullptr ? 0 : prefix.cache.seq_begin[g];
+      if (begin < end || (level == 0 && prefix.sequences.seqused_kv[g] < begin)) {
         throw_invalid(fmt::format("{}[{}]", name_of(level, "begin"), g), begin,
                       fmt::format("{} and more, where the keys in front end", end));
       }
-      end = std::max<std::int64_t>(prefix.lengths[g], begin);
+      end = std::max<std::int64_t>(prefix.sequences.seqused_kv[g], begin);
     }
     const std::int64_t begin = call.own.cache.seq_begin[i];
     if (begin < end) {
@@ -353,10 +357,17 @@ void SharedPrefixes::run(const Call& call, std::byte* partial, Workspace rest, S
                   ? behind.lse
                   : by_entry({TensorView(partial, config_.dtype, {rows, h, d_v}), behind.lse}, call.shape.b).lse;
   }
-  for (std::size_t i = 0; i < call.count; ++i) {  // before anything is launched
+  std::array<ForwardCall, SharedPrefix::kMaxLevels> levels;  // before anything is launched, and before arrays are read
+  for (std::size_t i = 0; i < call.count; ++i) {
     const AttentionState state = partial_state(config_, partial + i * each, rows, h, d_v);
-    const ForwardCall level = check_forward(level_config_, call.levels[i], {state.o, state.lse});
-    if (host_) check_requests(level_config_, level.sequences, level.cache, level.shape, level.k.shape[0]);
+    levels[i] = check_forward(level_config_, call.levels[i], {state.o, state.lse});
+  }
+  if (host_) {
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const ForwardCall& level = levels[i];
+      check_requests(level_config_, level.sequences, level.cache, level.shape, level.k.shape[0]);
+    }
+    check_arrays(call);
   }
   own_.forward(call.own, {own.o, own.lse}, stream, rest);
   states[0] = own;

@@ -18,7 +18,7 @@ namespace fa::api {
 /// merge in place.
 class SharedPrefixes {
  public:
-  /// `config` outlives it. Throws fa::Error(unsupported) for one that levels have no meaning with.
+  /// `config` and `functions` outlive it. Throws fa::Error(unsupported) for one that levels have no meaning with.
   SharedPrefixes(const AttentionConfig& config, const Functions& functions, Device device);
 
   /// A call, held to the configuration.
@@ -31,8 +31,7 @@ class SharedPrefixes {
     AttentionShape shape;  ///< of the requests' own call
     bool empty = false;
   };
-  /// Throws fa::Error(invalid_argument) for anything that the call must not be launched with. On the host the arrays
-  /// are read too.
+  /// Throws fa::Error(invalid_argument) for anything that the call must not be launched with, but for what arrays hold.
   Call check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const;
 
   std::size_t workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const;
@@ -51,9 +50,10 @@ class SharedPrefixes {
   const Attention& level_of(const AttentionShape& level, bool begins) const;
   ForwardInputs level_inputs(const ForwardCall& call, const ForwardInputs& inputs, std::size_t level) const;
   void check_level(const Call& call, const SharedPrefix& prefix, std::size_t level) const;
-  void check_arrays(const Call& call, std::span<const SharedPrefix> prefixes) const;
+  void check_arrays(const Call& call) const;
 
   const AttentionConfig& config_;
+  const Functions& functions_;
   const AttentionConfig level_config_;
   const bool bounded_;  ///< rows of a group do not see the same of their prefix
   const bool host_;

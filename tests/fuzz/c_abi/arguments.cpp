@@ -543,6 +543,9 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.tiles = tiles();
   if (config.seen.page_size > 0 ? random_.one_in(2) : bad()) inputs.schedule = schedule();
   inputs.cache = cache(config, given);
+  if (config.seen.page_size > 0 ? random_.one_in(4) : bad()) {
+    inputs.prefixes = prefixes(config, given, &inputs.prefix_count);
+  }
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);
   if (random_.one_in(2)) outputs.lse = statistic(config, given, Use::output);

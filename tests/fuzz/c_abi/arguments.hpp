@@ -65,6 +65,7 @@ class Arguments {
   MergeArguments merge(const GivenConfig& config);
   const fa_merge_shape* merge_shape(const GivenConfig& config);
   const fa_shape* shape(const GivenConfig& config);
+  const fa_shared_prefix_shape* prefix_shapes(std::uint64_t* count);
   const fa_workspace* workspace();
   const fa_dropout_state* dropout();
   void* stream() { return reinterpret_cast<void*>(random_.one_in(4) ? random_.next() : 0); }
@@ -147,6 +148,7 @@ class Arguments {
   const std::int64_t* long_numbers(std::int64_t most, std::int64_t count);
   const fa_rotary_embedding* rotary(const GivenConfig& config, std::int64_t rows, std::int32_t* dims);
   const fa_paged_cache* paged_cache(const GivenConfig& config, std::int64_t requests, std::int64_t pages);
+  const fa_shared_prefix* prefixes(const GivenConfig& config, const Sizes& sizes, std::uint64_t* count);
   const fa_mask_tiles* tiles();
   const fa_captured* captured(const GivenConfig& config, const Sizes& sizes, bool gradients, std::uint64_t* count);
   const fa_tensor* captured_tensor(const NamedCapture& capture, const GivenConfig& config, const Sizes& sizes,

@@ -166,6 +166,17 @@ class Case {
     }
   }
 
+  void shared_sizes(const fa_attention* attention, const GivenConfig& config, size_t* size) {
+    std::uint64_t count = 0;
+    const fa_shared_prefix_shape* const levels = arguments_.prefix_shapes(&count);
+    const fa_shape* const shape = arguments_.shape(config);
+    if (random_.one_in(2)) {
+      check("fa_prepare_shared", fa_prepare_shared(attention, shape, levels, count));
+    } else {
+      check("fa_shared_workspace_size", fa_shared_workspace_size(attention, shape, levels, count, size));
+    }
+  }
+
   void sizes(const fa_attention* attention, const GivenConfig& config) {
     struct Query {
       const char* name;
@@ -178,6 +189,7 @@ class Case {
                                   {"fa_backward_mask_tiles_size", fa_backward_mask_tiles_size}};
     const Query query = random_.pick(kQueries);
     auto* const size = reinterpret_cast<size_t*>(memory_.block(sizeof(size_t)));
+    if (random_.one_in(5)) return shared_sizes(attention, config, size);
     check(query.name, query.function(attention, arguments_.shape(config), arguments_.bad() ? nullptr : size));
   }
 
