@@ -1,6 +1,7 @@
 #ifndef FA_TESTS_DOCS_SNIPPET_HPP_
 #define FA_TESTS_DOCS_SNIPPET_HPP_
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
