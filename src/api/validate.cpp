@@ -28,9 +28,9 @@ constexpr int kMaxHeadDim = 576;
 constexpr int kMaxHeadDimV = 512;
 // Of gradients, where d_qk and d_v are not the same.
 constexpr int kMaxBackwardHeadDim = 256;
-// Of all heads. Split keys, d of 512 and f32 elements make 2^19 bytes of scratch a row at most, and tiles 128 rows of
+// Of all heads. Split keys, d of 512 and f32 elements make 2^18 bytes of scratch a row and a few, and tiles 128 rows of
 // one.
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 43;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 44;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 48;  // of padded sequences, and without splits
 constexpr int kMaxSplits = 64;
 constexpr float kMaxScale = 2.3e38f;  // times log2(e) it is still finite

@@ -47,6 +47,8 @@ constexpr Tile k16Bit128[] = {{64, 128, 8, 4, 2, 2, 1, true},
                               {32, 64, 8, 4, 2, 1}};
 constexpr Tile k16Bit256[] = {{64, 64, 8, 2, 2, 2, 1, true}, {64, 64, 8, 2, 2, 2}, {64, 64, 8, 2, 2, 1},
                               {32, 64, 8, 4, 2, 1},          {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}};
+constexpr Tile k16Bit512[] = {
+    {64, 64, 8, 2, 2, 1}, {32, 64, 8, 4, 2, 1}, {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}, {16, 16, 4, 1, 1, 1}};
 constexpr Tile k32Bit64[] = {{64, 64, 8, 4, 4, 1}, {32, 64, 8, 4, 2, 1}, {32, 32, 4, 2, 2, 1}};
 constexpr Tile k32Bit128[] = {{64, 64, 8, 4, 2, 1}, {32, 64, 8, 4, 2, 1}, {32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}};
 constexpr Tile k32Bit256[] = {{32, 32, 8, 2, 2, 1}, {32, 32, 4, 2, 2, 1}, {16, 16, 4, 1, 1, 1}};
@@ -64,6 +66,7 @@ std::span<const Tile> preferred_tiles(const Problem& problem) {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (problem.dtype == DType::f32) return d <= 64 ? Tiles(k32Bit64) : d <= 128 ? Tiles(k32Bit128) : k32Bit256;
+  if (d > 256) return k16Bit512;
   return d <= 64 ? Tiles(k16Bit64) : d <= 128 ? Tiles(k16Bit128) : k16Bit256;
 }
 

@@ -766,6 +766,41 @@ static void test_append(void) {
   fa_destroy(attention);
 }
 
+/* The same numbers as with a v that is a view of k. */
+static void test_value_in_key(void) {
+  enum { WIDE = 2 * D, ROWS = B * H_Q * S_Q };
+  static float wide_q[ROWS * WIDE], wide_k[B * H_KV * S_KV * WIDE], expected[ROWS * D], actual[ROWS * D];
+  for (int i = 0; i < ROWS * WIDE; ++i) wide_q[i] = 0.01F * (float)(i % 37);
+  for (int i = 0; i < B * H_KV * S_KV * WIDE; ++i) wide_k[i] = 0.1F * (float)(i % 23) - 1;
+  fa_config config = default_config();
+  config.head_dim = WIDE;
+  config.head_dim_v = D;
+  fa_attention *apart = NULL, *within = NULL;
+  CHECK(fa_create(&config, kHost, &apart) == FA_OK);
+  config.value_in_key = WIDE + 8;
+  CHECK(fa_create(&config, kHost, &within) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "value_in_key") == 0);
+  config.value_in_key = D;
+  CHECK(fa_create(&config, kHost, &within) == FA_OK);
+  fa_tensor tq = tensor4(wide_q, B, H_Q, S_Q, WIDE), tk = tensor4(wide_k, B, H_KV, S_KV, WIDE), tv = tk;
+  fa_tensor to = tensor4(expected, B, H_Q, S_Q, D);
+  const int64_t strides[4] = {H_KV * S_KV * WIDE, S_KV * WIDE, WIDE, 1};
+  tv.flags = 0;
+  tv.shape[3] = D;
+  memcpy(tv.strides, strides, sizeof strides);
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  const fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to};
+  CHECK(fa_forward(apart, &inputs, &outputs, NULL, NULL) == FA_OK);
+  to.data = actual;
+  CHECK(fa_forward(within, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "v") == 0);
+  inputs.v = NULL;
+  CHECK(fa_forward(within, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(memcmp(actual, expected, sizeof actual) == 0 && actual[0] != 0);
+  fa_destroy(apart);
+  fa_destroy(within);
+}
+
 /* Keys in two shards, merged in place, stacked and accumulated, are those of all keys. */
 static void test_merge(void) {
   enum { ROWS = B * H_Q * S_Q, FIRST = 3 };
@@ -870,6 +905,7 @@ int main(void) {
   test_functions();
   test_append();
   test_merge();
+  test_value_in_key();
   test_strides();
   test_overrides();
   test_override_texts();

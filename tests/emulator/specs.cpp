@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 #include "emulator/backward_specs.hpp"
@@ -98,7 +99,7 @@ void add_groups(std::vector<KernelSpec>& specs) {
       {DType::f32, 40, 72, 32, 8, 4, 32, 1, false, true, false, true, true},
       {DType::f32, 24, 16, 16, 2, 2, 16, 3, true, false, true, false, true},
       {DType::bf16, 56, 128, 16, 8, 8, 128, 1, false, true, true, true, false},
-      {DType::f16, 8, 8, 16, 4, 2, 32, 2, true, true, false, false, true},
+      {DType::f16, 8, 8, 32, 4, 2, 32, 2, true, true, false, false, true},
   };
   for (const Shape& shape : kShapes) {
     KernelSpec spec;
@@ -116,6 +117,8 @@ void add_groups(std::vector<KernelSpec>& specs) {
     spec.pack_gqa = shape.pack_gqa;
     spec.split = shape.split;
     spec.positive_scale = shape.positive_scale;
+    if (const std::string refusal = fa::plan::sm80_forward_refusal(spec); !refusal.empty())
+      throw std::logic_error(refusal);
     specs.push_back(spec);
   }
 }

@@ -306,6 +306,15 @@ def test_merge(library):
     refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
 
 
+def test_value_in_key(library):
+    """V is the first columns of K: keys of equal scores are averaged, and a v of its own is refused."""
+    attention = capi.Attention(library, 16, "torch.float32", device=(capi.DEVICE_HOST, 0), value_in_key=8)
+    q, k, o = Tensor((1, 2, 1, 16)), Tensor((1, 1, 2, 16), [1.0] * 8 + [7.0] * 8 + [3.0] * 8 + [9.0] * 8), Tensor((1, 2, 1, 8))
+    attention.bind_forward(q, k, None, o)()
+    check(o.values() == (2.0,) * 16, f"averaged {o.values()}")
+    refused(ValueError, attention.bind_forward(q, k, Tensor((1, 1, 2, 8)), o), "v = given", "value_in_key")
+
+
 def rows_of(cache):
     """The rows of a cache that are not 0, and their first elements."""
     first = cache.values()[::8]
@@ -327,6 +336,7 @@ def main():
     test_shared_prefixes(library)
     test_append(library)
     test_merge(library)
+    test_value_in_key(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 

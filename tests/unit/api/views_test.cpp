@@ -202,7 +202,7 @@ TEST(Sizes, OfScratchDoNotWrap) {
   constexpr std::int64_t kRows = std::int64_t{1} << 44;
   const plan::Arch arch = plan::parse_arch("sm_90a");
   AttentionConfig config;
-  config.head_dim = 256;
+  config.head_dim = 512;
   config.kernel = config.kernel_backward = KernelOverride{"", "splits=64"};
   config.mask = MaskFunction{"b + h + q > kv"};
   const api::Functions functions = api::read_functions(config, false);
@@ -216,9 +216,9 @@ TEST(Sizes, OfScratchDoNotWrap) {
     const double rows = double(shape.b) * double(shape.h_q) * double(shape.s_q);
     const double keys = double(shape.b) * double(shape.h_kv) * double(shape.s_kv);
     EXPECT_DOUBLE_EQ(double(plan::forward_workspace(problem, {.splits = 64}, plan::ForwardNeeds{}).bytes()),
-                     64 * rows * (256 + 2) * 4);
+                     64 * rows * (512 + 2) * 4);
     const auto choice = plan::choose_backward(problem, api::read_override(config, api::Operation::backward));
-    const double floats = rows * (256 + 2) + 64 * keys * 2 * 256;
+    const double floats = rows * (512 + 2) + 64 * keys * 2 * 512;
     EXPECT_GE(double(plan::backward_workspace(problem, choice, plan::BackwardNeeds{}).bytes()), floats * 4 * 0.999999);
     const plan::KernelSpec kernel =
         plan::plan_forward(problem, api::read_override(config, api::Operation::forward)).kernel;

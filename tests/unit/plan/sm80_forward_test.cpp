@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <fa/error.hpp>
 #include <span>
 #include <string>
@@ -153,6 +154,27 @@ constexpr Refusal kRefusalsOfPairs[] = {
     {"warps_n = 2: tile_n = 48", [](KernelSpec& spec) { spec.tile_n = 48; }},
 };
 
+constexpr Refusal kRefusalsOfGroups[] = {
+    {"warps_n = 4: warps = 6: accepted are multiples of it up to 8", [](KernelSpec& spec) { spec.warps = 6; }},
+    {"warps_n = 4: warps = 12", [](KernelSpec& spec) { spec.warps = 12; }},
+    {"warps_n = 4: tile_m = 48: accepted are multiples of 32", [](KernelSpec& spec) { spec.tile_m = 48; }},
+    {"warps_n = 4: tile_n = 48: accepted are 32 and multiples of 64", [](KernelSpec& spec) { spec.tile_n = 48; }},
+    {"warps_n = 4: tile_n = 32: accepted are 64 and multiples of 64", [](KernelSpec& spec) { spec.dropout = true; }},
+    {"q_in_registers = true", [](KernelSpec& spec) { spec.as<Sm80Forward>().q_in_registers = true; }},
+    {"stages = 1: accepted where V is in K are 2 to 4",
+     [](KernelSpec& spec) {
+       spec.as<Sm80Forward>().value_in_key = true;
+       spec.stages = 1;
+     }},
+    {"value_in_key = true: accepted for groups",
+     [](KernelSpec& spec) {
+       spec.as<Sm80Forward>().value_in_key = true;
+       spec.warps_n = 0;
+       spec.tile_m = 128;
+     }},
+    {"bytes of shared memory; sm_80 offers 166912", [](KernelSpec& spec) { spec.stages = 3; }},
+};
+
 void expect_refusals(const KernelSpec& good, std::span<const Refusal> refusals) {
   EXPECT_EQ(sm80_forward_refusal(good), "");
   for (const Refusal& refusal : refusals) {
@@ -169,6 +191,14 @@ TEST(Sm80ForwardRefusal, NamesTheLimit) {
   pairs.warps_n = 2;
   pairs.tile_m = 64;
   expect_refusals(pairs, kRefusalsOfPairs);
+  KernelSpec groups = good_spec();
+  groups.d_qk = 576;
+  groups.d_v = 512;
+  groups.tile_m = 64;
+  groups.tile_n = 32;
+  groups.warps = 8;
+  groups.warps_n = 4;
+  expect_refusals(groups, kRefusalsOfGroups);
 }
 
 TEST(Sm80ForwardRefusal, AcceptsTheLimitsThemselves) {
@@ -225,7 +255,8 @@ TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
       {"stages", {{"stages", -1}}},
       {"shared memory", {{"tile_n", 256}, {"stages", 4}}},
       {"loop_bodies", {{"loop_bodies", 3}}},
-      {"warps_n", {{"warps_n", 4}}},
+      {"warps_n", {{"warps_n", 3}}},
+      {"warps_n", {{"warps_n", 16}}},
       {"warps_n", {{"warps_n", -1}}},
   };
   Problem problem = long_problem();
@@ -240,6 +271,33 @@ TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
       EXPECT_NE(std::string(error.what()).find(limit), std::string::npos) << error.what();
     }
   }
+}
+
+/// Tiles by the rows of a head, and by what the GPU's shared memory holds of K.
+TEST(Sm80ForwardSpec, WideHeadDimsTakeGroupsOfWarps) {
+  const auto tile = [](const char* arch, std::int64_t heads, bool in_key, DType dtype = DType::bf16) {
+    Problem problem;
+    problem.arch = parse_arch(arch);
+    problem.dtype = dtype;
+    problem.d_qk = 576;
+    problem.d_v = 512;
+    problem.value_in_key = in_key;
+    problem.page_size = 64;
+    problem.b = 64;
+    problem.h_q = heads;
+    problem.s_kv = 8192;
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_EQ(spec.as<Sm80Forward>().value_in_key, in_key) << canonical(spec);
+    EXPECT_TRUE(spec.pack_gqa && spec.scheduled()) << canonical(spec);
+    return std::array{spec.tile_m, spec.warps, spec.warps_n, spec.tile_n, spec.stages};
+  };
+  EXPECT_EQ(tile("sm_90a", 128, true), (std::array{64, 8, 4, 32, 2}));
+  EXPECT_EQ(tile("sm_80", 32, true), (std::array{32, 4, 4, 32, 2}));
+  EXPECT_EQ(tile("sm_80", 16, true), (std::array{16, 4, 4, 32, 2}));
+  EXPECT_EQ(tile("sm_89", 128, true), (std::array{16, 4, 4, 32, 2}));
+  EXPECT_EQ(tile("sm_90a", 128, false), (std::array{64, 8, 4, 64, 1}));
+  EXPECT_EQ(tile("sm_80", 128, true, DType::f32), (std::array{32, 4, 2, 16, 2}));
+  EXPECT_THROW(tile("sm_89", 128, true, DType::f32), Error);
 }
 
 TEST(Sm80ForwardSpec, RefusesSizesThatOverflow) {
