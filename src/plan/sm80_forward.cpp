@@ -429,7 +429,8 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
           for (int loop_bodies = 1; loop_bodies <= (problem.causal ? 2 : 1); ++loop_bodies) {
             for (int tile_n = 16; tile_n <= 128; tile_n += 16) {
               add({tile_m, warps, stages, q_in_registers, loop_bodies, {}}, tile_n);
-              if (wide) add({tile_m, warps, stages, q_in_registers, loop_bodies, {}, 2}, tile_n);
+              const bool pairs = wide && tile_m == 16 * warps;
+              if (pairs) add({tile_m, warps, stages, q_in_registers, loop_bodies, {}, 2}, tile_n);
             }
           }
         }
