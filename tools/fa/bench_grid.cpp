@@ -177,7 +177,8 @@ std::vector<BenchProblem> make_mla(const BenchGrid& given) {
     if (given.head_dim_v == 0) options.head_dim_v = 512;
     options.page_sizes = or_default<std::int64_t>(given.page_sizes, {64});
     options.seqs = or_default(given.seqs, {1, 2});
-    for (const int b : or_default(given.batch != 0 ? std::vector{given.batch} : std::vector<int>{}, {1, 4, 64, 128})) {
+    const bool has_batch = given.batch != 0 || !given.lengths.empty();  // which may follow from the lengths
+    for (const int b : has_batch ? std::vector{given.batch} : std::vector{1, 4, 64, 128}) {
       options.batch = b;
       options.seqs_kv = or_default(given.seqs_kv, {4096, 32768});
       for (BenchProblem& problem : decodes_of(options)) problems.push_back(std::move(problem));
