@@ -36,7 +36,6 @@ std::vector<Mutation> all_mutations() {
                            &scheduled_forward_mutations,
                            &scheduled_epilogue_mutations,
                            &sm80_forward_mutations,
-                           sm80_forward_mutations,
                            &sm80_forward_epilogue_mutations,
                            &sm80_warp_pair_mutations,
                            &sm80_group_mutations,
