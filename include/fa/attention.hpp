@@ -161,6 +161,9 @@ struct AttentionConfig {
   /// multiples of 16, and rows of the cache start at multiples of 16 bytes (docs/quantized_caches.md).
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
+  /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
+  /// of `kernel`.
+  Invariance invariance = Invariance::none;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may

@@ -95,6 +95,10 @@ typedef struct fa_device {
  *   FA_CAUSAL_TOP_LEFT:     j <= i. */
 enum fa_causal_align { FA_CAUSAL_BOTTOM_RIGHT = 0, FA_CAUSAL_TOP_LEFT = 1 };
 
+/* What the bits of o and lse are a function of (docs/invariance.md): of the whole call. With BATCH of the configuration
+ * and the request alone. With ROWS of the configuration, the row's q and position, and the keys and values it sees. */
+enum fa_invariance { FA_INVARIANCE_NONE = 0, FA_INVARIANCE_BATCH = 1, FA_INVARIANCE_ROWS = 2 };
+
 /* Where compiled kernels are kept. */
 enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
 
@@ -255,6 +259,9 @@ typedef struct fa_config {
   int32_t k_dtype;
   int32_t has_v_dtype;
   int32_t v_dtype;
+  int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
+                         `kernel` */
+  int32_t reserved_after_invariance; /* 0 */
 } fa_config;
 
 /* Flags of a tensor. */

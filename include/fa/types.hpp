@@ -12,6 +12,21 @@ namespace fa {
 /// - top_left:     j <= i.
 enum class CausalAlign : std::uint8_t { bottom_right = 0, top_left = 1 };
 
+/// What the bits of forward's o and lse are a function of (docs/invariance.md).
+/// - none:  of the whole call, and of which kernel is the fastest.
+/// - batch: of the configuration and of the request alone, its own rows, keys, lengths and sizes: not of other
+/// requests,
+///          their number, the longest of them, pages and their size, or the GPU's number of multiprocessors.
+/// - rows:  of the configuration, the row's q and position, and the keys and values that it sees. So how a prompt is
+/// cut
+///          into calls, and whether tensors are dense, packed or in pages, changes no bit.
+enum class Invariance : std::uint8_t { none = 0, batch = 1, rows = 2 };
+
+/// "none", "batch" or "rows".
+constexpr const char* to_string(Invariance invariance) noexcept {
+  return invariance == Invariance::rows ? "rows" : invariance == Invariance::batch ? "batch" : "none";
+}
+
 /// Fixes part of the kernel instead of leaving it to the planner. What names no field, does not fit the kernel, or does
 /// not fit the GPU is refused when the Attention is created, with what is accepted.
 ///

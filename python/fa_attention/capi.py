@@ -16,11 +16,12 @@ from ._errors import Error, Unsupported
 from ._library import Library, load
 from ._views import aligned
 
-__all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "Library", "TUNE_POLICIES",
-           "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles", "paged_cache", "requests",
-           "rotary_embedding", "schedule_memory", "sequences"]
+__all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "INVARIANCES", "Library",
+           "TUNE_POLICIES", "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles",
+           "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
+INVARIANCES = {"none": 0, "batch": 1, "rows": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
 
 
@@ -189,11 +190,12 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 check_sequences: bool = False, dropout: float = 0.0, score: Optional[_abi.Function] = None,
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
                 chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False,
-                value_in_key: int = 0, k_dtype: Optional[object] = None,
-                v_dtype: Optional[object] = None) -> _abi.Config:
+                value_in_key: int = 0, k_dtype: Optional[object] = None, v_dtype: Optional[object] = None,
+                invariance: str = "none") -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
-    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"."""
+    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"; invariance: what the bits of o
+    and lse are a function of."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -204,6 +206,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key),
         has_k_dtype=int(k_dtype is not None), k_dtype=0 if k_dtype is None else _views.dtype_code("k_dtype", k_dtype),
         has_v_dtype=int(v_dtype is not None), v_dtype=0 if v_dtype is None else _views.dtype_code("v_dtype", v_dtype),
+        invariance=_number("invariance", INVARIANCES, invariance),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))

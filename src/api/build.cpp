@@ -189,7 +189,7 @@ cache::Key cache_key(const plan::KernelSpec& spec) {
   cache::Key key;
   key.templates = render::templates_digest(unit);
   key.spec = canonical(spec);
-  key.options = compile::code_options(spec.arch);
+  key.options = compile::code_options(spec.arch, spec.split_keys() == 0);
   // NVRTC adds these by itself.
   if (const std::string appended = support::environment("NVRTC_APPEND_FLAGS"); !appended.empty()) {
     key.options.push_back("NVRTC_APPEND_FLAGS=" + appended);

@@ -60,6 +60,7 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   plan::Problem wanted = problem(shape);
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
+  if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, schedule, stream, workspace);
 }
@@ -167,7 +168,7 @@ Ready DeviceOperation<Op>::make(const plan::Problem& wanted, const plan::KernelC
   Ready ready;
   KernelInfo around;  // what the kernels besides the attention kernel took
   const auto choose = [&](const plan::Alternatives& specs) {
-    return choose_kernel(specs, *store_, from, config_.deterministic);
+    return choose_kernel(specs, *store_, from, config_.deterministic || config_.invariance != Invariance::none);
   };
   const auto take = [&](Role role, const ChosenKernel& chosen) {
     KernelInfo info;

@@ -31,7 +31,8 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
     if (specs.front().op() == plan::Op::row_norms && !reaches) continue;  // not with what is taken
     const bool schedules = specs.front().op() == plan::Op::schedule;
     if (schedules && specs.front() != plan::schedule_spec(attention)) continue;
-    const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, config.deterministic);
+    const bool first = config.deterministic || config.invariance != Invariance::none;
+    const api::ChosenKernel chosen = api::choose_kernel(specs, *store, supply, first);
     if (plan::needs_tile_lists(problem) && plan::reads_tile_lists(chosen.spec.op())) {
       const plan::KernelSpec lists = plan::mask_tiles_spec(chosen.spec);
       found.push_back(api::kernel_info(api::choose_kernel({&lists, 1}, *store, supply)));

@@ -72,6 +72,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.value_in_key = config.value_in_key > 0;
   problem.k_dtype = config.k_dtype.value_or(config.dtype);
   problem.v_dtype = config.v_dtype.value_or(config.dtype);
+  problem.invariance = config.invariance;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -107,6 +108,9 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.accumulate && op == Operation::forward) command += " --accumulate";
   if (size_of(problem.k_dtype) == 1) add(" --k-dtype {}", to_string(problem.k_dtype));
   if (size_of(problem.v_dtype) == 1) add(" --v-dtype {}", to_string(problem.v_dtype));
+  if (problem.invariance != Invariance::none && op == Operation::forward) {
+    add(" --invariance {}", to_string(problem.invariance));
+  }
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.

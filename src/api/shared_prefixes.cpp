@@ -65,6 +65,9 @@ AttentionConfig config_of_levels(const AttentionConfig& config, const Functions&
   if (config.k_dtype || config.v_dtype) {
     support::throw_unsupported("k_dtype", "given", "none, nor a v_dtype, with shared prefixes");
   }
+  if (config.invariance != Invariance::none) {
+    support::throw_unsupported("invariance", to_string(config.invariance), "none with shared prefixes");
+  }
   if (config.accumulate) support::throw_unsupported("accumulate", "true", "false with shared prefixes");
   check_functions(config, functions);
   AttentionConfig level = config;

@@ -24,6 +24,7 @@ namespace {
 using support::throw_invalid;
 
 constexpr int kMaxStoredHeadDim = 256;
+constexpr int kMaxInvariantHeadDim = 256;
 constexpr int kMaxHeadDim = 576;
 constexpr int kMaxHeadDimV = 512;
 // Of gradients, where d_qk and d_v are not the same.
@@ -72,6 +73,23 @@ void check_override(std::string_view name, const std::optional<KernelOverride>& 
   };
   check("splits", kMaxSplits);
   if (op == plan::Op::backward) check("split_blocks", plan::BackwardChoice::kMaxSplitBlocks);
+}
+
+/// What no bits are promised for.
+void check_invariance(const AttentionConfig& config) {
+  check_enum("invariance", config.invariance, Invariance::rows, "none, batch or rows");
+  if (config.invariance == Invariance::none) return;
+  if (config.accumulate) throw_invalid("accumulate", "true", "false with invariance: merge adds states in one order");
+  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
+    if (dtype) throw_invalid(name, to_string(*dtype), "none with invariance");
+  }
+  if (config.value_in_key != 0) throw_invalid("value_in_key", config.value_in_key, "0 with invariance");
+  for (const auto& [name, d] : {std::pair{"head_dim", config.head_dim}, std::pair{"head_dim_v", config.head_dim_v}}) {
+    if (d > kMaxInvariantHeadDim) throw_invalid(name, d, fmt::format("at most {} with invariance", kMaxInvariantHeadDim));
+  }
+  const plan::Fixed fixed = plan::read_override(config.kernel, plan::Op::forward, "kernel");
+  if (fixed.fields().empty()) return;
+  throw_invalid("kernel.text", fixed.fields().front().first, "no fields with invariance, which fixes them");
 }
 
 void check_size(std::string_view name, std::int64_t value) {
@@ -422,6 +440,7 @@ void validate(const AttentionConfig& config, bool host) {
     throw_invalid("check_sequences", "true", "false without varlen or page_size");
   }
   check_override("kernel", config.kernel, plan::Op::forward);
+  check_invariance(config);
   check_override("kernel_backward", config.kernel_backward, plan::Op::backward);
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }

@@ -133,8 +133,8 @@ class Program {
   nvrtcProgram program_ = nullptr;
 };
 
-std::vector<std::string> all_options(plan::Arch arch, unsigned unknown_housekeeping) {
-  std::vector<std::string> options = code_options(arch);
+std::vector<std::string> all_options(plan::Arch arch, bool fuses, unsigned unknown_housekeeping) {
+  std::vector<std::string> options = code_options(arch, fuses);
   for (std::size_t i = 0; i < kHousekeeping.size(); ++i) {
     if ((unknown_housekeeping >> i & 1U) == 0) options.emplace_back(kHousekeeping[i]);
   }
@@ -152,10 +152,10 @@ unsigned complained_about(const std::string& log, unsigned unknown_housekeeping)
   return 0;
 }
 
-nvrtcResult compile_with_known_options(Program& program, plan::Arch arch) {
+nvrtcResult compile_with_known_options(Program& program, plan::Arch arch, bool fuses) {
   while (true) {
     const unsigned unknown = g_unknown_housekeeping.load(std::memory_order_relaxed);
-    const nvrtcResult result = program.compile(all_options(arch, unknown));
+    const nvrtcResult result = program.compile(all_options(arch, fuses, unknown));
     if (result != NVRTC_ERROR_INVALID_OPTION) return result;
     const unsigned bit = complained_about(program.log(), unknown);
     if (bit == 0) return result;
@@ -190,7 +190,7 @@ std::string keep_source(const render::Source& source) {
 }
 
 [[noreturn]] void throw_failed(const render::Source& source, plan::Arch arch, std::string message, std::string log) {
-  const auto options = all_options(arch, g_unknown_housekeeping.load(std::memory_order_relaxed));
+  const auto options = all_options(arch, source.fuses, g_unknown_housekeeping.load(std::memory_order_relaxed));
   std::vector<ErrorField> fields = {{"log", std::move(log)},
                                     {"options", fmt::format("{}", fmt::join(options, " "))},
                                     {"source", source.unit},
@@ -221,7 +221,7 @@ bool is_elf(const std::vector<std::byte>& bytes) {
 
 /// Throws where NVRTC refuses `program`, which is that of `source`.
 void compile_or_throw(const Nvrtc& api, Program& program, const render::Source& source, plan::Arch arch) {
-  const nvrtcResult result = compile_with_known_options(program, arch);
+  const nvrtcResult result = compile_with_known_options(program, arch, source.fuses);
   if (result == NVRTC_SUCCESS) return;
   const std::string log = program.log();
   throw_failed(source, arch,
@@ -250,8 +250,10 @@ Cubin compile_here(const Nvrtc& api, const render::Source& source, plan::Arch ar
 
 }  // namespace
 
-std::vector<std::string> code_options(plan::Arch arch) {
-  return {"--gpu-architecture=" + to_string(arch), "--std=c++20"};
+std::vector<std::string> code_options(plan::Arch arch, bool fuses) {
+  std::vector<std::string> options{"--gpu-architecture=" + to_string(arch), "--std=c++20"};
+  if (!fuses) options.emplace_back("--fmad=false");
+  return options;
 }
 
 Cubin compile(const render::Source& source, plan::Arch arch) {

@@ -30,7 +30,7 @@ struct Cubin {
 
 /// The options that change the generated code, in the order they are passed; part of the cache key. Machine-dependent
 /// and housekeeping options are not among them.
-std::vector<std::string> code_options(plan::Arch arch);
+std::vector<std::string> code_options(plan::Arch arch, bool fuses = true);
 
 /// Compiles with NVRTC on a thread with its own stack, whatever the calling thread's is. Opens NVRTC at first use.
 /// Throws fa::Error: no_compiler, compile_failed (fields: log, options, source).

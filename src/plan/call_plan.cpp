@@ -52,7 +52,7 @@ KernelChoices kernel_choices(const Problem& problem, const Fixed& fixed) {
   const ForwardPlan planned = plan_forward(problem, fixed);
   KernelChoices choices;
   choices[Role::attention] = kernels_of(planned).front();
-  if (planned.kernel.split) choices[Role::combine] = {planned.combine};
+  if (planned.kernel.split && planned.kernel.split_keys() == 0) choices[Role::combine] = {planned.combine};
   return choices;
 }
 
@@ -121,6 +121,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     if (!facts.listed) call.add(Role::tile_lists, listing.grid, &lists);
   }
   if (attention.dynamic()) call.cleared = sizeof(*params.next_tile);
+  if (attention.split_keys() > 0 && attention.split) call.cleared = call.workspace.bytes(Section::counters);
   if (attention.affine_reach()) {
     call.cleared = call.workspace.bytes(Section::counters);
     call.add(Role::norms, row_norms_blocks(problem, kernels[Role::norms]), &params);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "plan/catalogue.hpp"
+#include "plan/fixed_splits.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "plan/sm90_forward.hpp"
@@ -173,11 +174,15 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
   }
   ForwardGrid launch;
+  if (spec.split_keys() > 0 && spec.split) {
+    params.sequences.wave = fixed_splits(problem, spec).sharing;
+  }
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   if (spec.scheduled()) {
     launch.grid = schedule.parts;
     return launch;
   }
+  if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
   if (persistent && (problem.ragged() || needs_tile_lists(problem))) {
     launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);

@@ -48,6 +48,11 @@ bool KernelSpec::affine_reach() const noexcept {
       own);
 }
 
+int KernelSpec::split_keys() const noexcept {
+  const auto* const own_fields = std::get_if<Sm80Forward>(&own);
+  return own_fields == nullptr ? 0 : own_fields->split_keys;
+}
+
 bool KernelSpec::scheduled() const noexcept {
   const auto* const forward = std::get_if<Sm80Forward>(&own);
   return forward != nullptr && forward->scheduled;

@@ -116,6 +116,8 @@ struct KernelSpec : SpecHead {
   bool affine_reach() const noexcept;
   bool scheduled() const noexcept;
   bool stored() const noexcept;  ///< K or V is in 8 bits
+  /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
+  int split_keys() const noexcept;
   bool ordered_dq() const noexcept;
 
   int threads() const noexcept { return warps * 32; }

@@ -6,6 +6,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/row_arithmetic.hpp"
 #include "plan/schedule.hpp"
 #include "support/text.hpp"
 
@@ -30,6 +31,7 @@ constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
 constexpr std::int64_t kReachRows = 1024;
 constexpr std::int64_t kReachKeys = 2048;
 constexpr std::int64_t kUsualLength = 4096;
+constexpr std::int64_t kMostPartialFloats = std::int64_t{1} << 27;  // of fixed splits that blocks share
 constexpr int kNormWarps = 8;
 constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
@@ -101,9 +103,17 @@ int take_family(const Problem& problem, const Fixed& fixed, Choice& choice) noex
   return tile_m;
 }
 
-}  // namespace
+/// Whether blocks share the splits of a query tile: where there are few tiles. It changes no bit.
+bool shares_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m, std::int64_t tiles) noexcept {
+  const int split_keys = row_arithmetic(RowFacts::of(problem)).split_keys;
+  if (tiles == 0 || tiles >= forward_family(choice.family).enough_blocks || problem.s_kv <= split_keys) return false;
+  if (needs_tile_lists(problem)) return false;
+  const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
+  const std::int64_t partial_rows = tiles * std::min(rows, tile_m) * ceil_div(problem.s_kv, split_keys);
+  return partial_rows * problem.d_v <= kMostPartialFloats;
+}
 
-Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
+Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
   if (problem.h_kv == 0) return choice;
@@ -130,7 +140,22 @@ Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   choice.dynamic =
       may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
+  if (problem.fixed_rows()) {
+    choice.splits = 1;
+    choice.scheduled = false;
+    choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
+  }
   return choice;
+}
+
+}  // namespace
+
+Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
+  if (problem.invariance != Invariance::batch || problem.fixed_rows()) return choose_alone(problem, fixed);
+  // As if the request were alone.
+  Problem alone = problem;
+  alone.b = std::min<std::int64_t>(problem.b, 1);
+  return choose_alone(alone, fixed);
 }
 
 Problem usual_call(const Problem& problem) noexcept {
@@ -156,6 +181,18 @@ void check_forward_override(const Problem& problem, const Fixed& fixed) {
     usual.s_q = usual.total_q = s_q;
     plan_forward(usual, whole);
   }
+}
+
+void check_invariant(const Problem& problem) {
+  if (problem.invariance != Invariance::batch || problem.fixed_rows()) return;
+  if (!problem.aligned) {
+    support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
+                           "multiples of 16 bytes with invariance batch, which unaligned rows would change bits of");
+  }
+  const ForwardFamily& preferred = *forward_families().front();
+  if (problem.tensor_maps || preferred.misfit == nullptr || preferred.misfit(problem) != nullptr) return;
+  support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more",
+                         "strides that the copy engine can describe with invariance batch");
 }
 
 ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
@@ -193,7 +230,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
     if (std::ranges::find(schedules, schedule) == schedules.end()) schedules.push_back(std::move(schedule));
   }
   std::vector<Alternatives> kernels{std::move(attention)};
-  if (plan.kernel.split) kernels.push_back({plan.combine});
+  if (plan.kernel.split && plan.kernel.split_keys() == 0) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
   kernels.insert(kernels.end(), schedules.begin(), schedules.end());
   return kernels;

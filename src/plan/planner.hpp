@@ -26,6 +26,7 @@ struct Choice {
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
   int few_rows = 0;             ///< sm80, above head dim 256: a head has at most 32 (1) or 16 (2)
+  bool shares_splits = false;   ///< with a fixed split size: thread blocks share the splits of a query tile
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -33,10 +34,11 @@ struct Choice {
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
-           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | index_of(family) * 2048 |
+           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
+           index_of(family) * 4096 |
            few_rows * 64;  // in the place of what sm80 has not
   }
-  static constexpr int kSlots = kFamilies * 2048;
+  static constexpr int kSlots = kFamilies * 4096;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
@@ -62,6 +64,10 @@ Problem usual_call(const Problem& problem) noexcept;
 /// Plans usual calls of a configuration, of few rows and of many: what does not throw here, no call throws. The whole
 /// keys of a head take the most shared memory.
 void check_forward_override(const Problem& problem, const Fixed& fixed);
+
+/// Throws fa::Error(invalid_argument) for tensors that another kernel would have to serve than the one that the bits of
+/// Invariance::batch are of.
+void check_invariant(const Problem& problem);
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed);

@@ -31,6 +31,7 @@ struct Problem {
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
   DType v_dtype = DType::bf16;  ///< likewise V
+  Invariance invariance = Invariance::none;  ///< of a forward
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
@@ -50,6 +51,12 @@ struct Problem {
 
   /// Whether K or V is stored in 8 bits.
   bool stored() const noexcept { return size_of(k_dtype) == 1 || size_of(v_dtype) == 1; }
+  /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a ragged batch nothing
+  /// else is known of a request.
+  bool fixed_rows() const noexcept {
+    return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
+  }
+
   bool paged() const noexcept { return page_size > 0; }
   /// Whether the device alone knows how many rows, or keys, a batch entry has.
   bool ragged() const noexcept { return varlen || paged(); }

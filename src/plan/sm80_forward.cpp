@@ -9,6 +9,7 @@
 #include <fa/error.hpp>
 
 #include "plan/candidates.hpp"
+#include "plan/row_arithmetic.hpp"
 
 namespace fa::plan {
 namespace {
@@ -75,6 +76,10 @@ constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}}
                                       {64, 4, 2, false, 1, {32, 16, 16, 16, 16}},
                                       {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
+
+// With a fixed split size: tiles of one arithmetic (row_arithmetic.hpp), whose tile_n is set later. Those that fit.
+constexpr TileFamily kFixedRows[] = {{128, 4, 1, false, 1, {}}, {64, 4, 1, false, 1, {}}, {32, 2, 1, false, 1, {}}};
+constexpr TileFamily kFixedRowsShort[] = {{64, 4, 2, false, 1, {}}, {64, 4, 1, false, 1, {}}, {32, 2, 1, false, 1, {}}};
 
 // Above head dim 256 groups of warps share rows. Queries of long tiles first; what follows has less shared memory, and
 // rows of K that shared memory holds a few of.
@@ -461,6 +466,21 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     if (!fixed.has("warps_n") && costs_second_block(spec)) return;
     if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
   };
+  if (problem.fixed_rows()) {
+    // The first alone: which one spills, an invariant call may not depend on.
+    const RowArithmetic arithmetic = row_arithmetic(RowFacts::of(problem));
+    const std::span<const TileFamily> tiles =
+        choice.short_query ? std::span<const TileFamily>(kFixedRowsShort) : kFixedRows;
+    for (const bool comfortable : {true, false}) {
+      for (const TileFamily& tile : tiles) add(tile, arithmetic.tile_n, comfortable);
+    }
+    if (specs.size() > 1) specs.erase(specs.begin() + 1, specs.end());
+    for (KernelSpec& spec : specs) {
+      spec.as<Sm80Forward>().split_keys = arithmetic.split_keys;
+      spec.split = choice.shares_splits;
+    }
+    return specs;
+  }
   for (const bool comfortable : {true, false}) {
     for (const TileFamily& tile : preferred_tiles(problem, choice)) {
       for (const int tile_n : tile.tile_n) add(tile, tile_n, comfortable);

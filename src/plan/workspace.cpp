@@ -69,6 +69,11 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
     layout.add(Section::counters, counter_bytes(problem, choice));
     return layout;
   }
+  if (needs.fixed.counters != 0) {
+    layout.add(Section::counters, static_cast<std::size_t>(needs.fixed.counters) * sizeof(std::int32_t));
+  }
+  if (needs.fixed.partial_o != 0) layout.add(Section::partial_o, bytes_of(needs.fixed.partial_o), kAlignment);
+  if (needs.fixed.partial_lse != 0) layout.add(Section::partial_lse, bytes_of(needs.fixed.partial_lse), kAlignment);
   if (needs.schedule != 0) layout.add(Section::schedule, needs.schedule);
   if (needs.partial_rows != 0) {
     layout.add(Section::partial_o, bytes_of(needs.partial_rows * problem.d_v), kAlignment);
@@ -85,7 +90,9 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
 
 ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,
                            bool given) noexcept {
-  ForwardNeeds needs{attention.dynamic() || attention.affine_reach(), mask_tiles_bytes(problem, attention)};
+  ForwardNeeds needs{.counters = attention.dynamic() || attention.affine_reach(),
+                     .lists = mask_tiles_bytes(problem, attention)};
+  if (attention.split_keys() > 0) needs.fixed = fixed_splits(problem, attention);
   if (!attention.scheduled()) return needs;
   const ScheduleShape shape = schedule_shape(problem, attention, multiprocessors);
   if (!given) needs.schedule = shape.bytes();
@@ -139,6 +146,12 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
   ForwardNeeds needs;
   if (needs_tile_lists(problem))
     needs.lists = mask_tiles_bytes(problem, kernels_of(plan_forward(problem, fixed)).front());
+  if (problem.fixed_rows()) {
+    const KernelSpec attention = plan_forward(problem, fixed).kernel;
+    const WorkspaceLayout layout =
+        forward_workspace(problem, choice, forward_needs(problem, attention, multiprocessors, false));
+    return {layout.bytes(), needs.lists};
+  }
   if (choice.scheduled) {
     std::size_t most = 0;
     const std::vector<Alternatives> kernels = kernels_of(plan_forward(problem, fixed));

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "plan/backward.hpp"
+#include "plan/fixed_splits.hpp"
 #include "plan/planner.hpp"
 #include "plan/problem.hpp"
 
@@ -14,7 +15,7 @@ namespace fa::plan {
 /// What lies in the scratch memory of a call.
 enum class Section : std::uint8_t {
   counters,     ///< i32, of query tiles; kCounterBytes behind it norms, u32 [b, h_q] and [b, h_kv]
-  partial_o,    ///< f32 [splits, b, h_q, s_q, d_v]; scheduled: [2 parts, rows, d_v]
+  partial_o,    ///< f32 [splits, b, h_q, s_q, d_v]; scheduled: [2 parts, rows, d_v]; else as FixedSplits says
   partial_lse,  ///< f32 [splits, b, h_q, s_q, 2]; scheduled: [2 parts, rows, 2]
   lse_log2,     ///< f32 [b, h_q, padded_rows]
   delta,        ///< f32 [b, h_q, padded_rows]
@@ -67,6 +68,7 @@ struct ForwardNeeds {
   std::size_t lists = 0;
   std::size_t schedule = 0;       ///< unless the call is given one
   std::int64_t partial_rows = 0;  ///< of a scheduled kernel
+  FixedSplits fixed = {};         ///< of a kernel with a fixed split size
 };
 /// `given`: the call has a schedule.
 ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,

@@ -312,11 +312,11 @@ std::string render_unit(const plan::KernelSpec& spec) {
 /// and so of no key.
 std::string head_of(const Source& source) {
   return fmt::format(
-      "// {0} of fa for {1}. To compile it: nvcc -std=c++20 -arch={1} -cubin THIS_FILE\n"
+      "// {0} of fa for {1}. To compile it: nvcc -std=c++20 -arch={1}{2} -cubin THIS_FILE\n"
       "#if __cplusplus < 201709L && !defined(_MSVC_LANG)\n"
       "#error \"the kernels of fa are C++20: compile with -std=c++20\"\n"
       "#endif\n",
-      source.kernel_name, source.target);
+      source.kernel_name, source.target, source.fuses ? "" : " -fmad=false");
 }
 
 /// The name between the brackets of an `#include <name>` line; empty for any other line.
@@ -336,6 +336,7 @@ Source render(const plan::KernelSpec& spec, const TemplateSet& from) {
   Source source;
   source.kernel_name = kernel_name(spec);
   source.target = to_string(spec.arch);
+  source.fuses = spec.split_keys() == 0;
   source.unit = render_unit(spec);
   for (const Header* header : from.included_by(source.unit).headers) source.headers.push_back(*header);
   return source;

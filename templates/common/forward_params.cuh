@@ -14,9 +14,9 @@ struct ForwardParams {
   const void* v;       // [b, h_kv, s_kv, d_v], or pages
   void* o;             // [b, h_q, s_q, d_v]
   float* lse;          // [b, h_q, s_q], may be null
-  float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only
+  float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only; fixed_splits.cuh has those of a fixed size
   float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
-  int32_t* next_tile;  // dynamic kernels only: 0 at the launch
+  int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h, stride_k_s;

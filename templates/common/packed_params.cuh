@@ -15,7 +15,8 @@ struct SequenceParams {
   int32_t total_q;         // rows of the packed q
   int32_t total_kv;        // rows of the packed k and v
   int32_t bottom_right;    // the diagonal of causal masks and windows ends in the last row and key of a sequence
-  int32_t wave;            // persistent grids of these and of listed tiles: blocks of a wave
+  int32_t wave;            // persistent grids of these and of listed tiles: blocks of a wave. Of kernels with a fixed
+                           // split size: blocks that share the splits of a query tile
 };
 
 /// Pages that k and v are in. Of a request the position j is row j % kPageSize of page table[row][j / kPageSize].

@@ -74,6 +74,12 @@ FA_DEVICE constexpr int page_size_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr int split_keys_of() {
+  if constexpr (requires { Config::kSplitKeys; }) return Config::kSplitKeys;
+  return 0;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_schedule() {
   if constexpr (requires { Config::kScheduled; }) return Config::kScheduled;
   return false;
@@ -119,6 +125,8 @@ template <class Config>
 inline constexpr bool kValueInKey = wants_value_in_key<Config>();  // V is the first columns of K
 template <class Config>
 inline constexpr int kPageSize = page_size_of<Config>();  // keys of a page; 0: k and v are plain tensors
+template <class Config>
+inline constexpr int kSplitKeys = split_keys_of<Config>();  // of a fixed split size; 0: splits follow from the call
 template <class Config>
 inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
 template <class Config>

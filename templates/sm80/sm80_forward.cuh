@@ -22,6 +22,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_forward_epilogue.cuh>
+#include <sm80/sm80_forward_splits.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_split_warps.cuh>
 #include <sm80/sm80_stored.cuh>
@@ -48,10 +49,13 @@ FA_DEVICE constexpr bool splits_warps() {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout, kPageSize, kScheduled, kValueInKey (common/switches.cuh) and a Variant
+/// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kValueInKey (common/switches.cuh) and a Variant
 /// (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
+///
+/// With kSplitKeys the softmax of as many keys is formed alone (common/fixed_splits.cuh), by a block that walks over
+/// all of them, or with kSplit by some that share the splits of a query tile.
 ///
 /// With kScheduled a thread block works on its part of a schedule (common/schedule_params.cuh): on pieces of one query
 /// tile after the other. Of tiles that blocks share they leave partial results, which the last of them to finish
@@ -104,6 +108,11 @@ struct Forward {
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
   static constexpr bool kStored = kStoredKeys || kStoredValues;
+  static constexpr int kSplitKeys = kernel::kSplitKeys<Config>;
+  static constexpr bool kFixedSplits = kSplitKeys > 0;
+  static constexpr bool kShares = kFixedSplits && Config::kSplit;  // splits, with other blocks
+  static constexpr bool kPacks = Config::kPackGqa;
+  static constexpr int kWarpCount = Config::kWarps;
   static constexpr bool kTwoSided =
       Variant::kLeftWindow || Variant::kChunked || kPaged;               // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kVarlen && !kPaged;  // of tiles that are not empty
@@ -120,7 +129,11 @@ struct Forward {
   static_assert(!kSplitWarps || sizeof(T) == 2, "fp32 warps do not share rows");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
-  static_assert(!(kVarlen || kPaged) || !Config::kSplit, "batches of unknown lengths are not split");
+  static_assert(!(kVarlen || kPaged) || !Config::kSplit || kFixedSplits, "batches of unknown lengths are not split");
+  static_assert(!kFixedSplits || (!kPairs && !kScheduled && !kernel::kAccumulate<Config> && Config::kLoopBodies == 1),
+                "fixed splits have one order");
+  static_assert(kSplitKeys % kTileN == 0, "whole KV tiles");
+  static_assert(!kShares || !kLists, "blocks share no splits of tile lists");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
@@ -209,6 +222,17 @@ struct Forward {
     if constexpr (kScheduled) {
       ForwardTile tile;
       piece = piece_of(WorkLists(p.paged), ptx::block_index(), index, tile);
+      return tile;
+    } else if constexpr (kShares) {
+      const int sharing = p.sequences.wave;
+      const int block = ptx::block_index() / sharing;
+      ForwardTile tile;
+      if constexpr (kVarlen) {
+        tile = forward_tile_of_batch<kTileM, Config::kPackGqa>(p, block);
+      } else {
+        tile = forward_tile<Variant, Config::kCausal>(p, block);
+      }
+      tile.split = ptx::block_index() - block * sharing;
       return tile;
     } else if constexpr (kVarlen) {
       return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, ptx::block_index());
@@ -323,16 +347,20 @@ struct Forward {
     }
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
     KvRange range = tile_range(rows.position(block_row), rows.position(last_row));
+    if constexpr (kShares) {
+      ForwardSplits<Forward>{*this}.run(range);
+    } else {
+      run_range(range);
+    }
+  }
+
+  FA_DEVICE void run_range(KvRange range) {
     if constexpr (kScheduled) range = cut(range, piece);
     if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
     if (range.begin < range.end) {
-      read_fixed();
-      if constexpr (kPaged) {
-        table_row = table_row_of(params.paged, tile.batch);
-        first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));
-      }
+      read_what_stays();
       attend(range, o, softmax);
     }
     softmax.finish();
@@ -341,12 +369,24 @@ struct Forward {
       Fragment<kMTiles, kOutTiles> whole;
       Split{shared + kQBytes, warp, lane}.join(o, softmax, softmax_scale_log2(), whole);
       ForwardEpilogue<Forward>{*this}.run(whole, softmax);
+    } else if constexpr (kFixedSplits) {
+      const Forward stored(params, index);  // likewise
+      ForwardSplits<const Forward>{stored}.store_folded(range, o, softmax);
     } else {
       if constexpr (kPairs) pair().add_sums(softmax.sum);
       if constexpr (kGroups) group().add_sums(softmax.sum);
       // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
       const Forward epilogue(params, index);
       ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
+    }
+  }
+
+  /// What all KV tiles ask for.
+  FA_DEVICE void read_what_stays() {
+    read_fixed();
+    if constexpr (kPaged) {
+      table_row = table_row_of(params.paged, tile.batch);
+      first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));
     }
   }
 
@@ -407,6 +447,11 @@ struct Forward {
     } else {
       for (; n_block >= range.begin; --n_block) {
         step<true>(range, n_block, stage, q, o, softmax);
+        if constexpr (kFixedSplits && !kShares) {
+          if (n_block > range.begin && split_at(n_block) != split_at(n_block - 1)) {
+            ForwardSplits<const Forward>{*this}.fold_away(split_at(n_block) == split_at(range.end - 1), o, softmax);
+          }
+        }
       }
     }
   }
@@ -419,6 +464,8 @@ struct Forward {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
     }
   }
+  /// With a fixed split size, the split that the KV tile at a place of the range is in.
+  FA_DEVICE int split_at(int place) const { return kv_tile(place) / (kSplitKeys / kTileN); }
 
   /// Starts the first tiles' copies (Q rides with the first): K and V a group each with one buffer, else a tile a
   /// group.

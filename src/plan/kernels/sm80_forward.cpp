@@ -41,6 +41,9 @@ constexpr Field kFields[] = {
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
+    field<&Sm80Forward::split_keys>("split_keys")
+        .when_above_0()
+        .as("kSplitKeys", "whose softmax is formed alone: a fixed split size"),
     field<&Sm80Forward::scheduled>("scheduled")
         .when_set()
         .as("kScheduled", "thread blocks take their parts of a schedule")

@@ -1,0 +1,44 @@
+#include "plan/fixed_splits.hpp"
+
+#include <algorithm>
+
+#include "plan/forward_launch.hpp"
+
+namespace fa::plan {
+namespace {
+
+// Thread blocks that fill any GPU so far, two a multiprocessor.
+constexpr std::int64_t kEnoughBlocks = 384;
+// Of a row and a thread: the base of what is folded, in two parts, and its sum.
+constexpr std::int64_t kRowFloats = 3;
+constexpr std::int64_t kLanes = 4;  // that share a row
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+FixedSplits fixed_splits(const Problem& problem, const KernelSpec& attention) noexcept {
+  FixedSplits result;
+  const std::int64_t group = attention.pack_gqa ? problem.h_q / problem.h_kv : 1;
+  const std::int64_t heads = problem.h_q / group;
+  const std::int64_t tiles = problem.varlen ? slots(problem.total_q * group, attention.tile_m, problem.b)
+                                            : ceil_div(problem.s_q * group, attention.tile_m) * problem.b;
+  result.tiles = tiles * heads;
+  result.splits = ceil_div(problem.s_kv, attention.split_keys());
+  if (attention.split) {
+    const std::int64_t most =
+        std::max<std::int64_t>(ceil_div(kEnoughBlocks, std::max<std::int64_t>(result.tiles, 1)), 1);
+    result.sharing = static_cast<int>(std::clamp<std::int64_t>(result.splits, 1, most));
+    const std::int64_t rows = std::min<std::int64_t>(problem.s_q * group, attention.tile_m);
+    result.counters = result.tiles;
+    result.partial_o = result.tiles * result.splits * rows * attention.d_v;
+    result.partial_lse = result.tiles * result.splits * rows * 2;
+  } else if (result.splits > 1) {
+    result.partial_o = result.tiles * attention.tile_m * (attention.d_v + kLanes * kRowFloats);
+  }
+  return result;
+}
+
+}  // namespace fa::plan
