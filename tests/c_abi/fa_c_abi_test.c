@@ -802,6 +802,38 @@ static void test_value_in_key(void) {
 }
 
 /* Keys in two shards, merged in place, stacked and accumulated, are those of all keys. */
+/* One row of a text as a decode has the bits that it has in the whole text. */
+static void test_invariance(void) {
+  enum { ROWS = B * H_Q * S_Q };
+  static float whole[ROWS * D], last[B * H_Q * D];
+  fa_config config = default_config();
+  config.causal = 1;
+  config.invariance = 3;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.invariance") == 0);
+  config.invariance = FA_INVARIANCE_ROWS;
+  config.accumulate = 1;
+  CHECK(fa_create(&config, kHost, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "accumulate") == 0);
+  config.accumulate = 0;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(whole, B, H_Q, S_Q, D);
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  static float q_last[B * H_Q * D];
+  for (int i = 0; i < B * H_Q; ++i) memcpy(q_last + i * D, q + (i * S_Q + S_Q - 1) * D, D * sizeof(float));
+  tq = tensor4(q_last, B, H_Q, 1, D);
+  to = tensor4(last, B, H_Q, 1, D);
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  for (int i = 0; i < B * H_Q; ++i) {
+    CHECK(memcmp(last + i * D, whole + (i * S_Q + S_Q - 1) * D, D * sizeof(float)) == 0);
+  }
+  fa_destroy(attention);
+}
+
 static void test_merge(void) {
   enum { ROWS = B * H_Q * S_Q, FIRST = 3 };
   static float whole[ROWS * D], part[2 * ROWS * D], merged[ROWS * D];
@@ -904,6 +936,7 @@ int main(void) {
   test_backward();
   test_functions();
   test_append();
+  test_invariance();
   test_merge();
   test_value_in_key();
   test_strides();

@@ -170,6 +170,16 @@ void choose_pages(Random& random, Configuration& c) {
   for (CaptureChoice& capture : c.captures) capture.requires_grad = false;
 }
 
+/// Dense calls of `batch` refuse some strides.
+void choose_invariance(Random& random, AttentionConfig& config) {
+  if (!random.percent(15) || config.accumulate) return;
+  const bool ragged = config.varlen || config.page_size > 0;
+  config.invariance = ragged && random.percent(40) ? Invariance::batch : Invariance::rows;
+  if (!config.kernel) return;
+  config.kernel->text.clear();
+  if (config.kernel->kernel != "sm80") config.kernel.reset();
+}
+
 /// Lengths of dense requests, and which positions of all count.
 void choose_requests(Random& random, const Configuration& c, Call& call) {
   call.backward = false;
@@ -249,6 +259,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   if (config.kernel && config.kernel->text == kExactMax && !has_plain_scores(c)) config.kernel->text.clear();
   if (random.percent(20)) choose_pages(random, c);
   config.accumulate = !config.sink && random.percent(12);
+  choose_invariance(random, config);
   c.settle();
   return c;
 }
@@ -418,6 +429,7 @@ const std::map<std::string, Edit>& known_edits() {
       {"no_check", [](Configuration& c, Call&) { return set(c.config.check_sequences, false); }},
       {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
       {"no_accumulate", [](Configuration& c, Call&) { return set(c.config.accumulate, false); }},
+      {"no_invariance", [](Configuration& c, Call&) { return set(c.config.invariance, Invariance::none); }},
       {"no_sink", [](Configuration& c, Call&) { return set(c.config.sink, false); }},
       {"no_causal", [](Configuration& c, Call&) { return set(c.config.causal, false); }},
       {"no_window_left", [](Configuration& c, Call&) { return set(c.config.window_left, std::int64_t{-1}); }},
@@ -501,6 +513,7 @@ std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
                                        "second_half",
                                        "no_dropout",
                                        "no_accumulate",
+                                       "no_invariance",
                                        "no_sink",
                                        "no_kernel",
                                        "plain_layouts",
@@ -601,6 +614,7 @@ std::string to_string(const Configuration& c) {
   if (config.chunk > 0) out << " chunk " << config.chunk;
   if (config.sink) out << " sink";
   if (config.accumulate) out << " accumulate";
+  if (config.invariance != Invariance::none) out << " invariance " << to_string(config.invariance);
   if (config.dropout > 0) out << " dropout " << config.dropout;
   if (config.deterministic) out << " deterministic";
   if (config.varlen)

@@ -1,6 +1,7 @@
 // Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
-// appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`.
+// appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
+// split size, and their mutants, are in `invariant_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "emulator/append_specs.hpp"
+#include "emulator/invariance_specs.hpp"
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
@@ -172,14 +174,27 @@ std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t f
   return text;
 }
 
+std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t files) {
+  std::vector<KernelSpec> specs;
+  for (const emulator::InvariantPath& path : emulator::invariant_paths()) specs.push_back(path.spec);
+  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
+  const std::vector<emulator::InvarianceMutation>& all = emulator::invariance_mutations();
+  for (std::size_t i = file; i < all.size(); i += files) {
+    text += mutant({all[i].name, all[i].before, all[i].after, path_of(all[i]).spec, {}, 1, all[i].header},
+                   folder / "invariant_mutants");
+  }
+  return text;
+}
+
 }  // namespace
 
-/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES
+/// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 8) {
+    if (argc != 9) {
       throw std::runtime_error(
-          "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES");
+          "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES "
+          "INVARIANT_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -199,6 +214,10 @@ int main(int argc, char** argv) {
     const std::vector<KernelSpec> merges = emulator::all_merge_specs();
     for (std::size_t i = 0; i < merge_files; ++i) {
       write(folder / fmt::format("merge_{}.cpp", i), kernels_file(merges, i, merge_files));
+    }
+    const std::size_t invariant_files = std::stoul(argv[8]);
+    for (std::size_t i = 0; i < invariant_files; ++i) {
+      write(folder / fmt::format("invariant_{}.cpp", i), invariant_file(folder, i, invariant_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

@@ -21,7 +21,7 @@ std::byte* place_counters(const CallPlan& call, Memory& memory) {
   const std::vector<std::byte> zeros(call.cleared);
   std::byte* const base = memory.add_input(name_of(Section::counters), zeros);
   memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
-  if (zeros.size() > sizeof(std::int32_t)) {
+  if (std::ranges::find(call.steps(), fa::plan::Role::norms, &fa::plan::Step::role) != call.steps().end()) {
     memory.set_flags(base + sizeof(std::int32_t), fa::plan::kCounterBytes - sizeof(std::int32_t), 0);
   }
   return base;

@@ -197,13 +197,18 @@ GivenConfig Arguments::config(bool host) {
     value.check_sequences = value.check_sequences != 0 || random_.one_in(4);
   }
   value.accumulate = value.sink == 0 && random_.one_in(8);
+  if (value.accumulate == 0 && random_.one_in(6)) {
+    value.invariance = random_.one_in(2) ? FA_INVARIANCE_ROWS : FA_INVARIANCE_BATCH;
+    value.kernel = nullptr;
+  }
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
   for (std::int32_t* const field :
        {&value.head_dim, &value.head_dim_v, &value.dtype, &value.has_scale, &value.causal, &value.causal_align,
         &value.deterministic, &value.compile, &value.host_f64, &value.tune, &value.varlen, &value.zero_padding,
-        &value.check_sequences, &value.sink, &value.has_window_left, &value.has_window_right, &value.accumulate}) {
+        &value.check_sequences, &value.sink, &value.has_window_left, &value.has_window_right, &value.accumulate,
+        &value.invariance}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {

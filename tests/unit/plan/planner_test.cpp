@@ -254,6 +254,7 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.exact_max = (bits & 512) != 0;
     choice.affine_reach = (bits & 1024) != 0;
     choice.scheduled = (bits & 2048) != 0;
+    choice.shares_splits = (bits & 4096) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -264,9 +265,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, few_rows, family, splits] = Choice{};
+              scheduled, few_rows, shares_splits, family, splits] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || scheduled || few_rows > 0 || splits > 1;
+                   affine_reach || scheduled || few_rows > 0 || shares_splits || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 

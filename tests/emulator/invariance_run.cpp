@@ -1,0 +1,83 @@
+#include "emulator/invariance_run.hpp"
+
+#include <span>
+
+#include "api/problem.hpp"
+#include "api/variants.hpp"
+#include "emulator/placement.hpp"
+#include "emulator/plan_run.hpp"
+#include "plan/call_plan.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::TensorView;
+using fa::plan::Role;
+using fa::test::ChunkCall;
+using fa::test::HostTensor;
+
+TensorView view_of(const Placed& t, const HostTensor& tensor) {
+  TensorView view = tensor.view();
+  view.data = t.data;
+  view.strides[0] = t.stride_b;
+  view.strides[1] = t.stride_h;
+  view.strides[2] = t.stride_s;
+  return view;
+}
+
+const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
+  if (values.empty()) return nullptr;
+  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
+}
+
+fa::plan::PackedArgs place_arrays(Memory& memory, const ChunkCall& call) {
+  fa::plan::PackedArgs args;
+  args.sequences.cu_q = place_array(memory, "cu_seqlens_q", call.cu_q);
+  args.sequences.cu_kv = place_array(memory, "cu_seqlens_kv", call.cu_kv);
+  args.sequences.used_kv = place_array(memory, "seqused_kv", call.used_kv);
+  if (call.table.empty()) return args;
+  args.paged.table = place_array(memory, "block_table", call.table);
+  args.paged.stride_row = call.columns;
+  args.paged.stride_page = 1;
+  args.paged.rows = static_cast<std::int32_t>(call.shape.b);
+  return args;
+}
+
+}  // namespace
+
+fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall& of, const InvariantRun& run) {
+  Memory memory;
+  fa::test::AttentionOutputs outputs = of.outputs();
+  const bool aligned = path.spec.aligned;
+  const fa::plan::PackedArgs args = place_arrays(memory, of);
+  const Placed o = place_output(memory, "o", outputs.o, Placement::bshd, aligned);
+  const Placed lse = place_output(memory, "lse", outputs.lse, Placement::bhsd, aligned);
+  fa::plan::ForwardTensors tensors;
+  tensors.q = view_of(place_input(memory, "q", of.q, aligned ? Placement::bshd : Placement::padded, aligned), of.q);
+  tensors.k = view_of(place_input(memory, "k", of.k, Placement::bshd, aligned), of.k);
+  tensors.v = view_of(place_input(memory, "v", of.v, Placement::bshd, aligned), of.v);
+  tensors.o = view_of(o, outputs.o);
+  tensors.lse = view_of(lse, outputs.lse);
+  const std::vector<float> sinks{0.5f, -1.f, 2.f, 0.f};
+  if (path.config.sink) {
+    tensors.variant.sink =
+        TensorView(memory.add_input("sink", std::as_bytes(std::span(sinks))), fa::DType::f32, {kInvariantHeadsQ});
+  }
+  const fa::api::Functions functions = fa::api::read_functions(path.config, false);
+  fa::AttentionShape shape = of.shape;
+  shape.aligned = aligned;
+  const fa::plan::Problem problem = fa::api::make_problem(path.config, shape, path.spec.arch, &functions.variants);
+  PlanKernels kernels;
+  kernels.specs[Role::attention] = path.spec;
+  kernels.names[Role::attention] = run.kernel;
+  const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa, .shares_splits = path.spec.split};
+  const fa::plan::CallFacts facts{1 / 4.0, 1, false, args};  // head dims of 16
+  fa::plan::CallPlan plan;
+  plan_call(problem, choice, kernels.specs, tensors, facts, plan);
+  run_plan(plan, kernels, memory, run.seed);
+  fetch(memory, o, outputs.o);
+  fetch(memory, lse, outputs.lse);
+  return outputs;
+}
+
+}  // namespace emulator

@@ -1,0 +1,28 @@
+#ifndef FA_TESTS_EMULATOR_INVARIANCE_RUN_HPP_
+#define FA_TESTS_EMULATOR_INVARIANCE_RUN_HPP_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulator/invariance_specs.hpp"
+#include "support/invariance_case.hpp"
+
+namespace emulator {
+
+struct InvariantRun {
+  std::uint64_t seed = 1;   ///< of threads, and of pages
+  std::int64_t spare = 0;   ///< keys that no request has, up to which the call's limit goes
+  std::string kernel = {};  ///< registered name, if not the path's
+};
+
+/// One call of fa::test::ChunkCall. Sinks are 0.5, -1, 2, 0.
+fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const fa::test::ChunkCall& call,
+                                      const InvariantRun& run);
+
+inline constexpr std::int64_t kInvariantHeadsQ = 4;
+inline constexpr std::int64_t kInvariantHeadsKv = 2;
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_INVARIANCE_RUN_HPP_

@@ -1,0 +1,170 @@
+// Fixed split sizes: a row has the same bits in whatever company, chunk, layout and kernel it is computed.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator/fault.hpp"
+#include "emulator/invariance_run.hpp"
+#include "emulator/invariance_specs.hpp"
+#include "support/invariance_case.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::test::Chunk;
+using fa::test::ChunkCall;
+using fa::test::Document;
+using fa::test::RowBits;
+
+constexpr std::int64_t kRows = 150;  // five splits of 32 keys
+
+/// A text, and the bits of all of its rows by the first path of an arithmetic, alone in its call.
+struct Expected {
+  Document document;
+  RowBits bits;
+};
+
+const std::vector<Expected>& expected_of(const InvariantPath& path) {
+  static std::map<std::string, std::vector<Expected>> known;
+  std::vector<Expected>& texts = known[path.arithmetic];
+  if (!texts.empty()) return texts;
+  const auto first = std::ranges::find(invariant_paths(), path.arithmetic, &InvariantPath::arithmetic);
+  for (const std::int64_t rows : {kRows, std::int64_t{41}}) {
+    texts.push_back({fa::test::make_document(first->config, kInvariantHeadsQ, kInvariantHeadsKv, rows,
+                                             static_cast<std::uint64_t>(rows)),
+                     {}});
+  }
+  for (Expected& text : texts) {
+    const ChunkCall call(first->config, {{&text.document, 0, text.document.rows()}}, 0, 1);
+    text.bits = call.bits_of(run_chunks(*first, call, {})).front();
+  }
+  return texts;
+}
+
+/// How many chunks have other bits.
+int differing(const InvariantPath& path, const std::vector<Chunk>& chunks, const InvariantRun& run) {
+  const std::vector<Expected>& texts = expected_of(path);
+  const ChunkCall call(path.config, chunks, run.spare, run.seed);
+  const std::vector<RowBits> found = call.bits_of(run_chunks(path, call, run));
+  int count = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const Expected& text = chunks[i].document == &texts[0].document ? texts[0] : texts[1];
+    count += found[i] == rows_of(text.bits, chunks[i]) ? 0 : 1;
+  }
+  return count;
+}
+
+/// Calls that a path can do: chunks of both texts where it takes several lengths.
+std::vector<std::vector<Chunk>> calls_of(const InvariantPath& path, std::uint64_t seed) {
+  const std::vector<Expected>& texts = expected_of(path);
+  const Document* const text = &texts[0].document;
+  const Document* const other = &texts[1].document;
+  std::mt19937_64 random(seed);
+  const auto place = [&] { return std::int64_t(random() % kRows); };
+  if (path.config.varlen) {
+    const std::int64_t a = place(), b = 1 + place();
+    const std::int64_t cut = std::min(std::max(a, b - 1), kRows - 1);
+    return {{{text, 0, cut}, {other, 0, 41}, {text, cut, kRows}},
+            {{other, 40, 41}, {text, b - 1, b}, {text, std::max<std::int64_t>(b - 5, 0), b}, {other, 3, 30}}};
+  }
+  const std::int64_t end = 1 + place();
+  const std::int64_t rows = std::min<std::int64_t>(1 + place() % 7, end);
+  std::vector<std::vector<Chunk>> calls{{{text, end - rows, end}}, {{text, 0, kRows}}};
+  if (path.config.page_size > 0) calls.push_back({{text, end - rows, end}, {other, 41 - 1, 41}});
+  if (path.config.page_size > 0 && rows != 1) calls.back() = {{text, end - rows, end}, {other, 41 - rows, 41}};
+  return calls;
+}
+
+class Invariance : public testing::TestWithParam<std::size_t> {
+ protected:
+  const InvariantPath& path_ = invariant_paths()[GetParam()];
+};
+
+TEST_P(Invariance, RowsHaveTheBitsOfTheWholeText) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    for (const std::vector<Chunk>& chunks : calls_of(path_, seed)) {
+      EXPECT_EQ(differing(path_, chunks, {.seed = seed}), 0);
+    }
+  }
+}
+
+TEST_P(Invariance, LimitsThatNoRequestReachesChangeNothing) {
+  if (!path_.config.varlen && path_.config.page_size == 0) return;
+  const std::vector<Chunk> chunks = calls_of(path_, 4).front();
+  for (const std::int64_t spare : {1, 70, 200}) {
+    EXPECT_EQ(differing(path_, chunks, {.seed = 4, .spare = spare}), 0);
+  }
+}
+
+TEST_P(Invariance, BlocksThatTakeSeveralSplitsChangeNothing) {
+  if (!path_.spec.split || !path_.config.varlen) return;
+  const Document& text = expected_of(path_)[0].document;
+  EXPECT_EQ(differing(path_, std::vector<Chunk>(6, {&text, 0, kRows}), {}), 0);
+}
+
+/// The case that engines report: another request grows from 9 tokens to 10.
+TEST_P(Invariance, ARequestBesideNineOrTenTokens) {
+  if (!path_.config.varlen) return;
+  const std::vector<Expected>& texts = expected_of(path_);
+  for (const std::int64_t rows : {9, 10}) {
+    EXPECT_EQ(differing(path_, {{&texts[1].document, 0, rows}, {&texts[0].document, kRows - 1, kRows}}, {}), 0);
+  }
+}
+
+TEST(InvariantArithmetic, IsThatOfFloat64UpToRoundings) {
+  for (const InvariantPath& path : invariant_paths()) {
+    if (path.config.varlen || path.config.page_size > 0 || path.config.sink) continue;  // the same bits as these
+    fa::test::AttentionCase c{.h_q = kInvariantHeadsQ,
+                              .h_kv = kInvariantHeadsKv,
+                              .s_q = kRows,
+                              .s_kv = kRows,
+                              .d_qk = path.spec.d_qk,
+                              .d_v = path.spec.d_v,
+                              .dtype = path.config.dtype,
+                              .causal = true};
+    const Document& text = expected_of(path)[0].document;
+    const ChunkCall call(path.config, {{&text, 0, kRows}}, 0, 1);
+    const fa::test::AttentionOutputs found = run_chunks(path, call, {});
+    const fa::test::AttentionOutputs wanted = fa::test::reference_f64(c, text.inputs);
+    const double unit = c.dtype == fa::DType::f32 ? 1e-6 : 1.0 / 256;
+    EXPECT_LT(fa::test::compare(found.o.view(), wanted.o.view()).max_abs, 2 * unit * 4)
+        << path.name;  // no |v| reaches 6
+    EXPECT_LT(fa::test::compare(found.lse.view(), wanted.lse.view()).max_abs, 1e-5) << path.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernel, Invariance, testing::Range<std::size_t>(0, invariant_paths().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return invariant_paths()[parameter.param].name;
+                         });
+
+class InvarianceMutants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(InvarianceMutants, HaveOtherBits) {
+  const InvarianceMutation& mutation = invariance_mutations()[GetParam()];
+  const InvariantPath& path = path_of(mutation);
+  int caught = 0;
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    for (const std::vector<Chunk>& chunks : calls_of(path, seed)) {
+      try {
+        caught += differing(path, chunks, {.seed = seed, .kernel = "mutant " + mutation.name});
+      } catch (const Fault&) {
+        ++caught;
+      }
+    }
+  }
+  EXPECT_GT(caught, 0) << mutation.before;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernel, InvarianceMutants, testing::Range<std::size_t>(0, invariance_mutations().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return invariance_mutations()[parameter.param].name;
+                         });
+
+}  // namespace
+}  // namespace emulator

@@ -1,0 +1,171 @@
+// The same bits on the device, whatever the company, the chunks, the layout and the pages.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/device_case.hpp"
+#include "support/invariance_call.hpp"
+
+namespace fa::test {
+namespace {
+
+constexpr std::int64_t kHeadsQ = 8;
+constexpr std::int64_t kHeadsKv = 2;
+
+/// Configurations whose bits have to be the same: one text, in all layouts.
+std::vector<AttentionConfig> layouts_of(const AttentionConfig& base) {
+  std::vector<AttentionConfig> layouts;
+  for (const bool varlen : {false, true}) {
+    for (const std::int64_t page_size : {0, 1, 7, 16, 64, 256}) {
+      AttentionConfig config = base;
+      config.varlen = varlen;
+      config.page_size = page_size;
+      layouts.push_back(config);
+    }
+  }
+  return layouts;
+}
+
+/// What is on the device as long as a call runs.
+class OnDevice {
+ public:
+  OnDevice(const ChunkCall& call, const AttentionConfig& config)
+      : call_(call), outputs_(call.outputs()), o_(outputs_.o), lse_(outputs_.lse) {
+    const auto tensor = [&](const HostTensor& host) { return tensors_.emplace_back(host).const_view(); };
+    const auto array = [&](const std::vector<std::int32_t>& values) -> const std::int32_t* {
+      if (values.empty()) return nullptr;
+      std::vector<std::byte> bytes(values.size() * sizeof(std::int32_t));
+      std::memcpy(bytes.data(), values.data(), bytes.size());
+      return static_cast<const std::int32_t*>(arrays_.emplace_back(bytes).data());
+    };
+    TensorView sink;
+    if (config.sink) {
+      HostTensor logits(DType::f32, 1, 1, kHeadsQ);
+      for (std::int64_t h = 0; h < kHeadsQ; ++h) logits.set(0, 0, h, 0, double(h) / 4 - 1);
+      sink = TensorView(tensors_.emplace_back(logits).view().data, DType::f32, {kHeadsQ});
+    }
+    inputs_ = inputs_of(call, tensor, array, sink);
+  }
+
+  std::vector<RowBits> run(Attention& attention) {
+    attention.forward(inputs_, outputs_of(call_, o_.view(), lse_.view()), nullptr);
+    o_.read(outputs_.o);
+    lse_.read(outputs_.lse);
+    return call_.bits_of(outputs_);
+  }
+
+ private:
+  const ChunkCall& call_;
+  AttentionOutputs outputs_;
+  DeviceTensor o_, lse_;
+  std::deque<DeviceTensor> tensors_;
+  std::deque<DeviceBuffer> arrays_;
+  ForwardInputs inputs_;
+};
+
+struct Kind {
+  std::string name;
+  AttentionConfig config;
+  int calls;  ///< random ones
+};
+
+std::vector<Kind> kinds() {
+  std::vector<Kind> all;
+  const auto add = [&](std::string name, DType dtype, int d, int d_v, int calls) -> AttentionConfig& {
+    Kind kind{std::move(name), {}, calls};
+    kind.config.dtype = dtype;
+    kind.config.head_dim = d;
+    kind.config.head_dim_v = d_v;
+    kind.config.causal = true;
+    kind.config.invariance = Invariance::rows;
+    return all.emplace_back(std::move(kind)).config;
+  };
+  add("bf16_d128", DType::bf16, 128, 128, 700);
+  add("f16_d64", DType::f16, 64, 64, 500);
+  add("bf16_d96x72", DType::bf16, 96, 72, 100);
+  add("bf16_d256", DType::bf16, 256, 256, 200);
+  add("f32_d64", DType::f32, 64, 64, 200);
+  AttentionConfig& window = add("window_sink_softcap", DType::bf16, 128, 128, 200);
+  window.window_left = 700;
+  window.sink = true;
+  window.score = softcap(20);
+  AttentionConfig& chunked = add("chunks_distance", DType::bf16, 64, 64, 100);
+  chunked.chunk = 300;
+  chunked.score = {"score + 0.03125 * float(kv - q - (s_kv - s_q))"};
+  return all;
+}
+
+class GpuInvariance : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(GpuInvariance, RandomCallsHaveTheBitsOfWholeTexts) {
+  const Kind kind = kinds()[GetParam()];
+  std::vector<Document> texts;
+  std::vector<RowBits> whole;
+  Attention dense = Attention::create(kind.config);
+  for (const std::int64_t rows : {2100, 1030, 513, 60}) {
+    texts.push_back(make_document(kind.config, kHeadsQ, kHeadsKv, rows, static_cast<std::uint64_t>(rows)));
+  }
+  for (const Document& text : texts) {
+    const ChunkCall call(kind.config, {{&text, 0, text.rows()}}, 0, 1);
+    whole.push_back(OnDevice(call, kind.config).run(dense).front());
+  }
+  const std::vector<AttentionConfig> layouts = layouts_of(kind.config);
+  std::vector<Attention> attentions;
+  for (const AttentionConfig& config : layouts) attentions.push_back(Attention::create(config));
+  for (int i = 0; i < kind.calls; ++i) {
+    const auto seed = static_cast<std::uint64_t>(i);
+    const std::size_t which = seed % layouts.size();
+    const std::vector<Chunk> chunks = random_chunks(layouts[which], texts, seed);
+    const ChunkCall call(layouts[which], chunks, i % 3 == 0 ? 3000 : 0, seed);
+    const std::vector<RowBits> found = OnDevice(call, layouts[which]).run(attentions[which]);
+    for (std::size_t c = 0; c < chunks.size(); ++c) {
+      const auto text = static_cast<std::size_t>(chunks[c].document - texts.data());
+      ASSERT_EQ(found[c], rows_of(whole[text], chunks[c]))
+          << "call " << i << ", rows " << chunks[c].begin << " to " << chunks[c].end << " of text " << text
+          << ", varlen " << layouts[which].varlen << ", page_size " << layouts[which].page_size;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, GpuInvariance, testing::Range<std::size_t>(0, kinds().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return kinds()[parameter.param].name;
+                         });
+
+using BatchInvariance = GpuTest;
+
+/// With `batch` a request alone has the bits that it has among others of the same call.
+TEST_F(BatchInvariance, ARequestAloneHasTheBitsThatItHasAmongOthers) {
+  for (const std::int64_t rows : {1, 5, 130, 1100}) {
+    for (const auto& [varlen, page_size] : {std::pair{false, 0}, {true, 0}, {false, 16}, {true, 16}}) {
+      AttentionConfig config;
+      config.head_dim = 128;
+      config.causal = true;
+      config.varlen = varlen;
+      config.page_size = page_size;
+      config.invariance = Invariance::batch;
+      Attention attention = Attention::create(config);
+      std::vector<Document> texts;
+      for (std::uint64_t i = 0; i < 9; ++i) texts.push_back(make_document(config, kHeadsQ, kHeadsKv, 1200, 70 + i));
+      const Chunk own{&texts[0], 1200 - rows, 1200};
+      const ChunkCall alone(config, {own}, 0, 1);
+      const RowBits expected = OnDevice(alone, config).run(attention).front();
+      std::vector<Chunk> company{own};
+      for (std::size_t i = 1; i < texts.size(); ++i) company.push_back({&texts[i], 1200 - rows, 1200});
+      if (varlen) company[3] = {&texts[3], 17, 1111};
+      const ChunkCall together(config, company, 0, 2);
+      EXPECT_EQ(OnDevice(together, config).run(attention).front(), expected)
+          << rows << " rows, varlen " << varlen << ", page_size " << page_size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa::test
