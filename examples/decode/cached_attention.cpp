@@ -47,6 +47,7 @@ fa::AttentionConfig CachedAttention::config() const {
   config.dtype = fa::DType::f32;
   config.causal = true;
   config.page_size = shape_.page_size;
+  config.invariance = shape_.invariance;
   return config;
 }
 

@@ -20,6 +20,7 @@ struct CacheShape {
   std::int64_t page_size = 16;        ///< positions
   std::int64_t pages_of_request = 0;  ///< at most
   std::int64_t rows = 1;              ///< new rows of a request in one call, at most
+  fa::Invariance invariance = fa::Invariance::none;
 };
 
 /// Attention of every layer over a KV cache in pages, on the GPU if there is one, else on the host.

@@ -167,10 +167,14 @@ void Model::finish_layer(std::int64_t layer, const float* attention, Matrix* x) 
   add(product(hidden.data(), weights.down, rows, kHidden), x);
 }
 
-int Model::next(const Matrix& x, std::int64_t row) const {
+Matrix Model::logits(const Matrix& x, std::int64_t row) const {
   const Matrix last(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
-  const Matrix logits = product(normalized(last, norm_).data(), head_, 1, kWidth);
-  return static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  return product(normalized(last, norm_).data(), head_, 1, kWidth);
+}
+
+int Model::next(const Matrix& x, std::int64_t row) const {
+  const Matrix of_row = logits(x, row);
+  return static_cast<int>(std::max_element(of_row.begin(), of_row.end()) - of_row.begin());
 }
 
 std::vector<int> generate_without_cache(const Model& model, const std::vector<int>& prompt, std::int64_t count) {

@@ -29,6 +29,8 @@ class Model {
   Matrix qkv(std::int64_t layer, const Matrix& x) const;
   /// Adds to x [rows, kWidth] what a layer makes of attention's output, [rows, kWidth].
   void finish_layer(std::int64_t layer, const float* attention, Matrix* x) const;
+  /// Of every token behind row `row` of x.
+  Matrix logits(const Matrix& x, std::int64_t row) const;
   /// The most likely token behind row `row` of x.
   int next(const Matrix& x, std::int64_t row) const;
 

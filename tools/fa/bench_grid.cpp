@@ -78,6 +78,7 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   problem.page_size = page_size;
   problem.k_dtype = options.k_dtype;
   problem.v_dtype = options.v_dtype;
+  problem.invariance = options.invariance;
   AttentionShape& shape = problem.shape;
   shape.b = static_cast<std::int64_t>(keys.size());
   shape.h_q = options.heads != 0 ? options.heads : 32;
@@ -211,6 +212,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.page_size = page_size;
     problem.k_dtype = options.k_dtype;
     problem.v_dtype = options.v_dtype;
+    problem.invariance = options.invariance;
     if (options.packed.varlen) pack(&problem);
     grid.push_back(std::move(problem));
   };
@@ -245,6 +247,7 @@ nlohmann::json to_json(const BenchProblem& problem) {
           {"causal", problem.causal},
           {"variant", problem.variant_text()},
           {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"},
+          {"invariance", to_string(problem.invariance)},
           {"page_size", problem.page_size}};
 }
 
@@ -281,6 +284,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
                     "uniform:1:4096")
         ->group(group);
   }
+  add_invariance_option(command, &options->invariance);
   command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
   const Choices<Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);

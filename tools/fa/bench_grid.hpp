@@ -35,6 +35,7 @@ struct BenchGrid {
   std::string lengths;                   ///< of decode, as --lengths has it
   std::vector<bool> causal{false, true};
   CausalAlign causal_align = CausalAlign::bottom_right;
+  Invariance invariance = Invariance::none;
   Layout layout = Layout::bshd;
   int tokens = 16384;
   int width = 2048;

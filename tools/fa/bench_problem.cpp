@@ -108,6 +108,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   if (value_in_key) config.value_in_key = d_v;
   config.k_dtype = k_dtype;
   config.v_dtype = v_dtype;
+  if (op != Operation::append && op != Operation::merge) config.invariance = invariance;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
 }
@@ -116,11 +117,12 @@ std::string BenchProblem::text() const {
   const auto stored = [](const char* name, const std::optional<DType>& as) {
     return as ? fmt::format(" {}={}", name, to_string(*as)) : std::string();
   };
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}",
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}{}",
                      op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
                      shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
                      page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
+                     invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text());
 }
 

@@ -54,6 +54,7 @@ struct BenchProblem {
   VariantOptions variant = {};
   std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
+  Invariance invariance = Invariance::none;
   std::int64_t page_size = 0;                    ///< of forward: k and v are in pages; 0: they are not
   bool value_in_key = false;                     ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;   ///< of forward: what K is stored as, with a scale a row

@@ -214,6 +214,12 @@ void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::o
   add_choice(command, "--v-dtype", v_dtype, kStoredDTypes, "What V of a cache is stored as");
 }
 
+void add_invariance_option(CLI::App& command, Invariance* invariance) {
+  const Choices<Invariance> choices{
+      {"none", Invariance::none}, {"batch", Invariance::batch}, {"rows", Invariance::rows}};
+  add_choice(command, "--invariance", invariance, choices, "What the bits of forward's o and lse are a function of");
+}
+
 void add_dtype_option(CLI::App& command, DType* dtype) {
   add_choice(command, "--dtype", dtype, kDTypes, "Element type of q, k, v and o");
 }

@@ -45,6 +45,8 @@ void add_causal_align_option(CLI::App& command, CausalAlign* align);
 
 /// Adds --k-dtype and --v-dtype.
 void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype);
+/// Adds --invariance.
+void add_invariance_option(CLI::App& command, Invariance* invariance);
 
 /// Adds an option that takes one element type, or a comma-separated list of them.
 void add_dtype_option(CLI::App& command, DType* dtype);

@@ -31,6 +31,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.value_in_key = options.value_in_key;
   config.k_dtype = options.k_dtype;
   config.v_dtype = options.v_dtype;
+  config.invariance = options.invariance;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
@@ -66,6 +67,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   add_stored_options(command, &options->k_dtype, &options->v_dtype);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
+  add_invariance_option(command, &options->invariance);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);

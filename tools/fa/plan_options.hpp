@@ -34,6 +34,7 @@ struct PlanOptions {
   std::optional<DType> v_dtype = std::nullopt;
   bool accumulate = false;
   int value_in_key = 0;
+  Invariance invariance = Invariance::none;
   std::optional<AppendShape> append;  ///< of `fa pack`: the kernel of an append, and nothing else
   KernelOverride kernel;
   VariantOptions variant;
