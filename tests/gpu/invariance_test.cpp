@@ -95,7 +95,7 @@ std::vector<Kind> kinds() {
   AttentionConfig& window = add("window_sink_softcap", DType::bf16, 128, 128, 200);
   window.window_left = 700;
   window.sink = true;
-  window.score = softcap(20);
+  window.score = functions::softcap(20);
   AttentionConfig& chunked = add("chunks_distance", DType::bf16, 64, 64, 100);
   chunked.chunk = 300;
   chunked.score = {"score + 0.03125 * float(kv - q - (s_kv - s_q))"};
