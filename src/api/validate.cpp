@@ -85,7 +85,8 @@ void check_invariance(const AttentionConfig& config) {
   }
   if (config.value_in_key != 0) throw_invalid("value_in_key", config.value_in_key, "0 with invariance");
   for (const auto& [name, d] : {std::pair{"head_dim", config.head_dim}, std::pair{"head_dim_v", config.head_dim_v}}) {
-    if (d > kMaxInvariantHeadDim) throw_invalid(name, d, fmt::format("at most {} with invariance", kMaxInvariantHeadDim));
+    if (d > kMaxInvariantHeadDim)
+      throw_invalid(name, d, fmt::format("at most {} with invariance", kMaxInvariantHeadDim));
   }
   const plan::Fixed fixed = plan::read_override(config.kernel, plan::Op::forward, "kernel");
   if (fixed.fields().empty()) return;

@@ -35,8 +35,7 @@ struct Choice {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 |
-           few_rows * 64;  // in the place of what sm80 has not
+           index_of(family) * 4096 | few_rows * 64;  // in the place of what sm80 has not
   }
   static constexpr int kSlots = kFamilies * 4096;
 };

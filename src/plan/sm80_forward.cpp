@@ -65,6 +65,10 @@ constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64},
 constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // At most as many rows as an mma has: else all warps but one would multiply rows that are not there.
+// Over pages, whose look-up takes registers too, Q is better off in shared memory: three blocks fit, not two.
+constexpr TileFamily k16BitFewRowsPaged[] = {{16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                             {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                             {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
@@ -122,7 +126,8 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
   const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
-  if (choice.short_query && problem.stored() && rows <= 16) return k16BitFewRows;
+  if (choice.short_query && problem.stored() && rows <= 16)
+    return problem.paged() ? Tiles(k16BitFewRowsPaged) : k16BitFewRows;
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
   if (d <= 128 && problem.causal && problem.paged()) return k16BitMediumCausalPaged;

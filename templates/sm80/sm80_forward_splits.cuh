@@ -121,10 +121,12 @@ struct ForwardSplits {
         const FoldedRow::Whole whole = folded.template whole<Variant>(f.params, f.rows.query_head(row));
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          Epilogue::stage_pair(f.q_shared + Plain::OWarpTile::offset(16 * m + 8 * r + f.lane / 4, 8 * n + 2 * (f.lane % 4)),
-                       folded_output(o[m][n][2 * r], whole.factor), folded_output(o[m][n][2 * r + 1], whole.factor));
+          Epilogue::stage_pair(
+              f.q_shared + Plain::OWarpTile::offset(16 * m + 8 * r + f.lane / 4, 8 * n + 2 * (f.lane % 4)),
+              folded_output(o[m][n][2 * r], whole.factor), folded_output(o[m][n][2 * r + 1], whole.factor));
         }
-        if (f.params.lse != nullptr && row < f.row_count && f.lane % 4 == 0) ptx::st_global(epilogue().lse_row(row), whole.lse);
+        if (f.params.lse != nullptr && row < f.row_count && f.lane % 4 == 0)
+          ptx::st_global(epilogue().lse_row(row), whole.lse);
       }
     }
     ptx::sync_warp();  // all lanes have staged their rows of O

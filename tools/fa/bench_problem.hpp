@@ -55,9 +55,9 @@ struct BenchProblem {
   std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
   Invariance invariance = Invariance::none;
-  std::int64_t page_size = 0;                    ///< of forward: k and v are in pages; 0: they are not
-  bool value_in_key = false;                     ///< V is the first d_v columns of K
-  std::optional<DType> k_dtype = std::nullopt;   ///< of forward: what K is stored as, with a scale a row
+  std::int64_t page_size = 0;                   ///< of forward: k and v are in pages; 0: they are not
+  bool value_in_key = false;                    ///< V is the first d_v columns of K
+  std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
