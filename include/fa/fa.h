@@ -74,8 +74,8 @@ enum fa_status {
   FA_INTERNAL = 10         /* a broken invariant of the library: please report it */
 };
 
-/* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a cache
- * may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype). */
+/* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a
+ * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype). */
 enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6 };
 
 /* Where an attention runs. */

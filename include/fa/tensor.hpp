@@ -11,8 +11,8 @@
 
 namespace fa {
 
-/// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. K and V of a cache may
-/// be e4m3 (OCP 8-bit floating point, without infinities) or i8 (AttentionConfig::k_dtype).
+/// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. K and V of a cache
+/// may be e4m3 (OCP 8-bit floating point, without infinities) or i8 (AttentionConfig::k_dtype).
 enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6 };
 
 /// Bytes of one element.
