@@ -32,6 +32,8 @@ AppendCase case_of(const Options& options, std::uint64_t config, std::uint64_t s
   AppendCase c = test::random_append_case(seed, options.where == Where::cuda && config % 4 == 3);
   if (options.where == Where::host && config % 5 == 4) {
     c.dtype = DType::f64;
+    c.k_dtype = c.v_dtype = std::nullopt;
+    c.scales_given = false;
     if (c.table) c.table = DType::f64;
   }
   test::draw_requests(c, static_cast<std::uint32_t>(seed * 1009u + shape + 17));

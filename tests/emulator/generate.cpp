@@ -59,13 +59,15 @@ std::string include_lines(const std::string& unit) {
   return result;
 }
 
-std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file, std::size_t files) {
+/// `scope` begins the names of their namespaces: programs link several lists, each with numbers of its own.
+std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file, std::size_t files,
+                         const char* scope = "unit") {
   std::set<std::string> includes;
   std::string body;
   for (std::size_t i = file; i < specs.size(); i += files) {
     const Source source = fa::render::render(specs[i]);
     includes.insert(include_lines(source.unit));
-    body += wrapped(source, fmt::format("unit_{}", i), canonical(specs[i]));
+    body += wrapped(source, fmt::format("{}_{}", scope, i), canonical(specs[i]));
   }
   std::string text = "#include <emulator/registry.hpp>\n\n";
   for (const std::string& lines : includes) text += lines;
@@ -203,17 +205,17 @@ int main(int argc, char** argv) {
     const std::size_t paged_files = std::stoul(argv[5]);
     const std::vector<KernelSpec> paged = emulator::all_paged_specs();
     for (std::size_t i = 0; i < paged_files; ++i) {
-      write(folder / fmt::format("paged_{}.cpp", i), kernels_file(paged, i, paged_files));
+      write(folder / fmt::format("paged_{}.cpp", i), kernels_file(paged, i, paged_files, "paged"));
     }
     const std::size_t append_files = std::stoul(argv[6]);
     const std::vector<KernelSpec> appends = emulator::all_append_specs();
     for (std::size_t i = 0; i < append_files; ++i) {
-      write(folder / fmt::format("append_{}.cpp", i), kernels_file(appends, i, append_files));
+      write(folder / fmt::format("append_{}.cpp", i), kernels_file(appends, i, append_files, "append"));
     }
     const std::size_t merge_files = std::stoul(argv[7]);
     const std::vector<KernelSpec> merges = emulator::all_merge_specs();
     for (std::size_t i = 0; i < merge_files; ++i) {
-      write(folder / fmt::format("merge_{}.cpp", i), kernels_file(merges, i, merge_files));
+      write(folder / fmt::format("merge_{}.cpp", i), kernels_file(merges, i, merge_files, "merge"));
     }
     const std::size_t invariant_files = std::stoul(argv[8]);
     for (std::size_t i = 0; i < invariant_files; ++i) {

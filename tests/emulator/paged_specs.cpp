@@ -182,6 +182,7 @@ void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
   constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
   c.k_dtype = kStored[spec.as<fa::plan::Sm80Forward>().k_storage];
   c.v_dtype = kStored[spec.as<fa::plan::Sm80Forward>().v_storage];
+  c.value_in_key = spec.as<fa::plan::Sm80Forward>().value_in_key;
 }
 
 KernelSpec sm90_paged() {

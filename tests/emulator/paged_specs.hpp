@@ -21,7 +21,7 @@ const std::vector<PagedKernel>& paged_kernels();
 
 /// The first of a family without a schedule that computes a choice.
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family);
-/// Tells a case what the spec's K and V are stored as.
+/// Tells a case what the spec's K and V are stored as, and whether V is in K.
 void set_storage(const fa::plan::KernelSpec& spec, fa::test::PagedCase& c);
 
 /// One with tiles of 32 rows and 32 keys, for pages of 8 keys.

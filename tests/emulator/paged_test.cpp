@@ -166,12 +166,14 @@ TEST(PagedBits, AreThoseOfAnyOtherPages) {
     const auto rotate = [&](const fa::test::HostTensor& from, fa::test::HostTensor& to) {
       const fa::TensorView view = from.view();
       for_each_row(pages, view.shape[1], view.shape[2], [&](std::int64_t page, std::int64_t h, std::int64_t row) {
-        for (std::int64_t d = 0; d < view.shape[3]; ++d)
+        for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d)
           to.set((page + 1) % pages, h, row, d, from.at(page, h, row, d));
       });
     };
     rotate(data.k, moved.k);
     rotate(data.v, moved.v);
+    if (c.k_dtype) rotate(data.k_scale, moved.k_scale);
+    if (c.v_dtype) rotate(data.v_scale, moved.v_scale);
     for (std::size_t i = 0; i < data.needed.size(); ++i) {
       moved.needed[(i + static_cast<std::size_t>(c.page_size)) % data.needed.size()] = data.needed[i];
     }

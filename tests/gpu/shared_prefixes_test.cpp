@@ -86,6 +86,7 @@ class DeviceShared {
       if (!level.begin.empty()) put(level.begin);
       put(level.positions);
     }
+    q[0].buffer.write(host.q.bytes());
     k[0].buffer.write(host.k.bytes());
     v[0].buffer.write(host.v.bytes());
     const AttentionOutputs fresh = make_outputs(c, host);

@@ -176,6 +176,8 @@ double tolerance(DType dtype, bool f64) {
     case DType::f64:
       return 1e-13;
     case DType::i32:
+    case DType::e4m3:
+    case DType::i8:
       break;
   }
   return 0;

@@ -61,6 +61,8 @@ Tolerance tolerance(DType dtype) {
     case DType::f64:
       return {1e-13, 1e-13};
     case DType::i32:
+    case DType::e4m3:
+    case DType::i8:
       break;
   }
   return {0, 0};
