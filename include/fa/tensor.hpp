@@ -17,10 +17,8 @@ enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, 
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
-  return dtype == DType::f64                          ? 8
-         : dtype == DType::f32 || dtype == DType::i32 ? 4
-         : dtype == DType::e4m3 || dtype == DType::i8 ? 1
-                                                      : 2;
+  // g++ 12 makes wrong code of one more comparison for equality.
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype >= DType::e4m3 ? 1 : 2;
 }
 
 /// "f16", "bf16", "f32", "f64", "i32", "e4m3" or "i8".

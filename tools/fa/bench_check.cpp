@@ -65,6 +65,13 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
   return greatest;
 }
 
+/// The scales of rows that all have the same.
+TensorView one_scale(const float* scale) {
+  TensorView view(scale, DType::f32, {1, 1, 1});
+  view.strides = {};
+  return view;
+}
+
 /// Of the last batch entry: of its last `heads` heads, from a row and a key on.
 reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std::int64_t row, std::int64_t key) {
   if (problem.packed.dropout == 0) return {};
@@ -171,13 +178,8 @@ double BenchTensors::check_forward() const {
   }
   const float k_scale = problem_.k_dtype ? scale_of_block(*problem_.k_dtype) : 1;
   const float v_scale = problem_.v_dtype ? scale_of_block(*problem_.v_dtype) : 1;
-  const auto scales = [](const float& scale, const TensorView& of) {
-    TensorView view(&scale, DType::f32, {of.shape[0], of.shape[1], of.shape[2]});
-    view.strides = {};  // all rows have the same
-    return view;
-  };
-  if (problem_.k_dtype) args.k_scale = scales(k_scale, args.k);
-  if (problem_.v_dtype) args.v_scale = scales(v_scale, args.v);
+  if (problem_.k_dtype) args.k_scale = one_scale(&k_scale);
+  if (problem_.v_dtype) args.v_scale = one_scale(&v_scale);
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
@@ -195,9 +197,7 @@ double BenchTensors::check_backward() const {
   const double tolerance = 2 * variant_slack() * output_tolerance(problem_.dtype);
   std::deque<std::vector<std::byte>> kept;
   const auto fetch = [&](const DeviceBuffer& buffer, TensorView device) {
-    std::vector<std::byte>& memory = kept.emplace_back(buffer.size());
-    buffer.download(memory.data(), memory.size());
-    device.data = memory.data();
+    device.data = kept.emplace_back(download(buffer)).data();
     return last_entry(device, problem_.cumulative);
   };
   const BackwardInputs in = backward_inputs();
