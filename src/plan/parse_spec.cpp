@@ -51,6 +51,16 @@ int number_of(std::string_view name, std::string_view text) {
   return value;
 }
 
+/// Of a field that enters sums of bytes and registers, which are ints; a page may have any size.
+int size_of_field(std::string_view name, std::string_view text) {
+  constexpr int kMost = 1 << 16;
+  const int value = number_of(name, text);
+  if (name != "page_size" && (value < -kMost || value > kMost)) {
+    support::throw_invalid(name, text, "a number of at most 65536");
+  }
+  return value;
+}
+
 /// "slope:f32:1:grad,doc:i32:1"
 std::vector<expression::Capture> captures_of(std::string_view text) {
   std::vector<expression::Capture> captures;
@@ -88,7 +98,7 @@ void read_word(std::string_view name, std::string_view value, KernelSpec* spec) 
     const auto fields = spec->kernel().fields;
     const auto field = std::ranges::find_if(fields, [&](const Field& f) { return f.name == name; });
     if (field == fields.end()) support::throw_invalid("field", name, "a field of the kernel");
-    if (field->set != nullptr) field->set(*spec, number_of(name, value));  // else it follows from others
+    if (field->set != nullptr) field->set(*spec, size_of_field(name, value));  // else it follows from others
   }
 }
 

@@ -316,8 +316,10 @@ std::string sm80_backward_refusal(const KernelSpec& spec) {
     return fmt::format("dq_warps_m = {}: accepted are divisors of warps = {} and of tile_m / 16 = {}",
                        spec.as<Sm80Backward>().dq_warps_m, spec.warps, spec.tile_m / 16);
   }
-  if (spec.as<Sm80Backward>().substeps < 1)
-    return fmt::format("substeps = {}: accepted are 1 and more", spec.as<Sm80Backward>().substeps);
+  if (spec.as<Sm80Backward>().substeps < 1 || spec.as<Sm80Backward>().substeps > spec.tile_m / 16) {
+    return fmt::format("substeps = {}: accepted are 1 to tile_m / 16 = {}", spec.as<Sm80Backward>().substeps,
+                       spec.tile_m / 16);
+  }
   const Grid grid(spec);
   if (grid.warps_m % grid.query_groups != 0 || spec.tile_m % (16 * grid.query_groups) != 0) {
     return fmt::format("tile_m = {}: its groups of 16 rows do not come out even on {} warps", spec.tile_m,

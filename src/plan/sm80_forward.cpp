@@ -152,7 +152,7 @@ int m_tiles_of(const KernelSpec& spec) {
 
 /// Whether warps that share rows exchange P through a tile; else they are pairs, which have two m tiles a warp.
 bool has_groups(const KernelSpec& spec) {
-  return warps_n(spec) > 2 || (warps_n(spec) == 2 && spec.tile_m < 16 * spec.warps);
+  return warps_n(spec) > 2 || (warps_n(spec) == 2 && spec.tile_m / 16 < spec.warps);
 }
 
 /// Columns of O of a warp.

@@ -65,7 +65,7 @@ TEST(ParseSpec, RefusesWhatItDoesNotKnow) {
   expect_refused(good.substr(0, good.rfind('=')) + "=x", "accepted is a whole number");
   expect_refused(good.substr(0, good.rfind(' ')), "kernel = ");  // a field is missing
   std::string huge = good;
-  huge.replace(huge.find("tile_m="), std::string("tile_m=").size(), "tile_m=99");
+  huge.replace(huge.find("tile_m="), std::string("tile_m=").size(), "tile_m=9");
   expect_refused(huge, "a kernel that can be built");
 }
 
