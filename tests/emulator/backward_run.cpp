@@ -20,15 +20,6 @@ using fa::test::AttentionGradients;
 using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
 
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides[0] = t.stride_b;
-  view.strides[1] = t.stride_h;
-  view.strides[2] = t.stride_s;
-  return view;
-}
-
 fa::plan::Problem problem_of(const BackwardCase& c) {
   const AttentionCase& a = c.attention;
   fa::plan::Problem problem;

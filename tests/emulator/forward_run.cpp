@@ -47,13 +47,6 @@ fa::plan::Problem problem_of(const ForwardCase& c) {
   return problem;
 }
 
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides = {t.stride_b, t.stride_h, t.stride_s, 1};
-  return view;
-}
-
 }  // namespace
 
 void PrintTo(const ForwardCase& c, std::ostream* out) {

@@ -16,20 +16,6 @@ using fa::plan::Role;
 using fa::test::ChunkCall;
 using fa::test::HostTensor;
 
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides[0] = t.stride_b;
-  view.strides[1] = t.stride_h;
-  view.strides[2] = t.stride_s;
-  return view;
-}
-
-const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
-  if (values.empty()) return nullptr;
-  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
-}
-
 fa::plan::PackedArgs place_arrays(Memory& memory, const ChunkCall& call) {
   fa::plan::PackedArgs args;
   args.sequences.cu_q = place_array(memory, "cu_seqlens_q", call.cu_q);

@@ -34,15 +34,6 @@ using fa::test::HostTensor;
 
 constexpr int kBlocks = 3;  // of a persistent grid
 
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides[0] = t.stride_b;
-  view.strides[1] = t.stride_h;
-  view.strides[2] = t.stride_s;
-  return view;
-}
-
 Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
   const AttentionCase& a = c.attention;
   Problem problem;
@@ -66,11 +57,6 @@ Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
   }
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
-}
-
-const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
-  if (values.empty()) return nullptr;
-  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
 }
 
 /// What belongs to a sequence, by row.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <span>
 #include <stdexcept>
 
 #include "api/problem.hpp"
@@ -24,20 +23,6 @@ using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
 using fa::test::PagedCase;
 using fa::test::PagedData;
-
-TensorView view_of(const Placed& t, const HostTensor& tensor) {
-  TensorView view = tensor.view();
-  view.data = t.data;
-  view.strides[0] = t.stride_b;
-  view.strides[1] = t.stride_h;
-  view.strides[2] = t.stride_s;
-  return view;
-}
-
-const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
-  if (values.empty()) return nullptr;
-  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
-}
 
 /// Which rows of q belong to a request.
 std::vector<bool> rows_of_requests(const PagedCase& c, const PagedData& data) {

@@ -1,6 +1,7 @@
 #include "emulator/placement.hpp"
 
 #include <cstring>
+#include <span>
 
 #include "emulator/fault.hpp"
 #include "emulator/tensor_map.hpp"
@@ -105,6 +106,20 @@ void encode(fa::kernel::TensorMap& map, const fa::plan::TensorMapSpec& spec) {
   shape.strides.assign(spec.strides.begin(), spec.strides.begin() + spec.rank - 1);
   shape.box.assign(spec.box.begin(), spec.box.begin() + spec.rank);
   encode_tensor_map(map.bytes, shape);
+}
+
+TensorView view_of(const Placed& t, const fa::test::HostTensor& tensor) {
+  TensorView view = tensor.view();
+  view.data = t.data;
+  view.strides[0] = t.stride_b;
+  view.strides[1] = t.stride_h;
+  view.strides[2] = t.stride_s;
+  return view;
+}
+
+const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values) {
+  if (values.empty()) return nullptr;
+  return reinterpret_cast<const std::int32_t*>(memory.add_input(name, std::as_bytes(std::span(values))));
 }
 
 }  // namespace emulator

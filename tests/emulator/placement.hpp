@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <common/types.cuh>
 
@@ -53,6 +54,12 @@ Placed place_input(Memory& memory, const char* name, const fa::test::HostTensor&
                    bool aligned);
 Placed place_output(Memory& memory, const char* name, const fa::test::HostTensor& tensor, Placement placement,
                     bool aligned);
+
+/// `tensor` where it was placed.
+fa::TensorView view_of(const Placed& t, const fa::test::HostTensor& tensor);
+
+/// Numbers that are read; null without any.
+const std::int32_t* place_array(Memory& memory, const char* name, const std::vector<std::int32_t>& values);
 
 /// Copies an output to `tensor`. Throws Fault(global_uninitialised) for an element that was never written.
 void fetch(const Memory& memory, const Placed& t, fa::test::HostTensor& tensor);
