@@ -5,17 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 
-#include "api/build.hpp"
 #include "api/paged.hpp"
 #include "api/views.hpp"
-#include "plan/backward.hpp"
-#include "plan/fixed.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -23,74 +18,13 @@ namespace {
 
 using support::throw_invalid;
 
-constexpr int kMaxStoredHeadDim = 256;
-constexpr int kMaxInvariantHeadDim = 256;
-constexpr int kMaxHeadDim = 576;
-constexpr int kMaxHeadDimV = 512;
-// Of gradients, where d_qk and d_v are not the same.
-constexpr int kMaxBackwardHeadDim = 256;
 // Of all heads. Split keys, d of 512 and f32 elements make 2^18 bytes of scratch a row and a few, and tiles 128 rows of
 // one.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 44;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 48;  // of padded sequences, and without splits
-constexpr int kMaxSplits = 64;
-constexpr float kMaxScale = 2.3e38f;  // times log2(e) it is still finite
 
 std::span<const std::int64_t> shape_of(const TensorView& view) {
   return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank))};
-}
-
-void check_head_dim(std::string_view name, int value, int most) {
-  if (value >= 8 && value <= most && value % 8 == 0) return;
-  throw_invalid(name, value, fmt::format("a multiple of 8 from 8 to {}", most));
-}
-
-void check_head_dims(const AttentionConfig& config) {
-  check_head_dim("head_dim", config.head_dim, kMaxHeadDim);
-  if (config.head_dim_v != 0) check_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
-  if (config.value_in_key == 0) {
-    if (config.head_dim_v != 0 || config.head_dim <= kMaxHeadDimV) return;
-    throw_invalid("head_dim_v", 0,
-                  fmt::format("a multiple of 8 from 8 to {} where head_dim is {}", kMaxHeadDimV, config.head_dim));
-  }
-  check_head_dim("value_in_key", config.value_in_key, std::min(config.head_dim, kMaxHeadDimV));
-  if (config.head_dim_v != 0 && config.head_dim_v != config.value_in_key) {
-    throw_invalid("head_dim_v", config.head_dim_v, fmt::format("0, or value_in_key = {}", config.value_in_key));
-  }
-}
-
-/// The numbers of enumerations reach the library as they were written, whatever that was.
-template <class Enum>
-void check_enum(std::string_view name, Enum value, Enum last, std::string_view accepted) {
-  if (value > last) throw_invalid(name, static_cast<int>(value), accepted);
-}
-
-void check_override(std::string_view name, const std::optional<KernelOverride>& given, plan::Op op) {
-  const plan::Fixed fixed = plan::read_override(given, op, name);
-  const auto check = [&](std::string_view field, int most) {
-    const int value = fixed.number(field);
-    if (value > most) throw_invalid(fmt::format("{}.{}", name, field), value, fmt::format("0 to {}", most));
-  };
-  check("splits", kMaxSplits);
-  if (op == plan::Op::backward) check("split_blocks", plan::BackwardChoice::kMaxSplitBlocks);
-}
-
-/// What no bits are promised for.
-void check_invariance(const AttentionConfig& config) {
-  check_enum("invariance", config.invariance, Invariance::rows, "none, batch or rows");
-  if (config.invariance == Invariance::none) return;
-  if (config.accumulate) throw_invalid("accumulate", "true", "false with invariance: merge adds states in one order");
-  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
-    if (dtype) throw_invalid(name, to_string(*dtype), "none with invariance");
-  }
-  if (config.value_in_key != 0) throw_invalid("value_in_key", config.value_in_key, "0 with invariance");
-  for (const auto& [name, d] : {std::pair{"head_dim", config.head_dim}, std::pair{"head_dim_v", config.head_dim_v}}) {
-    if (d > kMaxInvariantHeadDim)
-      throw_invalid(name, d, fmt::format("at most {} with invariance", kMaxInvariantHeadDim));
-  }
-  const plan::Fixed fixed = plan::read_override(config.kernel, plan::Op::forward, "kernel");
-  if (fixed.fields().empty()) return;
-  throw_invalid("kernel.text", fixed.fields().front().first, "no fields with invariance, which fixes them");
 }
 
 void check_size(std::string_view name, std::int64_t value) {
@@ -343,36 +277,6 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 
 }  // namespace
 
-std::string state_dtypes(const AttentionConfig& config) {
-  const bool either = config.dtype != DType::f32 && config.dtype != DType::f64;
-  return fmt::format("dtype {}{}", to_string(config.dtype), either ? " or f32" : "");
-}
-
-int d_v_of(const AttentionConfig& config) noexcept {
-  if (config.value_in_key != 0) return config.value_in_key;
-  return config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-}
-
-void check_has_backward(const AttentionConfig& config) {
-  if (config.page_size != 0) {
-    support::throw_unsupported("page_size", config.page_size, "0 of backward: there are no gradients over pages");
-  }
-  if (config.value_in_key != 0) {
-    support::throw_unsupported("value_in_key", config.value_in_key, "0 of backward: v is a tensor of its own there");
-  }
-  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
-    if (dtype)
-      support::throw_unsupported(name, to_string(*dtype), "none of backward: there are no gradients of 8 bits");
-  }
-  const int d_v = d_v_of(config);
-  if (std::max(config.head_dim, d_v) <= kMaxBackwardHeadDim) return;
-  if (config.head_dim != d_v) {
-    support::throw_unsupported(
-        "head_dim_v", d_v,
-        fmt::format("head_dim = {} of backward, where one is above {}", config.head_dim, kMaxBackwardHeadDim));
-  }
-}
-
 TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
                        const char* of_name, const TensorView& of) {
   if (!stored) {
@@ -393,61 +297,6 @@ TensorView check_scale(const std::optional<DType>& stored, const char* name, con
   }
   check_memory(name, given);
   return given;
-}
-
-namespace {
-
-void validate_stored(const AttentionConfig& config, const char* name, const std::optional<DType>& stored,
-                     const char* head_dim, int d) {
-  if (!stored) return;
-  if (*stored != DType::e4m3 && *stored != DType::i8) throw_invalid(name, to_string(*stored), "e4m3 or i8, or none");
-  if (config.dtype != DType::f16 && config.dtype != DType::bf16) {
-    throw_invalid(name, to_string(*stored), "none with a dtype that is not f16 or bf16");
-  }
-  if (config.dropout > 0) throw_invalid("dropout", config.dropout, fmt::format("0 with {}", name));
-  if (config.varlen && config.page_size == 0) {
-    throw_invalid("varlen", "true", fmt::format("false, or a page_size, with {}", name));
-  }
-  if (config.value_in_key != 0) throw_invalid(name, to_string(*stored), "none with value_in_key");
-  if (d % 16 != 0 || d > kMaxStoredHeadDim)
-    throw_invalid(head_dim, d, fmt::format("a multiple of 16 up to {} with {}", kMaxStoredHeadDim, name));
-}
-
-}  // namespace
-
-void validate(const AttentionConfig& config, bool host) {
-  check_head_dims(config);
-  check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32 or f64");
-  if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
-  if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
-    throw_invalid("scale", *config.scale, fmt::format("a finite number of at most {:g}", kMaxScale));
-  }
-  check_enum("causal_align", config.causal_align, CausalAlign::top_left, "bottom_right or top_left");
-  check_enum("cache.mode", config.cache.mode, CachePolicy::Mode::memory, "disk or memory");
-  check_enum("compile", config.compile, CompilePolicy::never, "allow or never");
-  check_enum("tune", config.tune, TunePolicy::on, "off, cached or on");
-  if (!(config.dropout >= 0 && config.dropout < 1)) {
-    throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");
-  }
-  validate_pages(config);
-  const int d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
-  validate_stored(config, "k_dtype", config.k_dtype, "head_dim", config.head_dim);
-  validate_stored(config, "v_dtype", config.v_dtype, config.head_dim_v != 0 ? "head_dim_v" : "head_dim", d_v);
-  if (config.accumulate && config.sink) {
-    throw_invalid("sink", "true", "false with accumulate: the state that is added to has the sink, or a merge adds it");
-  }
-  if (!config.varlen && config.zero_padding) throw_invalid("zero_padding", "true", "false without varlen");
-  if (!config.varlen && config.page_size == 0 && config.check_sequences) {
-    throw_invalid("check_sequences", "true", "false without varlen or page_size");
-  }
-  check_override("kernel", config.kernel, plan::Op::forward);
-  check_invariance(config);
-  check_override("kernel_backward", config.kernel_backward, plan::Op::backward);
-  if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
-}
-
-std::int64_t window_of(std::int64_t given) noexcept {
-  return given < kMaxLength ? given : -1;
 }
 
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
