@@ -302,7 +302,7 @@ const Attention& SharedPrefixes::level_of(const AttentionShape& level, bool begi
 
 std::size_t SharedPrefixes::partial_bytes(const AttentionShape& shape, std::size_t levels) const {
   const std::int64_t rows = level_shape(shape, {}).total_q;
-  const std::int64_t d_v = config_.head_dim_v == 0 ? config_.head_dim : config_.head_dim_v;
+  const std::int64_t d_v = d_v_of(config_);
   const std::size_t lse = bytes_of(rows * shape.h_q, statistic_of(config_));
   return levels * (bytes_of(rows * shape.h_q * d_v, config_.dtype) + lse) +
          lse;  // of the own keys, where none is given
@@ -330,10 +330,13 @@ void SharedPrefixes::prepare(const AttentionShape& wanted, std::span<const Share
   const AttentionShape shape = checked(config_, wanted);
   own_.prepare(wanted);
   for (const SharedPrefixShape& prefix : prefixes) {
-    const AttentionShape level = level_shape(shape, prefix);
-    level_of(level, prefix.begin).prepare(level);
+    AttentionShape level = level_shape(shape, prefix);
+    for (const bool aligned : {shape.aligned, true}) {  // that of o does not count
+      level.aligned = aligned;
+      level_of(level, prefix.begin).prepare(level);
+    }
   }
-  own_.prepare_merge({.aligned = wanted.aligned});
+  for (const bool aligned : {wanted.aligned, true}) own_.prepare_merge({.aligned = aligned});  // nor that of q, k, v
 }
 
 void SharedPrefixes::check_workspace(const Call& call, std::size_t size) const {
@@ -349,7 +352,7 @@ void SharedPrefixes::check_workspace(const Call& call, std::size_t size) const {
 }
 
 void SharedPrefixes::run(const Call& call, std::byte* partial, Workspace rest, Stream stream) const {
-  const std::int64_t d_v = config_.head_dim_v == 0 ? config_.head_dim : config_.head_dim_v;
+  const std::int64_t d_v = d_v_of(config_);
   const std::int64_t rows = level_shape(call.shape, {}).total_q, h = call.shape.h_q;
   const std::size_t each = bytes_of(rows * h * d_v, config_.dtype) + bytes_of(rows * h, statistic_of(config_));
   std::array<AttentionState, SharedPrefix::kMaxLevels + 1> states;

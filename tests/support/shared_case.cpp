@@ -227,7 +227,12 @@ AttentionConfig SharedCase::config() const {
   config.scale = attention.scale;
   config.causal = attention.causal;
   config.page_size = page_size;
+  if (value_in_key) {
+    config.head_dim_v = 0;
+    config.value_in_key = static_cast<int>(attention.d_v);
+  }
   config.varlen = packed;
+  config.zero_padding = zero_padding;
   config.sink = sink;
   config.window_left = window_left;
   config.chunk = chunk;
@@ -238,8 +243,8 @@ AttentionConfig SharedCase::config() const {
 
 void PrintTo(const SharedCase& c, std::ostream* out) {
   *out << to_string(c.attention) << " page " << c.page_size << (c.packed ? " packed" : "")
-       << (c.bounded ? " bounded" : "") << (c.softcap ? " softcap" : "") << (c.sink ? " sink" : "") << " window "
-       << c.window_left << " chunk " << c.chunk << " levels";
+       << (c.zero_padding ? " zero padding" : "") << (c.bounded ? " bounded" : "") << (c.softcap ? " softcap" : "")
+       << (c.sink ? " sink" : "") << " window " << c.window_left << " chunk " << c.chunk << " levels";
   for (const auto& groups : c.levels) {
     *out << " [";
     for (const SharedCase::Group& group : groups) *out << ' ' << group.requests << 'x' << group.keys;
@@ -292,6 +297,7 @@ SharedCase random_shared_case(std::uint32_t seed) {
     auto& made = c.levels.emplace_back();
     for (const std::int64_t requests : groups) made.push_back({requests, random() % 5 == 0 ? 0 : below(700)});
   }
+  c.zero_padding = c.packed && random() % 2 == 0;
   return c;
 }
 
@@ -309,7 +315,8 @@ AttentionOutputs reference_f64(const SharedCase& c, const SharedData& data) {
   reference::ForwardArgs args;
   args.q = data.q.view();
   args.k = data.k.view();
-  args.v = data.v.view();
+  args.v = c.value_in_key ? data.k.view() : data.v.view();
+  if (c.value_in_key) args.v.shape[3] = c.attention.d_v;
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
   args.scale = static_cast<double>(c.attention.softmax_scale());
@@ -338,7 +345,7 @@ double worst_of(const SharedCase& c, const SharedData& data, const HostTensor& a
   for (std::int64_t b = 0; b < view.shape[0]; ++b) {
     for (std::int64_t h = 0; h < view.shape[1]; ++h) {
       for (std::int64_t s = 0; s < view.shape[2]; ++s) {
-        if (c.packed && (s < data.cu_q.front() || s >= data.cu_q.back())) continue;
+        if (c.packed && !c.zero_padding && (s < data.cu_q.front() || s >= data.cu_q.back())) continue;
         for (std::int64_t d = 0; d < columns; ++d) {
           const double got = actual.at(b, h, s, d), wanted = expected.at(b, h, s, d);
           if (got == wanted) continue;

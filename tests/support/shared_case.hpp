@@ -33,6 +33,8 @@ struct SharedCase {
   std::int64_t window_left = -1;
   std::int64_t chunk = 0;
   std::int64_t least_pages = 0;  ///< of a table row
+  bool zero_padding = false;     ///< of a packed case
+  bool value_in_key = false;     ///< the reference takes the first d_v columns of k for v
 
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
   AttentionConfig config() const;
@@ -62,7 +64,7 @@ SharedData make_data(const SharedCase& c);
 AttentionOutputs make_outputs(const SharedCase& c, const SharedData& data);
 AttentionOutputs reference_f64(const SharedCase& c, const SharedData& data);
 
-/// The greatest difference in rows of requests.
+/// The greatest difference in rows of requests, and in others where they are 0 and -inf by zero_padding.
 double worst_of(const SharedCase& c, const SharedData& data, const HostTensor& actual, const HostTensor& expected);
 
 }  // namespace fa::test

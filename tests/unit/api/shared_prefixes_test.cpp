@@ -25,7 +25,7 @@ struct Shared {
   explicit Shared(const SharedCase& of) : c(of), data(make_data(of)), outputs(make_outputs(of, data)) {}
 
   ForwardInputs inputs() {
-    ForwardInputs in{data.q.view(), data.k.view(), data.v.view()};
+    ForwardInputs in{data.q.view(), data.k.view(), c.value_in_key ? TensorView() : data.v.view()};
     if (c.sink) in.sink = TensorView(static_cast<void*>(data.sink.bytes().data()), DType::f32, {c.attention.h_q});
     in.sequences.b = c.b();
     if (c.packed) in.sequences.cu_seqlens_q = data.cu_q.data();
@@ -95,12 +95,19 @@ INSTANTIATE_TEST_SUITE_P(Seeds, SharedPrefixes, testing::Range(0u, 40u));
 
 TEST(SharedPrefixCalls, NeedNoLse) {
   Shared shared(two_levels());
-  const test::AttentionOutputs before = shared.outputs;
   shared.run(shared.inputs());
   Shared other(two_levels());
   Attention::create(other.c.config(), Device::host()).forward(other.inputs(), {other.outputs.o.view()});
   EXPECT_EQ(other.outputs.o.bytes(), shared.outputs.o.bytes());
-  EXPECT_EQ(other.outputs.lse.bytes(), before.lse.bytes()) << "untouched";
+}
+
+TEST(SharedPrefixCalls, TakeValuesInKeys) {
+  SharedCase c = two_levels();
+  c.attention.d_v = 8;
+  c.value_in_key = true;
+  Shared shared(c);
+  shared.run(shared.inputs());
+  shared.expect_right();
 }
 
 TEST(SharedPrefixCalls, WithoutLevelsAreOthers) {
@@ -151,6 +158,7 @@ TEST(SharedPrefixCalls, OfConfigurationsWithoutAMeaningAreRefused) {
           .forward(shared.inputs(), {shared.outputs.o.view(), shared.outputs.lse.view()});
     });
   };
+  refused(ErrorCode::unsupported, "invariance", [](AttentionConfig& config) { config.invariance = Invariance::batch; });
   refused(ErrorCode::unsupported, "accumulate", [](AttentionConfig& config) { config.accumulate = true; });
   refused(ErrorCode::unsupported, "config.mask", [](AttentionConfig& config) { config.mask = {"kv != 3"}; });
   refused(ErrorCode::unsupported, "config.score",
