@@ -79,7 +79,10 @@ void run() {
   const auto host = fa::Attention::create(config, fa::Device::host());
   host.forward({view(host_q.data()), view(host_k.data()), view(host_v.data())}, {view(expected.data()), {}});
   float error = 0;
-  for (std::size_t i = 0; i < kElements; ++i) error = std::max(error, std::fabs(result[i] - expected[i]));
+  for (std::size_t i = 0; i < kElements; ++i) {
+    if (!std::isfinite(result[i])) throw std::runtime_error("a result is not finite");
+    error = std::max(error, std::fabs(result[i] - expected[i]));
+  }
   std::printf("greatest difference from the host device: %.2e\n", static_cast<double>(error));
   if (!(error < 5e-3f)) throw std::runtime_error("the results differ");  // fp32 products by TF32
 }

@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,7 @@ double difference(const Model& model, const Text& text) {
   for (std::size_t i = 0; i < text.log_probabilities.size(); ++i) {
     const std::size_t at = text.prompt + i;
     const double trained = log_probability(model.logits(x, static_cast<std::int64_t>(at) - 1), text.tokens[at]);
+    if (!std::isfinite(trained)) throw std::runtime_error("a log-probability is not finite");
     greatest = std::max(greatest, std::abs(trained - text.log_probabilities[i]));
   }
   return greatest;

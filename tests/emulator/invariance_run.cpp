@@ -44,10 +44,9 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   tensors.v = view_of(place_input(memory, "v", of.v, Placement::bshd, aligned), of.v);
   tensors.o = view_of(o, outputs.o);
   tensors.lse = view_of(lse, outputs.lse);
-  const std::vector<float> sinks{0.5f, -1.f, 2.f, 0.f};
   if (path.config.sink) {
-    tensors.variant.sink =
-        TensorView(memory.add_input("sink", std::as_bytes(std::span(sinks))), fa::DType::f32, {kInvariantHeadsQ});
+    tensors.variant.sink = TensorView(memory.add_input("sink", std::as_bytes(std::span(kInvariantSinks))),
+                                      fa::DType::f32, {kInvariantHeadsQ});
   }
   const fa::api::Functions functions = fa::api::read_functions(path.config, false);
   fa::AttentionShape shape = of.shape;

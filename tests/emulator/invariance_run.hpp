@@ -1,6 +1,7 @@
 #ifndef FA_TESTS_EMULATOR_INVARIANCE_RUN_HPP_
 #define FA_TESTS_EMULATOR_INVARIANCE_RUN_HPP_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,12 +17,13 @@ struct InvariantRun {
   std::string kernel = {};  ///< registered name, if not the path's
 };
 
-/// One call of fa::test::ChunkCall. Sinks are 0.5, -1, 2, 0.
+/// One call of fa::test::ChunkCall, with kInvariantSinks where the path has sinks.
 fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const fa::test::ChunkCall& call,
                                       const InvariantRun& run);
 
 inline constexpr std::int64_t kInvariantHeadsQ = 4;
 inline constexpr std::int64_t kInvariantHeadsKv = 2;
+inline constexpr std::array kInvariantSinks{0.5f, -1.f, 2.f, 0.f};
 
 }  // namespace emulator
 

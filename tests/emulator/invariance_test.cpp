@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "api/variants.hpp"
 #include "emulator/fault.hpp"
 #include "emulator/invariance_run.hpp"
 #include "emulator/invariance_specs.hpp"
+#include "reference/forward.hpp"
 #include "support/invariance_case.hpp"
 
 namespace emulator {
@@ -94,7 +97,7 @@ TEST_P(Invariance, RowsHaveTheBitsOfTheWholeText) {
 }
 
 TEST_P(Invariance, LimitsThatNoRequestReachesChangeNothing) {
-  if (!path_.config.varlen && path_.config.page_size == 0) return;
+  if (!path_.config.varlen && path_.config.page_size == 0) GTEST_SKIP() << "no limits beyond the sizes";
   const std::vector<Chunk> chunks = calls_of(path_, 4).front();
   for (const std::int64_t spare : {1, 70, 200}) {
     EXPECT_EQ(differing(path_, chunks, {.seed = 4, .spare = spare}), 0);
@@ -102,40 +105,59 @@ TEST_P(Invariance, LimitsThatNoRequestReachesChangeNothing) {
 }
 
 TEST_P(Invariance, BlocksThatTakeSeveralSplitsChangeNothing) {
-  if (!path_.spec.split || !path_.config.varlen) return;
+  if (!path_.spec.split || !path_.config.varlen) GTEST_SKIP() << "its blocks take one split each";
   const Document& text = expected_of(path_)[0].document;
   EXPECT_EQ(differing(path_, std::vector<Chunk>(6, {&text, 0, kRows}), {}), 0);
 }
 
 /// The case that engines report: another request grows from 9 tokens to 10.
 TEST_P(Invariance, ARequestBesideNineOrTenTokens) {
-  if (!path_.config.varlen) return;
+  if (!path_.config.varlen) GTEST_SKIP() << "its requests are of one length";
   const std::vector<Expected>& texts = expected_of(path_);
   for (const std::int64_t rows : {9, 10}) {
     EXPECT_EQ(differing(path_, {{&texts[1].document, 0, rows}, {&texts[0].document, kRows - 1, kRows}}, {}), 0);
   }
 }
 
+/// A whole text in float64, with what the path's config has of sinks, windows and functions.
+fa::test::AttentionOutputs whole_in_float64(const InvariantPath& path, const fa::test::AttentionInputs& inputs) {
+  fa::test::AttentionOutputs outputs{
+      fa::test::HostTensor(fa::DType::f64, 1, kInvariantHeadsQ, kRows, path.spec.d_v, fa::test::Layout::bshd),
+      fa::test::HostTensor(fa::DType::f64, 1, kInvariantHeadsQ, kRows)};
+  const fa::api::Functions functions = fa::api::read_functions(path.config, true);
+  fa::reference::ForwardArgs args;
+  args.q = inputs.q.view();
+  args.k = inputs.k.view();
+  args.v = inputs.v.view();
+  args.o = outputs.o.view();
+  args.lse = outputs.lse.view();
+  args.scale = 1 / 4.0;
+  args.causal = args.f64 = true;
+  if (functions.program.score) args.variant.program = &functions.program;
+  args.variant.window_left = path.config.window_left;
+  std::vector<float> sinks(kInvariantSinks.begin(), kInvariantSinks.end());
+  if (path.config.sink) {
+    args.variant.sink = fa::TensorView(static_cast<void*>(sinks.data()), fa::DType::f32, {kInvariantHeadsQ});
+  }
+  fa::reference::forward(args);
+  return outputs;
+}
+
 TEST(InvariantArithmetic, IsThatOfFloat64UpToRoundings) {
+  std::set<std::string> compared;
   for (const InvariantPath& path : invariant_paths()) {
-    if (path.config.varlen || path.config.page_size > 0 || path.config.sink) continue;  // the same bits as these
-    fa::test::AttentionCase c{.h_q = kInvariantHeadsQ,
-                              .h_kv = kInvariantHeadsKv,
-                              .s_q = kRows,
-                              .s_kv = kRows,
-                              .d_qk = path.spec.d_qk,
-                              .d_v = path.spec.d_v,
-                              .dtype = path.config.dtype,
-                              .causal = true};
+    if (path.config.varlen || path.config.page_size > 0) continue;  // the same bits as these
     const Document& text = expected_of(path)[0].document;
     const ChunkCall call(path.config, {{&text, 0, kRows}}, 0, 1);
     const fa::test::AttentionOutputs found = run_chunks(path, call, {});
-    const fa::test::AttentionOutputs wanted = fa::test::reference_f64(c, text.inputs);
-    const double unit = c.dtype == fa::DType::f32 ? 1e-6 : 1.0 / 256;
+    const fa::test::AttentionOutputs wanted = whole_in_float64(path, text.inputs);
+    const double unit = path.config.dtype == fa::DType::f32 ? 1e-6 : 1.0 / 256;
     EXPECT_LT(fa::test::compare(found.o.view(), wanted.o.view()).max_abs, 2 * unit * 4)
         << path.name;  // no |v| reaches 6
     EXPECT_LT(fa::test::compare(found.lse.view(), wanted.lse.view()).max_abs, 1e-5) << path.name;
+    compared.insert(path.arithmetic);
   }
+  EXPECT_EQ(compared, (std::set<std::string>{"f32", "plain", "variant", "wide"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernel, Invariance, testing::Range<std::size_t>(0, invariant_paths().size()),
