@@ -10,7 +10,8 @@
 ///
 /// Requests with a prefix in common are a group. Attention over the prefix reads it once for the rows of all of them,
 /// which lie one behind the other in q. Each request's own keys begin behind its prefix (PagedCache::seq_begin), and
-/// the partial results are merged.
+/// the partial results are merged. In a packed batch o and lse of rows of no request are 0 and -inf with zero_padding,
+/// and without it their values mean nothing afterwards.
 namespace fa {
 
 /// One level of prefixes: groups, which have all rows of q among them. A group may have no prefix (length = begin).

@@ -164,7 +164,7 @@ SharedCase serving(std::int32_t prefix, std::int32_t own, std::uint64_t seed) {
   return c;
 }
 
-/// Levels with query tiles enough for a GPU, and without; the first on the copy engine where there is one.
+/// Levels with query tiles enough for a GPU, and without.
 TEST_F(SharedPrefixes, OfManyRows) {
   SharedCase c = serving(300, 20, 5);
   c.attention.h_q = 10;
