@@ -1,5 +1,6 @@
 #include <fa/attention.hpp>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -132,16 +133,20 @@ class Attention::Impl {
     scratch.release();
   }
 
-  /// Made when it is first asked for.
+  /// Made when it is first asked for. Not by std::call_once: what cannot be made throws, and an exception does not pass
+  /// through pthread_once in a program that has its own libgcc.
   const api::SharedPrefixes& shared() {
-    std::call_once(shared_once_, [this] {
+    if (const api::SharedPrefixes* const made = shared_made_.load(std::memory_order_acquire)) return *made;
+    const std::lock_guard lock(shared_mutex_);
+    if (!shared_) {
       if (host_) {
         shared_.emplace(config_, functions_, device_);
-        return;
+      } else {
+        const driver::ContextScope scope(context_->context());
+        shared_.emplace(config_, functions_, Device::current());
       }
-      const driver::ContextScope scope(context_->context());
-      shared_.emplace(config_, functions_, Device::current());
-    });
+    }
+    shared_made_.store(&*shared_, std::memory_order_release);
     return *shared_;
   }
 
@@ -259,8 +264,9 @@ class Attention::Impl {
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
   std::optional<api::DeviceAppend> append_;
   std::optional<api::DeviceMerge> merge_;
-  std::once_flag shared_once_;
+  std::mutex shared_mutex_;
   std::optional<api::SharedPrefixes> shared_;  ///< of calls with shared prefixes
+  std::atomic<const api::SharedPrefixes*> shared_made_ = nullptr;
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}

@@ -33,6 +33,7 @@ constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of
 constexpr int kMaxGroupWarps = 8;   // that share rows
 constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
+constexpr int kDeepShared = 200 * 1024;  // of a multiprocessor, where two blocks of three buffers fit
 
 /// Tiles that differ in tile_n only.
 struct TileFamily {
@@ -69,6 +70,11 @@ constexpr TileFamily k16BitShortQuery[] = {{64, 4, 2, false, 1, {64, 48, 32, 32,
 constexpr TileFamily k16BitFewRowsPaged[] = {{16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
                                              {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Of 16-bit pages a third buffer is worth a block of three, where two fit: 2 to 17 % of a decode (docs/experiments.md).
+constexpr TileFamily k16BitFewRowsDeep[] = {{16, 4, 3, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                            {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                            {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                            {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
@@ -125,9 +131,11 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
     if (d <= 64 && !choice.short_query) return k32BitSmall;
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
-  const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
-  if (choice.short_query && problem.stored() && rows <= 16)
-    return problem.paged() ? Tiles(k16BitFewRowsPaged) : k16BitFewRows;
+  if (choice.few_rows > 0) {
+    if (!problem.paged()) return k16BitFewRows;
+    const bool deep = !problem.stored() && limits(problem.arch).shared_per_sm >= kDeepShared;
+    return deep ? Tiles(k16BitFewRowsDeep) : k16BitFewRowsPaged;
+  }
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
   if (d <= 128 && problem.causal && problem.paged()) return k16BitMediumCausalPaged;
@@ -400,8 +408,12 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
 }
 
 int sm80_forward_decide(const Problem& problem, const Fixed&, Choice& choice) noexcept {
-  if (std::max(problem.d_qk, problem.d_v) <= kWideHeadDim) return choice.short_query ? 64 : 128;
   const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
+  if (std::max(problem.d_qk, problem.d_v) <= kWideHeadDim) {
+    const bool few = rows <= 16 && problem.dtype != DType::f32 && (problem.paged() || problem.stored());
+    choice.few_rows = choice.short_query && few ? 2 : 0;
+    return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
+  }
   choice.few_rows = problem.dtype == DType::f32 || rows > 32 ? 0 : rows > 16 ? 1 : 2;
   return choice.few_rows == 0 ? 64 : choice.few_rows == 1 ? 32 : 16;
 }

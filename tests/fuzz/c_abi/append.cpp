@@ -87,7 +87,7 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
   const std::int64_t page_rows = page > 0 ? page : kPositions;
   inputs.k_cache = tensor(dtype, {pages, given.h_kv, page_rows, given.d_qk}, Use::output, true);
   inputs.v_cache = tensor(dtype, {pages, given.h_kv, page_rows, given.d_v}, Use::output, true);
-  inputs.cache = paged_cache(config, given.b, page > 0 ? (kPositions + page - 1) / page : 1);
+  inputs.cache = paged_cache(config, b, page > 0 ? (kPositions + page - 1) / page : 1);
   if (packed != bad()) {
     std::vector<std::int32_t> cu{0};
     for (std::int64_t i = 0; i < given.b; ++i)

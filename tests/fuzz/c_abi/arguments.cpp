@@ -421,10 +421,12 @@ const std::int32_t* Arguments::lengths(std::vector<std::int32_t> values, std::in
 
 const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes& sizes) {
   const bool paged = config.seen.page_size > 0;
+  requests_ = sizes.b;
   if ((config.seen.varlen != 0 || paged) == bad()) return nullptr;
   fa_sequences value{};
   value.b = sizes.b;
   spoil(&value.b);
+  requests_ = value.b;
   const std::int64_t b = std::clamp<std::int64_t>(value.b, -1, std::int64_t{1} << 40);
   if (config.seen.varlen != 0 || !paged || bad()) value.cu_seqlens_q = lengths(sizes.cu_q, b + 1);
   if (!paged || bad()) value.cu_seqlens_kv = lengths(sizes.cu_kv, b + 1);
@@ -448,8 +450,8 @@ const fa_paged_cache* Arguments::cache(const GivenConfig& config, const Sizes& s
   const bool indexed = random_.one_in(3);
   const std::int64_t max_pages = sizes.s_kv / std::clamp<std::int64_t>(page, 1, 256) + 1;
   value.block_table = tensor(bad() ? FA_F32 : FA_I32, {sizes.b + (indexed ? 1 : 0), max_pages}, Use::input, false);
-  if (indexed) value.batch_index = lengths({0, 1}, sizes.b);
-  if (random_.one_in(3)) value.seq_begin = lengths({static_cast<std::int32_t>(random_.below(3))}, sizes.b);
+  if (indexed) value.batch_index = lengths({0, 1}, requests_);
+  if (random_.one_in(3)) value.seq_begin = lengths({static_cast<std::int32_t>(random_.below(3))}, requests_);
   if (bad() && random_.one_in(3)) value.block_table = nullptr;
   return give(value);
 }
