@@ -50,6 +50,7 @@ template <class Op>
 plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape) const noexcept {
   plan::Problem result = problem(shape);
   result.tensor_maps = false;
+  result.given_schedule = true;
   return result;
 }
 
@@ -60,6 +61,7 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   plan::Problem wanted = problem(shape);
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
+  wanted.given_schedule = schedule.data != nullptr;
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, schedule, stream, workspace);
@@ -206,8 +208,15 @@ KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
   packed_.prepare();
   if (Op::runs_nothing(shape)) return {};
   const driver::ContextScope scope(context_.context());
-  const plan::Problem wanted = problem(shape);
-  return get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  plan::Problem wanted = problem(shape);
+  const KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  if constexpr (Op::kOperation == Operation::forward) {
+    if (wanted.paged() && Op::choose(wanted, fixed()).own_parts) {
+      wanted.given_schedule = true;  // calls that bring one have another kernel
+      get(wanted, Op::choose(wanted, fixed()), nullptr);
+    }
+  }
+  return info;
 }
 
 template <class Op>

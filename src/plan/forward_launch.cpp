@@ -167,8 +167,9 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
     if (spec.kernel().tensor_maps) params.paged.heads_a_page = static_cast<int>(heads_a_page(tensors.k));
   }
-  const ScheduleShape schedule = spec.scheduled() ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
-  if (spec.scheduled()) {
+  const bool by_parts = spec.scheduled() || spec.own_parts();
+  const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
+  if (by_parts) {
     params.paged.parts = schedule.parts;
     params.paged.slots = static_cast<int>(schedule.slots);
     params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
@@ -178,7 +179,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.sequences.wave = fixed_splits(problem, spec).sharing;
   }
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
-  if (spec.scheduled()) {
+  if (by_parts) {
     launch.grid = schedule.parts;
     return launch;
   }

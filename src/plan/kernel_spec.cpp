@@ -58,6 +58,11 @@ bool KernelSpec::scheduled() const noexcept {
   return forward != nullptr && forward->scheduled;
 }
 
+bool KernelSpec::own_parts() const noexcept {
+  const auto* const forward = std::get_if<Sm80Forward>(&own);
+  return forward != nullptr && forward->own_parts;
+}
+
 bool KernelSpec::stored() const noexcept {
   const auto* const forward = std::get_if<Sm80Forward>(&own);
   return forward != nullptr && forward->stored();

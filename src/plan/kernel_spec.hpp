@@ -115,6 +115,7 @@ struct KernelSpec : SpecHead {
   bool dynamic() const noexcept;
   bool affine_reach() const noexcept;
   bool scheduled() const noexcept;
+  bool own_parts() const noexcept;
   bool stored() const noexcept;  ///< K or V is in 8 bits
   /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
   int split_keys() const noexcept;

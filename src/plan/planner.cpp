@@ -15,9 +15,7 @@ namespace {
 
 constexpr std::int64_t kShortQueryRows = 64;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
-constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
-constexpr std::int64_t kScheduledKeys = 512;
 // Where K and V of the heads that static rounds need to be balanced do not fit the L2 cache, and a counter costs
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
@@ -41,8 +39,9 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Keys that any row may see.
-std::int64_t visible_keys(const Problem& problem) {
+}  // namespace
+
+std::int64_t visible_keys(const Problem& problem) noexcept {
   const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
   std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;
   if (problem.variants != nullptr && problem.variants->left_window) {
@@ -53,6 +52,8 @@ std::int64_t visible_keys(const Problem& problem) {
   }
   return keys;
 }
+
+namespace {
 
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = forward_family(choice.family).enough_blocks;
@@ -75,6 +76,7 @@ bool is_uneven(std::int64_t tiles) {
 bool serves(const ForwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
   if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
+  if (fixed.family == Family::automatic && family.yields != nullptr && family.yields(problem, fixed)) return false;
   return fixed.family == Family::automatic ? fixed.fits(*family.kernel) : fixed.family == family.family;
 }
 
@@ -135,6 +137,10 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   // Blocks of a few KV tiles have nothing to share; and pieces are not added to a state.
   choice.scheduled = problem.paged() && !problem.accumulate && forward_family(choice.family).has_schedule &&
                      fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+  if (choice.own_parts) {
+    choice.splits = 1;
+    choice.scheduled = false;
+  }
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;

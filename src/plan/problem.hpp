@@ -27,6 +27,7 @@ struct Problem {
   bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
   bool dropout = false;     ///< some of P is dropped
   int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
+  bool given_schedule = false;  ///< of a call over pages: it brings a schedule
   bool accumulate = false;  ///< a forward adds to the state that o and lse hold
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype

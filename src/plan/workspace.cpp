@@ -93,9 +93,13 @@ ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, 
   ForwardNeeds needs{.counters = attention.dynamic() || attention.affine_reach(),
                      .lists = mask_tiles_bytes(problem, attention)};
   if (attention.split_keys() > 0) needs.fixed = fixed_splits(problem, attention);
-  if (!attention.scheduled()) return needs;
+  if (!attention.scheduled() && !attention.own_parts()) return needs;
   const ScheduleShape shape = schedule_shape(problem, attention, multiprocessors);
-  if (!given) needs.schedule = shape.bytes();
+  if (attention.own_parts()) {
+    needs.schedule = static_cast<std::size_t>(2 * shape.parts) * sizeof(std::uint64_t);  // flags
+  } else if (!given) {
+    needs.schedule = shape.bytes();
+  }
   needs.partial_rows = partial_rows(problem, attention, shape);
   return needs;
 }
@@ -152,7 +156,7 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
         forward_workspace(problem, choice, forward_needs(problem, attention, multiprocessors, false));
     return {layout.bytes(), needs.lists};
   }
-  if (choice.scheduled) {
+  if (choice.scheduled || choice.own_parts) {
     std::size_t most = 0;
     const std::vector<Alternatives> kernels = kernels_of(plan_forward(problem, fixed));
     for (const KernelSpec& spec : kernels.front()) {

@@ -86,6 +86,12 @@ FA_DEVICE constexpr bool wants_schedule() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_own_parts() {
+  if constexpr (requires { Config::kOwnParts; }) return Config::kOwnParts;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_overlap() {
   if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
   return false;
@@ -129,6 +135,8 @@ template <class Config>
 inline constexpr int kSplitKeys = split_keys_of<Config>();  // of a fixed split size; 0: splits follow from the call
 template <class Config>
 inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
+template <class Config>
+inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>

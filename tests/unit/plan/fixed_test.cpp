@@ -118,7 +118,9 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
       bool reached = false;
       Problem paged = problem_of(128);
       paged.page_size = 16;
-      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged}) {
+      Problem decode = problem_of(128);
+      decode.b = decode.s_q = 1;
+      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode}) {
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);
       }
