@@ -66,6 +66,7 @@ const char* sm90_wide_forward_misfit(const Problem& problem) noexcept {
   if (problem.accumulate) return "sm90_wide without accumulate";
   if (problem.variants == nullptr) return nullptr;
   if (!problem.variants->mask.empty()) return "sm90_wide without a mask function";
+  if (!problem.variants->captures.empty()) return "sm90_wide without captures";
   if (problem.paged() && problem.variants->chunked) return "sm90_wide with page_size 0, or without chunks";
   return nullptr;
 }
@@ -98,7 +99,9 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
   if (spec.page_size % kBoxRows != 0 || (spec.page_size > 0 && spec.variants.chunked)) {
     return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
   }
-  if (!spec.variants.mask.empty()) return "mask: left to other kernels";
+  if (!spec.variants.mask.empty() || !spec.variants.captures.empty()) {
+    return "functions: accepted are scores without captures";
+  }
   return {};
 }
 

@@ -46,7 +46,7 @@ struct WideForward : WideBlock<Config> {
   using Traits::kTileM, Traits::kTileN, Traits::kStages, Traits::kHeadDimQk, Traits::kKSlabs, Traits::kHalfSlabs,
       Traits::kPSteps, Traits::kValueInKey, Traits::kWindowed, Traits::kFirstSlab, Traits::kFirstSlabs,
       Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
-      Base::half_shared, Base::landed, Base::emptied, Base::query_landed, Base::query_read, Base::sent,
+      Base::half_shared, Base::landed, Base::parity_of, Base::emptied, Base::query_landed, Base::query_read, Base::sent,
       Base::exchanged, Base::init_barriers, Base::release, Base::work_shared, Base::read_work, Base::tiles_of,
       Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of;
 
@@ -62,25 +62,27 @@ struct WideForward : WideBlock<Config> {
       WideProducer<Config>(*this).run();
     } else {
       ptx::increase_registers<kConsumerRegisters>();
-      consume(warpgroup - 1);
+      if (warpgroup == 1) consume<0>();
+      if (warpgroup == 2) consume<1>();
     }
   }
 
   /// What a consumer carries from KV tile to KV tile.
   struct Stream {
-    int half;      // which one it is
     int warp;      // of the consumer
     int lane;
     int pieces;    // so far
+    int received;  // tiles of the other consumer, so far
     int n;         // KV tile that is next for either consumer
     int limit;     // the first key that is hidden from the warp's first row
     O o;           // [64, kHalfColumns]
     Softmax softmax;
   };
 
-  FA_DEVICE void consume(int half) const {
+  template <int kHalf>
+  FA_DEVICE void consume() const {
     Stream at;
-    at.half = half;
+    at.received = 0;
     at.lane = ptx::thread_index() % kWarpSize;
     at.warp = ptx::shfl(ptx::thread_index() % kWarpgroup / kWarpSize, 0);
     int count = 0;  // of KV tiles so far
@@ -90,11 +92,11 @@ struct WideForward : WideBlock<Config> {
       const kernel::Chunk words = ptx::ld_shared_chunk(work_shared(at.pieces % 2) + 4 * Base::kPieceWord);
       if (words.word[2] == 0) return;
       const int end = count + start_piece(at);
-      attend(at, count, end);
+      attend<kHalf>(at, count, end);
       count = end;
       const Piece piece{0, 0, static_cast<int>(words.word[0]), static_cast<int>(words.word[1])};
       const Query query = read_work(at.pieces % 2);
-      WideEpilogue<Config>(*this).run(at.o, at.softmax, query, piece, half, 16 * at.warp, at.lane);
+      WideEpilogue<Config>(*this).run(at.o, at.softmax, query, piece, kHalf, 16 * at.warp, at.lane);
     }
   }
 
@@ -111,59 +113,73 @@ struct WideForward : WideBlock<Config> {
     return tiles_of(query);
   }
 
-  /// The KV tiles that are numbers `count` to before `end` of the block's: those of a piece. Number i is of consumer
-  /// i % 2.
+  /// The KV tiles that are numbers `count` to before `end` of the block's: those of a piece. The first is of the first
+  /// consumer, the next one of the second, and so on. The first one multiplies what the other has sent before it makes
+  /// scores, so that buffers are released early; the second one behind its scores, overlapped with its softmax.
+  template <int kHalf>
   FA_DEVICE void attend(Stream& at, int count, int end) const {
-    P p;      // of the consumer's own tile
-    int i = count + ((count ^ at.half) & 1);  // the first one of its own
-    if (i == count && i < end) {
-      S s;
-      issue_scores(s, i);
-      finish_scores<0>(at, s, p, i);
-      issue_output(at, p, i);
-      i += 2;
-    }
+    int i = count + kHalf;  // the first one of its own
     FA_UNROLL_BY(1)
     for (; i < end; i += 2) {
       S s;
-      P other;
-      issue_scores(s, i);
-      ptx::wgmma_wait<kScoreGroups>();  // O of its last tile is complete
-      ptx::wgmma_tie(at.o);
-      if (i - 2 >= count) release_values(at, i - 2);
-      receive(at, other, i - 1);
-      issue_output(at, other, i - 1);
-      const bool rises = finish_scores<1>(at, s, p, i);
-      ptx::wgmma_wait<0>();  // O of the other's tile is complete
-      ptx::wgmma_tie(at.o);
-      release_values(at, i - 1);
-      if (rises) multiply(at.o, at.softmax.factor);
-      issue_output(at, p, i);
+      P p;
+      if constexpr (kHalf == 0) {
+        if (i > count) multiply_other<kHalf>(at, i - 1);
+        issue_scores(s, i);
+        await_scores<kHalf, 0>(s, i, at.lane);
+        const bool rises = make_probabilities<kHalf>(at, s, p);
+        if (rises) multiply(at.o, at.softmax.factor);
+      } else {
+        issue_scores(s, i);
+        P other;
+        receive<kHalf>(at, other);
+        issue_output<kHalf>(at, other, i - 1);
+        await_scores<kHalf, 1>(s, i, at.lane);
+        const bool rises = make_probabilities<kHalf>(at, s, p);
+        await_output<kHalf>(at, i - 1);
+        if (rises) multiply(at.o, at.softmax.factor);
+      }
+      issue_output<kHalf>(at, p, i);
+      await_output<kHalf>(at, i);
     }
-    release(query_read(), at.lane);  // all scores of this warp are complete
-    if (i - 2 >= count) {
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(at.o);
-      release_values(at, i - 2);
-    }
-    if (i == end && count < end) {  // the last tile is the other's: i - 1
-      receive(at, p, i - 1);
-      issue_output(at, p, i - 1);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_tie(at.o);
-      release_values(at, i - 1);
-    }
+    if (i == end && count < end) multiply_other<kHalf>(at, i - 1);  // the last tile is the other's
+    release(query_read(), at.lane);  // scores of this warp are complete, and it has read what was sent
   }
 
-  static constexpr int kScoreGroups = Traits::kFirstSlabs > 0 ? 2 : 1;
+  /// O += P V of a tile of the other consumer.
+  template <int kHalf>
+  FA_DEVICE void multiply_other(Stream& at, int i) const {
+    P p;
+    receive<kHalf>(at, p);
+    issue_output<kHalf>(at, p, i);
+    await_output<kHalf>(at, i);
+  }
+
+  /// O of KV tile number i is complete, and its half of V is read.
+  template <int kHalf>
+  FA_DEVICE void await_output(Stream& at, int i) const {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(at.o);
+    release(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kHalf), at.lane);
+  }
+
+  /// Scores of KV tile number i are complete; `kBehind` groups of products may still run.
+  template <int kHalf, int kBehind>
+  FA_DEVICE void await_scores(S& s, int i, int lane) const {
+    if constexpr (kFirstSlabs > 0) {
+      ptx::wgmma_wait<kBehind + 1>();
+      release(emptied(stage_of(i), 0), lane);  // these are not V
+    }
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_tie(s);
+    if constexpr (!kValueInKey) release(emptied(stage_of(i), 1), lane);
+  }
 
   static FA_DEVICE int stage_of(int i) { return i % kStages; }
-  static FA_DEVICE uint32_t parity_of(int i) { return i / kStages % 2; }
 
   /// Starts S = Q K^T, [64, tile_n], of KV tile number i.
   FA_DEVICE void issue_scores(S& s, int i) const {
     ptx::wgmma_tie(s);
-    ptx::wgmma_fence();
     if constexpr (kFirstSlabs > 0) {
       issue_slabs<kFirstSlab, kFirstSlabs>(s, i, false);
       ptx::wgmma_commit();
@@ -178,7 +194,8 @@ struct WideForward : WideBlock<Config> {
     const uint32_t tile = k_shared(stage_of(i));
     FA_UNROLL
     for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
-      ptx::mbarrier_wait(landed(stage_of(i), slab), parity_of(i));
+      ptx::mbarrier_wait(landed(i, slab), parity_of(i));
+      ptx::wgmma_fence();  // behind every branch
       FA_UNROLL
       for (int step = 4 * slab; step < 4 * slab + 4 && step < kSteps; ++step) {
         SGemm::template shared<false>(s, QTile::k_major(q_shared(0), 0, step), KTile::k_major(tile, 0, step),
@@ -188,36 +205,29 @@ struct WideForward : WideBlock<Config> {
   }
 
   /// Starts O += P V, [64, kHalfColumns], of KV tile number i.
+  template <int kHalf>
   FA_DEVICE void issue_output(Stream& at, const P& p, int i) const {
     const int stage = stage_of(i);
     if constexpr (kValueInKey) {
       FA_UNROLL
       for (int slab = 0; slab < kHalfSlabs; ++slab) {
-        ptx::mbarrier_wait(landed(stage, at.half * kHalfSlabs + slab), parity_of(i));
+        ptx::mbarrier_wait(landed(i, kHalf * kHalfSlabs + slab), parity_of(i));
       }
     } else {
-      ptx::mbarrier_wait(landed(stage, kKSlabs + at.half), parity_of(i));
+      ptx::mbarrier_wait(landed(i, kKSlabs + kHalf), parity_of(i));
     }
     ptx::wgmma_tie(at.o);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(at.o, p[step], VHalf::mn_major(half_shared(stage, at.half), step), true);
+      OGemm::template registers<true>(at.o, p[step], VHalf::mn_major(half_shared(stage, kHalf), step), true);
     }
     ptx::wgmma_commit();
   }
 
-  /// Scores of its own tile become P, which the other consumer gets too. `kBehind` groups of products may still run.
-  /// True when O must be multiplied by the softmax's factors.
-  template <int kBehind>
-  FA_DEVICE bool finish_scores(Stream& at, S& s, P& p, int i) const {
-    if constexpr (kFirstSlabs > 0) {
-      ptx::wgmma_wait<kBehind + 1>();
-      release(emptied(stage_of(i), 0), at.lane);  // no column of V is in these
-    }
-    ptx::wgmma_wait<kBehind>();
-    ptx::wgmma_tie(s);
-    if constexpr (!kValueInKey) release(emptied(stage_of(i), 1), at.lane);
+  /// Scores become P, which the other consumer gets too. True when O must be multiplied by the softmax's factors.
+  template <int kHalf>
+  FA_DEVICE bool make_probabilities(Stream& at, S& s, P& p) const {
     hide_scores(at, s);
     const bool rises = at.softmax.update(s, softmax_scale_log2());
     FA_UNROLL
@@ -227,7 +237,7 @@ struct WideForward : WideBlock<Config> {
         p[step][word] = ptx::convert_pair<T>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]);
       }
     }
-    send(at, p);
+    send<kHalf>(at, p);
     at.n -= 1;
     return rises;
   }
@@ -254,6 +264,7 @@ struct WideForward : WideBlock<Config> {
   FA_DEVICE Cursor cursor_of(const Stream& at) const { return {read_work(at.pieces % 2), at.n, 0}; }
 
   /// P and the rows' statistics to the thread of the other consumer that has the same rows.
+  template <int kHalf>
   FA_DEVICE void send(const Stream& at, const P& p) const {
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
@@ -263,12 +274,14 @@ struct WideForward : WideBlock<Config> {
     ptx::st_shared_chunk(exchanged(kPSteps), {{ptx::bits(softmax.greatest[0]), ptx::bits(softmax.greatest[1]),
                                                ptx::bits(softmax.sum[0]), ptx::bits(softmax.sum[1])}});
     ptx::sync_warp();  // all lanes have written
-    release(sent(at.half, at.warp), at.lane);
+    release(sent(kHalf, at.warp), at.lane);
   }
 
-  /// What the other consumer made of KV tile number i; O becomes relative to its maxima.
-  FA_DEVICE void receive(Stream& at, P& p, int i) const {
-    ptx::mbarrier_wait(sent(1 - at.half, at.warp), i / 2 % 2);
+  /// What the other consumer made of its KV tile; O becomes relative to its maxima.
+  template <int kHalf>
+  FA_DEVICE void receive(Stream& at, P& p) const {
+    ptx::mbarrier_wait(sent(1 - kHalf, at.warp), at.received % 2);
+    ++at.received;
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
       const kernel::Chunk words = ptx::ld_shared_chunk(exchanged(step));
@@ -295,11 +308,6 @@ struct WideForward : WideBlock<Config> {
       multiply(at.o, softmax.factor);
     }
     at.n -= 1;
-  }
-
-  /// This warp has read its half of V of KV tile number i.
-  FA_DEVICE void release_values(const Stream& at, int i) const {
-    release(emptied(stage_of(i), (kValueInKey ? 1 : 2) + at.half), at.lane);
   }
 };
 

@@ -23,7 +23,8 @@ struct WideShape {
 
   /// Parts of a stage that are loaded, and released, each by itself.
   FA_HOST_DEVICE constexpr int units() const { return value_in_key ? 3 : 4; }
-  /// Barriers of a stage that say what has landed: one a slab of K, one a half of V.
+  /// Barriers that say what of a KV tile has landed: one a slab of K, one a half of V. There are two sets of them, for
+  /// every second tile each, whatever buffers these have: who waits for one has seen all that was there before.
   FA_HOST_DEVICE constexpr int landed() const { return k_slabs() + (value_in_key ? 0 : 2); }
 };
 
@@ -50,7 +51,7 @@ FA_HOST_DEVICE constexpr WideLayout wide_layout(const WideShape& shape) {
   at.exchange = at.v + shape.stages * at.v_bytes;
   // Of a thread: P, tile_n / 4 words, and four numbers.
   at.mbarriers = at.exchange + kWarpgroup * (shape.tile_n + 16);
-  at.work = at.mbarriers + kMbarrierBytes * (shape.stages * (shape.landed() + shape.units()) + kHeard + kOfQ);
+  at.work = at.mbarriers + kMbarrierBytes * (2 * shape.landed() + shape.stages * shape.units() + kHeard + kOfQ);
   at.work = (at.work + 15) / 16 * 16;
   at.work_bytes = kWorkSpace;
   at.arrived = at.work + kWorks * kWorkSpace;

@@ -45,54 +45,56 @@ struct WideProducer : WideBlock<Config> {
     });
   }
 
-  FA_DEVICE void load_tile(int warp, int count, int n, const Query& query) const {
-    const int stage = count % kStages;
-    const uint32_t parity = count / kStages % 2 ^ 1;
+  FA_DEVICE void load_tile(int warp, int i, int n, const Query& query) const {
     Box box = {};
     if constexpr (kPaged) box = Producer<Traits>(*this).box_of(n, query);  // while the buffers are in use
     if (warp == 0) {
-      if constexpr (kFirstSlabs > 0) load_keys<kFirstSlab, kFirstSlabs, 0>(stage, parity, n, query, box);
+      if constexpr (kFirstSlabs > 0) load_keys<kFirstSlab, kFirstSlabs, 0>(i, n, query, box);
       if constexpr (kValueInKey) {
-        load_keys<0, kHalfSlabs, 1>(stage, parity, n, query, box);
+        load_keys<0, kHalfSlabs, 1>(i, n, query, box);
       } else {
-        load_keys<kFirstSlabs, kKSlabs - kFirstSlabs, 1>(stage, parity, n, query, box);
+        load_keys<kFirstSlabs, kKSlabs - kFirstSlabs, 1>(i, n, query, box);
       }
     } else if constexpr (kValueInKey) {
-      load_keys<kHalfSlabs, kHalfSlabs, 2>(stage, parity, n, query, box);
+      load_keys<kHalfSlabs, kHalfSlabs, 2>(i, n, query, box);
     } else {
-      load_values<0>(stage, parity, n, query, box);
-      load_values<1>(stage, parity, n, query, box);
+      load_values<0>(i, n, query, box);
+      load_values<1>(i, n, query, box);
     }
   }
 
-  /// Slabs of K, [tile_n, 64] each.
+  /// Until all have read the unit of the buffer that KV tile number i takes.
+  FA_DEVICE void await_empty(int i, int unit) const {
+    ptx::mbarrier_wait(emptied(i % kStages, unit), i / kStages % 2 ^ 1);
+  }
+
+  /// Slabs of K, [tile_n, 64] each, of KV tile number i of the block's: tile n of the query's.
   template <int kFrom, int kSlabs, int kUnit>
-  FA_DEVICE void load_keys(int stage, uint32_t parity, int n, const Query& query, const Box& box) const {
-    const bool leads = ptx::thread_index() % kWarpSize == 0;
-    ptx::mbarrier_wait(emptied(stage, kUnit), parity);  // all have read what was there
-    if (leads) {
+  FA_DEVICE void load_keys(int i, int n, const Query& query, const Box& box) const {
+    await_empty(i, kUnit);
+    if (ptx::thread_index() % kWarpSize == 0) {
       FA_UNROLL
       for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
-        ptx::mbarrier_arrive_expect_tx(landed(stage, slab), KTile::kSlabBytes);
+        ptx::mbarrier_arrive_expect_tx(landed(i, slab), KTile::kSlabBytes);
       }
     }
     ptx::sync_warp();  // the barriers expect what the lanes copy
     FA_UNROLL
     for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
-      load_slab(k_shared(stage) + slab * KTile::kSlabBytes, p.map_k, landed(stage, slab), slab, n, query, box);
+      load_slab(k_shared(i % kStages) + slab * KTile::kSlabBytes, p.map_k, landed(i, slab), slab, n, query, box);
     }
   }
 
   /// A half of V, [tile_n, kHalfColumns].
   template <int kHalf>
-  FA_DEVICE void load_values(int stage, uint32_t parity, int n, const Query& query, const Box& box) const {
-    const uint32_t full = landed(stage, kKSlabs + kHalf);
-    ptx::mbarrier_wait(emptied(stage, 2 + kHalf), parity);  // consumer kHalf has read what was there
+  FA_DEVICE void load_values(int i, int n, const Query& query, const Box& box) const {
+    const uint32_t full = landed(i, kKSlabs + kHalf);
+    await_empty(i, 2 + kHalf);
     if (ptx::thread_index() % kWarpSize == 0) ptx::mbarrier_arrive_expect_tx(full, Traits::VHalf::kBytes);
     ptx::sync_warp();  // the barrier expects what the lanes copy
     FA_UNROLL
     for (int slab = 0; slab < kHalfSlabs; ++slab) {
-      load_slab(half_shared(stage, kHalf) + slab * KTile::kSlabBytes, p.map_v, full, kHalf * kHalfSlabs + slab, n,
+      load_slab(half_shared(i % kStages, kHalf) + slab * KTile::kSlabBytes, p.map_v, full, kHalf * kHalfSlabs + slab, n,
                 query, box);
     }
   }

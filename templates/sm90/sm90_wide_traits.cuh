@@ -144,14 +144,15 @@ struct WideBlock : Scores<WideTraits<Config>> {
 
   using Base::Base;
 
-  static constexpr int kBarriers = kStages * (kShape.landed() + kUnits);  // of K and V
+  static constexpr int kBarriers = 2 * kShape.landed() + kStages * kUnits;  // of K and V
 
   FA_DEVICE uint32_t barrier(int i) const { return shared + kLayout.mbarriers + kMbarrierBytes * i; }
-  /// A slab of K, or behind those a half of V, has landed.
-  FA_DEVICE uint32_t landed(int stage, int part) const { return barrier(stage * kShape.landed() + part); }
+  /// A slab of K, or behind those a half of V, of KV tile number i of the block's has landed; and the parity of that.
+  FA_DEVICE uint32_t landed(int i, int part) const { return barrier(i % 2 * kShape.landed() + part); }
+  static FA_DEVICE uint32_t parity_of(int i) { return i / 2 % 2; }
   /// A unit of a stage has been read: by the consumer that alone reads it, or that reads it last.
   FA_DEVICE uint32_t emptied(int stage, int unit) const {
-    return barrier(kStages * kShape.landed() + stage * kUnits + unit);
+    return barrier(2 * kShape.landed() + stage * kUnits + unit);
   }
   /// Q has landed, and a work descriptor lies beside it; all warps have read Q.
   FA_DEVICE uint32_t query_landed() const { return barrier(kBarriers); }
@@ -173,12 +174,9 @@ struct WideBlock : Scores<WideTraits<Config>> {
   FA_DEVICE void init_barriers() const {
     constexpr int kWarps = 4;  // of a consumer
     FA_UNROLL
-    for (int stage = 0; stage < kStages; ++stage) {
-      FA_UNROLL
-      for (int part = 0; part < kShape.landed(); ++part) ptx::mbarrier_init(landed(stage, part), 1);
-      FA_UNROLL
-      for (int unit = 0; unit < kUnits; ++unit) ptx::mbarrier_init(emptied(stage, unit), kWarps);
-    }
+    for (int i = 0; i < 2 * kShape.landed(); ++i) ptx::mbarrier_init(barrier(i), 1);
+    FA_UNROLL
+    for (int i = 0; i < kStages * kUnits; ++i) ptx::mbarrier_init(emptied(0, i), kWarps);
     ptx::mbarrier_init(query_landed(), 1);
     ptx::mbarrier_init(query_read(), 2 * kWarps);
     FA_UNROLL
