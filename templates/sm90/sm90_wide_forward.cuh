@@ -122,12 +122,12 @@ struct WideForward : WideBlock<Config> {
     FA_UNROLL_BY(1)
     for (; i < end; i += 2) {
       S s;
-      P p;
+      P own;
       if constexpr (kHalf == 0) {
         if (i > count) multiply_other<kHalf>(at, i - 1);
         issue_scores(s, i);
         await_scores<kHalf, 0>(s, i, at.lane);
-        const bool rises = make_probabilities<kHalf>(at, s, p);
+        const bool rises = make_probabilities<kHalf>(at, s, own);
         if (rises) multiply(at.o, at.softmax.factor);
       } else {
         issue_scores(s, i);
@@ -135,23 +135,24 @@ struct WideForward : WideBlock<Config> {
         receive<kHalf>(at, other);
         issue_output<kHalf>(at, other, i - 1);
         await_scores<kHalf, 1>(s, i, at.lane);
-        const bool rises = make_probabilities<kHalf>(at, s, p);
+        const bool rises = make_probabilities<kHalf>(at, s, own);
         await_output<kHalf>(at, i - 1);
         if (rises) multiply(at.o, at.softmax.factor);
       }
-      issue_output<kHalf>(at, p, i);
+      issue_output<kHalf>(at, own, i);
       await_output<kHalf>(at, i);
     }
     if (i == end && count < end) multiply_other<kHalf>(at, i - 1);  // the last tile is the other's
-    release(query_read(), at.lane);  // scores of this warp are complete, and it has read what was sent
+    ptx::sync_warp();                // all lanes have read what was sent
+    release(query_read(), at.lane);  // and the warp's scores are complete
   }
 
   /// O += P V of a tile of the other consumer.
   template <int kHalf>
   FA_DEVICE void multiply_other(Stream& at, int i) const {
-    P p;
-    receive<kHalf>(at, p);
-    issue_output<kHalf>(at, p, i);
+    P other;
+    receive<kHalf>(at, other);
+    issue_output<kHalf>(at, other, i);
     await_output<kHalf>(at, i);
   }
 
@@ -206,7 +207,7 @@ struct WideForward : WideBlock<Config> {
 
   /// Starts O += P V, [64, kHalfColumns], of KV tile number i.
   template <int kHalf>
-  FA_DEVICE void issue_output(Stream& at, const P& p, int i) const {
+  FA_DEVICE void issue_output(Stream& at, const P& pairs, int i) const {
     const int stage = stage_of(i);
     if constexpr (kValueInKey) {
       FA_UNROLL
@@ -220,24 +221,24 @@ struct WideForward : WideBlock<Config> {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(at.o, p[step], VHalf::mn_major(half_shared(stage, kHalf), step), true);
+      OGemm::template registers<true>(at.o, pairs[step], VHalf::mn_major(half_shared(stage, kHalf), step), true);
     }
     ptx::wgmma_commit();
   }
 
   /// Scores become P, which the other consumer gets too. True when O must be multiplied by the softmax's factors.
   template <int kHalf>
-  FA_DEVICE bool make_probabilities(Stream& at, S& s, P& p) const {
+  FA_DEVICE bool make_probabilities(Stream& at, S& s, P& pairs) const {
     hide_scores(at, s);
     const bool rises = at.softmax.update(s, softmax_scale_log2());
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
       FA_UNROLL
       for (int word = 0; word < 4; ++word) {
-        p[step][word] = ptx::convert_pair<T>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]);
+        pairs[step][word] = ptx::convert_pair<T>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]);
       }
     }
-    send<kHalf>(at, p);
+    send<kHalf>(at, pairs);
     at.n -= 1;
     return rises;
   }
@@ -265,10 +266,10 @@ struct WideForward : WideBlock<Config> {
 
   /// P and the rows' statistics to the thread of the other consumer that has the same rows.
   template <int kHalf>
-  FA_DEVICE void send(const Stream& at, const P& p) const {
+  FA_DEVICE void send(const Stream& at, const P& pairs) const {
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      ptx::st_shared_chunk(exchanged(step), {{p[step][0], p[step][1], p[step][2], p[step][3]}});
+      ptx::st_shared_chunk(exchanged(step), {{pairs[step][0], pairs[step][1], pairs[step][2], pairs[step][3]}});
     }
     const Softmax& softmax = at.softmax;
     ptx::st_shared_chunk(exchanged(kPSteps), {{ptx::bits(softmax.greatest[0]), ptx::bits(softmax.greatest[1]),
@@ -279,14 +280,14 @@ struct WideForward : WideBlock<Config> {
 
   /// What the other consumer made of its KV tile; O becomes relative to its maxima.
   template <int kHalf>
-  FA_DEVICE void receive(Stream& at, P& p) const {
+  FA_DEVICE void receive(Stream& at, P& pairs) const {
     ptx::mbarrier_wait(sent(1 - kHalf, at.warp), at.received % 2);
     ++at.received;
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
       const kernel::Chunk words = ptx::ld_shared_chunk(exchanged(step));
       FA_UNROLL
-      for (int word = 0; word < 4; ++word) p[step][word] = words.word[word];
+      for (int word = 0; word < 4; ++word) pairs[step][word] = words.word[word];
     }
     const kernel::Chunk words = ptx::ld_shared_chunk(exchanged(kPSteps));
     Softmax& softmax = at.softmax;
