@@ -76,7 +76,8 @@ std::string refusal(const KernelSpec& spec) {
 }
 
 std::span<const ForwardFamily* const> forward_families() noexcept {
-  static constexpr const ForwardFamily* kPreferred[] = {&kSm90ForwardFamily, &kSm90WideForwardFamily, &kSm80ForwardFamily};
+  static constexpr const ForwardFamily* kPreferred[] = {&kSm90ForwardFamily, &kSm90WideForwardFamily,
+                                                        &kSm80ForwardFamily};
   return kPreferred;
 }
 

@@ -223,8 +223,7 @@ bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen, bool p
 Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpec& spec) noexcept {
   const std::int64_t h_kv = tensors.k.shape[1];
   const auto rows = static_cast<std::uint32_t>(spec.tile_m);
-  const auto heads =
-      static_cast<std::uint32_t>(heads_of_a_tile(spec, tensors.q.shape[1] / h_kv, tensors.q.shape[2]));
+  const auto heads = static_cast<std::uint32_t>(heads_of_a_tile(spec, tensors.q.shape[1] / h_kv, tensors.q.shape[2]));
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
   maps.o = spec.varlen ? bounded_map(tensors.o, kWarpRows) : query_map(tensors.o, h_kv, 1, kWarpRows);

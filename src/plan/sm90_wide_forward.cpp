@@ -85,7 +85,8 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {}: accepted are 64 and 64", spec.tile_m, spec.tile_n);
   }
   const int least = own.value_in_key ? 2 : 1;
-  if (spec.stages < least || spec.stages > 2) return fmt::format("stages = {}: accepted are {} to 2", spec.stages, least);
+  if (spec.stages < least || spec.stages > 2)
+    return fmt::format("stages = {}: accepted are {} to 2", spec.stages, least);
   if (spec.d_qk > kMostHeadDimQk || spec.d_v > kMostHeadDimV) {
     return fmt::format("d_qk = {}, d_v = {}: accepted are up to 576 and 512", spec.d_qk, spec.d_v);
   }

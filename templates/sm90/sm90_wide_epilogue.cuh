@@ -61,8 +61,7 @@ struct WideEpilogue : WideBlock<Config> {
            rows.query_head(row) * stride_h + rows.position(row) * stride_s;
   }
 
-  FA_DEVICE void store_whole(O& o, const Softmax& softmax, const Query& query, int half, int warp_row,
-                             int lane) const {
+  FA_DEVICE void store_whole(O& o, const Softmax& softmax, const Query& query, int half, int warp_row, int lane) const {
     const int first = query.tile.m_block * kTileM + warp_row + lane / 4;
     float factors[2];
     FA_UNROLL
@@ -77,8 +76,8 @@ struct WideEpilogue : WideBlock<Config> {
         factors[r] *= kernel::weight_of(keys, lse);
       }
       if (params.lse == nullptr || half != 0 || lane % 4 != 0 || row >= row_count(query)) continue;
-      ptx::st_global(
-          params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s), lse);
+      ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
+                     lse);
     }
     multiply(o, factors);
     store_rows(o, query, first, half, lane);
@@ -90,8 +89,8 @@ struct WideEpilogue : WideBlock<Config> {
     for (int r = 0; r < 2; ++r) {
       const int row = first + 8 * r;
       const bool inside = row < row_count(query);
-      T* const target = static_cast<T*>(params.o) + offset_of(query, inside ? row : 0, params.stride_o_b,
-                                                              params.stride_o_h, params.stride_o_s);
+      T* const target = static_cast<T*>(params.o) +
+                        offset_of(query, inside ? row : 0, params.stride_o_b, params.stride_o_h, params.stride_o_s);
       FA_UNROLL
       for (int j = 0; j < kHalfColumns / 8; j += 4) {
         uint32_t words[4];
@@ -175,9 +174,9 @@ struct WideEpilogue : WideBlock<Config> {
     const int end = first + kTileM < row_count(query) ? first + kTileM : row_count(query);
     FA_UNROLL_BY(1)
     for (int row = first + thread / kWarpSize; row < end; row += kThreads / kWarpSize) {
-      kernel::merge_splits<T, Variant, kHeadDimV>(
-          params, last + 1, MergedRow{*this, query, row},
-          [&](int i) { return partial_row_at(query, piece.place_of(piece.first_part + i), row); });
+      kernel::merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow{*this, query, row}, [&](int i) {
+        return partial_row_at(query, piece.place_of(piece.first_part + i), row);
+      });
     }
   }
 };

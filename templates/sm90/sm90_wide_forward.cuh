@@ -69,7 +69,7 @@ struct WideForward : WideBlock<Config> {
 
   /// What a consumer carries from KV tile to KV tile.
   struct Stream {
-    int warp;      // of the consumer
+    int warp;  // of the consumer
     int lane;
     int pieces;    // so far
     int received;  // tiles of the other consumer, so far
@@ -143,8 +143,8 @@ struct WideForward : WideBlock<Config> {
       await_output<kHalf>(at, i);
     }
     if (i == end && count < end) multiply_other<kHalf>(at, i - 1);  // the last tile is the other's
-    ptx::sync_warp();                // all lanes have read what was sent
-    release(query_read(), at.lane);  // and the warp's scores are complete
+    ptx::sync_warp();                                               // all lanes have read what was sent
+    release(query_read(), at.lane);                                 // and the warp's scores are complete
   }
 
   /// O += P V of a tile of the other consumer.
@@ -303,8 +303,8 @@ struct WideForward : WideBlock<Config> {
     if (ptx::vote_any(rises)) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        softmax.factor[r] = kernel::OnlineSoftmax<1>::shrink_between(softmax.factor[r], softmax.greatest[r],
-                                                                     softmax_scale_log2());
+        softmax.factor[r] =
+            kernel::OnlineSoftmax<1>::shrink_between(softmax.factor[r], softmax.greatest[r], softmax_scale_log2());
       }
       multiply(at.o, softmax.factor);
     }

@@ -116,8 +116,7 @@ struct WideProducer : WideBlock<Config> {
                        kernel::kBoundedRows);
     } else {
       if (lane != 0) return;
-      ptx::tma_load_4d(tile, map, full, ptx::L2Policy::evict_last, column, n * kTileN, query.kv_head,
-                       query.tile.batch);
+      ptx::tma_load_4d(tile, map, full, ptx::L2Policy::evict_last, column, n * kTileN, query.kv_head, query.tile.batch);
     }
   }
 

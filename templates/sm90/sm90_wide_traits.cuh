@@ -56,15 +56,11 @@ struct WideTraits {
   // What the Hopper forward may have, and this one has not.
   static constexpr bool kPingpong = false, kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false,
                         kAffineProduct = false, kDistancePruning = false, kPartial = false, kOwnRanges = false,
-                        kEndsAligned = false, kRotates = false, kExchange = false, kDynamic = false,
-                        kLoadAhead = false;
+                        kEndsAligned = false, kRotates = false, kExchange = false, kDynamic = false, kLoadAhead = false;
   static constexpr int kDropoutWarps = 0;
 
-  static constexpr WideShape kShape = {.tile_n = kTileN,
-                                       .d_qk = kHeadDimQk,
-                                       .d_v = kHeadDimV,
-                                       .stages = kStages,
-                                       .value_in_key = kValueInKey};
+  static constexpr WideShape kShape = {
+      .tile_n = kTileN, .d_qk = kHeadDimQk, .d_v = kHeadDimV, .stages = kStages, .value_in_key = kValueInKey};
   static constexpr WideLayout kLayout = wide_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;
   static constexpr int kThreads = kShape.threads();
@@ -151,9 +147,7 @@ struct WideBlock : Scores<WideTraits<Config>> {
   FA_DEVICE uint32_t landed(int i, int part) const { return barrier(i % 2 * kShape.landed() + part); }
   static FA_DEVICE uint32_t parity_of(int i) { return i / 2 % 2; }
   /// A unit of a stage has been read: by the consumer that alone reads it, or that reads it last.
-  FA_DEVICE uint32_t emptied(int stage, int unit) const {
-    return barrier(2 * kShape.landed() + stage * kUnits + unit);
-  }
+  FA_DEVICE uint32_t emptied(int stage, int unit) const { return barrier(2 * kShape.landed() + stage * kUnits + unit); }
   /// Q has landed, and a work descriptor lies beside it; all warps have read Q.
   FA_DEVICE uint32_t query_landed() const { return barrier(kBarriers); }
   FA_DEVICE uint32_t query_read() const { return barrier(kBarriers + 1); }
@@ -252,8 +246,8 @@ struct WideBlock : Scores<WideTraits<Config>> {
   FA_DEVICE void post_piece(int slot, const Query& query, const Piece& piece, bool more) const {
     this->post(slot, query);
     const uint32_t words = work_shared(slot) + 4 * kPieceWord;
-    ptx::st_shared_chunk(words, {{static_cast<uint32_t>(piece.first_part), static_cast<uint32_t>(piece.last_part),
-                                  more ? 1u : 0u, 0u}});
+    ptx::st_shared_chunk(
+        words, {{static_cast<uint32_t>(piece.first_part), static_cast<uint32_t>(piece.last_part), more ? 1u : 0u, 0u}});
   }
 };
 

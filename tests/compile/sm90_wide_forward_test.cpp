@@ -8,8 +8,8 @@
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 
-// The Hopper kernels for wide heads compile with NVRTC without spilling and without a wgmma that ptxas waits for; no GPU
-// is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
+// The Hopper kernels for wide heads compile with NVRTC without spilling and without a wgmma that ptxas waits for; no
+// GPU is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
 namespace fa {
 namespace {
 

@@ -207,7 +207,8 @@ KernelSpec sm90_paged() {
 }
 
 KernelSpec sm90_wide_scheduled() {
-  return to_kernel({16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})
+  return to_kernel(
+             {16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})
       .spec;
 }
 

@@ -62,8 +62,8 @@ TEST(Fixed, ZeroLeavesANumberOpenAndNoSwitch) {
 }
 
 TEST(Fixed, RefusalsNameTheFieldAndWhatIsAccepted) {
-  EXPECT_TRUE(
-      contains(refusal("sm70", ""), "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm80_forward, sm90_forward"));
+  EXPECT_TRUE(contains(refusal("sm70", ""),
+                       "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm80_forward, sm90_forward"));
   EXPECT_TRUE(contains(refusal("sm90_forward", "", Op::backward), "sm90_backward"));
   EXPECT_TRUE(contains(refusal("", "tile_m"), "kernel.text = tile_m: accepted is field=value"));
   EXPECT_TRUE(contains(refusal("", "=64"), "field=value"));

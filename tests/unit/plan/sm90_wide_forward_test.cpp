@@ -62,10 +62,14 @@ TEST(Sm90WideForward, LeavesTheRestToSm80) {
   mask.mask = "q>=kv";
   using Change = void (*)(Problem&);
   constexpr Change kChanges[] = {
-      [](Problem& p) { p.arch = parse_arch("sm_80"); }, [](Problem& p) { p.dtype = DType::f32; },
-      [](Problem& p) { p.page_size = 12; },             [](Problem& p) { p.aligned = false; },
-      [](Problem& p) { p.tensor_maps = false; },        [](Problem& p) { p.accumulate = true; },
-      [](Problem& p) { p.k_dtype = DType::e4m3; },      [](Problem& p) { p.h_q = 24; },
+      [](Problem& p) { p.arch = parse_arch("sm_80"); },
+      [](Problem& p) { p.dtype = DType::f32; },
+      [](Problem& p) { p.page_size = 12; },
+      [](Problem& p) { p.aligned = false; },
+      [](Problem& p) { p.tensor_maps = false; },
+      [](Problem& p) { p.accumulate = true; },
+      [](Problem& p) { p.k_dtype = DType::e4m3; },
+      [](Problem& p) { p.h_q = 24; },
       [](Problem& p) { p.invariance = Invariance::rows, p.d_qk = p.d_v = 264, p.value_in_key = false; },
   };
   for (const Change change : kChanges) {
@@ -93,8 +97,8 @@ TEST(Sm90WideForward, PacksHeadsBesidePositions) {
     std::int64_t heads, s_q;
     std::int64_t together;
   };
-  for (const auto& [heads, s_q, together] : {Expected{16, 1, 16}, {128, 1, 64}, {128, 2, 32}, {128, 3, 64}, {64, 4, 16},
-                                             {16, 6, 16}, {32, 64, 1}}) {
+  for (const auto& [heads, s_q, together] :
+       {Expected{16, 1, 16}, {128, 1, 64}, {128, 2, 32}, {128, 3, 64}, {64, 4, 16}, {16, 6, 16}, {32, 64, 1}}) {
     const Problem problem = latent(heads, s_q);
     const KernelSpec spec = plan_forward(problem, {}).kernel;
     EXPECT_EQ(heads_of_a_tile(spec, heads, s_q), together) << heads << ", " << s_q;
