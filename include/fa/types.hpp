@@ -38,7 +38,7 @@ constexpr const char* to_string(Invariance invariance) noexcept {
 struct KernelOverride {
   /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
   ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
-  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements (sm90_forward, sm90_backward)
+  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256
   std::string kernel = {};
   /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
   /// switches are 0 or 1.

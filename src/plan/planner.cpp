@@ -195,8 +195,7 @@ void check_invariant(const Problem& problem) {
     support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
                            "multiples of 16 bytes with invariance batch, which unaligned rows would change bits of");
   }
-  const ForwardFamily& preferred = *forward_families().front();
-  if (problem.tensor_maps || preferred.misfit == nullptr || preferred.misfit(problem) != nullptr) return;
+  if (problem.tensor_maps || choose_family(usual_call(problem), {}) == forward_families().back()->family) return;
   support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more",
                          "strides that the copy engine can describe with invariance batch");
 }

@@ -20,6 +20,7 @@
 #include "emulator/schedule_run.hpp"
 #include "emulator/sm90_backward_cases.hpp"
 #include "emulator/variant_specs.hpp"
+#include "plan/catalogue.hpp"
 
 namespace emulator {
 namespace {
@@ -38,7 +39,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.attention.s_kv = 101;
   c.splits = mutation.subject.spec.split ? 2 : 1;
   c.blocks = 1;
-  if (mutation.subject.spec.family() == fa::plan::Family::sm90) c.attention.scale = mutation.subject.scale;
+  if (mutation.subject.spec.kernel().tensor_maps) c.attention.scale = mutation.subject.scale;
   if (mutation.subject.choice.empty() || mutation.subject.spec.page_size > 0) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
   const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.subject.choice, &VariantKernels::choice);
@@ -230,7 +231,8 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   c.keys = {37, 80, 5, 64};
   const bool scheduled = mutation.subject.spec.scheduled();
   if (scheduled) c.keys = {37, 580, 5, 264};
-  const bool by_copy_engine = mutation.subject.spec.family() == fa::plan::Family::sm90;
+  const bool by_copy_engine = mutation.subject.spec.kernel().tensor_maps;
+  set_storage(mutation.subject.spec, c);
   if (!by_copy_engine) c.begin = {3, 41, 0, 9};
   const fa::test::PagedData data = make_data(c);
   PagedRun how{.schedule = seed, .multiprocessors = 24, .launches = scheduled ? 2 : 0};

@@ -14,6 +14,7 @@
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/call_plan.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "reference/packed.hpp"
@@ -104,7 +105,7 @@ class Call {
   /// not matter: it is NaN.
   TensorView input(const char* name, const HostTensor& tensor, bool keys, bool copied = false) {
     const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    if (copied && spec_.family() == fa::plan::Family::sm90) {
+    if (copied && spec_.kernel().tensor_maps) {
       spoil_padding(t, keys);
     } else {
       forbid_padding(t, keys);
@@ -114,7 +115,7 @@ class Call {
 
   /// Q, of which the copy engine brings whole tiles.
   TensorView query_input(const HostTensor& tensor) {
-    if (spec_.family() != fa::plan::Family::sm90) return input("q", tensor, false);
+    if (!spec_.kernel().tensor_maps) return input("q", tensor, false);
     const Placed t = place_input(memory_, "q", tensor, Placement::bshd, spec_.aligned);
     poison_padding(t);
     return view_of(t, tensor);

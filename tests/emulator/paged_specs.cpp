@@ -8,6 +8,7 @@
 #include "plan/schedule.hpp"
 
 #include "plan/sm90_forward.hpp"
+#include "plan/sm90_wide_forward.hpp"
 
 namespace emulator {
 namespace {
@@ -29,6 +30,7 @@ enum Flag : unsigned {
   kFours = 512,
   kInKey = 1024,  // V is the first columns of K
   kSplitWarps = 2048,
+  kWide = 4096,  // of the Hopper forward for wide heads
 };
 
 struct Shape {
@@ -106,6 +108,12 @@ constexpr Shape kShapes[] = {
     {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
     {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
     {16, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kPackGqa, "tree", 1},
+    {64, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide},
+    {16, DType::f16, 320, 256, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide},
+    {8, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kWide},
+    {24, DType::f16, 72, 264, 64, 12, 64, 1, kPackGqa | kScheduled | kWide},
+    {16, DType::bf16, 512, 512, 64, 12, 64, 1, kPacked | kCausal | kPackGqa | kScheduled | kWide},
+    {16, DType::bf16, 272, 128, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide, "window_sink"},
 };
 
 void take_sm90(KernelSpec& spec, int q_buffers) {
@@ -114,6 +122,13 @@ void take_sm90(KernelSpec& spec, int q_buffers) {
   own.q_buffers = q_buffers;
   own.softmax_chunks = 2;
   own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
+}
+
+void take_wide(KernelSpec& spec, const Shape& shape) {
+  spec.own = fa::plan::Sm90WideForward{.scheduled = shape.has(kScheduled), .value_in_key = shape.has(kInKey)};
+  spec.arch = {9, 0, 'a'};
+  if (const std::string refusal = fa::plan::sm90_wide_forward_refusal(spec); !refusal.empty())
+    throw std::logic_error(refusal);
 }
 
 PagedKernel to_kernel(const Shape& shape) {
@@ -141,6 +156,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
+  if (shape.has(kWide)) take_wide(spec, shape);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
   const auto found = std::ranges::find(choices, shape.choice, &fa::test::VariantChoice::name);
@@ -178,6 +194,7 @@ const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family fami
 }
 
 void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
+  if (const auto* const wide = std::get_if<fa::plan::Sm90WideForward>(&spec.own)) c.value_in_key = wide->value_in_key;
   if (spec.family() != fa::plan::Family::sm80) return;
   constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
   c.k_dtype = kStored[spec.as<fa::plan::Sm80Forward>().k_storage];
@@ -187,6 +204,12 @@ void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
 
 KernelSpec sm90_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal, "", 2}).spec;
+}
+
+KernelSpec sm90_wide_scheduled() {
+  return to_kernel(
+             {16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})
+      .spec;
 }
 
 KernelSpec sm80_paged() {
@@ -207,6 +230,7 @@ std::vector<KernelSpec> all_paged_specs() {
   std::vector<KernelSpec> specs{sm80_paged(), sm90_paged()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
+  specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;
   for (std::size_t i = 0; i < specs.size(); ++i) {

@@ -12,6 +12,7 @@
 #include "emulator/paged_run.hpp"
 #include "emulator/paged_specs.hpp"
 #include "emulator/schedule_run.hpp"
+#include "plan/catalogue.hpp"
 
 namespace emulator {
 namespace {
@@ -120,7 +121,7 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.keys = keys[batch];
   c.rows = spec.varlen ? rows[batch]
                        : std::vector<std::int32_t>(c.keys.size(), std::array<std::int32_t, 3>{1, 35, 4}[batch]);
-  if (batch == 1) c.begin = {3, 0, 77, 1, 33};
+  if (batch == 1 && !spec.kernel().tensor_maps) c.begin = {3, 0, 77, 1, 33};
   return c;
 }
 

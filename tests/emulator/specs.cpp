@@ -16,6 +16,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_wide_forward.hpp"
 
 namespace emulator {
 namespace {
@@ -199,6 +200,38 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 256, 32, 3, 2, true, false, false, true, 1, false, false, true, false, true},
 };
 
+/// Of the Hopper forward for wide heads: V apart from K, in halves that are even or not.
+void add_wide(std::vector<KernelSpec>& specs) {
+  struct Shape {
+    DType dtype;
+    int d_qk, d_v, stages;
+    bool causal, pack_gqa, split, positive_scale;
+  };
+  constexpr Shape kShapes[] = {
+      {DType::bf16, 264, 264, 2, true, false, false, true}, {DType::f16, 512, 512, 1, false, false, false, true},
+      {DType::bf16, 320, 64, 1, true, true, true, true},    {DType::f16, 8, 392, 2, true, true, false, false},
+      {DType::bf16, 576, 512, 1, true, true, false, true},
+  };
+  for (const Shape& shape : kShapes) {
+    KernelSpec spec;
+    spec.own = fa::plan::Sm90WideForward{};
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = spec.tile_n = 64;
+    spec.warps = 12;
+    spec.stages = shape.stages;
+    spec.causal = shape.causal;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.split = shape.split;
+    spec.positive_scale = shape.positive_scale;
+    if (const std::string refusal = fa::plan::sm90_wide_forward_refusal(spec); !refusal.empty())
+      throw std::logic_error(refusal);
+    specs.push_back(spec);
+  }
+}
+
 std::vector<KernelSpec> find_sm90_specs() {
   std::vector<KernelSpec> specs;
   for (const Sm90Shape& shape : kSm90Shapes) {
@@ -302,7 +335,11 @@ KernelSpec backward_sink_spec(const KernelSpec& main) {
 }
 
 const std::vector<KernelSpec>& sm90_specs() {
-  static const std::vector<KernelSpec> specs = find_sm90_specs();
+  static const std::vector<KernelSpec> specs = [] {
+    std::vector<KernelSpec> found = find_sm90_specs();
+    add_wide(found);
+    return found;
+  }();
   return specs;
 }
 

@@ -286,7 +286,7 @@ TEST(Sm80ForwardSpec, WideHeadDimsTakeGroupsOfWarps) {
     problem.b = 64;
     problem.h_q = heads;
     problem.s_kv = 8192;
-    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    const KernelSpec spec = plan_forward(problem, {Family::sm80}).kernel;
     EXPECT_EQ(spec.as<Sm80Forward>().value_in_key, in_key) << canonical(spec);
     EXPECT_TRUE(spec.pack_gqa && spec.scheduled()) << canonical(spec);
     return std::array{spec.tile_m, spec.warps, spec.warps_n, spec.tile_n, spec.stages};
