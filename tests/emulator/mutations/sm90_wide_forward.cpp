@@ -20,7 +20,7 @@ std::vector<Mutation> sm90_wide_forward_mutations() {
            "ptx::wgmma_wait<kBehind + 1>();",
            "",
            sm90_wide_scheduled(),
-           {source_overwritten}},
+           {source_overwritten, shared_race}},
           {"wide_scores_read_early", "ptx::wgmma_wait<kBehind>();", "", sm90_wide_scheduled(), {register_in_flight}},
           {"wide_slab_not_waited_for",
            "ptx::mbarrier_wait(landed(i, slab), parity_of(i));",
@@ -45,7 +45,7 @@ std::vector<Mutation> sm90_wide_forward_mutations() {
           {"wide_output_keeps_old_maxima", "multiply(at.o, softmax.factor);", "", sm90_wide_scheduled(), {}},
           {"wide_own_maxima_do_not_count",
            "if (rises) multiply(at.o, at.softmax.factor);",
-           "",
+           "if (rises && at.lane >= kWarpSize) multiply(at.o, at.softmax.factor);",
            sm90_wide_scheduled(),
            {},
            2},
@@ -55,7 +55,6 @@ std::vector<Mutation> sm90_wide_forward_mutations() {
            sm90_wide_scheduled(),
            {}},
           {"wide_last_keys_are_seen", "if (limit < kTileN) this->", "if (limit < 0) this->", sm90_wide_scheduled(), {}},
-          {"wide_tiles_counted_twice", "at.n -= 1; return rises;", "return rises;", sm90_wide_scheduled(), {}},
       });
 }
 
