@@ -124,7 +124,7 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   const std::int64_t s_q = problem.typical_s_q();
   const std::int64_t most_rows = problem.varlen ? problem.total_q : problem.s_q;
   const bool packable = group > 1 && most_rows <= kMaxPackedRows / group;
-  choice.pack_gqa = packable && fixed.flag("pack_gqa", s_q <= kShortQueryRows);
+  choice.pack_gqa = packable && fixed.flag("pack_gqa", problem.mean_s_q() <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   const std::int64_t tile_m = take_family(problem, fixed, choice);
   choice.splits = fixed.has("splits") && !problem.ragged()

@@ -98,7 +98,8 @@ FA_DEVICE Piece piece_of(const WorkLists& lists, int part, int index, ForwardTil
   const PartStart start = ptx::ld_global(lists.starts + part);
   const PartStart end = ptx::ld_global(lists.starts + part + 1);
   const int items = ptx::ld_global(&lists.head->items);
-  return piece_between(start, end, items, part, index, tile, [&](int item) { return ptx::ld_global(lists.find(item)); });
+  return piece_between(start, end, items, part, index, tile,
+                       [&](int item) { return ptx::ld_global(lists.find(item)); });
 }
 
 /// Of the KV tiles that the item's rows see, those of a piece.

@@ -25,7 +25,10 @@ FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value) {
 FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value) {
   uint64_t seen = ~value;
   while (seen != value) {
-    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
+    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];"
+                 : "=l"(seen)
+                 : "l"(__cvta_generic_to_global(address))
+                 : "memory");
   }
 }
 

@@ -729,9 +729,11 @@ FA_DEVICE void forward(const kernel::StoredForwardParamsOf<Config>& params) {
   if constexpr (kernel::kOwnParts<Config>) {
     using Own = kernel::OwnParts<Config, kernel::StoredForwardParamsOf<Config>>;
     const Own own(params);
+    // From the last piece, which another part may wait for, to the first, which may have to wait: else parts would
+    // wait for each other in a chain.
     const int pieces = own.pieces();
-    for (int i = 0; i < pieces; ++i) {
-      if (i > 0) ptx::sync_threads();  // all have left the tiles of the piece before
+    for (int i = pieces - 1; i >= 0; --i) {
+      if (i < pieces - 1) ptx::sync_threads();  // all have left the tiles of the piece before
       kernel::ForwardTile tile;
       const kernel::Piece piece = own.piece(i, tile);
       Forward<Config>(params, piece, tile).run();

@@ -229,7 +229,7 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
     c.variant = paged_kernel(mutation.subject.choice, mutation.subject.spec.family()).choice;
   c.rows = {37, 20, 1, 4};
   c.keys = {37, 80, 5, 64};
-  const bool scheduled = mutation.subject.spec.scheduled();
+  const bool scheduled = mutation.subject.spec.scheduled() || mutation.subject.spec.own_parts();
   if (scheduled) c.keys = {37, 580, 5, 264};
   const bool by_copy_engine = mutation.subject.spec.kernel().tensor_maps;
   set_storage(mutation.subject.spec, c);
@@ -324,7 +324,7 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     } else if (mutation.subject.spoilt != Spoilt::nothing) {
       expect_right(c, data, actual);
     }
-  } else if (mutation.header == "common/schedule.cuh") {
+  } else if (is_of_schedule(mutation)) {
     run_schedule_of(mutation, changed, seed);
   } else if (mutation.subject.spec.page_size > 0) {
     run_over_pages(mutation, changed, seed);
@@ -363,7 +363,7 @@ TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   for (const Mutation& mutation : mutations()) {
     const std::string name = canonical(mutation.subject.spec) +
                              std::to_string(static_cast<int>(mutation.subject.spoilt)) +
-                             (mutation.header == "common/schedule.cuh" ? "schedule" : "") +
+                             (is_of_schedule(mutation) ? "schedule" : "") +
                              (mutation.subject.append ? to_string(*mutation.subject.append) : "");
     (mutation.subject.append ? to_string(*mutation.subject.append) : "") +
         (mutation.subject.merge ? to_string(*mutation.subject.merge) : "");

@@ -31,6 +31,7 @@ enum Flag : unsigned {
   kInKey = 1024,  // V is the first columns of K
   kSplitWarps = 2048,
   kWide = 4096,  // of the Hopper forward for wide heads
+  kOwnParts = 8192,
 };
 
 struct Shape {
@@ -97,6 +98,12 @@ constexpr Shape kShapes[] = {
     {8, DType::f16, 40, 48, 32, 2, 32, 1, kPacked | kCausal | kSplitWarps},
     {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 1, 1},
     {64, DType::f16, 16, 64, 16, 4, 64, 1, kPacked | kUnaligned | kTwoBodies | kSplitWarps, "window_sink", 0, 2, 0},
+    {16, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
+    {8, DType::f16, 40, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kOwnParts},
+    {3, DType::f16, 24, 40, 32, 2, 16, 2, kOwnParts | kUnaligned},
+    {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kOwnParts | kSplitWarps, "", 0, 1, 1},
+    {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kOwnParts, "two_sided"},
+    {8, DType::f16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "window_sink"},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -153,6 +160,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().k_storage = shape.k_storage;
   spec.as<fa::plan::Sm80Forward>().v_storage = shape.v_storage;
   spec.as<fa::plan::Sm80Forward>().split_warps = shape.has(kSplitWarps);
+  spec.as<fa::plan::Sm80Forward>().own_parts = shape.has(kOwnParts);
   spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
@@ -187,7 +195,8 @@ const std::vector<PagedKernel>& paged_kernels() {
 
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family) {
   const auto found = std::ranges::find_if(paged_kernels(), [&](const PagedKernel& kernel) {
-    return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled();
+    return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled() &&
+           !kernel.spec.own_parts();
   });
   if (found == paged_kernels().end()) throw std::out_of_range("no such choice: " + choice);
   return *found;
@@ -220,6 +229,10 @@ KernelSpec sm80_scheduled() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled}).spec;
 }
 
+KernelSpec sm80_own_parts() {
+  return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kOwnParts}).spec;
+}
+
 KernelSpec sm80_scheduled_early() {
   KernelSpec spec = sm80_scheduled();
   spec.arch = {9, 0, 'a'};
@@ -230,6 +243,7 @@ std::vector<KernelSpec> all_paged_specs() {
   std::vector<KernelSpec> specs{sm80_paged(), sm90_paged()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
+  specs.push_back(sm80_own_parts());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;

@@ -33,6 +33,19 @@ std::vector<PagedKernel> scheduled_kernels() {
   return found;
 }
 
+/// Those, and kernels whose blocks find their parts by themselves.
+std::vector<PagedKernel> sharing_kernels() {
+  std::vector<PagedKernel> found;
+  std::ranges::copy_if(paged_kernels(), std::back_inserter(found),
+                       [](const PagedKernel& kernel) { return kernel.spec.scheduled() || kernel.spec.own_parts(); });
+  return found;
+}
+
+class SharedKeys : public testing::TestWithParam<std::size_t> {
+ protected:
+  const PagedKernel kernel_ = sharing_kernels()[GetParam()];
+};
+
 class Schedules : public testing::TestWithParam<std::size_t> {
  protected:
   void expect_lists_of_host(const Problem& problem, const Lengths& lengths, int multiprocessors) const {
@@ -131,7 +144,7 @@ double tolerance(fa::DType dtype) {
   return dtype == fa::DType::bf16 ? 2e-2 : dtype == fa::DType::f16 ? 3e-3 : 1e-5;
 }
 
-TEST_P(Schedules, ForwardsThatShareKeysAreRight) {
+TEST_P(SharedKeys, ForwardsThatShareKeysAreRight) {
   for (std::size_t batch = 0; batch < kBatches; ++batch) {
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
@@ -149,7 +162,7 @@ TEST_P(Schedules, ForwardsThatShareKeysAreRight) {
 }
 
 /// Whichever block of those that share an item is the last, and whether the schedule is the call's own.
-TEST_P(Schedules, BitsDoNotDependOnTheOrderOfBlocks) {
+TEST_P(SharedKeys, BitsDoNotDependOnTheOrderOfBlocks) {
   for (std::size_t batch = 0; batch < 2; ++batch) {
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
@@ -164,7 +177,7 @@ TEST_P(Schedules, BitsDoNotDependOnTheOrderOfBlocks) {
   }
 }
 
-TEST_P(Schedules, WrongTablesAndLengthsReadNothingElse) {
+TEST_P(SharedKeys, WrongTablesAndLengthsReadNothingElse) {
   constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min();
   constexpr std::int32_t kHigh = std::numeric_limits<std::int32_t>::max();
   for (const std::uint64_t seed : {1, 2, 3}) {
@@ -188,6 +201,7 @@ TEST_P(Schedules, WrongTablesAndLengthsReadNothingElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Schedules, testing::Range<std::size_t>(0, scheduled_kernels().size()));
+INSTANTIATE_TEST_SUITE_P(All, SharedKeys, testing::Range<std::size_t>(0, sharing_kernels().size()));
 
 /// Launched before the kernel in front is complete, which may still write lengths, tables and lists.
 TEST(EarlySchedules, WaitForWhatTheyRead) {

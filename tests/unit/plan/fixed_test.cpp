@@ -122,8 +122,7 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
       decode.b = decode.s_q = 1;
       Problem wide = paged;
       wide.d_qk = wide.d_v = 320;
-      for (const Problem& problem :
-           {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode, wide}) {
+      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode, wide}) {
         if (family->misfit != nullptr && family->misfit(problem) != nullptr) continue;
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);
