@@ -242,12 +242,14 @@ struct BackwardInputs {
 
 /// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
 /// keys that nothing depends on get 0. An output must not overlap itself, another output or an input.
+///
+/// Outputs that are not given are not computed, and kernels leave out what only these need. One at least is given.
 struct BackwardOutputs {
-  TensorView dq;  ///< [b, h_q, s_q, d_qk]
-  TensorView dk;  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
-  TensorView dv;  ///< [b, h_kv, s_kv, d_v], likewise
+  TensorView dq = {};  ///< [b, h_q, s_q, d_qk]
+  TensorView dk = {};  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
+  TensorView dv = {};  ///< [b, h_kv, s_kv, d_v], likewise
   /// Gradients of captures that require them, by name: f32 (f64 for f64), of the capture's shape, without gaps between
-  /// elements. Those that are not given are not computed.
+  /// elements.
   Captures captures = {};
   TensorView dsink = {};  ///< [h_q], of the sink's dtype; optional
 };

@@ -502,6 +502,7 @@ AttentionShape to_shape(const fa_shape* source) {
   out.aligned = in.unaligned == 0;
   out.total_q = in.total_q;
   out.total_kv = in.total_kv;
+  out.gradients = {in.without_dq == 0, in.without_dk == 0, in.without_dv == 0};
   return out;
 }
 

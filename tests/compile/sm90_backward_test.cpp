@@ -104,6 +104,24 @@ TEST(Sm90BackwardCompile, Variants) {
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {{"tile_m", 64}, {"tile_n", 192}}, false).main);
 }
 
+/// With some gradients: P and the next scores side by side in registers, and sums alone.
+TEST(Sm90BackwardCompile, UnwantedGradients) {
+  for (const int d : {64, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      for (const Gradients wanted :
+           {Gradients{true, false, false}, {false, true, true}, {false, true, false}, {true, false, true}}) {
+        if (d > 128 && wanted.dk != wanted.dv) continue;
+        plan::Problem problem = problem_of({d, d, DType::bf16, causal});
+        problem.gradients = wanted;
+        expect_clean(plan_backward(problem, {plan::Family::sm90}, false).main);
+      }
+    }
+  }
+  plan::Problem ordered = problem_of({128, 128, DType::f16, true});
+  ordered.gradients = {true, false, false};
+  expect_clean(plan_backward(ordered, {plan::Family::sm90}, true).main);
+}
+
 /// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background.
 TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
   struct What {
