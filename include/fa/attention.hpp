@@ -164,6 +164,10 @@ struct AttentionConfig {
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
+  /// Kernels that check themselves, for who writes kernels. A wait that does not end is said with its barrier's name,
+  /// and ends the kernel with an error; so is an address outside of shared memory. They are slow, nothing is tuned, and
+  /// they are stored apart. FA_DEBUG_KERNELS=1 in the environment asks for them too (docs/kernels/debugging.md).
+  bool debug = false;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may

@@ -261,7 +261,7 @@ typedef struct fa_config {
   int32_t v_dtype;
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
-  int32_t reserved_after_invariance; /* 0 */
+  int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
 } fa_config;
 
 /* Flags of a tensor. */

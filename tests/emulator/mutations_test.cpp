@@ -364,6 +364,22 @@ INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutatio
                            return mutations()[parameter.param].name;
                          });
 
+TEST(Mutants, ADeadlockNamesTheBarrier) {
+  const std::pair<const char*, const char*> expected[] = {
+      {"hopper_backward_q_and_dout_not_released", "mbarrier step_empty(stage) at"},
+      {"hopper_dq_alone_buffers_not_released", "mbarrier step_empty(stage) at"}};
+  for (const auto& [name, barrier] : expected) {
+    const auto mutation = std::ranges::find(mutations(), name, &Mutation::name);
+    ASSERT_NE(mutation, mutations().end());
+    try {
+      run(*mutation, true, 1);
+      ADD_FAILURE() << name;
+    } catch (const Fault& fault) {
+      EXPECT_NE(std::string(fault.what()).find(barrier), std::string::npos) << fault.what();
+    }
+  }
+}
+
 TEST(Mutants, TheUnchangedKernelsHaveNoFault) {
   std::set<std::string> done;
   for (const Mutation& mutation : mutations()) {

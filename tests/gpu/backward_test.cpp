@@ -135,6 +135,26 @@ std::vector<AttentionCase> cases_of_some_gradients() {
 INSTANTIATE_TEST_SUITE_P(All, UnwantedGradients, ::testing::ValuesIn(cases_of_some_gradients()),
                          [](const auto& test) { return to_string(test.param); });
 
+/// No check of theirs fails, and what they compute is right.
+TEST_F(Backward, DebugKernels) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 500, .d_qk = d, .d_v = d, .causal = true};
+    AttentionConfig config = config_of(c);
+    config.debug = true;
+    for (const char* const kernel : {"", "sm80"}) {
+      config.kernel = config.kernel_backward = KernelOverride{kernel, ""};
+      for (const bool deterministic : {false, true}) {
+        config.deterministic = deterministic;
+        DeviceBackwardCase device(c);
+        const Attention attention = Attention::create(config);
+        attention.forward(device.forward.inputs(), device.forward.outputs());
+        attention.backward(device.inputs(), device.outputs());
+        expect_correct(device);
+      }
+    }
+  }
+}
+
 TEST_F(Backward, UnwantedGradientsOfTheOtherFamily) {
   for (const std::int64_t d : {64, 128, 256}) {
     const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 500, .d_qk = d, .d_v = d, .causal = true};

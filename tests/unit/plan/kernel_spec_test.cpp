@@ -43,11 +43,12 @@ constexpr Mutation kMutations[] = {
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
     {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
+    {"debug", [](KernelSpec& spec) { spec.debug = !spec.debug; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
 /// What every text says.
-const std::set<std::string> kAlways = {"arch", "dtype", "variants"};
+const std::set<std::string> kAlways = {"arch", "dtype", "variants", "debug"};
 
 KernelSpec some_spec() {
   KernelSpec spec;
@@ -65,11 +66,11 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
                pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, variants,
-               min_blocks] = static_cast<const SpecHead&>(some_spec());
+               debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations), count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps,
                                          stages, warps_n, pack_gqa, split, write_dq, without_dk, without_dv, varlen,
-                                         dropout, page_size, accumulate, variants, min_blocks));
+                                         dropout, page_size, accumulate, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {
