@@ -160,7 +160,8 @@ Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream strea
     if (known) specs.insert(specs.begin(), known->spec);
     if (known) by = known->by;
     const bool backward = Op::kOperation == Operation::backward;
-    open = !known && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
+    const bool alone = specs.front().op() == plan::Op::backward_dq;  // it has no rivals
+    open = !known && !alone && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
   }
   const Supply from = supply(wanted).serialized();
   std::unique_ptr<Prefetch> candidates;

@@ -93,6 +93,7 @@ std::string canonical(const KernelSpec& spec) {
         field.shown == Field::Shown::always || (field.shown == Field::Shown::when_set && field.is_set(spec));
     if (shown) fmt::format_to(std::back_inserter(text), " {}={}", field.name, field.get(spec));
   }
+  if (spec.debug) text += " debug=1";
   return text + canonical(spec.variants);
 }
 

@@ -74,11 +74,14 @@ struct SpecHead {
   bool pack_gqa = false;
   bool split = false;       ///< writes partial results for another kernel
   bool write_dq = true;     ///< backward: adds to dQ's accumulator
+  bool without_dk = false;  ///< backward: dK is not wanted
+  bool without_dv = false;  ///< likewise dV
   bool varlen = false;      ///< of packed batches: lengths come from the device
   bool dropout = false;     ///< drops elements of P
   int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
   Variants variants;        ///< what is computed besides plain attention
+  bool debug = false;       ///< waits and addresses are checked on the device
   int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const SpecHead&, const SpecHead&) = default;
@@ -123,6 +126,9 @@ struct KernelSpec : SpecHead {
   /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
   int split_keys() const noexcept;
   bool ordered_dq() const noexcept;
+  /// Of the main kernel of a backward: whether it adds to dQ's accumulator, and whether it sums dK or dV.
+  bool adds_dq() const noexcept { return op() == Op::backward && write_dq; }
+  bool sums_keys() const noexcept { return op() == Op::backward && !(without_dk && without_dv); }
 
   int threads() const noexcept { return warps * 32; }
 

@@ -33,6 +33,7 @@ struct Problem {
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
   DType v_dtype = DType::bf16;  ///< likewise V
   Invariance invariance = Invariance::none;  ///< of a forward
+  Gradients gradients = {};                  ///< of a backward
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;

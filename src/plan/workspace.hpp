@@ -77,7 +77,7 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
 
 /// What of its kernels the layout of a backward depends on.
 struct BackwardNeeds {
-  bool dq_accum = true;   ///< unless dQ has a pass of its own
+  bool dq_accum = true;   ///< unless dQ has a pass of its own, or is not wanted
   bool dq_turns = false;  ///< when dQ is ordered
   std::size_t lists = 0;
   std::size_t dq_lists = 0;

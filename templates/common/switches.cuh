@@ -104,6 +104,18 @@ FA_DEVICE constexpr bool wants_ordered_dq() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_dk() {
+  if constexpr (requires { Config::kWithoutDk; }) return !Config::kWithoutDk;
+  return true;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool wants_dv() {
+  if constexpr (requires { Config::kWithoutDv; }) return !Config::kWithoutDv;
+  return true;
+}
+
+template <class Config>
 FA_DEVICE constexpr int split_blocks_of() {
   if constexpr (requires { Config::kSplitBlocks; }) return Config::kSplitBlocks;
   return 1;
@@ -143,6 +155,10 @@ template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
+template <class Config>
+inline constexpr bool kWantsDk = wants_dk<Config>();
+template <class Config>
+inline constexpr bool kWantsDv = wants_dv<Config>();
 
 }  // namespace fa::kernel
 

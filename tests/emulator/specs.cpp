@@ -321,6 +321,10 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   spec.aligned = main.aligned;
   spec.varlen = main.varlen;
   spec.warps = 4;
+  if (op == Op::backward_reduce) {
+    spec.without_dk = main.without_dk;
+    spec.without_dv = main.without_dv;
+  }
   return spec;
 }
 
@@ -367,11 +371,11 @@ std::vector<KernelSpec> all_specs() {
   std::vector<BackwardSpecs> backwards = all_backward_specs();
   backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
   for (const BackwardSpecs& backward : backwards) {
-    const bool pass_for_dq = !backward.main.write_dq;
     add(backward.main);
     add(backward_helper_spec(backward.main, Op::backward_preprocess));
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
-    add(pass_for_dq ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
+    if (backward.passes_for_dq()) add(backward.dq);
+    if (backward.main.adds_dq()) add(backward_helper_spec(backward.main, Op::backward_convert));
   }
   for (const Mutation& mutation : mutations()) {
     if (!mutation.subject.hopper_backward) continue;
@@ -424,11 +428,12 @@ std::vector<KernelSpec> all_variant_specs() {
     add(specs.main);
     add(backward_helper_spec(specs.main, Op::backward_preprocess));
     if (specs.main.split) add(backward_helper_spec(specs.main, Op::backward_reduce));
-    add(specs.main.write_dq ? backward_helper_spec(specs.main, Op::backward_convert) : specs.dq);
+    if (specs.main.adds_dq()) add(backward_helper_spec(specs.main, Op::backward_convert));
+    if (specs.passes_for_dq()) add(specs.dq);
     if (specs.main.variants.sink) add(backward_sink_spec(specs.main));
     if (specs.main.variants.mask.empty() || specs.main.varlen) continue;
     add(fa::plan::mask_tiles_spec(specs.main));
-    if (variant.deterministic) add(fa::plan::mask_tiles_spec(specs.dq));
+    if (specs.passes_for_dq()) add(fa::plan::mask_tiles_spec(specs.dq));
   }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));

@@ -220,6 +220,18 @@ void add_invariance_option(CLI::App& command, Invariance* invariance) {
   add_choice(command, "--invariance", invariance, choices, "What the bits of forward's o and lse are a function of");
 }
 
+CLI::Option* add_outputs_option(CLI::App& command, Gradients* gradients) {
+  const Choices<Gradients> choices{{"all", {}},
+                                   {"dq", {true, false, false}},
+                                   {"dk", {false, true, false}},
+                                   {"dv", {false, false, true}},
+                                   {"dqdk", {true, true, false}},
+                                   {"dqdv", {true, false, true}},
+                                   {"dkdv", {false, true, true}},
+                                   {"none", {false, false, false}}};
+  return add_choice(command, "--outputs", gradients, choices, "Backward: which of dq, dk and dv are computed");
+}
+
 void add_dtype_option(CLI::App& command, DType* dtype) {
   add_choice(command, "--dtype", dtype, kDTypes, "Element type of q, k, v and o");
 }

@@ -584,6 +584,9 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   outputs.dv = heads_tensor(config, given, true, true, Use::output);
   outputs.captures = captured(config, given, true, &outputs.capture_count);
   if (random_.one_in(2)) outputs.dsink = sink(config, given, Use::output);
+  for (const fa_tensor** gradient : {&outputs.dq, &outputs.dk}) {  // one at least is left
+    if (random_.one_in(6)) *gradient = nullptr;
+  }
   hold_back(q, k);
   refuse(config, &inputs);
   if (must_fail_) return {write(inputs, sizeof inputs), write(outputs, sizeof outputs)};
