@@ -147,8 +147,8 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
     if (family != "automatic") kernel->kernel = family;
   };
   command.add_option_function<std::string>("--family", take_family, "Kernel family")
-      ->check(offered({"automatic", "sm80", "sm90"}))
-      ->check(CLI::IsMember({"automatic", "sm80", "sm90"}))
+      ->check(offered({"automatic", "sm80", "sm90", "sm90_wide"}))
+      ->check(CLI::IsMember({"automatic", "sm80", "sm90", "sm90_wide"}))
       ->group(group);
   for (const plan::Field* const field : all_fields()) {
     std::string option = "--" + std::string(field->name);
