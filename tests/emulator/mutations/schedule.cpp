@@ -92,16 +92,6 @@ std::vector<Mutation> split_row_mutations() {
                                              "const float weight = 1.f;",
                                              sm80_scheduled(),
                                              {}},
-                                            {"splits_relative_to_the_last",
-                                             "const int from = ptx::popc(lowest_below(",
-                                             "const int from = 1 + 0 * ptx::popc(lowest_below(",
-                                             sm80_scheduled(),
-                                             {}},
-                                            {"splits_beyond_a_few_are_lost",
-                                             "at < end; at += kAhead",
-                                             "at < end && at == 0; at += kAhead",
-                                             sm80_scheduled(),
-                                             {}},
                                         });
 }
 
