@@ -17,12 +17,14 @@ from ._ops import library
 _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, "
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
-            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names) "
-            "-> (Tensor o, Tensor lse)")
+            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
+            "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
-           "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved) "
+           "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
+           "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? k_scale_given=None, Tensor? v_scale_given=None) "
            "-> Tensor q_out")
+_WRITTEN_SCALES = 17  # where they are among the arguments of append
 
 library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
 library.define(_APPEND, tags=(torch.Tag.pt2_compliant_tag,))
@@ -37,16 +39,28 @@ def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], pack
                                  packed)
 
 
+def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
+    """With those that were left out, which are None."""
+    return [*arguments, *[None] * (count - len(arguments))]
+
+
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
     fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
-    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers))
+    k_scale, v_scale = _padded(options[9:], 2)
+    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers), k_scale,
+                     v_scale)
 
 
 def _append_call(rest: Sequence[Any]) -> AppendCall:
     """Of the arguments behind q."""
-    return AppendCall._make([rest[8], *rest[:8], *rest[9:]])
+    *written, k_given, v_given = _padded(rest[12:], 4)
+    given = k_given is not None or v_given is not None
+    if given and written != [None, None]:
+        raise ValueError("k_scale_given and v_scale_given: accepted are None where k_scale or v_scale is given")
+    scales = (k_given, v_given) if given else written
+    return AppendCall._make([rest[8], *rest[:8], *scales, *rest[9:12], given])
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
@@ -60,7 +74,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
-    call = PagedCall(_options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17])), rest[9], *rest[:8])
+    fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_padded(rest[19:], 2)])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3
@@ -113,7 +128,8 @@ def _named(names: Sequence[str], arguments: Sequence[Any]) -> Iterable[tuple[str
 
 def _count_version(keys: Any, *arguments: Any) -> Any:
     """What autograd saved of a cache is told that it changed."""
-    torch.autograd.graph.increment_version(arguments[2:4])
+    scales = arguments[_WRITTEN_SCALES:_WRITTEN_SCALES + 2]
+    torch.autograd.graph.increment_version((*arguments[2:4], *(t for t in scales if t is not None)))
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return append_op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
 
