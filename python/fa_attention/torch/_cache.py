@@ -110,6 +110,8 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
     nearest. With scales_given the scales that are there are read instead, may be expanded, and greater elements become the
     greatest that there is.
 
+    Under torch.vmap the cache and its scales are mapped, too: ValueError where they are not. The stream is PyTorch's current one.
+
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
     `attention`. Wrong lengths, tables and slots are refused on the CPU; on a GPU such rows are not cached.
     """

@@ -1,5 +1,5 @@
 """The operators fa_attention::paged_forward and fa_attention::append: what torch.compile, torch.export and fake tensors see
-of a call over a KV cache. Neither has gradients."""
+of a call over a KV cache. Neither has gradients, of any mode and order; vmap is served."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 import torch
 from torch import Tensor
 from torch import library as operators
+from torch.autograd import forward_ad
 
 from .. import _options
 from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
-from ._ops import library
+from ._ops import library, select
 
 _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, "
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
@@ -98,13 +99,20 @@ def _append_fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Opti
 
 
 def refuse_gradients(operator: str, named: Iterable[tuple[str, Any]]) -> None:
-    """RuntimeError for the first tensor that requires a gradient, where gradients are recorded."""
+    """RuntimeError for the first tensor that requires a gradient, or has the tangent of forward mode, where gradients are
+    recorded. What the operators return requires none, so that none of a higher order can be asked for."""
     if not torch.is_grad_enabled():
         return
+    dual = forward_ad._current_level >= 0
     for name, t in named:
-        if isinstance(t, Tensor) and t.requires_grad:
-            raise RuntimeError(f"{name} requires a gradient: accepted are tensors that do not, or a call under torch.no_grad(), "
-                               f"because {operator} has no gradients")
+        if not isinstance(t, Tensor):
+            continue
+        why = "requires a gradient" if t.requires_grad else ""
+        if not why and dual and forward_ad.unpack_dual(t).tangent is not None:
+            why = "has a tangent"
+        if why:
+            raise RuntimeError(f"{name} {why}: accepted are tensors without, or a call under torch.no_grad(), because {operator} "
+                               "has no gradients")
 
 
 def _without_gradients(operator: Any) -> Callable[..., Any]:
@@ -134,11 +142,56 @@ def _count_version(keys: Any, *arguments: Any) -> Any:
         return append_op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
 
 
+def _folded(t: Optional[Tensor], dim: Optional[int], size: int) -> Optional[Tensor]:
+    if t is None:
+        return None
+    return (t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)).flatten(0, 1)
+
+
+def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """The rule of vmap: a mapped axis of q and of what says where keys are becomes part of the requests. Where the cache, a
+    sink or captures are mapped too, where queries are packed or a function depends on b, calls follow each other."""
+    size = info.batch_size
+    q, k, v, sink, captures, table, used_kv, cu_q, used_q, index, begin, *rest = arguments
+    dims = [None if isinstance(dim, (list, tuple)) and all(part is None for part in dim) else dim for dim in in_dims]
+    options = paged_options(tuple(rest[4:11]), rest[11], rest[12], cu_q is not None)
+    fold = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
+    fold = fold and (dims[5] is None or index is None)
+    if fold:
+        b = q.shape[0] if dims[0] is None else q.movedim(dims[0], 0).shape[1]
+        if dims[5] is not None:
+            rows = table.movedim(dims[5], 0).shape[1]
+            table, fold = _folded(table, dims[5], size), rows == b
+        else:
+            index = _folded(torch.arange(b, dtype=torch.int32, device=q.device) if index is None else index, dims[9], size)
+    if fold:
+        results = forward_op(_folded(q, dims[0], size), k, v, sink, captures, table, _folded(used_kv, dims[6], size), None, None,
+                             index, _folded(begin, dims[10], size), *rest)
+        return tuple(t.unflatten(0, (size, b)) for t in results), (0, 0)
+    each = [forward_op(*(select(t, dim, n) for t, dim in zip(arguments, in_dims))) for n in range(size)]
+    return tuple(torch.stack(parts) for parts in zip(*each)), (0, 0)
+
+
+def _append_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """The rule of vmap: calls follow each other, each with a cache of its own. ValueError where what is written is not
+    mapped: by the meaning of vmap each call would have the same cache without what the others write."""
+    names = [argument.name for argument in append_op._schema.arguments]
+    for n in (2, 3, _WRITTEN_SCALES, _WRITTEN_SCALES + 1):
+        if n < len(arguments) and arguments[n] is not None and in_dims[n] is None:
+            mapped = next(name for name, dim in zip(names, in_dims) if dim is not None)
+            raise ValueError(f"{names[n]} is not mapped by torch.vmap, and {mapped} is: accepted is a {names[n]} with the mapped "
+                             "axis, because append writes to it in place")
+    each = [append_op(*(select(t, dim, n) for t, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
+    return torch.stack(each), 0
+
+
 for _key in ("CPU", "CUDA"):
     library.impl("paged_forward", _forward, _key)
     library.impl("append", _append, _key)
 operators.register_fake("fa_attention::paged_forward", _forward_fake, lib=library)
 operators.register_fake("fa_attention::append", _append_fake, lib=library)
+operators.register_vmap("fa_attention::paged_forward", _forward_mapped, lib=library)
+operators.register_vmap("fa_attention::append", _append_mapped, lib=library)
 library.impl("paged_forward", _without_gradients(forward_op), "Autograd", with_keyset=True)
 library.impl("append", _without_gradients(append_op), "Autograd", with_keyset=True)
 library.impl("append", _count_version, "ADInplaceOrView", with_keyset=True)
