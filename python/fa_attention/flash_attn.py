@@ -181,8 +181,8 @@ def _scales(name: str, descale: Optional[Tensor], cache_name: str, cache: Tensor
     if b == 1 or descale.stride(0) == 0:
         return descale[:1, None].expand(cache.shape[:-1])
     if not by_row:
-        raise ValueError(f"{name} has strides {list(descale.stride())}: accepted with block_table or cache_batch_idx is one scale "
-                         "of a head for all requests, expanded with a stride of 0, because requests may share what they read")
+        raise ValueError(f"{name} has strides {list(descale.stride())}: accepted with block_table or cache_batch_idx is one "
+                         "scale of a head for all requests, expanded with a stride of 0, because they may share what they read")
     return descale[:, None].expand(b, cache.shape[1], h_kv)
 
 

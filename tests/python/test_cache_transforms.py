@@ -62,14 +62,14 @@ def test_vmap_of_forward_by_calls(device, monkeypatch):
     q = torch.randn(3, 2, 4, 1, 16, device=device)
     caches = [torch.randn(3, *pages.k.shape, device=device) for _ in range(2)]
     sinks, bias = torch.randn(3, 4, device=device), torch.randn(2, 16, device=device)
-    cu = numbers(0, 1, 2, device=device)
+    cu, index, biases = numbers(0, 1, 2, device=device), numbers(3, 0, device=device), torch.randn(3, 16, device=device)
     tables = torch.cat([pages.table, pages.table]).expand(3, -1, -1)
     by_request = {"score": "score + bias[b, kv]", "captures": {"bias": bias}}
     cases = [(lambda q, k, v: paged_attention(q, k, v, pages.table, pages.used), (q, *caches)),
              (lambda q, sink: pages.call(q, sink=sink), (q, sinks)), (lambda q: pages.call(q, **by_request), (q,)),
              (lambda q: pages.call(q, cu_seqlens_q=cu), (q[:, :, :, 0],)),
-             (lambda q, t: paged_attention(q, pages.k, pages.v, t, pages.used, batch_index=numbers(3, 0, device=device)), (q, tables)),
-             (lambda q, bias: pages.call(q, score="score + bias[kv]", captures={"bias": bias}), (q, torch.randn(3, 16, device=device)))]
+             (lambda q, t: paged_attention(q, pages.k, pages.v, t, pages.used, batch_index=index), (q, tables)),
+             (lambda q, bias: pages.call(q, score="score + bias[kv]", captures={"bias": bias}), (q, biases))]
     calls = counted(monkeypatch)
     for function, tensors in cases:
         expected = each(function, *tensors)
@@ -109,6 +109,22 @@ def test_vmap_of_append(device):
     assert torch.equal(torch.vmap(given)(k, *second[:2]), expected), "scales that are read need not be mapped"
 
 
+def test_vmap_compiles():
+    pages, k = StoredPages([13, 6], (E4M3, I8)), torch.randn(3, 2, 2, 1, 16, dtype=torch.bfloat16)
+
+    def step(k, pool_k, pool_v, k_scale, v_scale):
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        q = append(k, k, pool_k, pool_v, pages.used, block_table=pages.table, q=k, rotary_dims=8, **scales)
+        return pages.call(q, causal=True), paged_attention(q, pool_k, pool_v, pages.table, pages.used, **scales)
+
+    first = [torch.stack([t] * 3) for t in (pages.k, pages.v, pages.k_scale, pages.v_scale)]
+    second = [t.clone() for t in first]
+    expected = torch.vmap(step)(k, *first)
+    actual = torch.compile(torch.vmap(step), fullgraph=True, backend="aot_eager")(k, *second)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected))
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(first, second))
+
+
 def test_vmap_of_contiguous_caches(device):
     q, new = torch.randn(3, 2, 1, 4, 16, device=device), torch.randn(3, 2, 1, 2, 16, device=device)
     caches = [torch.randn(3, 2, 32, 2, 16, device=device) for _ in range(2)]
@@ -127,7 +143,8 @@ def test_derivatives_are_refused():
     pages = Pages([13, 6])
     q, k = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 1, 16)
     total = lambda q: pages.call(q).sum()  # noqa: E731
-    appended = lambda k: append(k, k.detach(), pages.k, pages.v, pages.used, block_table=pages.table, q=k, rotary_dims=8).sum()  # noqa: E731
+    appended = lambda k: append(k, k.detach(), pages.k, pages.v, pages.used, block_table=pages.table, q=k,  # noqa: E731
+                                rotary_dims=8).sum()
     for function, x, name in ((total, q, "q"), (appended, k, "k")):
         reverse = [(transform(function), x) for transform in (torch.func.grad, torch.func.jacrev)]
         for transform, given in (*reverse, (torch.vmap(torch.func.grad(function)), x[None])):

@@ -5,7 +5,8 @@ from conftest import refused
 
 torch = pytest.importorskip("torch")
 
-from cache_cases import E4M3, GREATEST, I8, INT, Pages, StoredPages, angles, numbers, one_request, read, stored, turned  # noqa: E402
+from cache_cases import E4M3, GREATEST, I8, INT, Pages, StoredPages, angles, numbers  # noqa: E402
+from cache_cases import one_request, read, stored, turned  # noqa: E402
 from fa_attention import functions  # noqa: E402
 from fa_attention.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 from fa_attention.torch import Attention, KVCache, SharedPrefix, _cache_ops, append, paged_attention  # noqa: E402
@@ -249,14 +250,16 @@ def test_kvcache_with_descales_refuses():
     refused(RuntimeError, lambda: flash_attn_with_kvcache(**{**base, "k_descale": scale.clone().requires_grad_()}),
             "k_descale requires a gradient")
     cu = numbers(0, 1, 2)
-    refused(TypeError, lambda: flash_attn_varlen_func(q[:, 0], cache, cache, cu, cu, 1, 1, block_table=cu[None]), "k is torch.int8")
+    refused(TypeError, lambda: flash_attn_varlen_func(q[:, 0], cache, cache, cu, cu, 1, 1, block_table=cu[None]),
+            "k is torch.int8")
 
 
 def test_module_with_a_stored_cache(device):
     model = Attention(4, 16, kv_heads=2, causal=True, window_left=6, device=device)
     q, k, v = (torch.randn(2, 9, h, 16, device=device, dtype=torch.bfloat16) for h in (4, 2, 2))
     used = numbers(0, 0, device=device)
-    caches, scales = [torch.zeros(2, 32, 2, 16, device=device, dtype=E4M3) for _ in range(2)], torch.zeros(2, 2, 32, 2, device=device)
+    caches = [torch.zeros(2, 32, 2, 16, device=device, dtype=E4M3) for _ in range(2)]
+    scales = torch.zeros(2, 2, 32, 2, device=device)
     cache, parts = KVCache(*caches, used, k_scale=scales[0], v_scale=scales[1]), []
     for rows in (slice(0, 6), slice(6, 7), slice(7, 9)):
         used += rows.stop - rows.start
@@ -276,8 +279,7 @@ def forward_arguments(q, pages):
 
 def append_arguments(pages, k, v, given=False):
     scales = pages.k_scale, pages.v_scale
-    return (k, v, pages.k, pages.v, None, pages.table, pages.used, None, None, None, None, None, None, pages.layout, 0, 0.0, False,
-            *((None, None) if given else scales), *(scales if given else (None, None)))
+    return (k, v, pages.k, pages.v, None, pages.table, pages.used, *[None] * 6, pages.layout, 0, 0.0, False, *((None, None) if given else scales), *(scales if given else (None, None)))
 
 
 @pytest.mark.parametrize("kinds", [(E4M3, E4M3), (I8, I8), (I8, None)])
@@ -325,7 +327,8 @@ def test_fullgraph(backend, dynamic, kinds):
 def test_fullgraph_with_given_scales():
     q, new = torch.randn(2, 1, 4, 16).half(), torch.randn(2, 1, 2, 16).half()
     descale, used = torch.rand(2, 2) + 0.1, numbers(3, 9)
-    call = lambda k, v: flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=used, k_descale=descale, v_descale=descale)  # noqa: E731
+    scales = {"k_descale": descale, "v_descale": descale}
+    call = lambda k, v: flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=used, **scales)  # noqa: E731
     caches, others = ([torch.zeros(2, 32, 2, 16, dtype=I8) for _ in range(2)] for _ in range(2))
     expected = call(*caches)
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*others), expected)
