@@ -29,7 +29,7 @@ def close(actual, scale, expected, kind):
     step = scale.double()[..., None]
     size = expected.abs()
     bound = step / 2 if kind == I8 else torch.where(size < 2.0**-6 * step, 2.0**-10 * step, 2.0**-4 * size)
-    assert ((read(actual, scale) - expected).abs() <= bound * (1 + 1e-5)).all()
+    assert ((read(actual, scale) - expected).abs() <= bound * (1 + 1e-4)).all()
 
 
 def equal(x, y):
@@ -333,6 +333,31 @@ def test_fullgraph_with_given_scales():
     expected = call(*caches)
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*others), expected)
     assert torch.equal(caches[0], others[0]) and torch.equal(caches[1], others[1]) and caches[0].any()
+
+
+def test_cuda_graph(device):
+    """A captured step of a decode follows lengths and new rows, and writes their scales."""
+    if device != "cuda":
+        pytest.skip("of a GPU")
+    pages = StoredPages([40, 3], (E4M3, I8), device, page=16, d=64, room=16)
+    new = [torch.randn(2, h, 1, 64, device=device, dtype=torch.bfloat16) for h in (4, 2, 2)]
+    arguments = (*new, *stored_arguments(pages), pages.k_scale, pages.v_scale)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(*arguments)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = step(*arguments)
+    for _ in range(3):
+        pages.used.add_(1)
+        new[1].normal_(), new[2].normal_()
+        others = [t.clone() for t in arguments]
+        graph.replay()
+        expected = step(*others)
+        assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
+        assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(arguments, others))
 
 
 def test_fake_tensors_and_export():
