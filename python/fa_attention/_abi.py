@@ -220,6 +220,13 @@ class MergeInputs(Struct):
     ]
 
 
+class MergeShape(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned reserved", ctypes.c_int32),
+    ]
+
+
 class Workspace(Struct):
     _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
