@@ -76,7 +76,6 @@ bool is_uneven(std::int64_t tiles) {
 bool serves(const ForwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
   if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
-  if (fixed.family == Family::automatic && family.yields != nullptr && family.yields(problem, fixed)) return false;
   return fixed.family == Family::automatic ? fixed.fits(*family.kernel) : fixed.family == family.family;
 }
 

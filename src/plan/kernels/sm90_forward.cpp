@@ -1,4 +1,3 @@
-#include "plan/sm80_forward.hpp"
 #include "plan/sm90_forward.hpp"
 
 #include "plan/catalogue.hpp"
@@ -60,11 +59,6 @@ bool packs(const Problem& problem, const Fixed& fixed, const Choice& choice) noe
   return sm90_forward_tile_m(problem, fixed, choice) % (problem.h_q / problem.h_kv) == 0;
 }
 
-/// Few rows of plain tensors, whose keys thread blocks share.
-bool yields(const Problem& problem, const Fixed& fixed) noexcept {
-  return !problem.paged() && !fixed.fixes_tile_of(Sm90Forward::kernel()) && sm80_forward_finds_parts(problem, fixed);
-}
-
 constexpr Kernel kKernel{
     .name = "sm90_forward",
     .op = Op::forward,
@@ -95,7 +89,6 @@ constinit const ForwardFamily kSm90ForwardFamily{
     .has_counter = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_forward_obstacle,
-    .yields = yields,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

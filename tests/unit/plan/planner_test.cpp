@@ -313,23 +313,19 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
-  const auto splits = [](Problem problem, const Fixed& fixed = {}) {
-    problem.dropout = true;  // else blocks find their parts by themselves
-    return choose(problem, fixed).splits;
-  };
-  const Fixed sm80{Family::sm80};
-  EXPECT_EQ(splits(shaped(1, 32, 8, 1, 32768), sm80), 24);
-  EXPECT_EQ(splits(shaped(1, 32, 8, 1, 32768)), 16) << "a block a multiprocessor";
-  EXPECT_EQ(splits(shaped(1, 96, 96, 1, 32768), sm80), 2);
-  EXPECT_EQ(splits(shaped(1, 66, 66, 1, 32768)), 2);
-  EXPECT_EQ(splits(shaped(1, 8, 1, 1, 131072)), 64);
-  EXPECT_EQ(splits(shaped(1, 8, 1, 1, 4096)), 8);
-  EXPECT_EQ(splits(shaped(1, 8, 1, 1, 1024)), 2);
-  EXPECT_EQ(splits(shaped(1, 8, 1, 1, 1023)), 1);
+  const Fixed sm80{Family::sm80, {{"own_parts", 0}}};
+  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), sm80).splits, 24);
+  EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 16) << "a block a multiprocessor";
+  EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 66, 66, 1, 32768), {}).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 131072), {}).splits, 64);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 8);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1024), {}).splits, 2);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1023), {}).splits, 1);
 }
 
 TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
-  const auto finds = [](const Problem& problem, const Fixed& fixed = {}) {
+  const auto finds = [](const Problem& problem, const Fixed& fixed = Fixed(Family::sm80)) {
     const Choice choice = choose(problem, fixed);
     EXPECT_FALSE(choice.own_parts && (choice.splits > 1 || choice.scheduled || choice.family != Family::sm80));
     return choice.own_parts;
@@ -341,28 +337,39 @@ TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
   EXPECT_FALSE(finds(shaped(16, 32, 8, 1, 8192))) << "enough tiles for all multiprocessors";
   EXPECT_TRUE(finds(shaped(1, 8, 1, 1, 1024)));
   EXPECT_FALSE(finds(shaped(1, 8, 1, 1, 1023)));
-  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {{"splits", 4}}));
-  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), Fixed(Family::sm90)));
-  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {{"q_buffers", 2}})) << "a tile of the other family";
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {Family::sm80, {{"splits", 4}}}));
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {})) << "splits on Hopper are faster";
   Problem paged = shaped(32, 32, 8, 1, 8192);
   paged.page_size = 16;
-  EXPECT_TRUE(finds(paged)) << "a lane for each request";
+  EXPECT_TRUE(finds(paged, {})) << "a lane for each request";
   paged.given_schedule = true;
-  EXPECT_FALSE(finds(paged));
+  EXPECT_FALSE(finds(paged, {}));
   EXPECT_TRUE(choose(paged, {}).scheduled);
   paged.given_schedule = false;
   paged.b = 33;
-  EXPECT_FALSE(finds(paged));
+  EXPECT_FALSE(finds(paged, {}));
   Problem packed = shaped(16, 32, 8, 1, 8192);
   packed.page_size = 16;
   packed.varlen = true;
   packed.total_q = 16;
-  EXPECT_TRUE(finds(packed));
+  EXPECT_TRUE(finds(packed, {}));
   for (const Invariance invariance : {Invariance::batch, Invariance::rows}) {
     Problem problem = shaped(1, 32, 8, 1, 8192);
     problem.invariance = invariance;
     EXPECT_FALSE(finds(problem)) << "bits would depend on the number of multiprocessors";
   }
+}
+
+TEST(Choice, PacksHeadsWhereMostRequestsOfABatchAreDecodes) {
+  Problem mixed = shaped(130, 32, 8, 2048, 2048);
+  mixed.varlen = true;
+  mixed.total_q = 2 * 2048 + 128;
+  EXPECT_TRUE(choose(mixed, {}).pack_gqa);
+  mixed.page_size = 16;
+  EXPECT_TRUE(choose(mixed, {}).pack_gqa);
+  EXPECT_EQ(choose(mixed, {}).family, Family::sm90);
+  mixed.total_q = 130 * 65;
+  EXPECT_FALSE(choose(mixed, {}).pack_gqa);
 }
 
 TEST(Choice, WithoutKeysOrQueriesNothingIsSplit) {
