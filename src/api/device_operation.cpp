@@ -76,8 +76,11 @@ bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Sche
   if constexpr (Op::kOperation == Operation::forward) {
     if (wanted.tensor_maps) return true;
     plan::Problem described = wanted;
-    described.tensor_maps = described.given_schedule = true;
-    return !Op::choose(described, fixed()).scheduled;
+    described.given_schedule = true;
+    const plan::Family own = Op::choose(described, fixed()).family;
+    described.tensor_maps = true;
+    const Choice choice = Op::choose(described, fixed());
+    return !choice.scheduled || choice.family == own;
   }
   return true;
 }

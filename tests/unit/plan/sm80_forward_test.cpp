@@ -37,7 +37,7 @@ void expect_fits(const KernelSpec& spec) {
   EXPECT_LE(spec.min_blocks * spec.threads(), max_threads_per_multiprocessor(spec.arch));
   const int offered = std::min(kRegistersPerThread, arch.registers_per_sm / (spec.threads() * spec.min_blocks) / 8 * 8);
   EXPECT_LE(sm80_forward_registers(spec) + kLoopRegisters, offered);
-  EXPECT_EQ(spec.tile_m % (16 * spec.warps), 0);
+  EXPECT_EQ(spec.tile_m % (spec.as<Sm80Forward>().split_warps ? 16 : 16 * spec.warps), 0);
   EXPECT_EQ(spec.tile_n % 16, 0);
 }
 
