@@ -89,7 +89,7 @@ std::vector<Mutation> split_row_mutations() {
   return in("common/partial_merge.cuh", {
                                             {"splits_weigh_the_same",
                                              "const float weight = shuffled(own, at + i);",
-                                             "const float weight = 1.f;",
+                                             "const float weight = 1.f + 0.f * shuffled(own, at + i);",
                                              sm80_scheduled(),
                                              {}},
                                         });
