@@ -164,6 +164,10 @@ struct AttentionConfig {
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
+  /// Kernels that check themselves, for who writes kernels. A wait that does not end is said with its barrier's name,
+  /// and ends the kernel with an error; so is an address outside of shared memory. They are slow, nothing is tuned, and
+  /// they are stored apart. FA_DEBUG_KERNELS=1 in the environment asks for them too (docs/kernels/debugging.md).
+  bool debug = false;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
   /// up expects none. What it throws when one starts ends the call, with nothing compiled. At other phases nothing may
@@ -242,12 +246,14 @@ struct BackwardInputs {
 
 /// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
 /// keys that nothing depends on get 0. An output must not overlap itself, another output or an input.
+///
+/// Outputs that are not given are not computed, and kernels leave out what only these need. One at least is given.
 struct BackwardOutputs {
-  TensorView dq;  ///< [b, h_q, s_q, d_qk]
-  TensorView dk;  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
-  TensorView dv;  ///< [b, h_kv, s_kv, d_v], likewise
+  TensorView dq = {};  ///< [b, h_q, s_q, d_qk]
+  TensorView dk = {};  ///< [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded
+  TensorView dv = {};  ///< [b, h_kv, s_kv, d_v], likewise
   /// Gradients of captures that require them, by name: f32 (f64 for f64), of the capture's shape, without gaps between
-  /// elements. Those that are not given are not computed.
+  /// elements.
   Captures captures = {};
   TensorView dsink = {};  ///< [h_q], of the sink's dtype; optional
 };

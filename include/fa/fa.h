@@ -261,7 +261,7 @@ typedef struct fa_config {
   int32_t v_dtype;
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
-  int32_t reserved_after_invariance; /* 0 */
+  int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -439,13 +439,14 @@ typedef struct fa_backward_inputs {
 } fa_backward_inputs;
 
 /* What fa_backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
- * keys that nothing depends on get 0. An output must not overlap itself, another output or an input. */
+ * keys that nothing depends on get 0. An output must not overlap itself, another output or an input. Outputs that are
+ * NULL are not computed, and kernels leave out what only these need. One at least is given. */
 typedef struct fa_backward_outputs {
   uint32_t struct_size;
   uint32_t reserved;   /* 0 */
-  const fa_tensor* dq; /* [b, h_q, s_q, d_qk] */
-  const fa_tensor* dk; /* [b, h_kv, s_kv, d_qk], summed over the query heads of a KV head before it is rounded */
-  const fa_tensor* dv; /* [b, h_kv, s_kv, d_v], likewise */
+  const fa_tensor* dq; /* [b, h_q, s_q, d_qk]; may be NULL */
+  const fa_tensor* dk; /* [b, h_kv, s_kv, d_qk], likewise; summed over the query heads of a KV head, then rounded */
+  const fa_tensor* dv; /* [b, h_kv, s_kv, d_v]; likewise */
   /* Gradients of captures that require them: f32 (f64 for f64), of the capture's shape, without gaps between elements.
    */
   const fa_captured* captures;
@@ -566,6 +567,10 @@ typedef struct fa_shape {
    * longest ones, 0 where they are not known. */
   int64_t total_q;
   int64_t total_kv;
+  int32_t without_dq; /* nonzero: calls of fa_backward have no output dq */
+  int32_t without_dk; /* likewise dk */
+  int32_t without_dv; /* likewise dv */
+  uint32_t reserved;  /* 0 */
 } fa_shape;
 
 /* What a schedule is made for. The arrays are in memory of the attention's device, and are read when the kernel runs.

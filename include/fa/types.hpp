@@ -38,7 +38,7 @@ constexpr const char* to_string(Invariance invariance) noexcept {
 struct KernelOverride {
   /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
   ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
-  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements (sm90_forward, sm90_backward)
+  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256
   std::string kernel = {};
   /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
   /// switches are 0 or 1.
@@ -54,6 +54,14 @@ struct KernelOverride {
   std::string text = {};
 };
 
+/// The gradients of q, k and v that a backward computes: those that its call has outputs for.
+struct Gradients {
+  bool dq = true;
+  bool dk = true;
+  bool dv = true;
+  friend bool operator==(const Gradients&, const Gradients&) = default;
+};
+
 /// Sizes of one call. 0 is a legal size for b, s_q and s_kv.
 struct AttentionShape {
   std::int64_t b = 1;
@@ -67,6 +75,7 @@ struct AttentionShape {
   /// total_kv.
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
+  Gradients gradients = {};  ///< of backward: which of dq, dk and dv its calls have outputs for
 };
 
 /// Where the sequences of a packed batch lie (AttentionConfig::varlen). Of q, o and their gradients sequence i has the

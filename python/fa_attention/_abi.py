@@ -72,7 +72,7 @@ class Config(Struct):
         ("page_size", ctypes.c_int64),
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
-        *_many("invariance reserved_after_invariance", ctypes.c_int32),
+        *_many("invariance debug", ctypes.c_int32),
     ]
 
 
@@ -220,6 +220,13 @@ class MergeInputs(Struct):
     ]
 
 
+class MergeShape(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned reserved", ctypes.c_int32),
+    ]
+
+
 class Workspace(Struct):
     _fields_ = [*_HEAD, ("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
@@ -229,6 +236,8 @@ class Shape(Struct):
         ("struct_size", ctypes.c_uint32),
         ("unaligned", ctypes.c_int32),
         *_many("b h_q h_kv s_q s_kv total_q total_kv", ctypes.c_int64),
+        *_many("without_dq without_dk without_dv", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 

@@ -32,6 +32,8 @@ class Options(NamedTuple):
     numbers: tuple[str, ...] = ()
     varlen: bool = False
     page_size: int = 0
+    k_dtype: Optional[str] = None  # of a cache of 8 bits
+    v_dtype: Optional[str] = None
 
     @property
     def reads_batch(self) -> bool:
@@ -106,4 +108,5 @@ def handle(key: HandleKey) -> capi.Attention:
         load(), key.d_qk, key.dtype, options.causal, key.d_v, options.scale, options.top_left, device=key.device,
         deterministic=options.deterministic, varlen=options.varlen, zero_padding=options.varlen, dropout=options.dropout,
         score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
-        window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size)
+        window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size,
+        k_dtype=options.k_dtype, v_dtype=options.v_dtype)

@@ -59,7 +59,7 @@ class Frame:
         written = {name: ctypes.pointer(structs[name]) for name, _ in layout.written}
         more = {name: ctypes.pointer(struct) for name, struct in (
             ("sequences", self.sequences), ("dropout", self.dropout), ("cache", self.cache)) if struct is not None}
-        backward = "dq" in structs
+        backward = "dout" in structs
         outputs = {"captures": dcaptures, "capture_count": len(gradients)} if backward else {}
         self.inputs = (_abi.BackwardInputs if backward else _abi.ForwardInputs)(
             **read, **more, captures=captures, capture_count=count)
@@ -92,7 +92,9 @@ class PreparedCall:
 
     def __init__(self, attention: Attention, layout: Layout, sizes: Sequence[int]) -> None:
         self.attention, self._layout, self._sizes = attention, layout, sizes
-        self._backward = any(name == "dq" for name, _ in layout.written)
+        self._backward = any(name == "dout" for name, _ in layout.read)
+        given = {name for name, _ in layout.written}
+        self._without = tuple(name for name in ("dq", "dk", "dv") if name not in given)
         self._function: Any = attention.lib.fa.fa_backward if self._backward else attention.lib.fa.fa_forward
         self._frames = [Frame(layout)]
         main = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -111,8 +113,11 @@ class PreparedCall:
             aligned = bits & 15 == 0
         size = self._scratch[aligned]
         if size is None:
-            ask = self.attention.backward_workspace_size if self._backward else self.attention.workspace_size
-            size = self._scratch[aligned] = ask(*self._sizes, rows_aligned=aligned)
+            if self._backward:
+                size = self.attention.backward_workspace_size(*self._sizes, rows_aligned=aligned, without=self._without)
+            else:
+                size = self.attention.workspace_size(*self._sizes, rows_aligned=aligned)
+            self._scratch[aligned] = size
         return size
 
     def __call__(self, addresses: Sequence[int], stream: int, scratch: int, scratch_size: int, numbers: Sequence[float] = (),

@@ -13,13 +13,14 @@ Rotary = tuple[int, bool, float]  # dims, interleaved, base
 
 
 class AppendLayout(NamedTuple):
-    """What a call reads and writes. `tensors`: k, v, k_cache, v_cache and, where they are given, q, q_out, cos, sin and
-    block_table."""
+    """What a call reads and writes. `tensors`: k, v, k_cache, v_cache and, where they are given, k_scale, v_scale, q,
+    q_out, cos, sin and block_table."""
 
     tensors: Named
     rotary: Optional[Rotary]
     wide_slots: bool  # int64
     wide_positions: bool
+    scales_given: bool = False
 
 
 class Lengths(NamedTuple):
@@ -48,7 +49,7 @@ class AppendFrame:
         if layout.rotary is not None:
             dims, interleaved, base = layout.rotary
             self.rotary = _abi.RotaryEmbedding(dims=dims, interleaved=int(interleaved), base=base, **turned)
-        self.inputs = _abi.AppendInputs(**pointers, cache=ctypes.pointer(self.cache),
+        self.inputs = _abi.AppendInputs(**pointers, cache=ctypes.pointer(self.cache), scales_given=int(layout.scales_given),
                                         rotary=ctypes.pointer(self.rotary) if self.rotary is not None else None)
         self.keep = structs
 

@@ -179,9 +179,9 @@ def _variants(sequences: Optional[_abi.Sequences], dropout: Optional[_abi.Dropou
             "tiles": _reference(tiles), **captured(captures)}
 
 
-def _shape(sizes: Sequence[int], rows_aligned: bool) -> _abi.Shape:
+def _shape(sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> _abi.Shape:
     names = ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
-    return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)))
+    return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)), **{f"without_{name}": 1 for name in without})
 
 
 def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
@@ -335,26 +335,28 @@ class Attention:
                       sequences: Optional[_abi.Sequences] = None, dropout: Optional[_abi.DropoutState] = None,
                       captures: Optional[Mapping[str, Any]] = None, sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
                       dcaptures: Optional[Mapping[str, Any]] = None, dsink: Any = None) -> Callable[[], None]:
-        """Likewise for backward; dcaptures: fp32 arrays for the gradients of captures, by name."""
+        """Likewise for backward; dcaptures: fp32 arrays for the gradients of captures, by name. Of dq, dk and dv those that
+        are None are not computed."""
         inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
                                      **_variants(sequences, dropout, captures, sink, tiles))
         outputs = _abi.BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **captured(dcaptures))
         keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink)
         return self._bind("fa_backward", inputs, outputs, stream, workspace, keep)
 
-    def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool) -> Any:
-        shape = _shape(sizes, rows_aligned)
+    def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> Any:
+        shape = _shape(sizes, rows_aligned, without)
         self.lib.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
         return result
 
-    def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool) -> int:
-        return int(self._get(name, ctypes.c_size_t(), sizes, rows_aligned).value)
+    def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> int:
+        return int(self._get(name, ctypes.c_size_t(), sizes, rows_aligned, without).value)
 
     def workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_workspace_size", sizes, rows_aligned)
 
-    def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
-        return self._size("fa_backward_workspace_size", sizes, rows_aligned)
+    def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> int:
+        """without: of "dq", "dk" and "dv" those that the call does not compute."""
+        return self._size("fa_backward_workspace_size", sizes, rows_aligned, without)
 
     def _shared(self, name: str, sizes: Sequence[int], prefixes: Sequence[tuple[int, int, int, bool]], rows_aligned: bool,
                 *more: int) -> None:
@@ -385,8 +387,8 @@ class Attention:
     def kernel_info(self, *sizes: int, rows_aligned: bool = True) -> Any:
         return self._get("fa_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned)
 
-    def backward_kernel_info(self, *sizes: int, rows_aligned: bool = True) -> Any:
-        return self._get("fa_backward_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned)
+    def backward_kernel_info(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> Any:
+        return self._get("fa_backward_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned, without)
 
 
 def find_kernel(library: Library, arch: str, sizes: Union[tuple[int, ...], list[int]], head_dim: int, dtype: object,

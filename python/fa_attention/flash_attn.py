@@ -18,8 +18,9 @@ from torch import Tensor
 from . import functions
 from ._errors import type_name
 from .torch import append, attention, paged_attention, varlen_attention
-from .torch._cache import as_pages
+from .torch._cache import as_pages, scale_as_pages
 from .torch._cache_ops import refuse_gradients
+from .torch._cache_raw import STORED
 from .torch._padding import padded_heads
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
@@ -114,19 +115,22 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                   **options)
 
 
-def _check_caches(q: Any, k: Any, v: Any, *names: str) -> None:
-    """Of the arguments' own names, what would else be said of others."""
+def _check_caches(q: Any, k: Any, v: Any, *names: str, stored: bool = False) -> None:
+    """Of the arguments' own names, what would else be said of others. stored: k and v may have 8 bits."""
     for name, t in (("q", q), *zip(names, (k, v))):
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
         if name != "q" and t.dim() != 4:
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [b, s, h_kv, d], or [pages, page_size, h_kv, d]")
-        if t.dtype != q.dtype:
-            raise TypeError(f"{name} is {t.dtype}: accepted is what q is, {q.dtype}")
+        of_8_bits = stored and t.dtype in STORED
+        if t.dtype != q.dtype and not of_8_bits:
+            accepted = f"{q.dtype}, {' and '.join(map(str, STORED))}" if stored else str(q.dtype)
+            raise TypeError(f"{name} is {t.dtype}: accepted is what q is, {accepted}")
         if t.device != q.device:
             raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
-        if t.shape[-1] % 8:
-            raise ValueError(f"{name} has a head dim of {t.shape[-1]}: accepted with a cache are multiples of 8")
+        if t.shape[-1] % (16 if of_8_bits else 8):
+            raise ValueError(f"{name} has a head dim of {t.shape[-1]}: accepted with a cache "
+                             + ("of 8 bits are multiples of 16" if of_8_bits else "are multiples of 8"))
         if name != "q" and t.stride(-1) != 1 and t.shape[-1] > 1:
             raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a head dim without gaps, a stride of 1")
 
@@ -156,6 +160,32 @@ def _cache_lengths(q: Tensor, k: Optional[Tensor], room: int, cache_seqlens: Uni
     return cache_seqlens
 
 
+def _scales(name: str, descale: Optional[Tensor], cache_name: str, cache: Tensor, q: Tensor, by_row: bool) -> Optional[Tensor]:
+    """k_descale or v_descale [b, h_kv] as scales of the rows of the cache, [rows, s, h_kv], expanded. by_row: row i of the
+    cache is request i's."""
+    if cache.dtype not in STORED:
+        if descale is not None:
+            raise ValueError(f"{name} is given: accepted is None with {cache_name} of {cache.dtype}")
+        return None
+    if descale is None:
+        return torch.ones((1, 1, 1), dtype=torch.float32, device=q.device).expand(cache.shape[:-1])
+    if not isinstance(descale, Tensor):
+        raise TypeError(f"{name} is a {type_name(descale)}: accepted is a torch.Tensor")
+    if descale.dtype != torch.float32:
+        raise TypeError(f"{name} is {descale.dtype}: accepted is torch.float32")
+    if descale.device != q.device:
+        raise ValueError(f"{name} is on {descale.device}: accepted is where q is, {q.device}")
+    b, h_kv = q.shape[0], cache.shape[2]
+    if descale.dim() != 2 or descale.shape[0] != b or descale.shape[1] != h_kv:
+        raise ValueError(f"{name} has shape {list(descale.shape)}: accepted is [b, h_kv], [{b}, {h_kv}]")
+    if b == 1 or descale.stride(0) == 0:
+        return descale[:1, None].expand(cache.shape[:-1])
+    if not by_row:
+        raise ValueError(f"{name} has strides {list(descale.stride())}: accepted with block_table or cache_batch_idx is one "
+                         "scale of a head for all requests, expanded with a stride of 0, because they may share what they read")
+    return descale[:, None].expand(b, cache.shape[1], h_kv)
+
+
 def _turned(q: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, rotary: dict[str, Any]) -> Tensor:
     """q [b, h_q, s_q, d] with its rotary embedding at positions [b, s_q]: an append whose rows are not cached."""
     h_kv, d_v = k_cache.shape[2], v_cache.shape[3]
@@ -173,7 +203,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
                             cache_leftpad: Optional[Tensor] = None, block_table: Optional[Tensor] = None,
                             softmax_scale: Optional[float] = None, causal: bool = False,
                             window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
-                            alibi_slopes: Optional[Tensor] = None, num_splits: int = 0, return_softmax_lse: bool = False) -> Any:
+                            alibi_slopes: Optional[Tensor] = None, num_splits: int = 0, return_softmax_lse: bool = False,
+                            k_descale: Optional[Tensor] = None, v_descale: Optional[Tensor] = None) -> Any:
     """o [b, s_q, h_q, d_v] of q [b, s_q, h_q, d_qk] over a cache: k_cache and v_cache [b_cache, s_max, h_kv, d], or with
     block_table, int32 [b, max_pages], pages [pages, page_size, h_kv, d].
 
@@ -186,13 +217,19 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     windows count from the last key. alibi_slopes: fp32 [h_q] or [b, h_q]. num_splits is left to the planner, whatever it is.
     return_softmax_lse: (o, lse [b, h_q, s_q]).
 
+    k_cache and v_cache may be torch.float8_e4m3fn or torch.int8 under a q of fp16 or bf16, with head dims in multiples of 16.
+    k_descale, v_descale: fp32 [b, h_kv], what their elements are multiplied by; None: 1. New rows, of the dtype of q, are
+    divided by them and rounded. With block_table or cache_batch_idx a head has one for all requests: b is 1, or the tensor
+    is expanded over b, with a stride of 0. A scale a row is for fa_attention.torch.paged_attention.
+
     Refused: inputs that require gradients while these are recorded (RuntimeError), k without v, rotary_cos without k, head dims
     that are no multiples of 8 (ValueError), and integers other than int32 (TypeError). Lengths and tables that do not fit are
     refused on the CPU; on a GPU they give wrong results, and no access outside of the cache.
     """
     refuse_gradients("flash_attn_with_kvcache", (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v),
-                                                 ("alibi_slopes", alibi_slopes)))
-    _check_caches(q, k_cache, v_cache, "k_cache", "v_cache")
+                                                 ("alibi_slopes", alibi_slopes), ("k_descale", k_descale),
+                                                 ("v_descale", v_descale)))
+    _check_caches(q, k_cache, v_cache, "k_cache", "v_cache", stored=True)
     if q.dim() != 4:
         raise ValueError(f"q has shape {list(q.shape)}: accepted is [b, s_q, h_q, d_qk]")
     if k is None or v is None:
@@ -206,14 +243,22 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     lengths = _cache_lengths(q, k, room, cache_seqlens)
     for name, array in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
         _check_array(name, array, q, q.shape[0])
+    by_row = block_table is None and cache_batch_idx is None
+    k_scale = _scales("k_descale", k_descale, "k_cache", k_cache, q, by_row)
+    v_scale = _scales("v_descale", v_descale, "v_cache", v_cache, q, by_row)
+    if by_row and (k_scale is not None or v_scale is not None):  # of other rows there are no scales
+        k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
+        k_scale, v_scale = (t[: q.shape[0]] if t is not None else None for t in (k_scale, v_scale))
+    scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
     queries = q.transpose(1, 2)
     if k is not None and v is not None:
-        rotary: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-        by_row = causal or tuple(window_size) != (-1, -1)
+        rotary: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved,
+                                  **scales, "scales_given": k_scale is not None or v_scale is not None}
+        turns_by_row = causal or tuple(window_size) != (-1, -1)
         used, s_q = lengths + k.shape[1], q.shape[1]
-        together = rotary_cos is not None and s_q == k.shape[1] and (by_row or s_q == 1)
+        together = rotary_cos is not None and s_q == k.shape[1] and (turns_by_row or s_q == 1)
         if rotary_cos is not None and not together:
-            steps = torch.arange(s_q, dtype=torch.int32, device=q.device) * int(by_row)
+            steps = torch.arange(s_q, dtype=torch.int32, device=q.device) * int(turns_by_row)
             queries = _turned(queries, v, k_cache, v_cache, lengths[:, None] + steps, rotary)
         turned = append(k.transpose(1, 2), v.transpose(1, 2), k_cache, v_cache, used, block_table=block_table,
                         batch_index=cache_batch_idx, q=queries if together else None, **rotary)
@@ -221,7 +266,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     options = _options(0.0, causal, window_size, softcap, alibi_slopes, False)
     del options["dropout"], options["deterministic"]
     if block_table is None:
+        rows = k_cache, v_cache
         k_cache, v_cache, block_table = as_pages(k_cache, v_cache, b=q.shape[0] if cache_batch_idx is None else None)
+        scales = {"k_scale": scale_as_pages("k_descale", k_scale, rows[0], k_cache),
+                  "v_scale": scale_as_pages("v_descale", v_scale, rows[1], v_cache)}
     result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx,
-                             seq_begin=cache_leftpad, scale=softmax_scale, return_lse=return_softmax_lse, **options)
+                             seq_begin=cache_leftpad, scale=softmax_scale, return_lse=return_softmax_lse, **scales, **options)
     return (result[0].transpose(1, 2), result[1]) if return_softmax_lse else result.transpose(1, 2)

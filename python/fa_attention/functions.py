@@ -7,7 +7,7 @@ They are texts: `attention(q, k, v, score=softcap(30))`. What an expression name
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Any, Optional
 
 _CAUSAL_ROW = "(q + s_kv - s_q)"
 
@@ -71,7 +71,7 @@ def tree(batched: bool = True) -> str:
     return f"kv < s_kv - s_q || bit(tree[{row}, clamp({place}, 0, s_q - 1) >> 5], {place})"
 
 
-def tree_words(sees):
+def tree_words(sees: Any) -> Any:
     """What `tree` captures, as a torch tensor: of a bool tensor [..., s_q, s_q] that says which drafts a row sees, itself
     included; of int64 words [..., words] with bit n % 64 of word n / 64, whose memory it shares. ValueError for others."""
     import torch

@@ -167,7 +167,8 @@ Supply::Supply(const AttentionConfig& config)
     : compile(config.compile),
       on_compile(config.on_compile),
       accept(cache_acceptance(config.cache)),
-      keep_source(config.cache.keep_source) {}
+      keep_source(config.cache.keep_source),
+      debug(wants_debug_kernels(config)) {}
 
 Supply Supply::serialized() const {
   Supply result = *this;
@@ -207,7 +208,14 @@ std::vector<cache::Key> substitute_keys(const plan::KernelSpec& spec) {
   return keys;
 }
 
-cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {
+bool wants_debug_kernels(const AttentionConfig& config) {
+  const std::string text = support::environment("FA_DEBUG_KERNELS");
+  return config.debug || (!text.empty() && text != "0");
+}
+
+cache::Lookup get_kernel(const plan::KernelSpec& wanted, cache::Store& store, const Supply& supply) {
+  plan::KernelSpec spec = wanted;
+  spec.debug = supply.debug;
   const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
   if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };
@@ -223,6 +231,7 @@ cache::Lookup get_kernel(const plan::KernelSpec& spec, cache::Store& store, cons
 
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic) {
+  if (supply.debug) specs = specs.first(std::min<std::size_t>(specs.size(), 1));  // checks alone make kernels spill
   record_request(deterministic ? specs.first(std::min<std::size_t>(specs.size(), 1)) : specs);
   std::optional<ChosenKernel> best;
   std::optional<Error> miss;

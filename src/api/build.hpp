@@ -49,12 +49,16 @@ struct Supply {
   cache::Acceptance accept = {};
   bool keep_source = false;
   bool exact = false;                              ///< no kernel of another target serves
+  bool debug = false;                              ///< debug kernels, which are stored apart
   std::function<std::string()> command = nullptr;  ///< the `fa` command that would build the kernel; asked on a miss
 };
 
 /// Whether this thread is in a callback, which must wait for no kernel: whoever compiles it may be waiting for that to
 /// return.
 bool is_impatient() noexcept;
+
+/// Whether a configuration, or FA_DEBUG_KERNELS in the environment, asks for debug kernels.
+bool wants_debug_kernels(const AttentionConfig& config);
 
 /// What `spec` is stored under.
 cache::Key cache_key(const plan::KernelSpec& spec);

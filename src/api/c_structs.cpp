@@ -337,6 +337,7 @@ AttentionConfig to_config(const fa_config* source) {
   if (in.has_k_dtype != 0) out.k_dtype = to_enum(in.k_dtype, DType::i8, "config.k_dtype");
   if (in.has_v_dtype != 0) out.v_dtype = to_enum(in.v_dtype, DType::i8, "config.v_dtype");
   out.invariance = to_enum(in.invariance, Invariance::rows, "config.invariance");
+  out.debug = in.debug != 0;
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -502,6 +503,7 @@ AttentionShape to_shape(const fa_shape* source) {
   out.aligned = in.unaligned == 0;
   out.total_q = in.total_q;
   out.total_kv = in.total_kv;
+  out.gradients = {in.without_dq == 0, in.without_dk == 0, in.without_dv == 0};
   return out;
 }
 

@@ -45,11 +45,13 @@ plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const no
   return make_problem(config_, shape, context_.info().arch, &functions_.variants);
 }
 
-/// Of calls that take a schedule: those that the copy engine has no maps for may be among any. Others ignore it.
+/// Of calls that take a schedule. Where those that the copy engine has maps for do, schedules are theirs; else of those
+/// that it has none for, which may be among any.
 template <class Op>
 plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape) const noexcept {
   plan::Problem result = problem(shape);
-  result.tensor_maps = false;
+  result.given_schedule = true;
+  if constexpr (Op::kOperation == Operation::forward) result.tensor_maps = Op::choose(result, fixed()).scheduled;
   return result;
 }
 
@@ -60,9 +62,27 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   plan::Problem wanted = problem(shape);
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
+  wanted.given_schedule = takes_schedule(wanted, schedule);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
-  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles, schedule, stream, workspace);
+  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles,
+         wanted.given_schedule ? schedule : Schedule{}, stream, workspace);
+}
+
+/// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
+template <class Op>
+bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Schedule& schedule) const noexcept {
+  if (schedule.data == nullptr) return false;
+  if constexpr (Op::kOperation == Operation::forward) {
+    if (wanted.tensor_maps) return true;
+    plan::Problem described = wanted;
+    described.given_schedule = true;
+    const plan::Family own = Op::choose(described, fixed()).family;
+    described.tensor_maps = true;
+    const Choice choice = Op::choose(described, fixed());
+    return !choice.scheduled || choice.family == own;
+  }
+  return true;
 }
 
 template <class Op>
@@ -143,7 +163,8 @@ Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream strea
     if (known) specs.insert(specs.begin(), known->spec);
     if (known) by = known->by;
     const bool backward = Op::kOperation == Operation::backward;
-    open = !known && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
+    const bool alone = specs.front().op() == plan::Op::backward_dq;  // it has no rivals
+    open = !known && !alone && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
   }
   const Supply from = supply(wanted).serialized();
   std::unique_ptr<Prefetch> candidates;
@@ -206,8 +227,15 @@ KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
   packed_.prepare();
   if (Op::runs_nothing(shape)) return {};
   const driver::ContextScope scope(context_.context());
-  const plan::Problem wanted = problem(shape);
-  return get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  plan::Problem wanted = problem(shape);
+  const KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  if constexpr (Op::kOperation == Operation::forward) {
+    if (wanted.paged() && Op::choose(wanted, fixed()).own_parts) {
+      wanted.given_schedule = true;  // calls that bring one have another kernel
+      get(wanted, Op::choose(wanted, fixed()), nullptr);
+    }
+  }
+  return info;
 }
 
 template <class Op>

@@ -47,6 +47,7 @@ class DeviceOperation {
   const plan::Fixed& fixed() const noexcept { return fixed_; }
   plan::Problem problem(const AttentionShape& shape) const noexcept;
   plan::Problem scheduled_problem(const AttentionShape& shape) const noexcept;
+  bool takes_schedule(const plan::Problem& wanted, const Schedule& schedule) const noexcept;
   const Ready& get(const plan::Problem& wanted, const Choice& choice, Stream stream);
   Ready first_ready(const plan::Problem& wanted, Stream stream) const;
   Ready make(const plan::Problem& wanted, const plan::KernelChoices& choices, const Supply& from) const;

@@ -55,11 +55,18 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
                                      const std::string& arch) {
   api::validate(config, false);
   const api::Functions functions = api::read_functions(config, false);
-  const plan::Problem problem =
+  plan::Problem problem =
       api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
-  const plan::ForwardPlan planned = plan::plan_forward(problem, api::read_override(config, api::Operation::forward));
-  return find(plan::kernels_of(planned), problem, config, api::Operation::forward);
+  const plan::Fixed fixed = api::read_override(config, api::Operation::forward);
+  const plan::ForwardPlan planned = plan::plan_forward(problem, fixed);
+  std::vector<KernelInfo> found = find(plan::kernels_of(planned), problem, config, api::Operation::forward);
+  if (!problem.paged() || !planned.kernel.own_parts()) return found;
+  problem.given_schedule = true;  // calls that bring one have another kernel
+  const std::vector<KernelInfo> more =
+      find(plan::kernels_of(plan::plan_forward(problem, fixed)), problem, config, api::Operation::forward);
+  found.insert(found.end(), more.begin(), more.end());
+  return found;
 }
 
 KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& shape, const std::string& arch) {

@@ -73,6 +73,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.k_dtype = config.k_dtype.value_or(config.dtype);
   problem.v_dtype = config.v_dtype.value_or(config.dtype);
   problem.invariance = config.invariance;
+  problem.gradients = shape.gradients;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -93,6 +94,11 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
     fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
+  if (op == Operation::backward && problem.gradients != Gradients{}) {
+    const auto [dq, dk, dv] = problem.gradients;
+    const std::string_view names = !dq && !dk && !dv ? "none" : "";
+    add(" --outputs {}{}{}{}", names, dq ? "dq" : "", dk ? "dk" : "", dv ? "dv" : "");
+  }
   if (problem.d_v != problem.d_qk && !problem.value_in_key) add(" --head-dim-v {}", problem.d_v);
   // A mask behind the diagonal is a window with its end there, which compiles the same kernel.
   add(" --causal {}", problem.causal ? "yes" : "no");

@@ -123,9 +123,13 @@ GpuSubject::GpuSubject(const Contest& contest, const plan::Problem& problem, boo
       tensors_.dq = tensor(h_q, s_q, problem.d_qk, false);
       tensors_.dk = tensor(h_kv, s_kv, problem.d_qk, false);
       tensors_.dv = tensor(h_kv, s_kv, problem.d_v, false);
-      for (const TensorView* view : {&tensors_.dq, &tensors_.dk, &tensors_.dv}) {
-        add_output(*view, static_cast<std::size_t>(view->elements()), 2 * allowed);
-      }
+      const auto [wants_dq, wants_dk, wants_dv] = problem.gradients;
+      const auto add = [&](const TensorView& view, bool wanted) {
+        if (wanted) add_output(view, static_cast<std::size_t>(view.elements()), 2 * allowed);
+      };
+      add(tensors_.dq, wants_dq);
+      add(tensors_.dk, wants_dk);
+      add(tensors_.dv, wants_dv);
     } else {
       add_output(tensors_.o, static_cast<std::size_t>(tensors_.o.elements()), allowed);
       add_output(tensors_.lse, rows, 1e-3);

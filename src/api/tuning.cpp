@@ -58,6 +58,7 @@ Memory& memory() {
 
 TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   const TunePolicy policy = policy_of(config);
+  if (wants_debug_kernels(config)) return {};
   // What a packed batch, or a cache in pages, holds, only the device knows; and no table has kernels with dropout, or
   // with variants, whose captures a contest would have to invent.
   if (config.varlen || config.page_size > 0 || config.dropout > 0 || !is_plain(config)) return {};

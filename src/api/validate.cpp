@@ -454,11 +454,20 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   call.v = checked_tensor("v", inputs.v, config);
   call.o = checked_tensor("o", inputs.o, config);
   call.dout = checked_tensor("dout", inputs.dout, config);
-  call.dq = checked_tensor("dq", outputs.dq, config);
-  call.dk = checked_tensor("dk", outputs.dk, config);
-  call.dv = checked_tensor("dv", outputs.dv, config);
+  const auto output = [&config](const char* name, const TensorView& given) {
+    return given.defined() ? checked_tensor(name, given, config) : TensorView();
+  };
+  call.dq = output("dq", outputs.dq);
+  call.dk = output("dk", outputs.dk);
+  call.dv = output("dv", outputs.dv);
+  const Gradients gradients{call.dq.defined(), call.dk.defined(), call.dv.defined()};
+  const bool others = outputs.dsink.defined() || outputs.captures.begin() != outputs.captures.end();
+  if (gradients == Gradients{false, false, false} && !others) {
+    throw_invalid("dq", "nothing, as all of them are", "at least one gradient to compute");
+  }
   const Axes axes(config, call.q, call.k);
   call.shape = axes.shape;
+  call.shape.gradients = gradients;
   call.sequences = inputs.sequences;
   call.dropout = inputs.dropout;
   axes.check_q("q", call.q);
@@ -466,20 +475,21 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   axes.check_v("v", call.v);
   axes.check_o("o", call.o);
   axes.check_o("dout", call.dout);
-  axes.check_q("dq", call.dq);
-  axes.check_k("dk", call.dk);
-  axes.check_v("dv", call.dv);
+  if (gradients.dq) axes.check_q("dq", call.dq);
+  if (gradients.dk) axes.check_k("dk", call.dk);
+  if (gradients.dv) axes.check_v("dv", call.dv);
   check_sizes(call.shape);
   const bool rank3 = inputs.q.rank == 3;
   call.lse = checked_statistic("lse", config, inputs.lse, call.shape, rank3);
   if (inputs.dlse.defined()) call.dlse = checked_statistic("dlse", config, inputs.dlse, call.shape, rank3);
-  check_writable("dq", call.dq);
-  check_writable("dk", call.dk);
-  check_writable("dv", call.dv);
-  call.shape.aligned = std::ranges::all_of(
-      std::array{call.q, call.k, call.v, call.o, call.dout, call.dq, call.dk, call.dv}, rows_aligned);
-  const std::array gradients = {call.dq, call.dk, call.dv};
-  call.empty = std::ranges::all_of(gradients, [](const TensorView& view) { return view.elements() == 0; });
+  if (gradients.dq) check_writable("dq", call.dq);
+  if (gradients.dk) check_writable("dk", call.dk);
+  if (gradients.dv) check_writable("dv", call.dv);
+  call.shape.aligned =
+      std::ranges::all_of(std::array{call.q, call.k, call.v, call.o, call.dout, call.dq, call.dk, call.dv},
+                          [](const TensorView& view) { return !view.defined() || rows_aligned(view); });
+  call.empty = std::ranges::all_of(std::array{call.q, call.k, call.v},
+                                   [](const TensorView& view) { return view.elements() == 0; });
   set_packed(config, call.sequences, call.shape);
   call.empty = call.empty || call.shape.b == 0;
   check_dropout(config, call.dropout);

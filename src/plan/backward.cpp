@@ -47,6 +47,12 @@ std::int64_t group_of(const Problem& problem) noexcept {
   return problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv;
 }
 
+/// Whether dQ alone is wanted of a kernel that leaves it to a pass of its own, or whose additions are the slower.
+bool passes_alone(const Problem& problem, const BackwardFamily& family, bool deterministic) noexcept {
+  if (problem.gradients != Gradients{true, false, false} || wants_captured_gradients(problem)) return false;
+  return family.misfit == nullptr || (deterministic && !orders_dq(problem, family.family));
+}
+
 /// Whether a family is left to a problem, and by its override.
 bool serves(const BackwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
@@ -82,6 +88,7 @@ int choose_splits(const Problem& problem, const Fixed& fixed, const BackwardFami
 BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexcept {
   BackwardChoice choice;
   choice.aligned = problem.aligned;
+  choice.gradients = problem.gradients;
   for (const BackwardFamily* const family : backward_families()) {
     choice.family = family->family;
     if (serves(*family, problem, fixed)) break;
@@ -118,19 +125,32 @@ BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool dete
     std::ranges::copy_if(if_all_spill, std::back_inserter(plan.main),
                          [&](const KernelSpec& spec) { return spec.write_dq == write_dq; });
   }
-  if (!plan.main.front().write_dq) plan.dq = sm80_backward_dq_specs(problem);
+  if (passes_alone(problem, family, deterministic)) {
+    plan.main = sm80_backward_dq_specs(problem);
+  } else if (problem.gradients.dq && !plan.main.front().write_dq) {
+    plan.dq = sm80_backward_dq_specs(problem);
+  }
   plan.convert = helper<BackwardConvert>(problem, kConvertWarps);
   plan.reduce = helper<BackwardReduce>(problem, kReduceWarps);
+  plan.reduce.without_dk = !problem.gradients.dk;
+  plan.reduce.without_dv = !problem.gradients.dv;
   plan.sink = helper<BackwardSink>(problem, kSinkWarps);
   return plan;
 }
 
 std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
+  const KernelSpec& main = plan.main.front();
   std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
-  if (plan.main.front().split) kernels.push_back({plan.reduce});
-  kernels.push_back(plan.dq.empty() ? Alternatives{plan.convert} : plan.dq);
-  if (plan.main.front().variants.sink) kernels.push_back({plan.sink});
+  if (main.split && main.sums_keys()) kernels.push_back({plan.reduce});
+  if (!plan.dq.empty()) kernels.push_back(plan.dq);
+  if (main.adds_dq()) kernels.push_back({plan.convert});
+  if (main.variants.sink) kernels.push_back({plan.sink});
   return kernels;
+}
+
+bool wants_captured_gradients(const Problem& problem) noexcept {
+  return problem.variants != nullptr &&
+         std::ranges::any_of(problem.variants->captures, [](const expression::Capture& c) { return c.requires_grad; });
 }
 
 bool orders_dq(const Problem& problem, Family family) noexcept {

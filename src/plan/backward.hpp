@@ -20,13 +20,17 @@ struct BackwardChoice {
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
   int split_blocks = 1;  ///< the same by the blocks of a cluster, which leave nothing to another kernel
+  Gradients gradients = {};
 
   /// Dense, below kSlots.
   int slot() const noexcept {
-    return (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (index_of(family) + kFamilies * (split_blocks - 1)) * 4;
+    const int unwanted = (gradients.dq ? 0 : 1) | (gradients.dk ? 0 : 2) | (gradients.dv ? 0 : 4);
+    const int kernel = (index_of(family) + kFamilies * (split_blocks - 1)) * 4;
+    return unwanted * kSlotsOfGradients + ((aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | kernel);
   }
   static constexpr int kMaxSplitBlocks = 8;  ///< of a portable cluster
-  static constexpr int kSlots = kFamilies * 4 * kMaxSplitBlocks;
+  static constexpr int kSlotsOfGradients = kFamilies * 4 * kMaxSplitBlocks;
+  static constexpr int kSlots = 8 * kSlotsOfGradients;
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
@@ -36,14 +40,17 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
 /// pass of its own: in the mma.sync family, and behind tile lists, in which nobody knows who is in front.
 bool orders_dq(const Problem& problem, Family family) noexcept;
 
+/// Whether gradients of captures may be asked for: the main kernel sums them.
+bool wants_captured_gradients(const Problem& problem) noexcept;
+
 /// What runs for a problem, in this order. The main kernel adds to an accumulator, which convert turns into dQ, unless
-/// that has a pass of its own.
+/// that has a pass of its own. Where such a pass is all that is wanted it stands in the main kernel's place.
 struct BackwardPlan {
   KernelSpec preprocess;
   Alternatives main;   ///< all of them write dQ, or none does
-  Alternatives dq;     ///< empty unless dQ has a pass of its own
-  KernelSpec convert;  ///< meaningful when that is empty
-  KernelSpec reduce;   ///< meaningful when the main kernel is split
+  Alternatives dq;     ///< empty unless dQ has a pass of its own behind the main kernel
+  KernelSpec convert;  ///< meaningful when the main kernel adds to dQ's accumulator
+  KernelSpec reduce;   ///< meaningful when the main kernel is split, and sums dK or dV
   KernelSpec sink;     ///< meaningful with sinks
 };
 

@@ -200,7 +200,8 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
                               const BackwardChoice& choice, const BackwardKernels& kernels, std::int64_t rows,
                               int multiprocessors, const PackedArgs& packed, kernel::BackwardVariantParams& params,
                               kernel::BackwardVariantParams& dq_params) {
-  if (!kernels.main.write_dq && kernels.dq.tile_m == 0) {
+  const bool alone = kernels.main.op() == Op::backward_dq;  // a pass for dQ in the main kernel's place
+  if (problem.gradients.dq && !alone && !kernels.main.write_dq && kernels.dq.tile_m == 0) {
     throw Error(ErrorCode::internal, "the main kernel of a backward leaves dq to one that its plan does not have");
   }
   std::memset(&params, 0, sizeof params);
@@ -221,13 +222,17 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
     grids.sink = problem.h_q;
   }
   grids.preprocess = entries_of(problem) * problem.h_q * (rows / kernel::kRowGroup);
-  grids.main = deal_out(problem, kernels.main, multiprocessors, params);
-  if (choice.splits > 1) {
+  if (alone) {
+    grids.main = deal_out_dq(problem, kernels.main, params);
+  } else if (problem.gradients != Gradients{false, false, false} || wants_captured_gradients(problem)) {
+    grids.main = deal_out(problem, kernels.main, multiprocessors, params);
+  }
+  if (choice.splits > 1 && kernels.main.sums_keys()) {
     grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
   }
-  if (kernels.main.write_dq) {
+  if (kernels.main.adds_dq()) {
     grids.convert = grids.preprocess;
-  } else {
+  } else if (problem.gradients.dq && !alone) {
     dq_params = params;
     grids.dq = deal_out_dq(problem, kernels.dq, dq_params);
   }

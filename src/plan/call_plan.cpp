@@ -61,10 +61,11 @@ KernelChoices backward_kernel_choices(const Problem& problem, const Fixed& fixed
   KernelChoices choices;
   choices[Role::statistics] = {planned.preprocess};
   choices[Role::attention] = planned.main;
-  if (planned.main.front().split) choices[Role::reduce] = {planned.reduce};
+  const KernelSpec& main = planned.main.front();
+  if (main.split && main.sums_keys()) choices[Role::reduce] = {planned.reduce};
   choices[Role::dq] = planned.dq;
-  if (planned.dq.empty()) choices[Role::convert] = {planned.convert};
-  if (planned.main.front().variants.sink) choices[Role::sink] = {planned.sink};
+  if (main.adds_dq()) choices[Role::convert] = {planned.convert};
+  if (main.variants.sink) choices[Role::sink] = {planned.sink};
   return choices;
 }
 
@@ -239,7 +240,7 @@ void CallPlan::bind_backward(const SectionAddresses& at) noexcept {
   if (lists) {
     bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, backward_params.lists);
   }
-  if (workspace.has(Section::dq_accum)) return;
+  if (step(Role::dq) == nullptr) return;
   bind_params(backward_params.dq);
   if (!lists) return;
   bind_lists(at_section<std::byte>(at, Section::dq_tile_lists), dq_classes_, backward_params.dq.variant,

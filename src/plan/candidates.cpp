@@ -63,6 +63,7 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const Fixed& 
 
 std::vector<KernelSpec> backward_candidates(const Problem& problem, const Fixed& fixed, const KernelSpec& first,
                                             std::size_t most) {
+  if (first.op() == Op::backward_dq) return {first};
   const BackwardChoice choice = choose_backward(problem, fixed);
   const bool deterministic = !first.write_dq || first.ordered_dq();
   return ranked(backward_family(choice.family).candidates(problem, choice, deterministic), first, most);

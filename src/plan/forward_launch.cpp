@@ -80,6 +80,14 @@ kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceP
   return given;
 }
 
+std::int64_t heads_of_a_tile(const KernelSpec& spec, std::int64_t group, std::int64_t s_q) noexcept {
+  if (!spec.pack_gqa) return 1;
+  if (!spec.is<Sm90WideForward>()) return group;
+  const std::int64_t rows = spec.tile_m;
+  const std::int64_t positions = spec.varlen ? 1 : std::clamp<std::int64_t>(s_q & -s_q, 1, rows);
+  return std::min(group, rows / positions);
+}
+
 std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept {
   return total_rows / tile + b;
 }
@@ -131,9 +139,10 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   params.h_kv = static_cast<int>(problem.h_kv);
   params.s_q = static_cast<int>(problem.s_q);
   params.s_kv = static_cast<int>(problem.s_kv);
-  params.group = static_cast<int>(problem.h_q / problem.h_kv);
+  const std::int64_t together = heads_of_a_tile(spec, problem.h_q / problem.h_kv, problem.s_q);
+  params.group = static_cast<int>(spec.pack_gqa ? together : problem.h_q / problem.h_kv);
   params.causal_shift = causal_shift(problem);
-  params.heads = static_cast<int>(spec.pack_gqa ? problem.h_kv : problem.h_q);
+  params.heads = static_cast<int>(problem.h_q / together);
   const std::int64_t rows = (problem.varlen ? problem.total_q : problem.s_q) * (spec.pack_gqa ? params.group : 1);
   params.m_blocks =
       static_cast<int>(problem.varlen ? slots(rows, spec.tile_m, problem.b) : ceil_div(rows, spec.tile_m));
@@ -167,8 +176,9 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
     if (spec.kernel().tensor_maps) params.paged.heads_a_page = static_cast<int>(heads_a_page(tensors.k));
   }
-  const ScheduleShape schedule = spec.scheduled() ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
-  if (spec.scheduled()) {
+  const bool by_parts = spec.scheduled() || spec.own_parts();
+  const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
+  if (by_parts) {
     params.paged.parts = schedule.parts;
     params.paged.slots = static_cast<int>(schedule.slots);
     params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
@@ -178,7 +188,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.sequences.wave = fixed_splits(problem, spec).sharing;
   }
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
-  if (spec.scheduled()) {
+  if (by_parts) {
     launch.grid = schedule.parts;
     return launch;
   }
@@ -214,7 +224,7 @@ bool sm90_forward_describable(const ForwardTensors& tensors, bool varlen, bool p
 Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpec& spec) noexcept {
   const std::int64_t h_kv = tensors.k.shape[1];
   const auto rows = static_cast<std::uint32_t>(spec.tile_m);
-  const std::uint32_t heads = spec.pack_gqa ? static_cast<std::uint32_t>(tensors.q.shape[1] / h_kv) : 1;
+  const auto heads = static_cast<std::uint32_t>(heads_of_a_tile(spec, tensors.q.shape[1] / h_kv, tensors.q.shape[2]));
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
   maps.o = spec.varlen ? bounded_map(tensors.o, kWarpRows) : query_map(tensors.o, h_kv, 1, kWarpRows);

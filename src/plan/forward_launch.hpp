@@ -42,6 +42,10 @@ kernel::DropoutParams dropout_params(double probability) noexcept;
 /// The sequences as a kernel for `problem` takes them.
 kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceParams given) noexcept;
 
+/// Query heads of a KV head that share a query tile. Of the wide Hopper kernel those that fit one, beside as many
+/// positions as divide the rows of a request: its tiles are heads of the grid then, which read the same keys at a time.
+std::int64_t heads_of_a_tile(const KernelSpec& spec, std::int64_t group, std::int64_t s_q) noexcept;
+
 /// Slots of a grid over the tiles of a packed batch (templates/common/sequences.cuh).
 std::int64_t slots(std::int64_t total_rows, std::int64_t tile, std::int64_t b) noexcept;
 

@@ -9,7 +9,7 @@
 namespace fa::plan {
 
 const char* to_string(Family family) noexcept {
-  constexpr const char* kNames[] = {"automatic", "sm80", "sm90"};
+  constexpr const char* kNames[] = {"automatic", "sm80", "sm90", "sm90_wide"};
   return kNames[static_cast<std::size_t>(family)];
 }
 
@@ -54,8 +54,17 @@ int KernelSpec::split_keys() const noexcept {
 }
 
 bool KernelSpec::scheduled() const noexcept {
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.scheduled; }) return which.scheduled;
+        return false;
+      },
+      own);
+}
+
+bool KernelSpec::own_parts() const noexcept {
   const auto* const forward = std::get_if<Sm80Forward>(&own);
-  return forward != nullptr && forward->scheduled;
+  return forward != nullptr && forward->own_parts;
 }
 
 bool KernelSpec::stored() const noexcept {
@@ -84,6 +93,7 @@ std::string canonical(const KernelSpec& spec) {
         field.shown == Field::Shown::always || (field.shown == Field::Shown::when_set && field.is_set(spec));
     if (shown) fmt::format_to(std::back_inserter(text), " {}={}", field.name, field.get(spec));
   }
+  if (spec.debug) text += " debug=1";
   return text + canonical(spec.variants);
 }
 

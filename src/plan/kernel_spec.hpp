@@ -17,6 +17,7 @@
 #include "plan/kernels/sm80_forward.hpp"
 #include "plan/kernels/sm90_backward.hpp"
 #include "plan/kernels/sm90_forward.hpp"
+#include "plan/kernels/sm90_wide_forward.hpp"
 #include "plan/variants.hpp"
 
 namespace fa::plan {
@@ -26,6 +27,7 @@ enum class Family : std::uint8_t {
   automatic,  ///< any, or all of them
   sm80,       ///< mma.sync + cp.async: Ampere and everything after it
   sm90,       ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements
+  sm90_wide,  ///< the same for a forward of head dims above 256: warpgroups share query rows
 };
 
 /// "sm90".
@@ -35,7 +37,7 @@ const char* to_string(Family family) noexcept;
 constexpr int index_of(Family family) noexcept {
   return static_cast<int>(family) - static_cast<int>(Family::sm80);
 }
-inline constexpr int kFamilies = index_of(Family::sm90) + 1;
+inline constexpr int kFamilies = index_of(Family::sm90_wide) + 1;
 
 enum class Op : std::uint8_t {
   forward,
@@ -72,11 +74,14 @@ struct SpecHead {
   bool pack_gqa = false;
   bool split = false;       ///< writes partial results for another kernel
   bool write_dq = true;     ///< backward: adds to dQ's accumulator
+  bool without_dk = false;  ///< backward: dK is not wanted
+  bool without_dv = false;  ///< likewise dV
   bool varlen = false;      ///< of packed batches: lengths come from the device
   bool dropout = false;     ///< drops elements of P
   int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
   Variants variants;        ///< what is computed besides plain attention
+  bool debug = false;       ///< waits and addresses are checked on the device
   int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const SpecHead&, const SpecHead&) = default;
@@ -88,9 +93,10 @@ struct Kernel;
 /// number of multiprocessors.
 struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
-  using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
-                           Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored>;
+  using Own =
+      std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
+                   Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
+                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward>;
   Own own;
 
   template <class Which>
@@ -115,10 +121,14 @@ struct KernelSpec : SpecHead {
   bool dynamic() const noexcept;
   bool affine_reach() const noexcept;
   bool scheduled() const noexcept;
+  bool own_parts() const noexcept;
   bool stored() const noexcept;  ///< K or V is in 8 bits
   /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
   int split_keys() const noexcept;
   bool ordered_dq() const noexcept;
+  /// Of the main kernel of a backward: whether it adds to dQ's accumulator, and whether it sums dK or dV.
+  bool adds_dq() const noexcept { return op() == Op::backward && write_dq; }
+  bool sums_keys() const noexcept { return op() == Op::backward && !(without_dk && without_dv); }
 
   int threads() const noexcept { return warps * 32; }
 

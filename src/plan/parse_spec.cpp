@@ -94,6 +94,8 @@ void read_word(std::string_view name, std::string_view value, KernelSpec* spec) 
     spec->arch = parse_arch(value);
   } else if (name == "dtype") {
     spec->dtype = dtype_of(value);
+  } else if (name == "debug") {
+    spec->debug = value == "1";
   } else if (!read_variant(name, value, &spec->variants)) {
     const auto fields = spec->kernel().fields;
     const auto field = std::ranges::find_if(fields, [&](const Field& f) { return f.name == name; });

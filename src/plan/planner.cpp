@@ -15,9 +15,7 @@ namespace {
 
 constexpr std::int64_t kShortQueryRows = 64;
 constexpr std::int64_t kMaxPackedRows = std::int64_t{1} << 30;  // rows are 32-bit in the kernels
-constexpr std::int64_t kKeysPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
-constexpr std::int64_t kScheduledKeys = 512;
 // Where K and V of the heads that static rounds need to be balanced do not fit the L2 cache, and a counter costs
 // little.
 constexpr std::int64_t kDynamicHeadBytes = std::int64_t{2} << 20;
@@ -41,8 +39,9 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Keys that any row may see.
-std::int64_t visible_keys(const Problem& problem) {
+}  // namespace
+
+std::int64_t visible_keys(const Problem& problem) noexcept {
   const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
   std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;
   if (problem.variants != nullptr && problem.variants->left_window) {
@@ -53,6 +52,8 @@ std::int64_t visible_keys(const Problem& problem) {
   }
   return keys;
 }
+
+namespace {
 
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = forward_family(choice.family).enough_blocks;
@@ -122,7 +123,7 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   const std::int64_t s_q = problem.typical_s_q();
   const std::int64_t most_rows = problem.varlen ? problem.total_q : problem.s_q;
   const bool packable = group > 1 && most_rows <= kMaxPackedRows / group;
-  choice.pack_gqa = packable && fixed.flag("pack_gqa", s_q <= kShortQueryRows);
+  choice.pack_gqa = packable && fixed.flag("pack_gqa", problem.mean_s_q() <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   const std::int64_t tile_m = take_family(problem, fixed, choice);
   choice.splits = fixed.has("splits") && !problem.ragged()
@@ -135,6 +136,10 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   // Blocks of a few KV tiles have nothing to share; and pieces are not added to a state.
   choice.scheduled = problem.paged() && !problem.accumulate && forward_family(choice.family).has_schedule &&
                      fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+  if (choice.own_parts) {
+    choice.splits = 1;
+    choice.scheduled = false;
+  }
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
@@ -189,8 +194,7 @@ void check_invariant(const Problem& problem) {
     support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
                            "multiples of 16 bytes with invariance batch, which unaligned rows would change bits of");
   }
-  const ForwardFamily& preferred = *forward_families().front();
-  if (problem.tensor_maps || preferred.misfit == nullptr || preferred.misfit(problem) != nullptr) return;
+  if (problem.tensor_maps || choose_family(usual_call(problem), {}) == forward_families().back()->family) return;
   support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more",
                          "strides that the copy engine can describe with invariance batch");
 }

@@ -25,6 +25,7 @@ struct Choice {
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
+  bool own_parts = false;       ///< sm80: thread blocks share keys, and find their parts by themselves
   int few_rows = 0;             ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts
   bool shares_splits = false;   ///< with a fixed split size: thread blocks share the splits of a query tile
   Family family = Family::sm80;
@@ -35,10 +36,15 @@ struct Choice {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64;  // in the place of what sm80 has not
+           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0);  // in the place of what sm80 has not
   }
   static constexpr int kSlots = kFamilies * 4096;
 };
+
+/// Keys that any row may see.
+std::int64_t visible_keys(const Problem& problem) noexcept;
+inline constexpr std::int64_t kKeysPerSplit = 512;   ///< at least, of thread blocks that share those of a query tile
+inline constexpr std::int64_t kScheduledKeys = 512;  ///< from which on calls over pages share keys
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept;

@@ -27,11 +27,13 @@ struct Problem {
   bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
   bool dropout = false;     ///< some of P is dropped
   int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
-  bool accumulate = false;  ///< a forward adds to the state that o and lse hold
+  bool given_schedule = false;  ///< of a call over pages: it brings a schedule
+  bool accumulate = false;      ///< a forward adds to the state that o and lse hold
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
   DType v_dtype = DType::bf16;  ///< likewise V
   Invariance invariance = Invariance::none;  ///< of a forward
+  Gradients gradients = {};                  ///< of a backward
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
@@ -47,6 +49,8 @@ struct Problem {
 
   /// What to plan for: of a packed batch without maximum lengths, twice the mean.
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }
+  /// Of the rows of a packed batch the mean: most requests of a mixed one are decodes.
+  std::int64_t mean_s_q() const noexcept { return varlen ? std::min(s_q, ceil_mean(total_q)) : s_q; }
   std::int64_t typical_s_kv() const noexcept { return paged() ? s_kv : typical(s_kv, total_kv); }
 
   /// Whether K or V is stored in 8 bits.
@@ -62,8 +66,9 @@ struct Problem {
   bool ragged() const noexcept { return varlen || paged(); }
 
  private:
+  std::int64_t ceil_mean(std::int64_t total) const noexcept { return (total + b - 1) / std::max<std::int64_t>(b, 1); }
   std::int64_t typical(std::int64_t longest, std::int64_t total) const noexcept {
-    return varlen ? std::min(longest, 2 * ((total + b - 1) / std::max<std::int64_t>(b, 1))) : longest;
+    return varlen ? std::min(longest, 2 * ceil_mean(total)) : longest;
   }
 };
 

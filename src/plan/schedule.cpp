@@ -19,11 +19,11 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 }
 
 std::int64_t rows_each(const Problem& problem, const KernelSpec& attention) noexcept {
-  return attention.pack_gqa ? problem.h_q / problem.h_kv : 1;
+  return heads_of_a_tile(attention, problem.h_q / problem.h_kv, problem.s_q);
 }
 
 std::int64_t heads_of(const Problem& problem, const KernelSpec& attention) noexcept {
-  return attention.pack_gqa ? problem.h_kv : problem.h_q;
+  return problem.h_q / rows_each(problem, attention);
 }
 
 /// A request's lengths.

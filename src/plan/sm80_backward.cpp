@@ -140,6 +140,11 @@ KernelSpec common_spec(const Problem& problem) {
   return spec;
 }
 
+void set_sums(const Problem& problem, KernelSpec* spec) {
+  spec->without_dk = !problem.gradients.dk;
+  spec->without_dv = !problem.gradients.dv;
+}
+
 /// The largest divisor of `warps` up to `wanted`.
 int divisor(int warps, int wanted) {
   int result = std::clamp(wanted, 1, std::max(warps, 1));
@@ -156,8 +161,9 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.warps_n = divisor(warps, std::min(tile.warps_n, spec.tile_n / 16));
   spec.as<Sm80Backward>().dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
   spec.stages = fixed.number("stages", tile.stages);
-  spec.write_dq = write_dq;
-  spec.as<Sm80Backward>().delayed_dq = tile.delayed_dq && write_dq && spec.stages == 2;
+  spec.write_dq = write_dq && problem.gradients.dq;
+  set_sums(problem, &spec);
+  spec.as<Sm80Backward>().delayed_dq = tile.delayed_dq && spec.write_dq && spec.stages == 2;
   // An override may leave no room for the tile's substeps.
   const bool shared_queries = spec.warps_n < warps && spec.tile_m >= 32;
   if (!shared_queries && spec.tile_m % (16 * tile.substeps) == 0) spec.as<Sm80Backward>().substeps = tile.substeps;
@@ -283,7 +289,9 @@ int sm80_backward_dq_shared_bytes(const KernelSpec& spec) {
 
 int sm80_backward_registers(const KernelSpec& spec) {
   const Grid grid(spec);
-  const int sums = 4 * grid.m_tiles * (ceil_div(spec.d_qk / 8, grid.warps_m) + ceil_div(spec.d_v / 8, grid.warps_m));
+  const int sums = 4 * grid.m_tiles *
+                   ((spec.without_dk ? 0 : ceil_div(spec.d_qk / 8, grid.warps_m)) +
+                    (spec.without_dv ? 0 : ceil_div(spec.d_v / 8, grid.warps_m)));
   const int scores = 2 * 4 * grid.m_tiles * grid.n_tiles;  // S and dP
   const int dq_warps_d = spec.warps / spec.as<Sm80Backward>().dq_warps_m;
   const int dq = spec.write_dq
@@ -390,7 +398,8 @@ Candidates sm80_backward_candidates(const Problem& problem, const BackwardChoice
   };
   KernelSpec spec = common_spec<Sm80Backward>(problem);
   spec.split = choice.splits > 1;
-  spec.write_dq = !deterministic;
+  spec.write_dq = !deterministic && problem.gradients.dq;
+  set_sums(problem, &spec);
   for (const int tile_m : {32, 64, 128}) {
     for (const int tile_n : {32, 64, 96, 128}) {
       for (const int warps : {4, 8}) {

@@ -9,6 +9,9 @@
 #include <fa/error.hpp>
 
 #include "plan/candidates.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/forward_launch.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/row_arithmetic.hpp"
 
 namespace fa::plan {
@@ -33,6 +36,9 @@ constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of
 constexpr int kMaxGroupWarps = 8;   // that share rows
 constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
+constexpr std::int64_t kFewRows = 16;    // of a tile of one mma's
+constexpr std::int64_t kOwnSlots = 32;   // a lane each
+constexpr std::int64_t kFewTiles = 132;  // as many as a Hopper GPU has multiprocessors
 constexpr int kDeepShared = 200 * 1024;  // of a multiprocessor, where two blocks of three buffers fit
 
 /// Tiles that differ in tile_n only.
@@ -132,7 +138,7 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
   if (choice.few_rows > 0) {
-    if (!problem.paged()) return k16BitFewRows;
+    if (!problem.paged()) return problem.stored() ? Tiles(k16BitFewRows) : k16BitFewRowsPaged;
     const bool deep = !problem.stored() && limits(problem.arch).shared_per_sm >= kDeepShared;
     return deep ? Tiles(k16BitFewRowsDeep) : k16BitFewRowsPaged;
   }
@@ -407,11 +413,29 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   return {};
 }
 
-int sm80_forward_decide(const Problem& problem, const Fixed&, Choice& choice) noexcept {
+bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexcept {
+  if (std::max(problem.d_qk, problem.d_v) > kWideHeadDim || problem.dtype == DType::f32) return false;
+  if (problem.given_schedule || problem.accumulate || problem.dropout) return false;
+  if (problem.invariance != Invariance::none || needs_tile_lists(problem) || problem.h_kv == 0) return false;
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  const bool packs = group > 1 && fixed.flag("pack_gqa", true);
+  const std::int64_t sharing = packs ? group : 1;
+  if (problem.b > kOwnSlots || problem.typical_s_q() * sharing > kFewRows) return false;
+  if (problem.varlen && slots(problem.total_q * sharing, kFewRows, problem.b) > kOwnSlots) return false;
+  if (!fixed.flag("own_parts", true) || fixed.flag("scheduled", false)) return false;
+  if (problem.paged()) return visible_keys(problem) >= kScheduledKeys;
+  // Where keys of plain tensors would be split otherwise.
+  const std::int64_t tiles = problem.b * (packs ? problem.h_kv : problem.h_q);
+  if (problem.varlen || fixed.has("splits")) return false;
+  return tiles > 0 && 2 * tiles <= kFewTiles && visible_keys(problem) >= 2 * kKeysPerSplit;
+}
+
+int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
   if (std::max(problem.d_qk, problem.d_v) <= kWideHeadDim) {
-    const bool few = rows <= 16 && problem.dtype != DType::f32 && (problem.paged() || problem.stored());
-    choice.few_rows = choice.short_query && few ? 2 : 0;
+    choice.own_parts = sm80_forward_finds_parts(problem, fixed);
+    const bool few = rows <= kFewRows && problem.dtype != DType::f32 && (problem.paged() || problem.stored());
+    choice.few_rows = choice.short_query && (few || choice.own_parts) ? 2 : 0;
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
   }
   choice.few_rows = problem.dtype == DType::f32 || rows > 32 ? 0 : rows > 16 ? 1 : 2;
@@ -425,6 +449,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
     spec.pack_gqa = choice.pack_gqa;
     spec.split = choice.splits > 1;
     spec.as<Sm80Forward>().scheduled = choice.scheduled;
+    spec.as<Sm80Forward>().own_parts = choice.own_parts;
     const bool as_wanted = spec.tile_m == tile.tile_m;
     if (!as_wanted || !sm80_forward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
     spec.min_blocks = resident_blocks(spec);
@@ -473,6 +498,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     spec.pack_gqa = choice.pack_gqa;
     spec.split = choice.splits > 1;
     spec.as<Sm80Forward>().scheduled = choice.scheduled;
+    spec.as<Sm80Forward>().own_parts = choice.own_parts;
     const std::string reason = sm80_forward_refusal(spec);
     if (!reason.empty()) {
       *refusal = reason;

@@ -24,6 +24,10 @@ int sm80_forward_resident_blocks(const KernelSpec& spec);
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_forward_refusal(const KernelSpec& spec);
 
+/// Whether thread blocks share the keys of few rows, and find their parts of these by themselves
+/// (templates/common/own_parts.cuh).
+bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexcept;
+
 /// Sets what the choice has of this family alone; rows of a query tile.
 int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 

@@ -40,11 +40,6 @@ constexpr Tile kPair[] = {{64, 128, 2}};
 // With more than plain attention the first may spill.
 constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
 
-bool wants_gradients(const Problem& problem) noexcept {
-  return problem.variants != nullptr &&
-         std::ranges::any_of(problem.variants->captures, [](const expression::Capture& c) { return c.requires_grad; });
-}
-
 /// A tile of a captured tensor lies in registers, which only small tiles of scores leave.
 bool loads_ahead(const Problem& problem) noexcept {
   return problem.variants != nullptr && problem.variants->loads_ahead;
@@ -90,10 +85,12 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
   spec.warps = sm90_backward_warps(spec);  // an override's tile_n may be anything so far
-  const bool ordered = deterministic && !needs_tile_lists(problem);
+  const bool ordered = deterministic && !needs_tile_lists(problem) && problem.gradients.dq;
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.as<Sm90Backward>().split_blocks = choice.split_blocks;
-  spec.write_dq = !deterministic || ordered;
+  spec.write_dq = problem.gradients.dq && (!deterministic || ordered);
+  spec.without_dk = !problem.gradients.dk;
+  spec.without_dv = !problem.gradients.dv;
   spec.split = choice.splits > 1;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
@@ -136,7 +133,7 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   const bool plain_gradient = loads_ahead(problem) && problem.variants->constant_slopes &&
                               problem.variants->captures.size() == 1 && !problem.varlen && !problem.dropout &&
                               problem.variants->mask.empty();
-  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && wants_gradients(problem) && !plain_gradient) {
+  if (std::max(problem.d_qk, problem.d_v) > kMaxNarrow && wants_captured_gradients(problem) && !plain_gradient) {
     return "gradients of captures at head dims above 64 leave too few registers";  // beside the sums of dK and dV
   }
   return nullptr;
@@ -151,11 +148,12 @@ int sm90_backward_shared_bytes(const KernelSpec& spec) {
 }
 
 int sm90_backward_registers(const KernelSpec& spec) {
-  const int sums = (spec.d_qk + spec.d_v) / 2;
+  const int sums = ((spec.without_dk ? 0 : spec.d_qk) + (spec.without_dv ? 0 : spec.d_v)) / 2;
   const int scores = spec.tile_m / 2;   // S or dP
   const int operand = spec.tile_m / 4;  // P or dS, rounded
   // The product for dV takes P's operand while dQ leaves its registers, and at tile_m = 64 while that for dP runs.
-  const int softmax = 2 * scores + (spec.tile_m == 64 ? operand : 0);
+  // Without sums the next S is computed beside P and dP.
+  const int softmax = spec.sums_keys() ? 2 * scores + (spec.tile_m == 64 ? operand : 0) : 3 * scores;
   const int dq = spec.write_dq ? scores + operand + shape_of(spec).dq_columns() / 2 : 0;
   return sums + std::max(softmax, dq);
 }

@@ -258,20 +258,24 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   return nullptr;
 }
 
-const char* sm90_forward_obstacle(const Problem& problem) noexcept {
+const char* sm90_copy_obstacle(const Problem& problem) noexcept {
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }
-  const std::int64_t group = problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv;
-  if (problem.paged() && problem.typical_s_q() * group <= kWarpgroupRows) return "few rows see many pages";
   // The first and the last key that are needed may not be in one box.
   const bool windowed = problem.variants != nullptr && problem.variants->left_window;
   if (problem.paged() && windowed && problem.window_left < problem.page_size) return "a window is shorter than a page";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
   return nullptr;
+}
+
+const char* sm90_forward_obstacle(const Problem& problem) noexcept {
+  if (const char* const obstacle = sm90_copy_obstacle(problem)) return obstacle;
+  const std::int64_t rows = problem.typical_s_q() * (problem.h_q / problem.h_kv);
+  return problem.paged() && rows <= kWarpgroupRows ? "few rows see many pages" : nullptr;
 }
 
 bool sm90_forward_long_rows(const Problem& problem) noexcept {

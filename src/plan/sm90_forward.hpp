@@ -16,8 +16,11 @@ struct ForwardFamily;
 /// What the family needs of the architecture and the dtype that the problem has not; nullptr when it has all.
 const char* sm90_forward_misfit(const Problem& problem) noexcept;
 
-/// Why the copy engine cannot serve this call, although the family serves others of the configuration: unaligned rows,
-/// strides that no tensor map describes, an empty axis. nullptr when it can.
+/// Why the copy engine cannot serve this call, although a family of it serves others of the configuration: unaligned
+/// rows, strides that no tensor map describes, an empty axis. nullptr when it can.
+const char* sm90_copy_obstacle(const Problem& problem) noexcept;
+
+/// The same, and why another family serves it better.
 const char* sm90_forward_obstacle(const Problem& problem) noexcept;
 
 /// Whether a problem has enough rows for tall query tiles, which more consumer warpgroups share than others: as many

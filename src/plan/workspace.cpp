@@ -93,9 +93,13 @@ ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, 
   ForwardNeeds needs{.counters = attention.dynamic() || attention.affine_reach(),
                      .lists = mask_tiles_bytes(problem, attention)};
   if (attention.split_keys() > 0) needs.fixed = fixed_splits(problem, attention);
-  if (!attention.scheduled()) return needs;
+  if (!attention.scheduled() && !attention.own_parts()) return needs;
   const ScheduleShape shape = schedule_shape(problem, attention, multiprocessors);
-  if (!given) needs.schedule = shape.bytes();
+  if (attention.own_parts()) {
+    needs.schedule = static_cast<std::size_t>(2 * shape.parts) * sizeof(std::uint64_t);  // flags
+  } else if (!given) {
+    needs.schedule = shape.bytes();
+  }
   needs.partial_rows = partial_rows(problem, attention, shape);
   return needs;
 }
@@ -118,12 +122,12 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
   add(Section::delta, rows);
   if (needs.dq_accum) add(Section::dq_accum, rows * problem.d_qk);
   if (needs.dq_turns) add(Section::dq_turns, rows / kernel::kRowGroup * kernel::kTurnsPerGroup);
-  if (choice.splits > 1) {
+  if (choice.splits > 1 && (choice.gradients.dk || choice.gradients.dv)) {
     add(Section::partial_dkv, choice.splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v));
   }
   if (!needs_tile_lists(problem)) return layout;
   layout.add(Section::tile_lists, needs.lists);
-  if (!needs.dq_accum) layout.add(Section::dq_tile_lists, needs.dq_lists);
+  if (needs.dq_lists != 0) layout.add(Section::dq_tile_lists, needs.dq_lists);
   return layout;
 }
 
@@ -133,10 +137,10 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
 }
 
 BackwardNeeds backward_needs(const Problem& problem, const KernelSpec& main, const KernelSpec& dq) noexcept {
-  BackwardNeeds needs{main.write_dq, main.ordered_dq()};
+  BackwardNeeds needs{main.adds_dq(), main.ordered_dq()};
   if (!needs_tile_lists(problem)) return needs;
   needs.lists = mask_tiles_bytes(problem, main);
-  if (!main.write_dq) needs.dq_lists = mask_tiles_bytes(problem, dq);
+  if (dq.warps != 0) needs.dq_lists = mask_tiles_bytes(problem, dq);
   return needs;
 }
 
@@ -152,7 +156,7 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
         forward_workspace(problem, choice, forward_needs(problem, attention, multiprocessors, false));
     return {layout.bytes(), needs.lists};
   }
-  if (choice.scheduled) {
+  if (choice.scheduled || choice.own_parts) {
     std::size_t most = 0;
     const std::vector<Alternatives> kernels = kernels_of(plan_forward(problem, fixed));
     for (const KernelSpec& spec : kernels.front()) {
@@ -169,10 +173,12 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
 WorkspaceSize backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic) {
   const BackwardChoice choice = choose_backward(problem, fixed);
   BackwardNeeds needs;
-  needs.dq_turns = deterministic && orders_dq(problem, choice.family);
-  needs.dq_accum = !deterministic || needs.dq_turns;
-  if (needs_tile_lists(problem)) {
+  const bool all = problem.gradients == Gradients{};
+  needs.dq_turns = deterministic && orders_dq(problem, choice.family) && problem.gradients.dq;
+  needs.dq_accum = problem.gradients.dq && (!deterministic || needs.dq_turns);
+  if (needs_tile_lists(problem) || !all) {
     const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
+    needs.dq_accum = planned.main.front().adds_dq();
     needs.lists = mask_tiles_bytes(problem, planned.main);
     needs.dq_lists = mask_tiles_bytes(problem, planned.dq);
   }

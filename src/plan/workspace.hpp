@@ -66,7 +66,7 @@ inline constexpr std::size_t kCounterBytes = 256;
 struct ForwardNeeds {
   bool counters = false;  ///< it is dynamic, or leaves out KV tiles by norms: then it splits nothing and reads no lists
   std::size_t lists = 0;
-  std::size_t schedule = 0;       ///< unless the call is given one
+  std::size_t schedule = 0;       ///< unless the call is given one; with own parts: flags
   std::int64_t partial_rows = 0;  ///< of a scheduled kernel
   FixedSplits fixed = {};         ///< of a kernel with a fixed split size
 };
@@ -77,7 +77,7 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
 
 /// What of its kernels the layout of a backward depends on.
 struct BackwardNeeds {
-  bool dq_accum = true;   ///< unless dQ has a pass of its own
+  bool dq_accum = true;   ///< unless dQ has a pass of its own, or is not wanted
   bool dq_turns = false;  ///< when dQ is ordered
   std::size_t lists = 0;
   std::size_t dq_lists = 0;

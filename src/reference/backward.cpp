@@ -82,10 +82,10 @@ class Backward {
     if (a_.variant.dsink.defined()) compute_dsink();
     if (a_.variant.has_score() || a_.variant.has_mask()) list_functions();
     const double cost = static_cast<double>(kTile) * (2 * g_.d_qk + g_.d_v);
-    const std::int64_t row_tiles = (g_.s_q + kTile - 1) / kTile;
+    const std::int64_t row_tiles = a_.dq.defined() ? (g_.s_q + kTile - 1) / kTile : 0;
     sweep(g_.b * g_.h_q, row_tiles, cost * static_cast<double>(g_.s_kv),
           [&](std::int64_t head, std::int64_t i0, Scratch<Acc>& s) { row_tile(head / g_.h_q, head % g_.h_q, i0, s); });
-    const std::int64_t key_tiles = (g_.s_kv + kTile - 1) / kTile;
+    const std::int64_t key_tiles = a_.dk.defined() || a_.dv.defined() ? (g_.s_kv + kTile - 1) / kTile : 0;
     sweep(
         g_.b * g_.h_kv, key_tiles, cost * static_cast<double>(g_.s_q * group()),
         [&](std::int64_t head, std::int64_t j0, Scratch<Acc>& s) { key_tile(head / g_.h_kv, head % g_.h_kv, j0, s); });
@@ -267,8 +267,8 @@ class Backward {
       for (std::int64_t i0 = first; i0 < last; i0 += kTile) add_row_tile(b, h, i0, j0, keys, s);
     }
     for (std::int64_t n = 0; n < keys; ++n) {
-      store(a_.dk, b, h_kv, j0 + n, &s.dk[n * s.k.width], g_.d_qk, scale_);
-      store(a_.dv, b, h_kv, j0 + n, &s.dv[n * s.v.width], g_.d_v, Acc(1));
+      if (a_.dk.defined()) store(a_.dk, b, h_kv, j0 + n, &s.dk[n * s.k.width], g_.d_qk, scale_);
+      if (a_.dv.defined()) store(a_.dv, b, h_kv, j0 + n, &s.dv[n * s.v.width], g_.d_v, Acc(1));
     }
   }
 

@@ -19,7 +19,7 @@ struct BackwardArgs {
   TensorView lse;   ///< [b, h_q, s_q], of forward, f32 or f64
   TensorView dout;  ///< [b, h_q, s_q, d_v]
   TensorView dlse;  ///< [b, h_q, s_q], f32 or f64; optional
-  TensorView dq;    ///< [b, h_q, s_q, d_qk]
+  TensorView dq;    ///< [b, h_q, s_q, d_qk]; optional, as are the other two
   TensorView dk;    ///< [b, h_kv, s_kv, d_qk]
   TensorView dv;    ///< [b, h_kv, s_kv, d_v]
   double scale = 1;
@@ -31,7 +31,7 @@ struct BackwardArgs {
 };
 
 /// FlashAttention-2 backward on the CPU, P recomputed from the log-sum-exp: the golden reference of every kernel, and
-/// what the host device runs. Writes every element of dq, dk and dv, and of the other gradients that are given. Bitwise
+/// what the host device runs. Writes every element of the gradients that are given. Bitwise
 /// repeatable, whatever the number of
 /// threads.
 void backward(const BackwardArgs& args);

@@ -299,11 +299,12 @@ std::string render_unit(const plan::KernelSpec& spec) {
   const int blocks = spec.cluster();
   const std::string cluster = blocks > 1 ? fmt::format(", {}", blocks) : "";
   return fmt::format(
-      "// {}\n"
+      "// {}\n{}"
       "#include <{}>\n\n"
       "{}\n{}{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
       "{}({}, fa::kernel::{}, {}, {}{}) {{ fa::{}<Config>(params); }}\n",
-      canonical(spec), unit.header, layout, has_variant ? variant(spec) : "", config(spec), room_asserts(spec),
+      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header, layout,
+      has_variant ? variant(spec) : "", config(spec), room_asserts(spec),
       blocks > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), params, spec.threads(), spec.min_blocks,
       cluster, unit.function);
 }

@@ -15,7 +15,7 @@ namespace fa::kernel {
 /// Sums the partial dK and dV of the splits of a key tile in their order. One warp a row; rows are numbered [b, h_kv,
 /// s_kv].
 ///
-/// Config: Element, kHeadDimQk, kHeadDimV, kWarps; optionally kOverlaps.
+/// Config: Element, kHeadDimQk, kHeadDimV, kWarps; optionally kOverlaps, kWithoutDk, kWithoutDv.
 template <class Config>
 FA_DEVICE void backward_reduce(const BackwardParams& params) {
   using T = typename Config::Element;
@@ -31,7 +31,9 @@ FA_DEVICE void backward_reduce(const BackwardParams& params) {
           position * params.stride_dk_s;
   T* dv = static_cast<T*>(params.dv) + batch * params.stride_dv_b + head * params.stride_dv_h +
           position * params.stride_dv_s;
-  for (int column = ptx::thread_index() % kWarpSize; column < kColumns; column += kWarpSize) {
+  constexpr int kFirst = kWantsDk<Config> ? 0 : Config::kHeadDimQk;
+  constexpr int kEnd = kWantsDv<Config> ? kColumns : Config::kHeadDimQk;
+  for (int column = kFirst + ptx::thread_index() % kWarpSize; column < kEnd; column += kWarpSize) {
     float sum = 0.f;
     for (int split = 0; split < params.splits; ++split) {
       sum += ptx::ld_global(params.partial + (split * rows + row) * kColumns + column);

@@ -5,6 +5,7 @@
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
 #include <common/log_sum.cuh>
+#include <common/partial_merge.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -35,40 +36,24 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   const int lane = ptx::thread_index() % kWarpSize;
   if (row >= rows) return;
 
-  LogSum base{0.f, 0.f};  // the greatest
-  float largest = -kInfinity;
-  bool has_nan = false;
-  const auto join = [&](const LogSum& part) {
-    const float lse = part.value();
-    if (lse > largest) base = part;
-    largest = ptx::max(largest, lse);
-    has_nan = has_nan || lse != lse;
-  };
-  for (int i = 0; i < params.splits; ++i) join(LogSum::load(params.partial_lse, i * rows + row));
+  PartialMerge<Config::kHeadDimV> merge;
+  const auto index = [&](int i) { return i * rows + row; };
+  merge.join_all(params.partial_lse, params.splits, index);
   [[maybe_unused]] LogSum state{-kInfinity, 0.f};
   if constexpr (kAccumulate<Config>) {
     state.high = state_lse(params.lse +
                            offset_of_row(params, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s));
-    join(state);
+    merge.join(state);
   }
   [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
   if constexpr (VariantOf<Config>::kSink) {
     sink.high = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
-    join(sink);
+    merge.join(sink);
   }
-  float sum = has_nan ? kInfinity - kInfinity : 0.f;  // max drops a NaN, so it is carried here
-  constexpr int kSlots = ceil_div(Config::kHeadDimV, kWarpSize);
-  float o[kSlots] = {};
-  for (int i = 0; i < params.splits; ++i) {
-    const float weight = LogSum::load(params.partial_lse, i * rows + row).over(base);
-    sum += weight;
-    const float* partial = params.partial_o + (i * rows + row) * Config::kHeadDimV;  // [d_v]
-    FA_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int column = slot * kWarpSize + lane;
-      if (column < Config::kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column);
-    }
-  }
+  merge.begin();
+  merge.add_all(params.partial_o, params.partial_lse, params.splits, index);
+  const LogSum base = merge.base;
+  float sum = merge.sum;
 
   if constexpr (kAccumulate<Config>) {
     if (state.high != -kInfinity) {
@@ -77,9 +62,9 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
       const T* const old = static_cast<const T*>(params.o) +
                            offset_of_row(params, row, params.stride_o_b, params.stride_o_h, params.stride_o_s);
       FA_UNROLL
-      for (int slot = 0; slot < kSlots; ++slot) {
+      for (int slot = 0; slot < merge.kSlots; ++slot) {
         const int column = slot * kWarpSize + lane;
-        if (column < Config::kHeadDimV) o[slot] += weight * to_float(ptx::ld_global(old + column));
+        if (column < Config::kHeadDimV) merge.o[slot] += weight * to_float(ptx::ld_global(old + column));
       }
     }
     ptx::sync_warp();  // every lane has read the state's log-sum-exp, in whose place the result goes
@@ -92,9 +77,9 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   T* target =
       static_cast<T*>(params.o) + batch * params.stride_o_b + head * params.stride_o_h + position * params.stride_o_s;
   FA_UNROLL
-  for (int slot = 0; slot < kSlots; ++slot) {
+  for (int slot = 0; slot < merge.kSlots; ++slot) {
     const int column = slot * kWarpSize + lane;
-    if (column < Config::kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(o[slot] * inverse));
+    if (column < Config::kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(merge.o[slot] * inverse));
   }
   if (params.lse != nullptr && lane == 0) {
     ptx::st_global(

@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
 #include <common/log_sum.cuh>
+#include <common/partial_merge.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -17,42 +18,25 @@ namespace fa::kernel {
 /// is where the row of partial result i lies; `row` says its query head, and where it lies in o and lse, in elements.
 template <class T, class Variant, int kHeadDimV, class Params, class Row, class Index>
 FA_DEVICE void merge_splits(const Params& params, int splits, const Row& row, Index index) {
-  const int lane = ptx::thread_index() % kWarpSize;
-  LogSum base{0.f, 0.f};  // the greatest
-  float largest = -kInfinity;
-  bool has_nan = false;
-  const auto join = [&](const LogSum& part) {
-    const float lse = part.value();
-    if (lse > largest) base = part;
-    largest = ptx::max(largest, lse);
-    has_nan = has_nan || lse != lse;
-  };
-  for (int i = 0; i < splits; ++i) join(LogSum::load(params.partial_lse, index(i)));
+  PartialMerge<kHeadDimV> merge;
+  merge.join_all(params.partial_lse, splits, index);
   [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
   if constexpr (Variant::kSink) {
     sink.high = sink_of(params.variant, row.head());
-    join(sink);
+    merge.join(sink);
   }
-  float sum = has_nan ? kInfinity - kInfinity : 0.f;  // max drops a NaN, so it is carried here
-  constexpr int kSlots = ceil_div(kHeadDimV, kWarpSize);
-  float o[kSlots] = {};
-  for (int i = 0; i < splits; ++i) {
-    const float weight = LogSum::load(params.partial_lse, index(i)).over(base);
-    sum += weight;
-    const float* partial = params.partial_o + index(i) * kHeadDimV;  // [d_v]
-    FA_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int column = slot * kWarpSize + lane;
-      if (column < kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column);
-    }
-  }
+  merge.begin();
+  merge.add_all(params.partial_o, params.partial_lse, splits, index);
+  const LogSum base = merge.base;
+  float sum = merge.sum;
+  const int lane = merge.lane;
   if constexpr (Variant::kSink) sum += sink.over(base);
   const float inverse = sum == 0.f ? 0.f : 1.f / sum;
   T* target = static_cast<T*>(params.o) + row.offset(params.stride_o_b, params.stride_o_h, params.stride_o_s);
   FA_UNROLL
-  for (int slot = 0; slot < kSlots; ++slot) {
+  for (int slot = 0; slot < merge.kSlots; ++slot) {
     const int column = slot * kWarpSize + lane;
-    if (column < kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(o[slot] * inverse));
+    if (column < kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(merge.o[slot] * inverse));
   }
   if (params.lse != nullptr && lane == 0) {
     ptx::st_global(params.lse + row.offset(params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),

@@ -86,6 +86,12 @@ FA_DEVICE constexpr bool wants_schedule() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_own_parts() {
+  if constexpr (requires { Config::kOwnParts; }) return Config::kOwnParts;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_overlap() {
   if constexpr (requires { Config::kOverlaps; }) return Config::kOverlaps;
   return false;
@@ -95,6 +101,18 @@ template <class Config>
 FA_DEVICE constexpr bool wants_ordered_dq() {
   if constexpr (requires { Config::kOrderedDq; }) return Config::kOrderedDq;
   return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool wants_dk() {
+  if constexpr (requires { Config::kWithoutDk; }) return !Config::kWithoutDk;
+  return true;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool wants_dv() {
+  if constexpr (requires { Config::kWithoutDv; }) return !Config::kWithoutDv;
+  return true;
 }
 
 template <class Config>
@@ -130,11 +148,17 @@ inline constexpr int kSplitKeys = split_keys_of<Config>();  // of a fixed split 
 template <class Config>
 inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
 template <class Config>
+inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
+template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
+template <class Config>
+inline constexpr bool kWantsDk = wants_dk<Config>();
+template <class Config>
+inline constexpr bool kWantsDv = wants_dv<Config>();
 
 }  // namespace fa::kernel
 

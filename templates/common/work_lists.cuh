@@ -52,26 +52,22 @@ struct Piece {
   FA_DEVICE int place_of(int of) const { return 2 * of + (of == first_part ? 1 : 0); }
 };
 
-/// How many pieces a part has.
-FA_DEVICE int pieces_of(const WorkLists& lists, int part) {
-  const PartStart start = ptx::ld_global(lists.starts + part);
-  const PartStart end = ptx::ld_global(lists.starts + part + 1);
-  const int items = ptx::ld_global(&lists.head->items);
+/// How many pieces a part has that begins and ends so, of `items` in all.
+FA_DEVICE int pieces_between(const PartStart& start, const PartStart& end, int items) {
   return (end.head - start.head) * items + end.item - start.item + (end.tile > 0 ? 1 : 0);
 }
 
-/// Piece `index` of a part, and the query tile that it is of.
-FA_DEVICE Piece piece_of(const WorkLists& lists, int part, int index, ForwardTile& tile) {
-  const PartStart start = ptx::ld_global(lists.starts + part);
-  const PartStart end = ptx::ld_global(lists.starts + part + 1);
-  const int items = ptx::ld_global(&lists.head->items);
+/// Piece `index` of such a part, and the query tile that it is of. `find(item)` is a WorkItem.
+template <class Find>
+FA_DEVICE Piece piece_between(const PartStart& start, const PartStart& end, int items, int part, int index,
+                              ForwardTile& tile, const Find& find) {
   const int place = start.item + index;
   const int item = place % items;
   tile.head = start.head + place / items;
   tile.batch = start.batch;
   tile.m_block = start.m_block;
   if (index > 0) {
-    const WorkItem found = ptx::ld_global(lists.find(item));
+    const WorkItem found = find(item);
     tile.batch = found.batch;
     tile.m_block = found.m_block;
   }
@@ -88,6 +84,22 @@ FA_DEVICE Piece piece_of(const WorkLists& lists, int part, int index, ForwardTil
   }
   tile.split = piece.place_of(part);
   return piece;
+}
+
+/// How many pieces a part has.
+FA_DEVICE int pieces_of(const WorkLists& lists, int part) {
+  const PartStart start = ptx::ld_global(lists.starts + part);
+  const PartStart end = ptx::ld_global(lists.starts + part + 1);
+  return pieces_between(start, end, ptx::ld_global(&lists.head->items));
+}
+
+/// Piece `index` of a part, and the query tile that it is of.
+FA_DEVICE Piece piece_of(const WorkLists& lists, int part, int index, ForwardTile& tile) {
+  const PartStart start = ptx::ld_global(lists.starts + part);
+  const PartStart end = ptx::ld_global(lists.starts + part + 1);
+  const int items = ptx::ld_global(&lists.head->items);
+  return piece_between(start, end, items, part, index, tile,
+                       [&](int item) { return ptx::ld_global(lists.find(item)); });
 }
 
 /// Of the KV tiles that the item's rows see, those of a piece.

@@ -17,6 +17,21 @@ FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value) {
   return before;
 }
 
+/// st.release.gpu: what all threads of the block have written in front of a barrier can be read by who sees the flag.
+FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
+}
+/// ld.acquire.gpu until the flag is up. The blocks before this one must not wait for it.
+FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value) {
+  uint64_t seen = ~value;
+  while (seen != value) {
+    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];"
+                 : "=l"(seen)
+                 : "l"(__cvta_generic_to_global(address))
+                 : "memory");
+  }
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_ATOMIC_CUH_

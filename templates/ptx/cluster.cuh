@@ -56,9 +56,11 @@ FA_DEVICE void mbarrier_arrive_expect_tx_remote(uint32_t cluster_barrier, int by
 
 /// mbarrier.try_wait.parity at a barrier of this block at which others of the cluster arrive, until the phase of that
 /// parity is complete.
+#ifndef FA_DEBUG_KERNELS  // else it is that of mbarrier.cuh
 FA_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   mbarrier_wait(barrier, parity);
 }
+#endif
 
 /// cp.async.bulk, shared memory of this block to that of any block of the cluster: `bytes` bytes (a multiple of 16,
 /// like both addresses), completed on a barrier of the target's block. By one thread, after `fence_proxy_async` by

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_PTX_MBARRIER_CUH_
 
 #include <common/types.cuh>
+#include <ptx/debug.cuh>
 #include <ptx/language.cuh>
 
 // PTX ISA, "mbarrier": an 8-byte object in shared memory that completes a phase when `count` arrivals and all announced
@@ -58,6 +59,22 @@ FA_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
       : "memory");
   return complete != 0;
 }
+
+#ifdef FA_DEBUG_KERNELS
+
+/// mbarrier_wait of what is written as `what`, whose first part is the barrier's name: not for ever.
+FA_DEVICE void mbarrier_wait_named(const char* what, const char* file, int line, uint32_t barrier, uint32_t parity) {
+  const uint64_t start = global_nanoseconds();
+  while (!mbarrier_test(barrier, parity)) {
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a barrier is never complete", what, file, line);
+  }
+  mbarrier_wait(barrier, parity);  // at once: it orders what comes behind it
+}
+
+#define mbarrier_wait(...) mbarrier_wait_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+#define mbarrier_wait_cluster(...) mbarrier_wait_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+
+#endif  // FA_DEBUG_KERNELS
 
 }  // namespace fa::ptx
 

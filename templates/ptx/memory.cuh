@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_PTX_MEMORY_CUH_
 
 #include <common/types.cuh>
+#include <ptx/debug.cuh>
 #include <ptx/language.cuh>
 
 namespace fa::ptx {
@@ -55,6 +56,7 @@ FA_DEVICE uint32_t ld_global_nc(const uint32_t* address) {
 }
 /// 16 bytes, 16-byte aligned.
 FA_DEVICE Chunk ld_global_nc_chunk(const void* address) {
+  FA_CHECK_GLOBAL(address, 16);
   Chunk value;
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
@@ -101,6 +103,7 @@ FA_DEVICE T ld_global_or_param(const T* address, const uint32_t& parameter) {
 
 /// st.global.v4.b32: 16 bytes, 16-byte aligned.
 FA_DEVICE void st_global_chunk(void* address, Chunk value) {
+  FA_CHECK_GLOBAL(address, 16);
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "r"(value.word[0]),
                "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
                : "memory");
@@ -108,6 +111,7 @@ FA_DEVICE void st_global_chunk(void* address, Chunk value) {
 
 /// ld.global.v4.b32: likewise.
 FA_DEVICE Chunk ld_global_chunk(const void* address) {
+  FA_CHECK_GLOBAL(address, 16);
   Chunk value;
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
@@ -150,6 +154,15 @@ FA_DEVICE bool test_global(const int32_t* address, int32_t value) {
 FA_DEVICE void await_global(const int32_t* address, int32_t value) {
   while (!test_global(address, value)) continue;
 }
+#ifdef FA_DEBUG_KERNELS
+FA_DEVICE void await_global_named(const char* what, const char* file, int line, const int32_t* address, int32_t value) {
+  const uint64_t start = global_nanoseconds();
+  while (!test_global(address, value)) {
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a signal never comes", what, file, line);
+  }
+}
+#define await_global(...) await_global_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+#endif
 
 /// atom.relaxed.gpu.add: what was there before.
 FA_DEVICE int32_t atomic_add_global(int32_t* address, int32_t value) {
@@ -163,22 +176,27 @@ FA_DEVICE int32_t atomic_add_global(int32_t* address, int32_t value) {
 
 /// ld.shared.b32, st.shared.b32 and their 2-, 8- and 16-byte forms.
 FA_DEVICE uint32_t ld_shared_b32(uint32_t address) {
+  FA_CHECK_SHARED(address, 4);
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
 FA_DEVICE uint16_t ld_shared_b16(uint32_t address) {
+  FA_CHECK_SHARED(address, 2);
   uint16_t value;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
   return value;
 }
 FA_DEVICE void ld_shared_f32x2(float (&value)[2], uint32_t address) {
+  FA_CHECK_SHARED(address, 8);
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value[0]), "=f"(value[1]) : "r"(address) : "memory");
 }
 FA_DEVICE void ld_shared_b64(uint32_t& low, uint32_t& high, uint32_t address) {
+  FA_CHECK_SHARED(address, 8);
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
 }
 FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
+  FA_CHECK_SHARED(address, 16);
   Chunk value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
@@ -187,17 +205,21 @@ FA_DEVICE Chunk ld_shared_chunk(uint32_t address) {
   return value;
 }
 FA_DEVICE void st_shared_b32(uint32_t address, uint32_t value) {
+  FA_CHECK_SHARED(address, 4);
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 FA_DEVICE void st_shared_chunk(uint32_t address, Chunk value) {
+  FA_CHECK_SHARED(address, 16);
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.word[0]), "r"(value.word[1]),
                "r"(value.word[2]), "r"(value.word[3])
                : "memory");
 }
 FA_DEVICE void st_shared_b16(uint32_t address, uint16_t value) {
+  FA_CHECK_SHARED(address, 2);
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 FA_DEVICE void st_shared_b64(uint32_t address, uint32_t low, uint32_t high) {
+  FA_CHECK_SHARED(address, 8);
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");
 }
 

@@ -49,7 +49,8 @@ struct ColumnSlice {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
 /// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
-/// kVectorReduce; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kVectorReduce; optionally kVarlen, kDropout, kWithoutDk, kWithoutDv (common/switches.cuh) and a Variant
+/// (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -81,6 +82,8 @@ struct Backward {
   static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kWantsDk = kernel::kWantsDk<Config>;
+  static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
@@ -220,6 +223,7 @@ struct Backward {
     if (steps.begin < steps.end) walk(steps, dk, dv);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
     const Backward epilogue(params);
+    if constexpr (!kWantsDk && !kWantsDv) return;
     if constexpr (Config::kSplit) {
       epilogue.store_partial(dk, dv);
     } else {
@@ -375,7 +379,7 @@ struct Backward {
       differentiate(place, query, stage, k_fragment, v_fragment, p, ds);
       const uint32_t own = PTile::offset(warp_key, query);
       const bool stores = kQueryGroups == kWarpsM || warp_m < kQueryGroups;
-      if constexpr (kExchange) {
+      if constexpr (kExchange && kWantsDv) {
         if (stores) Gemm::template store<PTile>(p, p_shared + own, lane);
       }
       if constexpr (kExchange || Config::kWriteDq) {
@@ -384,8 +388,12 @@ struct Backward {
       if (substep + 1 == kSubsteps) after_scores();
       if constexpr (kExchange) ptx::sync_threads();  // all of P and dS is in shared memory
 
-      product<DoTile>(dv, p, query, p_shared, do_shared(stage) + DoTile::offset(0, 8 * v_slice.first_tile()));
-      product<QTile>(dk, ds, query, ds_shared(stage), q_shared(stage) + QTile::offset(0, 8 * qk_slice.first_tile()));
+      if constexpr (kWantsDv) {
+        product<DoTile>(dv, p, query, p_shared, do_shared(stage) + DoTile::offset(0, 8 * v_slice.first_tile()));
+      }
+      if constexpr (kWantsDk) {
+        product<QTile>(dk, ds, query, ds_shared(stage), q_shared(stage) + QTile::offset(0, 8 * qk_slice.first_tile()));
+      }
     }
 
     if constexpr (kStages == 1 || (Config::kWriteDq && !kDelayedDq && !kExchange)) {
@@ -629,16 +637,20 @@ struct Backward {
   /// scale * dK and dV through shared memory, where K and V were, so that rows leave in 16-byte pieces.
   FA_DEVICE void store(const DkFragment& dk, const DvFragment& dv) const {
     ptx::sync_threads();  // all have left K and V
-    stage_fragment<KTile>(k_shared, dk, qk_slice, params.scale);
-    stage_fragment<VTile>(v_shared, dv, v_slice, dv_scale());
+    if constexpr (kWantsDk) stage_fragment<KTile>(k_shared, dk, qk_slice, params.scale);
+    if constexpr (kWantsDv) stage_fragment<VTile>(v_shared, dv, v_slice, dv_scale());
     ptx::sync_threads();  // dK and dV are complete in shared memory
     T* dk_rows = static_cast<T*>(params.dk) + keys_at(params.stride_dk_b, params.stride_dk_s) +
                  tile.head * params.stride_dk_h + first_key * params.stride_dk_s;
     T* dv_rows = static_cast<T*>(params.dv) + keys_at(params.stride_dv_b, params.stride_dv_s) +
                  tile.head * params.stride_dv_h + first_key * params.stride_dv_s;
     const int valid = lengths.s_kv - first_key;
-    store_tile<KTile, T, kTileN, kThreads, Config::kAligned>(k_shared, dk_rows, params.stride_dk_s, valid, thread);
-    store_tile<VTile, T, kTileN, kThreads, Config::kAligned>(v_shared, dv_rows, params.stride_dv_s, valid, thread);
+    if constexpr (kWantsDk) {
+      store_tile<KTile, T, kTileN, kThreads, Config::kAligned>(k_shared, dk_rows, params.stride_dk_s, valid, thread);
+    }
+    if constexpr (kWantsDv) {
+      store_tile<VTile, T, kTileN, kThreads, Config::kAligned>(v_shared, dv_rows, params.stride_dv_s, valid, thread);
+    }
   }
 
   FA_DEVICE float dv_scale() const {
@@ -670,8 +682,8 @@ struct Backward {
     const int64_t row =
         tile.split * rows + (static_cast<int64_t>(tile.batch) * params.h_kv + tile.head) * params.s_kv + first_key;
     float* target = params.partial + row * (kHeadDimQk + kHeadDimV);  // into [splits, b, h_kv, s_kv, d_qk + d_v]
-    store_partial_fragment(target, dk, qk_slice, 1.f);
-    store_partial_fragment(target + kHeadDimQk, dv, v_slice, dv_scale());
+    if constexpr (kWantsDk) store_partial_fragment(target, dk, qk_slice, 1.f);
+    if constexpr (kWantsDv) store_partial_fragment(target + kHeadDimQk, dv, v_slice, dv_scale());
   }
 
   template <int kCTiles, class Slice>

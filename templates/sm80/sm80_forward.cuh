@@ -8,6 +8,7 @@
 #include <common/kept_keys.cuh>
 #include <common/mask.cuh>
 #include <common/online_softmax.cuh>
+#include <common/own_parts.cuh>
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
@@ -49,8 +50,8 @@ FA_DEVICE constexpr bool splits_warps() {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kValueInKey (common/switches.cuh) and a Variant
-/// (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kOwnParts, kValueInKey (common/switches.cuh) and a
+/// Variant (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
 ///
@@ -60,6 +61,9 @@ FA_DEVICE constexpr bool splits_warps() {
 /// With kScheduled a thread block works on its part of a schedule (common/schedule_params.cuh): on pieces of one query
 /// tile after the other. Of tiles that blocks share they leave partial results, which the last of them to finish
 /// merges.
+///
+/// With kOwnParts blocks do the same without a schedule, each of which finds its part by itself (common/own_parts.cuh),
+/// over pages or not. The last part of a tile waits for the others, which start before it, and merges.
 ///
 /// With kSplitWarps, for few rows, all warps have the same rows, and each its own keys of every tile. They join what
 /// they have made of them at the end (sm80_split_warps.cuh).
@@ -104,7 +108,9 @@ struct Forward {
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static constexpr int kPageSize = kernel::kPageSize<Config>;
   static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kOwnParts = kernel::kOwnParts<Config>;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
+  static constexpr bool kPieces = kScheduled || kOwnParts;  // of query tiles, one after the other
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
   static constexpr bool kStored = kStoredKeys || kStoredValues;
@@ -130,12 +136,15 @@ struct Forward {
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
   static_assert(kStages >= 1 && kStages <= 4, "1 to 4 K and V buffers");
   static_assert(!(kVarlen || kPaged) || !Config::kSplit || kFixedSplits, "batches of unknown lengths are not split");
-  static_assert(!kFixedSplits || (!kPairs && !kScheduled && !kernel::kAccumulate<Config> && Config::kLoopBodies == 1),
+  static_assert(!kFixedSplits || (!kPairs && !kPieces && !kernel::kAccumulate<Config> && Config::kLoopBodies == 1),
                 "fixed splits have one order");
   static_assert(kSplitKeys % kTileN == 0, "whole KV tiles");
   static_assert(!kShares || !kLists, "blocks share no splits of tile lists");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
+  static_assert(!kOwnParts || (!kScheduled && !Config::kSplit && !kDropout && !kLists && !kernel::kAccumulate<Config>),
+                "own parts are of plain calls");
+  static_assert(!kOwnParts || kPaged || !kVarlen, "of a packed batch that is not in pages nothing is shared");
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
@@ -209,6 +218,17 @@ struct Forward {
         tile(this_tile(p, i, piece)),
         lengths(this_entry(p, tile.batch)),
         rows{p.group, tile.head} {}
+  FA_DEVICE Forward(const Params& p, const Piece& of, const ForwardTile& at)
+      : params(p), index(0), piece(of), tile(at), lengths(this_entry(p, at.batch)), rows{p.group, at.head} {}
+
+  /// A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
+  FA_DEVICE Forward again() const {
+    if constexpr (kOwnParts) {
+      return Forward(params, piece, tile);
+    } else {
+      return Forward(params, index);
+    }
+  }
 
   static FA_DEVICE Entry this_entry(const Params& p, int batch) {
     if constexpr (kPaged) {
@@ -342,7 +362,7 @@ struct Forward {
   FA_DEVICE int fragment_row(int m, int r) const { return warp_row + 16 * m + 8 * r + lane / 4; }
 
   FA_DEVICE void run() {
-    if constexpr (kVarlen && !kScheduled) {
+    if constexpr (kVarlen && !kPieces) {
       if (tile.m_block < 0 || block_row >= row_count) return;  // a slot without a tile
     }
     const int last_row = (block_row + kTileM < row_count ? block_row + kTileM : row_count) - 1;
@@ -355,7 +375,7 @@ struct Forward {
   }
 
   FA_DEVICE void run_range(KvRange range) {
-    if constexpr (kScheduled) range = cut(range, piece);
+    if constexpr (kPieces) range = cut(range, piece);
     if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
     Fragment<kMTiles, kOTiles> o = {};
     OnlineSoftmax<kMTiles> softmax;
@@ -375,8 +395,7 @@ struct Forward {
     } else {
       if constexpr (kPairs) pair().add_sums(softmax.sum);
       if constexpr (kGroups) group().add_sums(softmax.sum);
-      // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
-      const Forward epilogue(params, index);
+      const Forward epilogue = again();
       ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
     }
   }
@@ -707,7 +726,19 @@ struct Forward {
 
 template <class Config>
 FA_DEVICE void forward(const kernel::StoredForwardParamsOf<Config>& params) {
-  if constexpr (kernel::kScheduled<Config>) {
+  if constexpr (kernel::kOwnParts<Config>) {
+    using Own = kernel::OwnParts<Config, kernel::StoredForwardParamsOf<Config>>;
+    const Own own(params);
+    // From the last piece, which another part may wait for, to the first, which may have to wait: else parts would
+    // wait for each other in a chain.
+    const int pieces = own.pieces();
+    for (int i = pieces - 1; i >= 0; --i) {
+      if (i < pieces - 1) ptx::sync_threads();  // all have left the tiles of the piece before
+      kernel::ForwardTile tile;
+      const kernel::Piece piece = own.piece(i, tile);
+      Forward<Config>(params, piece, tile).run();
+    }
+  } else if constexpr (kernel::kScheduled<Config>) {
     if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();
     const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), ptx::block_index());
     for (int i = 0; i < pieces; ++i) {

@@ -5,6 +5,7 @@
 #include <common/constants.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/online_softmax.cuh>
+#include <common/own_parts.cuh>
 #include <common/split_row.cuh>
 #include <common/variant.cuh>
 #include <common/work_lists.cuh>
@@ -37,12 +38,12 @@ struct ForwardEpilogue {
       Forward::kPairs || Forward::kGroups || Forward::kSplitWarps;  // rows, with other warps
   static constexpr bool kDropout = Forward::kDropout;
   static constexpr bool kAccumulate = Forward::kAccumulate;
-  static constexpr bool kScheduled = Forward::kScheduled;
+  static constexpr bool kPieces = Forward::kPieces;
 
   const Forward& f;
 
   FA_DEVICE void run(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
-    if constexpr (kScheduled) {
+    if constexpr (kPieces) {
       store_piece(o, softmax);
     } else if constexpr (Config::kSplit) {
       store_partial(o, softmax);
@@ -179,20 +180,43 @@ struct ForwardEpilogue {
     }
     store_partial(o, softmax);
     ptx::sync_threads();  // the block's partial rows are written, and Q has been read, whose place is taken
+    if constexpr (Forward::kOwnParts) {
+      if (!is_last_part()) return;
+    } else {
+      if (!is_last_to_finish()) return;
+    }
+    const int last = f.piece.last_part - f.piece.first_part;
+    const int end = f.block_row + kTileM < f.row_count ? f.block_row + kTileM : f.row_count;
+    for (int row = f.block_row + f.warp; row < end; row += Config::kWarps) {
+      merge_splits<T, Variant, kHeadDimV>(f.params, last + 1, MergedRow{f, row},
+                                          [&](int i) { return partial_row_of(f.piece.first_part + i, row); });
+    }
+  }
+
+  /// Whether all other parts of the tile have left their partial results.
+  FA_DEVICE bool is_last_to_finish() const {
     int32_t* const counter = WorkLists(f.params.paged).counters + f.piece.first_part;
     if (f.thread == 0) {
       const int before = ptx::atomic_add_acq_rel_global(counter, 1);
       ptx::st_shared_b32(f.shared, static_cast<uint32_t>(before));
     }
     ptx::sync_threads();  // the number of blocks before this one is there, and what they have written can be read
-    const int last = f.piece.last_part - f.piece.first_part;
-    if (static_cast<int>(ptx::ld_shared_b32(f.shared)) != last) return;
+    if (static_cast<int>(ptx::ld_shared_b32(f.shared)) != f.piece.last_part - f.piece.first_part) return false;
     if (f.thread == 0) ptx::st_global(counter, 0);  // for the next launch
-    const int end = f.block_row + kTileM < f.row_count ? f.block_row + kTileM : f.row_count;
-    for (int row = f.block_row + f.warp; row < end; row += Config::kWarps) {
-      merge_splits<T, Variant, kHeadDimV>(f.params, last + 1, MergedRow{f, row},
-                                          [&](int i) { return partial_row_of(f.piece.first_part + i, row); });
+    return true;
+  }
+
+  /// The last part waits for the others, which have started before it; they tell it that they have finished.
+  FA_DEVICE bool is_last_part() const {
+    using Own = OwnParts<Config, typename Forward::Params>;
+    const int part = ptx::block_index();
+    if (part != f.piece.last_part) {
+      if (f.thread == 0) ptx::raise_flag_global(Own::flag_of(f.params, f.piece, part), Own::kUp);
+      return false;
     }
+    if (f.warp == 0) Own::await_others(f.params, f.piece);
+    ptx::sync_threads();  // the others' partial results can be read
+    return true;
   }
 
   /// Of the tile, for merge_splits.
@@ -214,7 +238,7 @@ struct ForwardEpilogue {
   }
 
   FA_DEVICE int64_t partial_row(int row) const {
-    if constexpr (kScheduled) {
+    if constexpr (kPieces) {
       return partial_row_of(ptx::block_index(), row);
     } else {
       return ((static_cast<int64_t>(f.tile.split) * f.params.b + f.tile.batch) * f.params.h_q +

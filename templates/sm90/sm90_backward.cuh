@@ -60,7 +60,8 @@ using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, k
 /// last query tile, where causal lengths end together.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
-/// kWriteDq, kSplit; optionally kVarlen, kDropout, kOrderedDq (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kWriteDq, kSplit; optionally kVarlen, kDropout, kOrderedDq, kWithoutDk, kWithoutDv (common/switches.cuh) and a
+/// Variant (common/variant.cuh).
 template <class Config>
 struct Backward {
   using T = typename Config::Element;
@@ -89,6 +90,10 @@ struct Backward {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
+  static constexpr bool kWantsDk = kernel::kWantsDk<Config>;
+  static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
+  static constexpr bool kSums = kWantsDk || kWantsDv;
+  static constexpr bool kKeysInRegisters = kTileM == 64 && kConsumers <= 2;  // where dQ alone is wanted
   // Of a cluster: they share the query tiles of a key tile, add up dK and dV, and have no other tile.
   static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
@@ -653,32 +658,42 @@ struct Backward {
       bool any;
       if constexpr (kFunctions) {
         any = accumulate_by_functions(dk, dv, round, count, parity);
+      } else if constexpr (!kSums && Config::kWriteDq) {
+        any = accumulate_dq(round, count, parity);
       } else {
         any = accumulate(dk, dv, round, count, parity);
       }
       if (any) parity ^= 1;
-      const Job work = job(round);
-      const int lane = lane_index();
-      const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
-      if constexpr (kDropout) {
-        FA_UNROLL
-        for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
-      }
-      if constexpr (kSplitBlocks > 1) {
-        add_up(dk, dv, work);
-      } else if constexpr (Config::kSplit) {
-        constexpr int kRow = kHeadDimQk + kHeadDimV;
-        const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
-        float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
-        store_partial<kRow>(dk, rows, first_key, params.s_kv, lane);
-        store_partial<kRow>(dv, rows + kHeadDimQk, first_key, params.s_kv, lane);
-      } else {
+      if constexpr (kSums) store_sums(dk, dv, round, consumer);
+      release_job(round);
+    }
+  }
+
+  FA_DEVICE void store_sums(Dk& dk, Dv& dv, int round, int consumer) const {
+    const Job work = job(round);
+    const int lane = lane_index();
+    const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
+    if constexpr (kDropout && kWantsDv) {
+      FA_UNROLL
+      for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
+    }
+    if constexpr (kSplitBlocks > 1) {
+      add_up(dk, dv, work);
+    } else if constexpr (Config::kSplit) {
+      constexpr int kRow = kHeadDimQk + kHeadDimV;
+      const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
+      float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
+      if constexpr (kWantsDk) store_partial<kRow>(dk, rows, first_key, params.s_kv, lane);
+      if constexpr (kWantsDv) store_partial<kRow>(dv, rows + kHeadDimQk, first_key, params.s_kv, lane);
+    } else {
+      if constexpr (kWantsDk) {
         FA_UNROLL
         for (int i = 0; i < kHeadDimQk / 2; ++i) dk[i] *= params.scale;
         store(dk, params.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work, first_key, lane);
+      }
+      if constexpr (kWantsDv) {
         store(dv, params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work, first_key, lane);
       }
-      release_job(round);
     }
   }
 
@@ -690,14 +705,18 @@ struct Backward {
     const int lane = lane_index();
     const int warp = 4 * consumer_index() + warp_index();
     ptx::barrier_sync(1, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles
-    dk_sums.leave(dk, warp, lane);
-    dv_sums.leave(dv, warp, lane);
+    if constexpr (kWantsDk) dk_sums.leave(dk, warp, lane);
+    if constexpr (kWantsDv) dv_sums.leave(dv, warp, lane);
     ptx::cluster_sync();  // all sums are there
     const int first = work.tile.split * 4 * kConsumers + warp;
-    dk_sums.store(rows_of_keys(params.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work),
-                  params.stride_dk_s, work.first_key(), work.lengths.s_kv, params.scale, first, lane);
-    dv_sums.store(rows_of_keys(params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work),
-                  params.stride_dv_s, work.first_key(), work.lengths.s_kv, 1.f, first, lane);
+    if constexpr (kWantsDk) {
+      dk_sums.store(rows_of_keys(params.dk, params.stride_dk_b, params.stride_dk_h, params.stride_dk_s, work),
+                    params.stride_dk_s, work.first_key(), work.lengths.s_kv, params.scale, first, lane);
+    }
+    if constexpr (kWantsDv) {
+      dv_sums.store(rows_of_keys(params.dv, params.stride_dv_b, params.stride_dv_h, params.stride_dv_s, work),
+                    params.stride_dv_s, work.first_key(), work.lengths.s_kv, 1.f, first, lane);
+    }
     ptx::sync_warp();
     ptx::cluster_sync();  // another block may still read sums here
   }
@@ -989,7 +1008,7 @@ struct Backward {
     if constexpr (kDropout) draw(drops, work, next, first_key);
     pack_weights(p_operand, s, drops);
     await_dout(count);
-    issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
+    issue_dv(dv, p_operand, do_shared(stage_of(count)));
     await_values(work, parity);
     issue_dp(dp, stage_of(count), consumer_index());
 
@@ -1001,7 +1020,7 @@ struct Backward {
       --left;
       ptx::wgmma_wait<0>();  // dP, and dV
       ptx::wgmma_tie(dp);
-      ptx::wgmma_tie(dv);
+      tie_dv(dv);
       differentiate(dp, s, delta_shared(stage), drops);
       pack(ds_operand, dp);
       if constexpr (Config::kWriteDq) {
@@ -1009,13 +1028,13 @@ struct Backward {
         ptx::fence_proxy_async();
       }
       if (left == 0) {
-        issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+        issue_dk(dk, ds_operand, q_shared(stage));
         if constexpr (Config::kWriteDq) {
           ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
           issue_dq(dq, buffer, consumer_index());
         }
         ptx::wgmma_wait<0>();
-        ptx::wgmma_tie(dk);
+        tie_dk(dk);
         release(v_empty());
         const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
         if (!hides) release(k_empty());
@@ -1035,33 +1054,171 @@ struct Backward {
       await_q(count);
       clear_rows_without_keys<true>(clears, again(work, round), next, count);
       issue_scores(s, stage_of(count), consumer);
-      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      issue_dk(dk, ds_operand, q_shared(stage));
       if constexpr (Config::kWriteDq) {
         ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
       }
-      ptx::wgmma_wait<0>();  // dK, whose operand leaves room for dQ, and the next S
-      ptx::wgmma_tie(dk);
-      ptx::wgmma_tie(s);
-      if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
+      if constexpr (Config::kWriteDq) {
+        ptx::wgmma_wait<0>();  // dK, whose operand leaves room for dQ, and the next S
+        tie_dk(dk);
+        ptx::wgmma_tie(s);
+        issue_dq(dq, buffer, consumer_index());
+      } else {
+        ptx::wgmma_wait<kWantsDk ? 1 : 0>();  // the next S
+        ptx::wgmma_tie(s);
+      }
       exponentiate(s, stage_of(count), again(work, round), next, first_key);
       if constexpr (kDropout) draw(drops, again(work, round), next, first_key);
       ptx::wgmma_wait<0>();  // dK and dQ
-      ptx::wgmma_tie(dk);
+      tie_dk(dk);
       if constexpr (Config::kWriteDq) ptx::wgmma_tie(dq);
       release(step_empty(stage));
       pack_weights(p_operand, s, drops);
       await_dout(count);
-      issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage_of(count)));
+      issue_dv(dv, p_operand, do_shared(stage_of(count)));
       if constexpr (Config::kWriteDq) {
         if constexpr (kHides && !kAsksEarly) hides = hid_keys(again(work, round), next);
         hand_over_dq(dq, rows, consumer_index(), count, hides);
       }
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
-        ptx::wgmma_tie(dv);
+        tie_dv(dv);
       }
       issue_dp(dp, stage_of(count), consumer_index());
     }
+  }
+
+  /// The same where dQ alone is wanted. No sums take registers: the scores of a step are computed beside P and dP of
+  /// the one before, and dQ is handed over, and exponentials are taken, while the next dP is computed. K and V of the
+  /// warpgroup stay in registers where there is room, since the products S and dP wait for shared memory else.
+  FA_DEVICE bool accumulate_dq(int round, int& count, uint32_t parity) const {
+    S s;
+    S weights;  // P^T
+    S dp;       // dP^T, then dS^T
+    Dq dq;
+    [[maybe_unused]] Drops drops;
+    const Job work = job(round);
+    int left = work.steps.end - work.steps.begin;
+    if (left <= 0) return false;
+    const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
+    Place next = place(work);
+
+    await_keys(work, parity);
+    await_q(count);
+    clear_rows_without_keys<true>(has_rows_without_keys(work, next), work, next, count);
+    Keys<kQkSteps> keys;
+    Keys<kVSteps> values;
+    take_keys<KTile>(keys, k_shared());
+    issue_scores_of(s, keys, stage_of(count));
+    await_values(work, parity);
+    take_keys<VTile>(values, v_shared());
+    await_dout(count);
+    issue_dp_of(dp, values, stage_of(count));
+
+    ptx::wgmma_wait<1>();  // S
+    ptx::wgmma_tie(s);
+    take_weights(weights, s, drops, stage_of(count), again(work, round), next, first_key);
+    for (; left > 1; --left) {
+      const int stage = stage_of(count);
+      const int buffer = count % 2;
+      const int rows = rows_of(work, next);
+      const bool hides = kHides && hides_keys(again(work, round), next);
+      ++count;
+      advance(next, work);
+      const bool clears = has_rows_without_keys(again(work, round), next);
+      await_q(count);
+      clear_rows_without_keys<true>(clears, again(work, round), next, count);
+      ptx::wgmma_wait<0>();  // dP, before S is begun: ptxas wants to see all complete once a step
+      ptx::wgmma_tie(dp);
+      issue_scores_of(s, keys, stage_of(count));
+      share_ds(dp, weights, delta_shared(stage), drops, buffer);
+      issue_dq(dq, buffer, consumer_index());
+      release(step_empty(stage));
+      await_dout(count);
+      issue_dp_of(dp, values, stage_of(count));
+      ptx::wgmma_wait<1>();  // dQ, and the next S
+      ptx::wgmma_tie(dq);
+      ptx::wgmma_tie(s);
+      hand_over_dq(dq, rows, consumer_index(), count, hides);
+      take_weights(weights, s, drops, stage_of(count), again(work, round), next, first_key);
+    }
+    const int stage = stage_of(count);
+    const int buffer = count % 2;
+    ++count;
+    ptx::wgmma_wait<0>();  // the last dP
+    ptx::wgmma_tie(dp);
+    share_ds(dp, weights, delta_shared(stage), drops, buffer);
+    issue_dq(dq, buffer, consumer_index());
+    release(step_empty(stage));
+    release(v_empty());
+    ptx::wgmma_wait<0>();  // the last dQ
+    ptx::wgmma_tie(dq);
+    const bool hides = kHides && hides_keys(again(work, round), next);
+    hand_over_dq(dq, rows_of(work, next), consumer_index(), count, hides);
+    release(k_empty());
+    return true;
+  }
+
+  /// K or V of the warpgroup as operands, 16 columns each.
+  template <int kSteps>
+  using Keys = uint32_t[kSteps][4];
+
+  template <class Tile, int kSteps>
+  FA_DEVICE void take_keys(Keys<kSteps>& keys, uint32_t tile) const {
+    if constexpr (kKeysInRegisters) {
+      const int lane = lane_index();
+      // Matrices of 8 keys by 8 columns: the first columns of keys 0, then of keys 8; then the other columns.
+      const int row = 64 * consumer_index() + 16 * warp_index() + lane % 16;
+      FA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int chunk = 2 * (step % 4) + lane / 16;
+        ptx::ldmatrix_x4(keys[step], tile + step / 4 * Tile::kSlabBytes + row * Tile::kRowBytes +
+                                         kernel::kChunkBytes * (chunk ^ lane % 8));
+      }
+    }
+  }
+  FA_DEVICE void issue_scores_of(S& s, const Keys<kQkSteps>& keys, int stage) const {
+    if constexpr (kKeysInRegisters) {
+      issue_from_registers<QTile>(s, keys, q_shared(stage));
+    } else {
+      issue_scores(s, stage, consumer_index());
+    }
+  }
+  FA_DEVICE void issue_dp_of(S& dp, const Keys<kVSteps>& values, int stage) const {
+    if constexpr (kKeysInRegisters) {
+      issue_from_registers<DoTile>(dp, values, do_shared(stage));
+    } else {
+      issue_dp(dp, stage, consumer_index());
+    }
+  }
+  template <class Tile, int kSteps>
+  FA_DEVICE static void issue_from_registers(S& s, const Keys<kSteps>& keys, uint32_t rows) {
+    ptx::wgmma_forget(s);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      SGemm::template registers<false>(s, keys[step], Tile::k_major(described(rows), 0, step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// P^T and what is dropped of it, from S^T, whose registers the next product takes.
+  FA_DEVICE void take_weights(S& weights, const S& s, Drops& drops, int stage, const Job& work, const Place& place,
+                              int first_key) const {
+    FA_UNROLL
+    for (int i = 0; i < kTileM / 2; ++i) weights[i] = s[i];
+    exponentiate(weights, stage, work, place, first_key);
+    if constexpr (kDropout) draw(drops, work, place, first_key);
+  }
+
+  /// dS, from dP^T, to all warpgroups.
+  FA_DEVICE void share_ds(S& dp, const S& weights, uint32_t delta, const Drops& drops, int buffer) const {
+    Operand operand;
+    differentiate(dp, weights, delta, drops);
+    pack(operand, dp);
+    share(operand, ds_shared(buffer), consumer_index());
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
   }
 
   /// The same for functions, for which S and dP are there at once: the next dP is computed while dQ is handed over.
@@ -1103,8 +1260,8 @@ struct Backward {
         share(ds_operand, ds_shared(buffer), consumer_index());
         ptx::fence_proxy_async();
       }
-      issue_registers<DvGemm, DoTile>(dv, p_operand, do_shared(stage));
-      issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));
+      issue_dv(dv, p_operand, do_shared(stage));
+      issue_dk(dk, ds_operand, q_shared(stage));
       functions(work, next, stage).add(by_capture);
       if (left == 0) {
         if constexpr (Config::kWriteDq) {
@@ -1112,8 +1269,8 @@ struct Backward {
           issue_dq(dq, buffer, consumer_index());
         }
         ptx::wgmma_wait<0>();
-        ptx::wgmma_tie(dv);
-        ptx::wgmma_tie(dk);
+        tie_dv(dv);
+        tie_dk(dk);
         release(v_empty());
         const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
         if (!hides) release(k_empty());
@@ -1129,8 +1286,8 @@ struct Backward {
         ptx::barrier_sync(first_of(NamedBarrier::ds), kConsumers * kWarpgroup);  // dS of all warpgroups
       }
       ptx::wgmma_wait<0>();  // dV and dK, whose operands leave room for dQ and the next dP
-      ptx::wgmma_tie(dv);
-      ptx::wgmma_tie(dk);
+      tie_dv(dv);
+      tie_dk(dk);
       if constexpr (Config::kWriteDq) issue_dq(dq, buffer, consumer_index());
       release(step_empty(stage));
       advance(next, work);
@@ -1247,6 +1404,19 @@ struct Backward {
       Gemm::template registers<true>(sum, operand[step], Tile::mn_major(described(tile), step), true);
     }
     ptx::wgmma_commit();
+  }
+
+  FA_DEVICE void issue_dv(Dv& dv, const Operand& weights, uint32_t tile) const {
+    if constexpr (kWantsDv) issue_registers<DvGemm, DoTile>(dv, weights, tile);
+  }
+  FA_DEVICE void issue_dk(Dk& dk, const Operand& ds, uint32_t tile) const {
+    if constexpr (kWantsDk) issue_registers<DkGemm, QTile>(dk, ds, tile);
+  }
+  FA_DEVICE static void tie_dv(Dv& dv) {
+    if constexpr (kWantsDv) ptx::wgmma_tie(dv);
+  }
+  FA_DEVICE static void tie_dk(Dk& dk) {
+    if constexpr (kWantsDk) ptx::wgmma_tie(dk);
   }
 
   /// Starts dQ = dS K, [64, dq_columns].

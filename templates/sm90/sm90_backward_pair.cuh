@@ -45,7 +45,7 @@ namespace fa::sm90 {
 /// step ahead of its additions before anything waits for them.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
-/// kWriteDq, kSplit; optionally kOrderedDq (common/switches.cuh).
+/// kWriteDq, kSplit; optionally kOrderedDq, kWithoutDk, kWithoutDv (common/switches.cuh).
 template <class Config>
 struct BackwardPair {
   using T = typename Config::Element;
@@ -61,6 +61,9 @@ struct BackwardPair {
   static constexpr int kVSlabs = ceil_div(kHeadDimV, kSlabColumns);
   static constexpr int kKeySlabs = kTileN / kSlabColumns;
   static constexpr bool kOrdered = kernel::kOrderedDq<Config>;
+  static constexpr bool kWantsDk = kernel::kWantsDk<Config>;
+  static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
+  static constexpr bool kSums = kWantsDk || kWantsDv;  // both then, of which one may not be stored
   // What the launch gives every thread, 128 registers, redistributed.
   static constexpr int kScoreRegisters = 96;
   static constexpr int kSumRegisters = 160;
@@ -214,7 +217,7 @@ struct BackwardPair {
           copy_and_compute_dq<1>(work);
         }
       }
-    } else {
+    } else if constexpr (kSums) {
       ptx::increase_registers<kSumRegisters>();
       const Job work = job();
       if (rank == 0) {
@@ -222,6 +225,8 @@ struct BackwardPair {
       } else {
         sum<1>(work, warpgroup - 1);
       }
+    } else {
+      ptx::griddepcontrol_wait();  // every block does, be it without steps
     }
     ptx::sync_warp();
     ptx::cluster_sync();  // the other block may still arrive at barriers here, or copy to here
@@ -230,12 +235,13 @@ struct BackwardPair {
   FA_DEVICE void init_barriers(int rank) const {
     // Warps: 4 compute scores, 8 sums, 4 dQ.
     constexpr int kDqWarps = Config::kWriteDq ? 4 : 0;
+    constexpr int kSumWarps = kSums ? 8 : 0;
     ptx::mbarrier_init(keys_full(), 1);
     ptx::mbarrier_init(dq_keys_full(), 1);
     ptx::mbarrier_init(p_full(), 4);
-    ptx::mbarrier_init(p_empty(), 8 + 8 + 4);
+    ptx::mbarrier_init(p_empty(), 2 * kSumWarps + 4);
     ptx::mbarrier_init(ds_full(), 4);
-    ptx::mbarrier_init(ds_empty(), 2 * (8 + kDqWarps));
+    ptx::mbarrier_init(ds_empty(), 2 * (kSumWarps + kDqWarps));
     if constexpr (Config::kWriteDq) {
       ptx::mbarrier_init(dq_full(), kDqWarps);
       ptx::mbarrier_init(dq_empty(), 1);
@@ -248,12 +254,12 @@ struct BackwardPair {
     FA_UNROLL
     for (int i = 0; i < kMaxQStages; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), rank == 0 ? 8 + 4 : 8);
+      ptx::mbarrier_init(q_empty(i), rank == 0 ? kSumWarps + 4 : 8);
     }
     FA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(do_full(i), 1);
-      ptx::mbarrier_init(do_empty(i), rank == 0 ? 8 : 8 + 4);
+      ptx::mbarrier_init(do_empty(i), rank == 0 ? 8 : kSumWarps + 4);
     }
     ptx::fence_mbarrier_init();
   }
@@ -663,23 +669,39 @@ struct BackwardPair {
       constexpr int kRow = kHeadDimQk + kHeadDimV;
       const int64_t batch = static_cast<int64_t>(work.tile.split) * params.b + work.tile.batch;
       float* const rows = params.partial + (batch * params.h_kv + work.tile.head) * params.s_kv * kRow;
-      store_partial<kRow>(dk, rows + L::kFirstQkColumn, first_key, params.s_kv, lane);
-      store_partial<kRow>(dv, rows + kHeadDimQk + L::kFirstVColumn, first_key, params.s_kv, lane);
+      if constexpr (kWantsDk) store_partial<kRow>(dk, rows + L::kFirstQkColumn, first_key, params.s_kv, lane);
+      if constexpr (kWantsDv) {
+        store_partial<kRow>(dv, rows + kHeadDimQk + L::kFirstVColumn, first_key, params.s_kv, lane);
+      }
     } else {
-      FA_UNROLL
-      for (int i = 0; i < L::kQkColumns / 2; ++i) dk[i] *= params.scale;
-      store_rows(dk,
-                 static_cast<T*>(params.dk) + work.tile.batch * params.stride_dk_b +
-                     work.tile.head * params.stride_dk_h + L::kFirstQkColumn,
-                 params.stride_dk_s, first_key, params.s_kv, lane);
-      store_rows(dv,
-                 static_cast<T*>(params.dv) + work.tile.batch * params.stride_dv_b +
-                     work.tile.head * params.stride_dv_h + L::kFirstVColumn,
-                 params.stride_dv_s, first_key, params.s_kv, lane);
+      if constexpr (kWantsDk) {
+        FA_UNROLL
+        for (int i = 0; i < L::kQkColumns / 2; ++i) dk[i] *= params.scale;
+        store_rows(dk,
+                   static_cast<T*>(params.dk) + work.tile.batch * params.stride_dk_b +
+                       work.tile.head * params.stride_dk_h + L::kFirstQkColumn,
+                   params.stride_dk_s, first_key, params.s_kv, lane);
+      }
+      if constexpr (kWantsDv) {
+        store_rows(dv,
+                   static_cast<T*>(params.dv) + work.tile.batch * params.stride_dv_b +
+                       work.tile.head * params.stride_dv_h + L::kFirstVColumn,
+                   params.stride_dv_s, first_key, params.s_kv, lane);
+      }
     }
   }
 
   // ---- warpgroup 3: copies of what several read, and dQ
+
+  // Without sums block 0 has no use for dO, nor block 1 for Q.
+  template <int kRank>
+  FA_DEVICE static constexpr bool loads_q() {
+    return kSums || kRank == 0;
+  }
+  template <int kRank>
+  FA_DEVICE static constexpr bool loads_dout() {
+    return kSums || kRank == 1;
+  }
 
   template <int kRank>
   FA_DEVICE void copy_and_compute_dq(const Job& work) const {
@@ -695,11 +717,11 @@ struct BackwardPair {
       FA_UNROLL
       for (int stage = 0; stage < kMaxQStages; ++stage) {
         if (stage == steps) break;
-        if (stage < L::kQStages) {
+        if (stage < L::kQStages && loads_q<kRank>()) {
           load_q<kRank>(work, ahead_q, stage);
           ahead_q.advance(work, params);
         }
-        if (stage < L::kDoStages) {
+        if (stage < L::kDoStages && loads_dout<kRank>()) {
           load_dout<kRank>(work, ahead_do, stage);
           ahead_do.advance(work, params);
         }
@@ -714,7 +736,7 @@ struct BackwardPair {
     [[maybe_unused]] const bool adds = ptx::thread_index() == 3 * kWarpgroup + kernel::kWarpSize;
     [[maybe_unused]] Addition addition;
     for (int count = 0; count < steps; ++count) {
-      if (loads && count + L::kDoStages < steps) {
+      if (loads && loads_dout<kRank>() && count + L::kDoStages < steps) {
         ptx::mbarrier_wait(do_empty(ring_do.stage), ring_do.parity);  // dV and dP have read it
         load_dout<kRank>(work, ahead_do, ring_do.stage);
         ahead_do.advance(work, params);
@@ -739,7 +761,7 @@ struct BackwardPair {
         if constexpr (Config::kCausal) again = hides_keys(work, query.m_block) && kernel::any_infinite(dq);
         if (!again) release_ds<kRank>();
       }
-      if (loads && count + L::kQStages < steps) {
+      if (loads && loads_q<kRank>() && count + L::kQStages < steps) {
         ptx::mbarrier_wait(q_empty(ring_q.stage), ring_q.parity);  // S and dK have read it
         load_q<kRank>(work, ahead_q, ring_q.stage);
         ahead_q.advance(work, params);

@@ -3,6 +3,7 @@
 #include <fa/fa.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,25 @@ static void test_backward(void) {
   check_slopes(attention, dout, q, dq, B * H_Q * S_Q * D);
   check_slopes(attention, dout, k, dk, B * H_KV * S_KV * D);
   check_slopes(attention, dout, v, dv, B * H_KV * S_KV * D);
+
+  /* Outputs that are NULL are left alone; of none there is nothing to compute. */
+  static float some[B * H_KV * S_KV * D];
+  memcpy(some, dv, sizeof some);
+  memset(dv, 0, sizeof dv);
+  dq[3] = dk[3] = -777;
+  outputs.dq = outputs.dk = NULL;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(memcmp(some, dv, sizeof some) == 0 && dq[3] == -777 && dk[3] == -777);
+  outputs.dv = NULL;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dq") == 0);
+  outputs.dq = &tdq, outputs.dk = &tdk, outputs.dv = &tdv;
+  fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
+  shape.without_dq = shape.without_dv = 1;
+  size_t bytes = 1;
+  CHECK(fa_backward_workspace_size(attention, &shape, &bytes) == FA_OK && bytes == 0);
+  shape.struct_size = offsetof(fa_shape, without_dq); /* of a program that was compiled before they were there */
+  CHECK(fa_backward_workspace_size(attention, &shape, &bytes) == FA_OK);
 
   /* With dlse = 1 and dout = 0, dq is scale times the mean key: the gradient of the log-sum-exp. */
   static float ones[B * H_Q * S_Q];

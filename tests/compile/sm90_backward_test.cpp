@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -102,6 +103,47 @@ TEST(Sm90BackwardCompile, Variants) {
   expect_clean(split.main);
   expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {{"tile_n", 64}}, false).main);
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {{"tile_m", 64}, {"tile_n", 192}}, false).main);
+}
+
+/// With some gradients: P and the next scores side by side in registers, and sums alone.
+TEST(Sm90BackwardCompile, UnwantedGradients) {
+  for (const int d : {64, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      for (const Gradients wanted :
+           {Gradients{true, false, false}, {false, true, true}, {false, true, false}, {true, false, true}}) {
+        if (d > 128 && wanted.dk != wanted.dv) continue;
+        plan::Problem problem = problem_of({d, d, DType::bf16, causal});
+        problem.gradients = wanted;
+        expect_clean(plan_backward(problem, {plan::Family::sm90}, false).main);
+      }
+    }
+  }
+  plan::Problem ordered = problem_of({128, 128, DType::f16, true});
+  ordered.gradients = {true, false, false};
+  expect_clean(plan_backward(ordered, {plan::Family::sm90}, true).main);
+}
+
+/// Debug kernels of every family of waits: they compile, whatever ptxas says of their speed, and print.
+TEST(DebugKernels, Compile) {
+  std::vector<plan::KernelSpec> specs;
+  for (const int d : {64, 128, 256}) {
+    plan::Problem problem = problem_of({d, d, DType::bf16, true});
+    specs.push_back(plan_backward(problem, {plan::Family::sm90}, true).main.front());
+    specs.push_back(plan::plan_forward(problem, {}).kernel);
+    problem.arch = plan::parse_arch("sm_80");
+    specs.push_back(plan_backward(problem, {}, false).main.front());
+    specs.push_back(plan::plan_forward(problem, {}).kernel);
+  }
+  for (plan::KernelSpec& spec : specs) {
+    const std::size_t bytes = compile::compile(render::render(spec), spec.arch).bytes.size();
+    spec.debug = true;
+    SCOPED_TRACE(canonical(spec));
+    const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+    EXPECT_GT(cubin.bytes.size(), bytes);
+    if (spec.family() != plan::Family::sm90) continue;
+    const std::string_view text(reinterpret_cast<const char*>(cubin.bytes.data()), cubin.bytes.size());
+    EXPECT_NE(text.find("a barrier is never complete"), std::string_view::npos);
+  }
 }
 
 /// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background.

@@ -295,6 +295,10 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
   choose_layouts(random, c, call);
   if (c.config.page_size > 0) choose_requests(random, c, call);
   if (c.config.accumulate) call.lse = true, call.backward = false;  // whose o and lse are of other keys, too
+  if (random.percent(25)) {
+    call.gradients = random.pick<Gradients>(
+        {{true, false, false}, {false, true, true}, {false, true, false}, {false, false, true}, {true, true, false}});
+  }
   return call;
 }
 
@@ -651,6 +655,8 @@ std::string to_string(const Configuration& c, const Call& call) {
   out << (call.backward ? "" : " forward only") << (call.lse ? "" : " no lse") << (call.dlse ? " dlse" : "");
   out << (call.positive_empty_lse ? " lse+inf" : "") << (call.workspace ? " workspace" : "")
       << (call.tiles ? " tiles" : "");
+  const auto [dq, dk, dv] = call.gradients;
+  out << (dq ? "" : " without dq") << (dk ? "" : " without dk") << (dv ? "" : " without dv");
   out << layout_text("q", call.q) << layout_text("k", call.k) << layout_text("v", call.v) << layout_text("o", call.o);
   if (call.backward) {
     out << layout_text("dout", call.dout) << layout_text("dq", call.dq) << layout_text("dk", call.dk)

@@ -74,6 +74,7 @@ struct Call {
   bool scheduled = false;           ///< the call is given a schedule
   std::int64_t max_s_q = 0, max_s_kv = 0;
   bool lse = true, dlse = false, backward = true, dsink = true, positive_empty_lse = false;
+  Gradients gradients = {};  ///< that backward is asked for
   Hostile hostile = Hostile::none;
   std::uint64_t values = 0;  ///< seed
   DropoutState dropout;

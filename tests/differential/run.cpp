@@ -408,10 +408,11 @@ class Calls {
   void backward(const Results& expected) {
     const AttentionConfig& config = c_.config;
     if (call_.positive_empty_lse) raise_empty_rows(expected);
-    dq_ = output(in_.q.shape(), call_.dq, config.dtype);
-    dk_ = output(in_.k.shape(), call_.dk, config.dtype);
-    dv_ = output(in_.v.shape(), call_.dv, config.dtype);
-    BackwardOutputs out{dq_.view(), dk_.view(), dv_.view()};
+    BackwardOutputs out;
+    const auto [wants_dq, wants_dk, wants_dv] = call_.gradients;
+    if (wants_dq) out.dq = (dq_ = output(in_.q.shape(), call_.dq, config.dtype)).view();
+    if (wants_dk) out.dk = (dk_ = output(in_.k.shape(), call_.dk, config.dtype)).view();
+    if (wants_dv) out.dv = (dv_ = output(in_.v.shape(), call_.dv, config.dtype)).view();
     gradients_.resize(c_.captures.size());
     for (std::size_t i = 0; i < c_.captures.size(); ++i) {
       if (!c_.captures[i].requires_grad || !in_.captures[i].defined() || !declared(i)) continue;
@@ -432,12 +433,15 @@ class Calls {
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
-    const AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_, &in_.dout, &dq_, &dk_, &dv_});
+    AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_, &in_.dout, &dq_, &dk_, &dv_});
+    shape.gradients = call_.gradients;
     const Tensor workspace = scratch(call_.workspace ? attention_.backward_workspace_size(shape) : 0);
     attention_.backward(in, out, nullptr, given(workspace));
     synchronize();
     check(workspace);
-    dq_.download(), dk_.download(), dv_.download();
+    for (Tensor* gradient : {&dq_, &dk_, &dv_}) {
+      if (gradient->defined()) gradient->download();
+    }
     for (Tensor& gradient : gradients_) {
       if (gradient.defined()) gradient.download();
     }
@@ -555,7 +559,8 @@ class Calls {
   /// Of a call with these tensors: a strange layout may well be aligned, and of a mixed one every tensor.
   AttentionShape shape_of(std::initializer_list<const Tensor*> tensors) const {
     AttentionShape shape{.b = call_.b, .h_q = call_.h_q, .h_kv = call_.h_kv, .s_q = call_.s_q, .s_kv = call_.s_kv};
-    shape.aligned = std::ranges::all_of(tensors, [](const Tensor* t) { return has_aligned_rows(t->view()); });
+    shape.aligned =
+        std::ranges::all_of(tensors, [](const Tensor* t) { return !t->defined() || has_aligned_rows(t->view()); });
     if (!c_.config.varlen) return shape;
     shape.b = call_.sequences(true);
     shape.s_q = call_.max_s_q, shape.s_kv = pages_ ? pages_->longest : call_.max_s_kv;

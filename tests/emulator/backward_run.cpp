@@ -35,6 +35,7 @@ fa::plan::Problem problem_of(const BackwardCase& c) {
   problem.h_kv = a.h_kv;
   problem.s_q = a.s_q;
   problem.s_kv = a.s_kv;
+  problem.gradients = c.specs.gradients();
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
@@ -53,7 +54,7 @@ void copy_values(const HostTensor& from, HostTensor& to) {
 void PrintTo(const BackwardCase& c, std::ostream* out) {
   constexpr std::array kNames{"bhsd", "bshd", "padded", "broadcast", "gaps"};
   *out << canonical(c.specs.main) << ", ";
-  if (!c.specs.main.write_dq) *out << canonical(c.specs.dq) << ", ";
+  if (c.specs.passes_for_dq()) *out << canonical(c.specs.dq) << ", ";
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.dlse ? ", dlse" : "") << ", " << c.splits
        << " splits";
@@ -97,7 +98,7 @@ PlanKernels plan_kernels(const BackwardSpecs& specs, const fa::plan::Problem& pr
   add(Role::statistics, backward_helper_spec(specs.main, Op::backward_preprocess), names.preprocess);
   add(Role::attention, specs.main, names.main);
   add(Role::reduce, backward_helper_spec(specs.main, Op::backward_reduce), names.reduce);
-  if (!specs.main.write_dq) add(Role::dq, specs.dq, names.dq);
+  if (specs.passes_for_dq()) add(Role::dq, specs.dq, names.dq);
   add(Role::convert, backward_helper_spec(specs.main, Op::backward_convert), names.convert);
   add(Role::sink, backward_sink_spec(specs.main), names.sink);
   add_companions(problem, kernels);
@@ -114,9 +115,14 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   const auto input = [&](const char* name, const HostTensor& tensor, Placement placement) {
     return view_of(place_input(memory, name, tensor, placement, aligned), tensor);
   };
-  const Placed dq = place_output(memory, "dq", gradients.dq, other, aligned);
-  const Placed dk = place_output(memory, "dk", gradients.dk, other, aligned);
-  const Placed dv = place_output(memory, "dv", gradients.dv, other, aligned);
+  const fa::plan::Problem problem = problem_of(c);
+  const auto [wants_dq, wants_dk, wants_dv] = problem.gradients;
+  const auto output = [&](const char* name, const HostTensor& tensor, bool wanted) {
+    return wanted ? std::optional(place_output(memory, name, tensor, other, aligned)) : std::nullopt;
+  };
+  const std::optional<Placed> dq = output("dq", gradients.dq, wants_dq);
+  const std::optional<Placed> dk = output("dk", gradients.dk, wants_dk);
+  const std::optional<Placed> dv = output("dv", gradients.dv, wants_dv);
   fa::plan::BackwardTensors tensors;
   tensors.q = input("q", data.inputs.q, other);
   tensors.k = input("k", data.inputs.k, c.placement);
@@ -125,9 +131,9 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   tensors.dout = input("dout", data.dout, c.placement);
   tensors.lse = input("lse", data.outputs.lse, other);
   if (c.dlse) tensors.dlse = input("dlse", data.dlse, other);
-  tensors.dq = view_of(dq, gradients.dq);
-  tensors.dk = view_of(dk, gradients.dk);
-  tensors.dv = view_of(dv, gradients.dv);
+  if (dq) tensors.dq = view_of(*dq, gradients.dq);
+  if (dk) tensors.dk = view_of(*dk, gradients.dk);
+  if (dv) tensors.dv = view_of(*dv, gradients.dv);
 
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) {
@@ -135,10 +141,10 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
     tensors.variant = variant->tensors();
   }
 
-  const fa::plan::Problem problem = problem_of(c);
   fa::plan::CallPlan call;
   const PlanKernels all = plan_kernels(c.specs, problem, kernels);
-  plan_call(problem, fa::plan::BackwardChoice{c.specs.main.family(), aligned, c.splits}, all.specs, tensors,
+  const fa::plan::BackwardChoice choice{c.specs.main.family(), aligned, c.splits, 1, problem.gradients};
+  plan_call(problem, choice, all.specs, tensors,
             {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, {}}, call);
   run_plan(call, all, memory, seed);
   if (variant && extra != nullptr) {
@@ -147,9 +153,9 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
     }
     extra->dsink = floats_of(variant->dsink);
   }
-  fetch(memory, dq, gradients.dq);
-  fetch(memory, dk, gradients.dk);
-  fetch(memory, dv, gradients.dv);
+  if (dq) fetch(memory, *dq, gradients.dq);
+  if (dk) fetch(memory, *dk, gradients.dk);
+  if (dv) fetch(memory, *dv, gradients.dv);
   return gradients;
 }
 

@@ -20,6 +20,10 @@ namespace emulator {
 struct BackwardSpecs {
   fa::plan::KernelSpec main;
   fa::plan::KernelSpec dq;  ///< meaningful when the main kernel does not write dQ
+  bool without_dq = false;  ///< it is not wanted
+
+  fa::Gradients gradients() const { return {!without_dq, !main.without_dk, !main.without_dv}; }
+  bool passes_for_dq() const { return !without_dq && main.op() == fa::plan::Op::backward && !main.write_dq; }
 };
 
 /// One backward call.
@@ -32,7 +36,7 @@ struct BackwardCase {
   int blocks = 1;                                  ///< of the persistent grid of an sm90 kernel, at most
   const fa::test::VariantCase* variant = nullptr;  ///< what the kernels compute besides, if anything
 
-  bool deterministic() const { return !specs.main.write_dq || specs.main.ordered_dq(); }
+  bool deterministic() const { return !specs.main.adds_dq() || specs.main.ordered_dq(); }
 };
 void PrintTo(const BackwardCase& c, std::ostream* out);
 

@@ -83,6 +83,42 @@ BackwardSpecs to_specs(const Row& row) {
   return specs;
 }
 
+/// Of the mma.sync family with some gradients: sums of one kind, over splits or beside exchanged P and dS; dQ alone, by
+/// the main kernel and by the pass in its place.
+std::vector<BackwardSpecs> find_unwanted_specs() {
+  const std::vector<std::size_t> levels{
+      kDTypes.size(), kHeadDims.size(), kHeadDimsV.size(), std::size(kMainTiles), 2, 2, 2, 5};
+  constexpr fa::Gradients kWanted[] = {
+      {true, false, false}, {false, true, true}, {false, true, false}, {false, false, true}, {true, true, false}};
+  std::vector<BackwardSpecs> specs;
+  const auto make = [&](const Row& row) {
+    const fa::Gradients& wanted = kWanted[row[7]];
+    BackwardSpecs made =
+        to_specs({row[0], row[1], row[2], row[3], 0, 0, row[4], 1, wanted.dq ? row[6] : 0, row[5], row[6], 0, 0, 0, 0});
+    made.main.without_dk = !wanted.dk;
+    made.main.without_dv = !wanted.dv;
+    made.without_dq = !wanted.dq;
+    return made;
+  };
+  for (const Row& row : pairwise_cover(levels, [&](const Row& r) {
+         const KernelSpec main = make(r).main;
+         return fa::plan::sm80_backward_refusal(main).empty();
+       })) {
+    specs.push_back(make(row));
+  }
+  for (const DqTile& tile : kDqTiles) {
+    BackwardSpecs alone = specs[static_cast<std::size_t>(&tile - kDqTiles)];
+    alone.without_dq = false;
+    alone.main = alone.dq;
+    alone.main.tile_m = tile.tile_m;
+    alone.main.tile_n = tile.tile_n;
+    alone.main.warps = tile.warps;
+    alone.main.without_dk = alone.main.without_dv = true;
+    specs.push_back(alone);
+  }
+  return specs;
+}
+
 std::vector<BackwardSpecs> find_covering_specs() {
   const std::vector<std::size_t> levels{kDTypes.size(),
                                         kHeadDims.size(),
@@ -102,6 +138,8 @@ std::vector<BackwardSpecs> find_covering_specs() {
   const auto valid = [](const Row& row) { return fa::plan::sm80_backward_refusal(to_specs(row).main).empty(); };
   std::vector<BackwardSpecs> specs;
   for (const Row& row : pairwise_cover(levels, valid)) specs.push_back(to_specs(row));
+  const std::vector<BackwardSpecs> more = find_unwanted_specs();
+  specs.insert(specs.end(), more.begin(), more.end());
   return specs;
 }
 
@@ -110,7 +148,12 @@ struct Sm90Shape {
   int d_qk, d_v, tile_m, tile_n, stages;
   bool causal, write_dq, split, ordered = false;
   int split_blocks = 1;
+  fa::Gradients wanted = {};
 };
+constexpr fa::Gradients kDqAlone{true, false, false};
+constexpr fa::Gradients kDkAlone{false, true, false};
+constexpr fa::Gradients kWithoutDq{false, true, true};
+constexpr fa::Gradients kWithoutDk{true, false, true};
 
 // dQ by columns (64 x 128 and 64 x 192) and by rows; head dims that fill their slabs or not, that leave warpgroups
 // without columns of dQ, that differ.
@@ -134,6 +177,16 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::f16, 72, 24, 64, 64, 3, false, true, false, false, 4},
     {DType::bf16, 40, 48, 128, 128, 2, true, true, false, true, 2},
     {DType::f16, 128, 128, 64, 64, 2, true, false, false, false, 3},
+    // Some gradients: dQ by columns, by rows, over splits and clusters, in order; without it; one of the sums.
+    {DType::bf16, 128, 128, 64, 128, 2, true, true, false, false, 1, kDqAlone},
+    {DType::f16, 64, 64, 128, 128, 2, false, true, false, false, 1, kDqAlone},
+    {DType::bf16, 40, 24, 64, 64, 3, true, true, true, false, 1, kDqAlone},
+    {DType::f16, 72, 96, 64, 128, 2, true, true, false, false, 2, kDqAlone},
+    {DType::bf16, 96, 96, 64, 128, 2, true, true, false, true, 1, kDqAlone},
+    {DType::f16, 128, 128, 64, 128, 2, true, false, false, false, 1, kWithoutDq},
+    {DType::bf16, 64, 64, 128, 128, 2, false, false, true, false, 1, kDkAlone},
+    {DType::f16, 96, 80, 64, 128, 2, true, true, false, false, 1, kWithoutDk},
+    {DType::bf16, 64, 64, 64, 128, 2, false, true, false, false, 2, {true, true, false}},
 };
 
 // By pairs of blocks: columns in two halves, in unequal ones, in parts of slabs; rings of two and three.
@@ -145,6 +198,10 @@ constexpr Sm90Shape kPairShapes[] = {
     {DType::bf16, 160, 160, 64, 128, 2, true, false, true},
     {DType::bf16, 136, 72, 64, 128, 2, true, true, false, true},
     {DType::f16, 192, 192, 64, 128, 2, false, true, true, true},
+    {DType::bf16, 256, 192, 64, 128, 2, true, true, false, false, 1, kDqAlone},
+    {DType::f16, 136, 136, 64, 128, 2, true, true, false, true, 1, kDqAlone},
+    {DType::bf16, 192, 256, 64, 128, 2, true, false, true, false, 1, kWithoutDq},
+    {DType::f16, 160, 72, 64, 128, 3, false, true, false, false, 1, kWithoutDk},
 };
 
 BackwardSpecs to_specs(const Sm90Shape& shape) {
@@ -161,6 +218,9 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.main.warps = 4 * (shape.tile_n / 64 + 1);
   both.main.stages = shape.stages;
   both.main.write_dq = shape.write_dq;
+  both.main.without_dk = !shape.wanted.dk;
+  both.main.without_dv = !shape.wanted.dv;
+  both.without_dq = !shape.wanted.dq;
   both.main.as<fa::plan::Sm90Backward>().ordered_dq = shape.ordered;
   both.main.as<fa::plan::Sm90Backward>().split_blocks = shape.split_blocks;
   both.main.split = shape.split;

@@ -13,6 +13,7 @@
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/call_plan.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 
 namespace emulator {
@@ -55,7 +56,7 @@ void PrintTo(const ForwardCase& c, std::ostream* out) {
   fa::test::PrintTo(c.attention, out);
   *out << ", " << kNames[static_cast<std::size_t>(c.placement)] << (c.lse ? "" : ", no lse") << ", " << c.splits
        << " splits, " << c.heads_in_flight << " heads in flight";
-  if (c.spec.family() == fa::plan::Family::sm90) *out << ", " << c.blocks << " blocks";
+  if (c.spec.kernel().persistent) *out << ", " << c.blocks << " blocks";
 }
 
 AttentionInputs make_inputs(const ForwardCase& c) {
@@ -143,7 +144,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   // What is of the GPU, as the case has it: more blocks than tiles, too.
   call.forward_params.attention.base.heads_in_flight = c.heads_in_flight;
   const bool waves = fa::plan::needs_tile_lists(problem);
-  if (c.spec.family() == fa::plan::Family::sm90 && !waves) call.step(Role::attention)->grid = c.blocks;
+  if (c.spec.kernel().persistent && !waves) call.step(Role::attention)->grid = c.blocks;
   run_plan(call, plan_kernels, memory, seed);
   fetch(memory, o, outputs.o);
   if (c.lse) fetch(memory, lse, outputs.lse);

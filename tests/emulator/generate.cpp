@@ -161,7 +161,7 @@ std::string mutant(const Mutation& mutation, const fs::path& folder) {
   const KernelSpec& subject = mutation.subject.spec;
   const Source source =
       fa::render::render(mutation.header == "common/forward_combine.cuh" ? emulator::combine_spec(subject)
-                         : mutation.header == "common/schedule.cuh"      ? fa::plan::schedule_spec(subject)
+                         : is_of_schedule(mutation)                      ? fa::plan::schedule_spec(subject)
                                                                          : subject);
   const fs::path own = folder / mutation.name;
   return write_mutated_templates(mutation, own) +

@@ -520,6 +520,38 @@ std::int32_t atomic_add_acq_rel_global(std::int32_t* address, std::int32_t value
   });
 }
 
+void raise_flag_global(std::uint64_t* address, std::uint64_t value, const Site& site) {
+  check_writable(address, sizeof value, "st.release.gpu.global.b64", site);
+  Lane& lane = Machine::current();
+  Machine::of(lane).memory().in_order(lane.warp->block->index, address, [&] {
+    std::atomic_ref<std::uint64_t>(*address).store(value, std::memory_order_release);
+    return 0;
+  });
+}
+
+void await_flag_global(const std::uint64_t* address, std::uint64_t value, const Site& site) {
+  constexpr const char* kName = "ld.acquire.gpu.global.b64";
+  check_global(address, sizeof value, sizeof value, kName, site);
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const std::atomic_ref<std::uint64_t> flag(const_cast<std::uint64_t&>(*address));
+  const auto start = std::chrono::steady_clock::now();
+  const auto is_up = [&] {
+    machine.step(lane);
+    return machine.memory().in_order(lane.warp->block->index, address,
+                                     [&] { return flag.load(std::memory_order_acquire) == value ? 1 : 0; }) != 0;
+  };
+  while (!is_up()) {
+    machine.tell_wait();
+    std::this_thread::yield();  // to another block
+    machine.check_others();
+    if (std::chrono::steady_clock::now() - start > kPatience) {
+      machine.raise(FaultKind::deadlock, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+                    "no block raises the flag there");
+    }
+  }
+}
+
 void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {
   constexpr const char* kName = "st.relaxed.gpu.global";
   check_global_store(address, sizeof value, kName, site);

@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string_view>
 #include <utility>
 
 #include "emulator/stack_pool.hpp"
@@ -1148,12 +1150,37 @@ std::string Machine::waiting_lanes() const {
   return text;
 }
 
+namespace {
+
+/// What the text there says is waited for, " k_full()": the first argument of a wait; empty where it is not found.
+std::string awaited_name(const Site& site) {
+  std::ifstream file(site.file_name());
+  std::string line;
+  for (unsigned n = 0; n < site.line(); ++n) {
+    if (!std::getline(file, line)) return {};
+  }
+  constexpr std::string_view kWait = "mbarrier_wait";
+  const std::size_t call = line.find(kWait);
+  const std::size_t begin = call == std::string::npos ? call : line.find('(', call);
+  if (begin == std::string::npos) return {};
+  int depth = 0;
+  for (std::size_t end = begin + 1; end < line.size(); ++end) {
+    if (line[end] == '(') ++depth;
+    if (line[end] == ')' && depth-- == 0) return {};
+    if (line[end] == ',' && depth == 0) return " " + line.substr(begin + 1, end - begin - 1);
+  }
+  return {};
+}
+
+}  // namespace
+
 std::string Machine::waiting_text(const Warp& warp) const {
   if (warp.state == Warp::State::finished) return "has exited";
   if (warp.blocked != 0) {
     const Lane& lane = warp.lanes[static_cast<std::size_t>(std::countr_zero(warp.blocked))];
-    return fmt::format("waits ({}) for parity {} of the mbarrier at {:#x} [{}]", lanes_text(warp.blocked),
-                       lane.awaited_parity, lane.awaited_barrier, to_string(lane.awaited_site));
+    return fmt::format("waits ({}) for parity {} of the mbarrier{} at {:#x} [{}]", lanes_text(warp.blocked),
+                       lane.awaited_parity, awaited_name(lane.awaited_site), lane.awaited_barrier,
+                       to_string(lane.awaited_site));
   }
   std::string text = fmt::format("waits at {} [{}]", warp.instruction->name, to_string(warp.site));
   if (warp.wanted_registers > warp.registers) {

@@ -31,10 +31,12 @@ std::vector<Mutation> all_mutations() {
                            &kept_keys_mutations,
                            &paged_forward_mutations,
                            &schedule_mutations,
+                           &schedule_slots_mutations,
                            &work_lists_mutations,
                            &split_row_mutations,
                            &scheduled_forward_mutations,
                            &scheduled_epilogue_mutations,
+                           &own_parts_mutations,
                            &sm80_forward_mutations,
                            &sm80_forward_epilogue_mutations,
                            &sm80_warp_pair_mutations,
@@ -58,6 +60,9 @@ std::vector<Mutation> all_mutations() {
                            &sm90_affine_mutations,
                            &sm90_shared_tile_mutations,
                            &sm90_softmax_mutations,
+                           &sm90_wide_forward_mutations,
+                           &sm90_wide_producer_mutations,
+                           &sm90_wide_epilogue_mutations,
                            &sm90_backward_mutations,
                            &sm90_backward_store_mutations,
                            &sm90_backward_variant_mutations,
@@ -81,6 +86,11 @@ std::vector<Mutation> in(const std::string& header, std::vector<Mutation> list) 
 const std::vector<Mutation>& mutations() {
   static const std::vector<Mutation> instance = all_mutations();
   return instance;
+}
+
+bool is_of_schedule(const Mutation& mutation) {
+  const bool of_slots = mutation.header == "common/schedule_slots.cuh" && mutation.subject.spec.scheduled();
+  return of_slots || mutation.header == "common/schedule.cuh";
 }
 
 bool is_backward(const Mutation& mutation) {

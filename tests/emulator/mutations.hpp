@@ -51,6 +51,8 @@ struct Mutation {
 const std::vector<Mutation>& mutations();
 
 bool is_backward(const Mutation& mutation);
+/// Whether it changes the kernel that writes schedules, not the one that reads them.
+bool is_of_schedule(const Mutation& mutation);
 
 }  // namespace emulator
 

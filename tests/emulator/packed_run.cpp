@@ -14,6 +14,7 @@
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/call_plan.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "reference/packed.hpp"
@@ -104,7 +105,7 @@ class Call {
   /// not matter: it is NaN.
   TensorView input(const char* name, const HostTensor& tensor, bool keys, bool copied = false) {
     const Placed t = place_input(memory_, name, tensor, Placement::bshd, spec_.aligned);
-    if (copied && spec_.family() == fa::plan::Family::sm90) {
+    if (copied && spec_.kernel().tensor_maps) {
       spoil_padding(t, keys);
     } else {
       forbid_padding(t, keys);
@@ -114,7 +115,7 @@ class Call {
 
   /// Q, of which the copy engine brings whole tiles.
   TensorView query_input(const HostTensor& tensor) {
-    if (spec_.family() != fa::plan::Family::sm90) return input("q", tensor, false);
+    if (!spec_.kernel().tensor_maps) return input("q", tensor, false);
     const Placed t = place_input(memory_, "q", tensor, Placement::bshd, spec_.aligned);
     poison_padding(t);
     return view_of(t, tensor);
@@ -285,17 +286,20 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   tensors.dout = call.input("dout", data.dout, false, true);
   tensors.lse = call.input("lse", data.outputs.lse, false);
   if (c.dlse) tensors.dlse = call.input("dlse", data.dlse, false);
-  tensors.dq = call.output("dq", gradients.dq, false);
-  tensors.dk = call.output("dk", gradients.dk, true);
-  tensors.dv = call.output("dv", gradients.dv, true);
+  const auto [wants_dq, wants_dk, wants_dv] = specs.gradients();
+  if (wants_dq) tensors.dq = call.output("dq", gradients.dq, false);
+  if (wants_dk) tensors.dk = call.output("dk", gradients.dk, true);
+  if (wants_dv) tensors.dv = call.output("dv", gradients.dv, true);
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(call.memory(), *c.variant, true).tensors();
-  const Problem problem = problem_of(main, c);
+  Problem problem = problem_of(main, c);
+  problem.gradients = specs.gradients();
   PlanKernels kernels = plan_kernels(specs, problem);
   kernels.names[Role::attention] = c.main_kernel;
   fa::plan::CallPlan plan;
-  plan_call(problem, fa::plan::BackwardChoice{.family = main.family(), .splits = c.splits}, kernels.specs, tensors,
-            {static_cast<double>(c.attention.softmax_scale()), 1, false, call.variants()}, plan);
+  plan_call(
+      problem, fa::plan::BackwardChoice{.family = main.family(), .splits = c.splits, .gradients = problem.gradients},
+      kernels.specs, tensors, {static_cast<double>(c.attention.softmax_scale()), 1, false, call.variants()}, plan);
   if (c.main_blocks != 0) plan.step(Role::attention)->grid = c.main_blocks;
   run_plan(plan, kernels, call.memory(), c.schedule, c.trust);  // with wrong lengths not all that is read was written
   call.fetch_outputs();

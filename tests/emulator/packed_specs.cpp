@@ -27,6 +27,7 @@ enum Flag : unsigned {
   kDelayedDq = 1024,
   kTwoSubsteps = 2048,
   kScalarReduce = 4096,
+  kWide = 8192,  // of forward: the Hopper kernel for wide heads
 };
 
 struct ForwardShape {
@@ -60,6 +61,7 @@ constexpr ForwardShape kForward[] = {
     {DType::f16, 40, 64, 128, 16, 144, 2, kVarlen | kDropout | kPackGqa, 1},
     {DType::f16, 64, 144, 128, 12, 48, 2, kDropout, 1},
     {DType::bf16, 24, 144, 64, 8, 32, 3, kVarlen | kDropout | kCausal, 1},
+    {DType::bf16, 264, 128, 64, 12, 64, 1, kVarlen | kCausal | kPackGqa | kWide},
 };
 
 struct BackwardShape {
@@ -97,6 +99,11 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
   spec.warps_n = shape.has(kPairs) ? 2 : 0;
+  if (shape.has(kWide)) {
+    spec.own = fa::plan::Sm90WideForward{};
+    spec.arch = {9, 0, 'a'};
+    return spec;
+  }
   if (shape.q_buffers == 0) return spec;
   spec.own = fa::plan::Sm90Forward{};
   spec.arch = {9, 0, 'a'};

@@ -143,6 +143,15 @@ class Call {
   std::vector<std::pair<Placed, HostTensor*>> outputs_;
 };
 
+/// Those of an earlier launch, a later one would take for its own.
+void expect_flags_down(const fa::kernel::PagedParams& params) {
+  constexpr std::uint64_t kUp = 0x9e3779b97f4a7c15;
+  const auto* const flags = static_cast<const std::uint64_t*>(params.schedule);
+  for (int i = 0; i < 2 * params.parts; ++i) {
+    if (flags[i] == kUp) throw NotWritten("a flag is still up");
+  }
+}
+
 }  // namespace
 
 AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run) {
@@ -164,11 +173,14 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   kernels.specs[Role::attention] = spec;
   kernels.names[Role::attention] = run.kernel;
   add_companions(problem, kernels);
-  const fa::plan::Choice choice{
-      .pack_gqa = spec.pack_gqa, .scheduled = spec.scheduled(), .family = spec.family(), .splits = 1};
+  const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa,
+                                .scheduled = spec.scheduled(),
+                                .own_parts = spec.own_parts(),
+                                .family = spec.family(),
+                                .splits = 1};
   kernels.names[Role::schedule] = run.schedule_kernel;
   fa::plan::CallFacts facts{static_cast<double>(c.attention.softmax_scale()), run.multiprocessors, false, call.args};
-  if (run.launches > 0) {
+  if (run.launches > 0 && spec.scheduled()) {
     fa::plan::CallPlan plan;
     facts.schedule = place_schedule(problem, spec, run.multiprocessors, call.memory);
     plan_schedule(problem, kernels.specs, facts, plan);
@@ -179,6 +191,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
     fa::plan::CallPlan plan;
     plan_call(problem, choice, kernels.specs, tensors, facts, plan);
     run_plan(plan, kernels, call.memory, run.schedule, run.trust);
+    if (spec.own_parts()) expect_flags_down(plan.forward_params.attention.base.paged);
     call.fetch_outputs();
   }
   return outputs;

@@ -8,6 +8,7 @@
 #include "plan/schedule.hpp"
 
 #include "plan/sm90_forward.hpp"
+#include "plan/sm90_wide_forward.hpp"
 
 namespace emulator {
 namespace {
@@ -29,6 +30,8 @@ enum Flag : unsigned {
   kFours = 512,
   kInKey = 1024,  // V is the first columns of K
   kSplitWarps = 2048,
+  kWide = 4096,  // of the Hopper forward for wide heads
+  kOwnParts = 8192,
 };
 
 struct Shape {
@@ -95,6 +98,12 @@ constexpr Shape kShapes[] = {
     {8, DType::f16, 40, 48, 32, 2, 32, 1, kPacked | kCausal | kSplitWarps},
     {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 1, 1},
     {64, DType::f16, 16, 64, 16, 4, 64, 1, kPacked | kUnaligned | kTwoBodies | kSplitWarps, "window_sink", 0, 2, 0},
+    {16, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
+    {8, DType::f16, 40, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kOwnParts},
+    {3, DType::f16, 24, 40, 32, 2, 16, 2, kOwnParts | kUnaligned},
+    {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kOwnParts | kSplitWarps, "", 0, 1, 1},
+    {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kOwnParts, "two_sided"},
+    {8, DType::f16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "window_sink"},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -106,6 +115,12 @@ constexpr Shape kShapes[] = {
     {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
     {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
     {16, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kPackGqa, "tree", 1},
+    {64, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide},
+    {16, DType::f16, 320, 256, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide},
+    {8, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kWide},
+    {24, DType::f16, 72, 264, 64, 12, 64, 1, kPackGqa | kScheduled | kWide},
+    {16, DType::bf16, 512, 512, 64, 12, 64, 1, kPacked | kCausal | kPackGqa | kScheduled | kWide},
+    {16, DType::bf16, 272, 128, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide, "window_sink"},
 };
 
 void take_sm90(KernelSpec& spec, int q_buffers) {
@@ -114,6 +129,13 @@ void take_sm90(KernelSpec& spec, int q_buffers) {
   own.q_buffers = q_buffers;
   own.softmax_chunks = 2;
   own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
+}
+
+void take_wide(KernelSpec& spec, const Shape& shape) {
+  spec.own = fa::plan::Sm90WideForward{.scheduled = shape.has(kScheduled), .value_in_key = shape.has(kInKey)};
+  spec.arch = {9, 0, 'a'};
+  if (const std::string refusal = fa::plan::sm90_wide_forward_refusal(spec); !refusal.empty())
+    throw std::logic_error(refusal);
 }
 
 PagedKernel to_kernel(const Shape& shape) {
@@ -138,9 +160,11 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().k_storage = shape.k_storage;
   spec.as<fa::plan::Sm80Forward>().v_storage = shape.v_storage;
   spec.as<fa::plan::Sm80Forward>().split_warps = shape.has(kSplitWarps);
+  spec.as<fa::plan::Sm80Forward>().own_parts = shape.has(kOwnParts);
   spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
+  if (shape.has(kWide)) take_wide(spec, shape);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
   const auto found = std::ranges::find(choices, shape.choice, &fa::test::VariantChoice::name);
@@ -171,13 +195,15 @@ const std::vector<PagedKernel>& paged_kernels() {
 
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family) {
   const auto found = std::ranges::find_if(paged_kernels(), [&](const PagedKernel& kernel) {
-    return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled();
+    return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled() &&
+           !kernel.spec.own_parts();
   });
   if (found == paged_kernels().end()) throw std::out_of_range("no such choice: " + choice);
   return *found;
 }
 
 void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
+  if (const auto* const wide = std::get_if<fa::plan::Sm90WideForward>(&spec.own)) c.value_in_key = wide->value_in_key;
   if (spec.family() != fa::plan::Family::sm80) return;
   constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
   c.k_dtype = kStored[spec.as<fa::plan::Sm80Forward>().k_storage];
@@ -189,12 +215,22 @@ KernelSpec sm90_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal, "", 2}).spec;
 }
 
+KernelSpec sm90_wide_scheduled() {
+  return to_kernel(
+             {16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})
+      .spec;
+}
+
 KernelSpec sm80_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal}).spec;
 }
 
 KernelSpec sm80_scheduled() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled}).spec;
+}
+
+KernelSpec sm80_own_parts() {
+  return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kOwnParts}).spec;
 }
 
 KernelSpec sm80_scheduled_early() {
@@ -207,6 +243,8 @@ std::vector<KernelSpec> all_paged_specs() {
   std::vector<KernelSpec> specs{sm80_paged(), sm90_paged()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
+  specs.push_back(sm80_own_parts());
+  specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;
   for (std::size_t i = 0; i < specs.size(); ++i) {

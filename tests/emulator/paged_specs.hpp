@@ -30,6 +30,9 @@ fa::plan::KernelSpec sm80_paged();
 /// The same with a schedule; and one that is launched before the kernel in front is complete.
 fa::plan::KernelSpec sm80_scheduled();
 fa::plan::KernelSpec sm80_scheduled_early();
+fa::plan::KernelSpec sm80_own_parts();
+/// Of the Hopper forward for wide heads, whose V is in K.
+fa::plan::KernelSpec sm90_wide_scheduled();
 
 /// One of the Hopper forward with tiles of 64 rows and 32 keys, likewise.
 fa::plan::KernelSpec sm90_paged();

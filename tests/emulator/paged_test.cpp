@@ -12,6 +12,7 @@
 #include "api/validate.hpp"
 #include "emulator/paged_run.hpp"
 #include "emulator/paged_specs.hpp"
+#include "plan/catalogue.hpp"
 
 namespace emulator {
 namespace {
@@ -44,8 +45,6 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.packed = spec.varlen;
   c.indexed = batch == 1;
   c.bounded = batch != 1;
-  const auto* const sm80 = std::get_if<fa::plan::Sm80Forward>(&spec.own);
-  c.value_in_key = sm80 != nullptr && sm80->value_in_key;
   const auto page = static_cast<std::int32_t>(spec.page_size);
   const std::vector<std::int32_t> keys[kBatches] = {
       {37, 80, 5, 0, 64, 3}, {2 * page, 90, 1, page + 1, 33}, {1, 100, 47, 96}};
@@ -53,7 +52,7 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.keys = keys[batch];
   c.rows = spec.varlen ? rows[batch]
                        : std::vector<std::int32_t>(c.keys.size(), std::array<std::int32_t, kBatches>{1, 35, 4}[batch]);
-  if (kernel.spec.family() == fa::plan::Family::sm90) return c;  // the copy engine has no first positions
+  if (kernel.spec.kernel().tensor_maps) return c;  // the copy engine has no first positions
   if (batch == 1) c.begin = {page, 41, 0, 1, 33};
   if (batch == 2) c.begin = {0, 7, 32, 95};
   return c;
@@ -66,7 +65,7 @@ double tolerance(DType dtype) {
 /// The copy engine has no strides below 0.
 Placement pool_of(const KernelSpec& spec, std::size_t batch) {
   constexpr std::array kPlacements{Placement::bhsd, Placement::bshd, Placement::padded};
-  return spec.family() == fa::plan::Family::sm90 ? kPlacements[batch % 2] : kPlacements[batch];
+  return spec.kernel().tensor_maps ? kPlacements[batch % 2] : kPlacements[batch];
 }
 
 class Paged : public testing::TestWithParam<std::size_t> {};

@@ -86,7 +86,7 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     options.seed = seed;
     options.cluster = spec.cluster();
     options.early = step.early;
-    options.last_first = spec.ordered_dq();
+    options.last_first = spec.ordered_dq() || spec.own_parts();
     launch(kernel.entry, step.params, memory, options);
     memory.end_launch();
   }

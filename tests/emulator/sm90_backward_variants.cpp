@@ -49,6 +49,13 @@ std::vector<Sm90BackwardVariant> chosen() {
        .dropout = true,
        .split_blocks = 2},
       {.choice = "plain", .varlen = true, .dropout = true, .split_blocks = 4, .deterministic = true},
+      {.choice = "plain", .causal = true, .tile_n = 128, .dropout = true, .wanted = {true, false, false}},
+      {.choice = "plain", .d_qk = 72, .causal = true, .varlen = true, .wanted = {true, false, false}},
+      {.choice = "two_sided", .tile_n = 128, .deterministic = true, .wanted = {true, false, false}},
+      {.choice = "documents", .causal = true, .tile_n = 128, .wanted = {true, false, false}},
+      {.choice = "softcap_bias", .causal = true, .splits = 2, .wanted = {true, false, false}},
+      {.choice = "learned", .dtype = DType::f16, .wanted = {false, false, false}},
+      {.choice = "everything", .causal = true, .varlen = true, .dropout = true, .wanted = {false, true, true}},
   };
 }
 
@@ -110,7 +117,8 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
                                  .s_q = kAnyLength,
                                  .s_kv = kAnyLength,
                                  .total_q = kAnyLength,
-                                 .total_kv = kAnyLength};
+                                 .total_kv = kAnyLength,
+                                 .gradients = variant.wanted};
   const fa::plan::Problem problem = fa::api::make_problem(c.config, shape, {9, 0, 'a'}, &c.functions.variants);
   fa::plan::Fixed fixed;
   fixed.family = fa::plan::Family::sm90;
@@ -121,6 +129,7 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
   const fa::plan::BackwardPlan plan = plan_backward(problem, fixed, variant.deterministic);
   BackwardSpecs specs{plan.main.front(), {}};
   if (!plan.dq.empty()) specs.dq = plan.dq.front();
+  specs.without_dq = !variant.wanted.dq;
   return specs;
 }
 

@@ -24,6 +24,7 @@ struct Sm90BackwardVariant {
   int split_blocks = 1;
   bool deterministic = false;
   float scale = 0;  ///< 0: the default
+  fa::Gradients wanted = {};
 };
 
 /// Every choice, then combinations of all of it drawn at random.

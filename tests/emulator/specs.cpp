@@ -16,6 +16,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm90_wide_forward.hpp"
 
 namespace emulator {
 namespace {
@@ -199,6 +200,38 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 256, 32, 3, 2, true, false, false, true, 1, false, false, true, false, true},
 };
 
+/// Of the Hopper forward for wide heads: V apart from K, in halves that are even or not.
+void add_wide(std::vector<KernelSpec>& specs) {
+  struct Shape {
+    DType dtype;
+    int d_qk, d_v, stages;
+    bool causal, pack_gqa, split, positive_scale;
+  };
+  constexpr Shape kShapes[] = {
+      {DType::bf16, 264, 264, 2, true, false, false, true}, {DType::f16, 512, 512, 1, false, false, false, true},
+      {DType::bf16, 320, 64, 1, true, true, true, true},    {DType::f16, 8, 392, 2, true, true, false, false},
+      {DType::bf16, 576, 512, 1, true, true, false, true},
+  };
+  for (const Shape& shape : kShapes) {
+    KernelSpec spec;
+    spec.own = fa::plan::Sm90WideForward{};
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = spec.tile_n = 64;
+    spec.warps = 12;
+    spec.stages = shape.stages;
+    spec.causal = shape.causal;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.split = shape.split;
+    spec.positive_scale = shape.positive_scale;
+    if (const std::string refusal = fa::plan::sm90_wide_forward_refusal(spec); !refusal.empty())
+      throw std::logic_error(refusal);
+    specs.push_back(spec);
+  }
+}
+
 std::vector<KernelSpec> find_sm90_specs() {
   std::vector<KernelSpec> specs;
   for (const Sm90Shape& shape : kSm90Shapes) {
@@ -288,6 +321,10 @@ KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {
   spec.aligned = main.aligned;
   spec.varlen = main.varlen;
   spec.warps = 4;
+  if (op == Op::backward_reduce) {
+    spec.without_dk = main.without_dk;
+    spec.without_dv = main.without_dv;
+  }
   return spec;
 }
 
@@ -302,7 +339,11 @@ KernelSpec backward_sink_spec(const KernelSpec& main) {
 }
 
 const std::vector<KernelSpec>& sm90_specs() {
-  static const std::vector<KernelSpec> specs = find_sm90_specs();
+  static const std::vector<KernelSpec> specs = [] {
+    std::vector<KernelSpec> found = find_sm90_specs();
+    add_wide(found);
+    return found;
+  }();
   return specs;
 }
 
@@ -330,11 +371,11 @@ std::vector<KernelSpec> all_specs() {
   std::vector<BackwardSpecs> backwards = all_backward_specs();
   backwards.insert(backwards.end(), packed_backward_specs().begin(), packed_backward_specs().end());
   for (const BackwardSpecs& backward : backwards) {
-    const bool pass_for_dq = !backward.main.write_dq;
     add(backward.main);
     add(backward_helper_spec(backward.main, Op::backward_preprocess));
     if (backward.main.split) add(backward_helper_spec(backward.main, Op::backward_reduce));
-    add(pass_for_dq ? backward.dq : backward_helper_spec(backward.main, Op::backward_convert));
+    if (backward.passes_for_dq()) add(backward.dq);
+    if (backward.main.adds_dq()) add(backward_helper_spec(backward.main, Op::backward_convert));
   }
   for (const Mutation& mutation : mutations()) {
     if (!mutation.subject.hopper_backward) continue;
@@ -387,11 +428,12 @@ std::vector<KernelSpec> all_variant_specs() {
     add(specs.main);
     add(backward_helper_spec(specs.main, Op::backward_preprocess));
     if (specs.main.split) add(backward_helper_spec(specs.main, Op::backward_reduce));
-    add(specs.main.write_dq ? backward_helper_spec(specs.main, Op::backward_convert) : specs.dq);
+    if (specs.main.adds_dq()) add(backward_helper_spec(specs.main, Op::backward_convert));
+    if (specs.passes_for_dq()) add(specs.dq);
     if (specs.main.variants.sink) add(backward_sink_spec(specs.main));
     if (specs.main.variants.mask.empty() || specs.main.varlen) continue;
     add(fa::plan::mask_tiles_spec(specs.main));
-    if (variant.deterministic) add(fa::plan::mask_tiles_spec(specs.dq));
+    if (specs.passes_for_dq()) add(fa::plan::mask_tiles_spec(specs.dq));
   }
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));

@@ -30,8 +30,14 @@ class BackwardLaunches : public LaunchesTest {
     inputs.dout = tensor(shape.h_q, shape.s_q);
     inputs.lse =
         TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 40), DType::f32, {shape.b, shape.h_q, shape.s_q});
-    const BackwardOutputs outputs{tensor(shape.h_q, shape.s_q), tensor(shape.h_kv, shape.s_kv),
-                                  tensor(shape.h_kv, shape.s_kv)};
+    BackwardOutputs outputs;
+    if (shape.gradients.dq) outputs.dq = tensor(shape.h_q, shape.s_q);
+    if (shape.gradients.dk) outputs.dk = tensor(shape.h_kv, shape.s_kv);
+    if (shape.gradients.dv) outputs.dv = tensor(shape.h_kv, shape.s_kv);
+    if (config_.sink) {
+      inputs.sink = TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 39), DType::f32, {shape.h_q});
+      outputs.dsink = TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 38), DType::f32, {shape.h_q});
+    }
     const Workspace workspace{reinterpret_cast<void*>(std::uintptr_t{1} << 41),
                               attention.backward_workspace_size(shape)};
     std::vector<std::string> names;
@@ -90,6 +96,67 @@ TEST_F(BackwardLaunches, TileListsAreCompleteBeforeTheyAreRead) {
   EXPECT_EQ(names[1].front(), 'f');
   EXPECT_EQ(names[2], "fa_sm90_backward");
   EXPECT_EQ(names[3], "+fa_backward_convert");
+}
+
+// Gradients that are not wanted.
+
+AttentionShape with(AttentionShape shape, const Gradients& gradients) {
+  shape.gradients = gradients;
+  return shape;
+}
+
+TEST_F(BackwardLaunches, WithoutDqNothingIsConverted) {
+  EXPECT_EQ(launches_of_a_call(with(kShort, {false, true, true})),
+            (Names{"fa_backward_preprocess", "+fa_sm90_backward"}));
+  config_.deterministic = true;
+  EXPECT_EQ(launches_of_a_call(with(kShort, {false, true, false})),
+            (Names{"fa_backward_preprocess", "+fa_sm90_backward"}));
+}
+
+TEST_F(BackwardLaunches, WithoutDkAndDvNothingIsSummed) {
+  const AttentionShape split{.b = 1, .h_q = 4, .h_kv = 1, .s_q = 2000, .s_kv = 500};
+  EXPECT_EQ(launches_of_a_call(with(split, {true, false, false})),
+            (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_convert"}));
+  EXPECT_EQ(launches_of_a_call(with(split, {true, false, true})),
+            (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_reduce", "+fa_backward_convert"}));
+}
+
+TEST_F(BackwardLaunches, DqAloneOfTheOtherFamilyIsItsPass) {
+  config_.kernel_backward = KernelOverride{"sm80", ""};
+  EXPECT_EQ(launches_of_a_call(with(kShort, {true, false, false})),
+            (Names{"fa_backward_preprocess", "fa_sm80_backward_dq"}));
+  EXPECT_EQ(launches_of_a_call(with(kShort, {false, true, true})),
+            (Names{"fa_backward_preprocess", "fa_sm80_backward"}));
+}
+
+TEST_F(BackwardLaunches, DsinkAloneTakesTheStatistics) {
+  config_.sink = true;
+  EXPECT_EQ(launches_of_a_call(with(kShort, {false, false, false})),
+            (Names{"fa_backward_preprocess", "fa_backward_sink"}));
+}
+
+TEST_F(BackwardLaunches, UnwantedGradientsNeedLessMemory) {
+  for (const bool lists : {false, true}) {
+    if (lists) config_.mask = MaskFunction{"q % 3 != kv % 3", {}};
+    for (const bool deterministic : {false, true}) {
+      config_.deterministic = deterministic;
+      for (const char* const kernel : {"sm90", "sm80"}) {
+        config_.kernel_backward = KernelOverride{kernel, ""};
+        const Attention attention = Attention::create(config_);
+        for (const AttentionShape& shape : {kShort, AttentionShape{.h_q = 4, .h_kv = 1, .s_q = 2000, .s_kv = 500}}) {
+          const std::size_t all = attention.backward_workspace_size(shape);
+          for (int bits = 0; bits < 7; ++bits) {
+            const Gradients gradients{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+            EXPECT_LE(attention.backward_workspace_size(with(shape, gradients)), all) << kernel << ' ' << bits;
+          }
+          const auto accumulator = static_cast<std::size_t>(shape.b * shape.h_q * shape.s_q * 64) * sizeof(float);
+          if (!lists && !deterministic) {
+            EXPECT_LE(attention.backward_workspace_size(with(shape, {false, true, true})), all - accumulator);
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <fa/error.hpp>
+#include <string>
 #include <vector>
 
 #include "fake_driver/launches_test.hpp"
@@ -93,6 +95,21 @@ TEST_F(MergeLaunches, AccumulatingForwards) {
     return launches_().size();
   };
   EXPECT_EQ(launched(true), launched(false));
+}
+
+// Debug kernels are other kernels, of which the choice is the planner's first.
+TEST_F(MergeLaunches, DebugKernelsAreStoredApart) {
+  const std::string spec = Attention::create(config_).merge_kernel_info().spec;
+  EXPECT_EQ(spec.find("debug"), std::string::npos);
+  config_.debug = true;
+  const Attention attention = Attention::create(config_);
+  EXPECT_EQ(attention.merge_kernel_info().spec, spec + " debug=1");
+  config_.debug = false;
+  setenv("FA_DEBUG_KERNELS", "1", 1);
+  EXPECT_EQ(Attention::create(config_).merge_kernel_info().spec, spec + " debug=1");
+  setenv("FA_DEBUG_KERNELS", "0", 1);
+  EXPECT_EQ(Attention::create(config_).merge_kernel_info().spec, spec);
+  unsetenv("FA_DEBUG_KERNELS");
 }
 
 }  // namespace

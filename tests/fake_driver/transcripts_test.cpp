@@ -22,6 +22,8 @@ namespace {
 
 constexpr unsigned kSeeds = 300;
 constexpr unsigned kPagedSeeds = 60;  // behind those
+constexpr unsigned kSomeSeeds = 60;   // of backwards some of whose gradients are not wanted
+constexpr unsigned kAllSeeds = kSeeds + kPagedSeeds + kSomeSeeds;
 constexpr int kCallsPerSeed = 4;
 void* const kMemory = reinterpret_cast<void*>(std::uintptr_t{1} << 60);
 void* const kTileMemory = reinterpret_cast<void*>(std::uintptr_t{3} << 59);
@@ -116,9 +118,23 @@ class Transcripts : public LaunchesTest {
     }
   }
 
+  /// Of dq, dk and dv those whose bits are set.
+  static void leave_out(RandomCalls::Call* call, unsigned bits) {
+    const auto leave_out = [](TensorView* output, bool* wanted) {
+      *output = {};
+      *wanted = false;
+    };
+    BackwardOutputs& outputs = call->backward_outputs;
+    Gradients& gradients = call->backward_shape.gradients;
+    if ((bits & 1) != 0) leave_out(&outputs.dq, &gradients.dq);
+    if ((bits & 2) != 0) leave_out(&outputs.dk, &gradients.dk);
+    if ((bits & 4) != 0) leave_out(&outputs.dv, &gradients.dv);
+  }
+
   Transcript of_seed(unsigned seed) {
     RandomCalls random(seed, seed % 2 == 1);
-    const bool paged = seed >= kSeeds;
+    const bool some_gradients = seed >= kSeeds + kPagedSeeds;
+    const bool paged = seed >= kSeeds && !some_gradients;
     AttentionConfig config = paged ? random.paged_config() : random.config();
     config.tune = config_.tune;
     config.cache = config_.cache;
@@ -126,9 +142,14 @@ class Transcripts : public LaunchesTest {
     std::optional<Attention> attention;
     call(&transcript, "create", [&] { attention.emplace(Attention::create(config)); });
     for (int i = 0; attention && i < kCallsPerSeed; ++i) {
-      const RandomCalls::Call call = random.call(config, random.shape(config));
+      RandomCalls::Call call = random.call(config, random.shape(config));
       const bool shares_tiles = !config.mask.expression.empty() && random.one_in(2);
       transcript.launches += text_of(config, call.forward_shape) + "\n";
+      if (some_gradients) {
+        leave_out(&call, 1 + (seed + static_cast<unsigned>(i)) % 7);
+        backward(&transcript, *attention, call, i % 2 == 1, shares_tiles);
+        continue;
+      }
       forward(&transcript, *attention, call, i % 2 == 1, shares_tiles && !paged);
       if (paged) scheduled(&transcript, *attention, call);
       if (paged) continue;
@@ -150,7 +171,7 @@ TEST_F(Transcripts, AreThoseOfBefore) {
   for (unsigned seed = 0; file >> seed >> launches >> params;) expected[seed] = launches + " " + params;
   std::string now;
   int different = 0;
-  for (unsigned seed = 0; seed < kSeeds + kPagedSeeds; ++seed) {
+  for (unsigned seed = 0; seed < kAllSeeds; ++seed) {
     const Transcript transcript = of_seed(seed);
     if (whole != nullptr) text << "seed " << seed << "\n" << transcript.launches << transcript.params;
     now += std::to_string(seed) + " " + transcript.digests() + "\n";
@@ -159,7 +180,7 @@ TEST_F(Transcripts, AreThoseOfBefore) {
   }
   unsetenv("FA_FAKE_NVRTC_SPILLS");
   if (updates) std::ofstream(FA_TRANSCRIPTS_FILE) << now;
-  EXPECT_EQ(different, 0) << "of " << kSeeds + kPagedSeeds << " seeds";
+  EXPECT_EQ(different, 0) << "of " << kAllSeeds << " seeds";
 }
 
 }  // namespace

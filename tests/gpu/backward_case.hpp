@@ -10,7 +10,7 @@ struct DeviceBackwardCase {
   explicit DeviceBackwardCase(const AttentionCase& c, bool with_dlse = false);
 
   BackwardInputs inputs() const;
-  BackwardOutputs outputs() const { return {dq.view(), dk.view(), dv.view()}; }
+  BackwardOutputs outputs() const;  ///< those that are `wanted`
   /// NaN again.
   void forget();
   /// Every bit of dk and dv, and with `all` of dq.
@@ -18,6 +18,7 @@ struct DeviceBackwardCase {
 
   DeviceCase forward;
   bool has_dlse;
+  Gradients wanted = {};
   HostTensor host_dout, host_dlse;
   AttentionGradients host_gradients;
   DeviceTensor dout, dlse, dq, dk, dv;

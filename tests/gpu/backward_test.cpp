@@ -83,6 +83,89 @@ INSTANTIATE_TEST_SUITE_P(Lengths, BackwardShapes, ::testing::ValuesIn(lengths())
 
 using Backward = GpuTest;
 
+// Gradients that are not wanted.
+
+constexpr Gradients kSome[] = {{true, false, false}, {false, true, true}, {false, true, false},
+                               {false, false, true}, {true, true, false}, {true, false, true}};
+
+class UnwantedGradients : public GpuTest, public ::testing::WithParamInterface<AttentionCase> {};
+
+/// In memory of exactly the size that the shape asks for.
+void run_some_gradients(const AttentionCase& c, const AttentionConfig& config) {
+  DeviceBackwardCase device(c, true);
+  const Attention attention = Attention::create(config);
+  for (const Gradients& wanted : kSome) {
+    SCOPED_TRACE(fmt::format("{} {}{}{}", to_string(c), wanted.dq, wanted.dk, wanted.dv));
+    device.wanted = wanted;
+    device.forget();
+    AttentionShape shape = shape_of(c);
+    shape.gradients = wanted;
+    const std::size_t bytes = attention.backward_workspace_size(shape);
+    EXPECT_LE(bytes, attention.backward_workspace_size(shape_of(c)));
+    attention.prepare_backward(shape);
+    const DeviceBuffer memory(bytes);
+    attention.backward(device.inputs(), device.outputs(), nullptr, {memory.data(), bytes});
+    expect_correct(device);
+  }
+}
+
+TEST_P(UnwantedGradients, AreLeftOut) {
+  AttentionConfig config = config_of(GetParam());
+  run_some_gradients(GetParam(), config);
+  config.deterministic = true;
+  run_some_gradients(GetParam(), config);
+}
+
+std::vector<AttentionCase> cases_of_some_gradients() {
+  std::vector<AttentionCase> cases;
+  for (const std::int64_t d : {40, 64, 96, 128, 192, 256, 320}) {
+    for (const bool causal : {false, true}) {
+      cases.push_back({.b = 2, .h_q = 4, .h_kv = 2, .s_q = 300, .s_kv = 457, .d_qk = d, .d_v = d, .causal = causal});
+      cases.push_back(
+          {.h_q = 4, .h_kv = 1, .s_q = 2000, .s_kv = 130, .d_qk = d, .d_v = d, .dtype = DType::f16, .causal = causal});
+    }
+  }
+  cases.push_back({.b = 2, .h_q = 8, .h_kv = 8, .s_q = 2048, .s_kv = 2048, .d_qk = 128, .d_v = 128, .causal = true});
+  cases.push_back({.h_q = 2, .h_kv = 1, .s_q = 130, .s_kv = 257, .d_qk = 72, .d_v = 40, .dtype = DType::f32});
+  cases.push_back({.h_q = 2, .h_kv = 1, .s_q = 500, .s_kv = 63, .causal = true});
+  cases.push_back({.h_q = 2, .h_kv = 1, .s_q = 0, .s_kv = 63});
+  cases.push_back({.h_q = 2, .h_kv = 1, .s_q = 63, .s_kv = 0});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All, UnwantedGradients, ::testing::ValuesIn(cases_of_some_gradients()),
+                         [](const auto& test) { return to_string(test.param); });
+
+/// No check of theirs fails, and what they compute is right.
+TEST_F(Backward, DebugKernels) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 500, .d_qk = d, .d_v = d, .causal = true};
+    AttentionConfig config = config_of(c);
+    config.debug = true;
+    for (const char* const kernel : {"", "sm80"}) {
+      config.kernel = config.kernel_backward = KernelOverride{kernel, ""};
+      for (const bool deterministic : {false, true}) {
+        config.deterministic = deterministic;
+        DeviceBackwardCase device(c);
+        const Attention attention = Attention::create(config);
+        attention.forward(device.forward.inputs(), device.forward.outputs());
+        attention.backward(device.inputs(), device.outputs());
+        expect_correct(device);
+      }
+    }
+  }
+}
+
+TEST_F(Backward, UnwantedGradientsOfTheOtherFamily) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 500, .d_qk = d, .d_v = d, .causal = true};
+    AttentionConfig config = config_of(c);
+    for (const char* const text : {"", "splits=3"}) {
+      config.kernel_backward = KernelOverride{"sm80", text};
+      run_some_gradients(c, config);
+    }
+  }
+}
+
 TEST_F(Backward, ScaleMayBeZeroNegativeOrLarge) {
   for (const float scale : {0.f, -0.25f, 2.f, 1e-20f}) {
     for (const DType dtype : {DType::bf16, DType::f32}) {

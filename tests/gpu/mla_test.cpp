@@ -98,6 +98,43 @@ TEST_F(Mla, DenseCallsTakeValuesFromK) {
   expect_correct(device);
 }
 
+/// The Hopper kernel for wide heads and that of all GPUs, on the same calls: tiles of heads and of positions, keys that
+/// blocks share, pages that boxes are parts of.
+TEST_F(Mla, WideKernelsMatchFloat64) {
+  for (const char* const kernel : {"", "sm80"}) {
+    for (const auto& [heads, rows] : {std::pair{128, 1}, {128, 2}, {128, 3}, {64, 4}, {16, 1}, {16, 64}}) {
+      PagedCase c = latent(heads, heads == 64 ? DType::f16 : DType::bf16);
+      c.page_size = rows == 1 ? 16 : rows == 3 ? 8 : 128;
+      c.variant.config.kernel = KernelOverride{kernel, ""};
+      c.rows = {rows, rows, rows};
+      c.keys = {5000, 64, 777};
+      run(c);
+    }
+  }
+}
+
+/// Rows over plain tensors, with a V of its own: one block a tile, and blocks that share the keys of one.
+TEST_F(Mla, WideDenseForwardsMatchFloat64) {
+  for (const auto& [d_qk, d_v] : {std::pair{512, 512}, {264, 320}, {576, 512}, {320, 72}}) {
+    for (const bool causal : {false, true}) {
+      for (const std::int64_t s_q : {1, 333}) {
+        const AttentionCase c{.b = 2,
+                              .h_q = 8,
+                              .h_kv = 2,
+                              .s_q = s_q,
+                              .s_kv = 2100,
+                              .d_qk = d_qk,
+                              .d_v = d_v,
+                              .dtype = causal ? DType::bf16 : DType::f16,
+                              .causal = causal};
+        DeviceCase device(c);
+        Attention::create(config_of(c)).forward(device.inputs(), device.outputs());
+        expect_correct(device);
+      }
+    }
+  }
+}
+
 /// Gradients of head dims above 256.
 TEST_F(Mla, GradientsOfWideHeadsMatchFloat64) {
   for (const std::int64_t d : {264, 320, 512}) {

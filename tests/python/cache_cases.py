@@ -1,7 +1,7 @@
 """Requests over a KV cache, and what attention over it is by definition, in plain PyTorch and float64."""
 
 import torch
-from fa_attention.torch import paged_attention
+from fa_attention.torch import append, paged_attention
 
 INT = torch.int32
 TOLERANCE = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2},
@@ -75,3 +75,35 @@ def angles(positions, dims, device="cpu", dtype=torch.float32):
     places = torch.arange(positions, device=device, dtype=torch.float64)
     a = places[:, None] * 10000.0 ** (-2 * torch.arange(dims // 2, device=device, dtype=torch.float64) / dims)
     return a.cos().to(dtype), a.sin().to(dtype)
+
+
+E4M3, I8 = torch.float8_e4m3fn, torch.int8
+GREATEST = {E4M3: 448, I8: 127}
+
+
+def stored(k, v, kinds, layout="NHD"):
+    """k and v, pages of 16-bit elements, as caches of `kinds` (None: as they are), and the scales of their rows."""
+    caches = [torch.zeros(t.shape, device=t.device, dtype=kind or t.dtype) for t, kind in zip((k, v), kinds)]
+    scales = [torch.zeros(t.shape[:-1], device=t.device) if kind else None for t, kind in zip((k, v), kinds)]
+    new = [t.transpose(1, 2) if layout == "NHD" else t for t in (k, v)]
+    used = torch.full((k.shape[0],), new[0].shape[2], dtype=INT, device=k.device)
+    append(*new, *caches, used, layout=layout, k_scale=scales[0], v_scale=scales[1])
+    return (*caches, *scales)
+
+
+def read(cache, scale):
+    """What the elements of a cache stand for, in float64."""
+    return cache.double() if scale is None else cache.double() * scale.double()[..., None]
+
+
+class StoredPages(Pages):
+    """`Pages` whose K and V are stored as `kinds`; `original` are those of 16 bits, `values` what is stored."""
+
+    def __init__(self, lengths, kinds, device="cpu", dtype=torch.bfloat16, layout="NHD", **options):
+        super().__init__(lengths, device, dtype, layout, **options)
+        self.original = self.k, self.v
+        self.k, self.v, self.k_scale, self.v_scale = stored(self.k, self.v, kinds, layout)
+        self.values = read(self.k, self.k_scale), read(self.v, self.v_scale)
+
+    def call(self, q, **options):
+        return super().call(q, k_scale=self.k_scale, v_scale=self.v_scale, **options)

@@ -100,7 +100,8 @@ def test_kvcache_has_flash_attns_signature():
     assert {name: p.default for name, p in list(parameters.items())[3:]} == {
         "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None, "cache_batch_idx": None,
         "cache_leftpad": None, "block_table": None, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
-        "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False}
+        "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False,
+        "k_descale": None, "v_descale": None}
     assert list(parameters)[:3] == ["q", "k_cache", "v_cache"]
 
 

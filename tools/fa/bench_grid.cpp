@@ -210,6 +210,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
                          options.packed,
                          options.variant};
     problem.page_size = page_size;
+    problem.shape.gradients = options.gradients;
     problem.k_dtype = options.k_dtype;
     problem.v_dtype = options.v_dtype;
     problem.invariance = options.invariance;
@@ -234,8 +235,10 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
 
 nlohmann::json to_json(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
+  const auto [dq, dk, dv] = shape.gradients;
   return {{"op", to_string(problem.op)},
           {"deterministic", problem.deterministic},
+          {"gradients", {{"dq", dq}, {"dk", dk}, {"dv", dv}}},
           {"dtype", to_string(problem.dtype)},
           {"b", shape.b},
           {"h_q", shape.h_q},
@@ -286,6 +289,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   }
   add_invariance_option(command, &options->invariance);
   command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
+  if (bench) add_outputs_option(command, &options->gradients)->group(group);
   const Choices<Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};
   add_dtype_list_option(command, &options->dtypes);
   add_causal_list_option(command, &options->causal);

@@ -24,6 +24,7 @@ namespace fa::cli {
 struct BenchGrid {
   Operation op = Operation::forward;
   bool deterministic = false;
+  Gradients gradients = {};  ///< of backward
   std::vector<DType> dtypes{DType::bf16};
   std::vector<int> head_dims;  ///< empty: 64, 128 and 256, of decode 128
   int head_dim_v = 0;

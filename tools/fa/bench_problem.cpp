@@ -117,13 +117,18 @@ std::string BenchProblem::text() const {
   const auto stored = [](const char* name, const std::optional<DType>& as) {
     return as ? fmt::format(" {}={}", name, to_string(*as)) : std::string();
   };
-  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}{}",
+  const auto [dq, dk, dv] = shape.gradients;
+  const auto named = [](const char* name, bool wanted) { return wanted ? name : ""; };
+  const std::string gradients = shape.gradients == Gradients{}
+                                    ? ""
+                                    : fmt::format(" outputs={}{}{}", named("dq", dq), named("dk", dk), named("dv", dv));
+  return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}{}{}",
                      op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
                      shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
                      page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
-                     variant_text() == "plain" ? "" : " " + variant_text());
+                     variant_text() == "plain" ? "" : " " + variant_text(), gradients);
 }
 
 std::string BenchProblem::variant_text() const {
@@ -403,7 +408,14 @@ BackwardInputs BenchTensors::backward_inputs() const {
 
 BackwardOutputs BenchTensors::backward_outputs() const {
   const ForwardInputs in = inputs();
-  return {like(in.q, dq_), like(in.k, dk_), like(in.v, dv_), captures(true), of_heads(dsink_)};
+  const auto [wants_dq, wants_dk, wants_dv] = problem_.shape.gradients;
+  BackwardOutputs out;
+  if (wants_dq) out.dq = like(in.q, dq_);
+  if (wants_dk) out.dk = like(in.k, dk_);
+  if (wants_dv) out.dv = like(in.v, dv_);
+  out.captures = captures(true);
+  out.dsink = of_heads(dsink_);
+  return out;
 }
 
 PackedSequences BenchTensors::sequences() const {

@@ -147,8 +147,8 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
     if (family != "automatic") kernel->kernel = family;
   };
   command.add_option_function<std::string>("--family", take_family, "Kernel family")
-      ->check(offered({"automatic", "sm80", "sm90"}))
-      ->check(CLI::IsMember({"automatic", "sm80", "sm90"}))
+      ->check(offered({"automatic", "sm80", "sm90", "sm90_wide"}))
+      ->check(CLI::IsMember({"automatic", "sm80", "sm90", "sm90_wide"}))
       ->group(group);
   for (const plan::Field* const field : all_fields()) {
     std::string option = "--" + std::string(field->name);
@@ -218,6 +218,18 @@ void add_invariance_option(CLI::App& command, Invariance* invariance) {
   const Choices<Invariance> choices{
       {"none", Invariance::none}, {"batch", Invariance::batch}, {"rows", Invariance::rows}};
   add_choice(command, "--invariance", invariance, choices, "What the bits of forward's o and lse are a function of");
+}
+
+CLI::Option* add_outputs_option(CLI::App& command, Gradients* gradients) {
+  const Choices<Gradients> choices{{"all", {}},
+                                   {"dq", {true, false, false}},
+                                   {"dk", {false, true, false}},
+                                   {"dv", {false, false, true}},
+                                   {"dqdk", {true, true, false}},
+                                   {"dqdv", {true, false, true}},
+                                   {"dkdv", {false, true, true}},
+                                   {"none", {false, false, false}}};
+  return add_choice(command, "--outputs", gradients, choices, "Backward: which of dq, dk and dv are computed");
 }
 
 void add_dtype_option(CLI::App& command, DType* dtype) {

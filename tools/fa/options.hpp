@@ -10,7 +10,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace fa::cli {
 
@@ -47,6 +48,8 @@ void add_causal_align_option(CLI::App& command, CausalAlign* align);
 void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype);
 /// Adds --invariance.
 void add_invariance_option(CLI::App& command, Invariance* invariance);
+/// Adds --outputs all|dq|dkdv|...: the outputs that a backward call has.
+CLI::Option* add_outputs_option(CLI::App& command, Gradients* gradients);
 
 /// Adds an option that takes one element type, or a comma-separated list of them.
 void add_dtype_option(CLI::App& command, DType* dtype);

@@ -75,6 +75,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
                                            {"backward", api::Operation::backward}};
   add_choice(command, "--op", &options->op, operations, "The call that is planned")->group(group);
   command.add_flag("--deterministic", options->deterministic, "backward: dq bitwise repeatable")->group(group);
+  add_outputs_option(command, &options->shape.gradients)->group(group);
   add_kernel_options(command, &options->kernel);
 }
 

@@ -10,7 +10,8 @@
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
-`scaled_dot_product_attention` has PyTorch's signature. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
+`scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
+own. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
 copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
 fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward. A plain eager call goes to the library
 without the dispatcher. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
@@ -18,9 +19,10 @@ without the dispatcher. `Attention` is a module; `KVCache` names the tensors of 
 
 from ._attention import attention, varlen_attention
 from ._cache import KVCache, append, paged_attention
+from ._flash_backend import register_flash_attention
 from ._module import Attention
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 
-__all__ = ["Attention", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "scaled_dot_product_attention",
-           "shared_prefix_attention", "varlen_attention"]
+__all__ = ["Attention", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "register_flash_attention",
+           "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

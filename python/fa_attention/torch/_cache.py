@@ -19,7 +19,8 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Te
                     seq_begin: Optional[Tensor] = None, causal: bool = False, scale: Optional[float] = None,
                     window_left: Optional[int] = None, window_right: Optional[int] = None, chunk: int = 0,
                     score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
-                    sink: Optional[Tensor] = None, return_lse: bool = False) -> Any:
+                    sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
+                    v_scale: Optional[Tensor] = None) -> Any:
     """`attention` of requests whose keys and values are in pages: o [b, h_q, s_q, d_v], in the memory order of q.
 
     q [b, h_q, s_q, d_qk], or with cu_seqlens_q packed, [total_q, h_q, d_qk], and then o is [total_q, h_q, d_v]. k_pages and
@@ -34,6 +35,10 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Te
     table, and the first position that counts. These arrays are read when the kernel runs: a captured graph may be replayed
     with others.
 
+    Pages may be torch.float8_e4m3fn or torch.int8, each of the two for itself, under a q of fp16 or bf16 with head dims in
+    multiples of 16. Then k_scale and v_scale are fp32, [pages, page_size, h_kv] or for "HND" [pages, h_kv, page_size], of any
+    strides: an element stands for its value times the scale of its row. A tensor that is expanded shares scales.
+
     Functions, captures, sink and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
     [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
 
@@ -44,33 +49,34 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Te
     call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
     options = (causal, scale, window_left, window_right, chunk, score, mask)
     try:
-        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, return_lse)
+        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, (k_scale, v_scale), return_lse)
     except AttributeError:
         fixed = Options(varlen=cu_seqlens_q is not None)
-        _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, ()]))
+        _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, (), k_scale, v_scale]))
         raise
 
 
 def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
-           captures: Captures, sink: Optional[Tensor], return_lse: bool) -> Any:
-    """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes."""
+           captures: Captures, sink: Optional[Tensor], scales: tuple[Optional[Tensor], Optional[Tensor]],
+           return_lse: bool) -> Any:
+    """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes; scales: k_scale and v_scale."""
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
         sink = sink.to(_raw.lse_dtype(q.dtype))
-    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors):
+    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *scales):
         if not torch.compiler.is_compiling():
             fixed = Options(varlen=arrays[2] is not None, tensors=names)
-            _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values]))
-        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars)
+            _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values, *scales]))
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *scales)
         return (o, lse) if return_lse else o
     if torch.is_grad_enabled():
-        named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), *((f"captures[{n!r}]", t)
-                                                                           for n, t in zip(names, tensors)))
+        named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), ("k_scale", scales[0]), ("v_scale", scales[1]),
+                 *((f"captures[{n!r}]", t) for n, t in zip(names, tensors)))
         _cache_ops.refuse_gradients("paged_attention", named)
     if layout not in _cache_raw.LAYOUTS:
         _cache_raw.check_layout(layout)
     fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None)
-    call = PagedCall._make([fixed, layout, *arrays, values])
+    call = PagedCall._make([fixed, layout, *arrays, values, *scales])
     o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, tensors, call, return_lse)
     return (o, lse) if return_lse else o
 
@@ -80,7 +86,8 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
            batch_index: Optional[Tensor] = None, slots: Optional[Tensor] = None, q: Optional[Tensor] = None,
            rotary_dims: int = 0, rotary_base: float = 10000.0, rotary_interleaved: bool = False,
            rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
-           positions: Optional[Tensor] = None) -> Optional[Tensor]:
+           positions: Optional[Tensor] = None, k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None,
+           scales_given: bool = False) -> Optional[Tensor]:
     """Writes new keys and values into a cache, in place, and returns q with its rotary embedding, or None without q.
 
     k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v], or packed, [total_new, h_kv, d], by cu_seqlens_k_new, int32 [b + 1].
@@ -97,13 +104,21 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
     pairs are columns 2 i and 2 i + 1, else i and i + rotary_dims / 2. positions: int32 or int64 [rows], where each new row
     stands, if not where it is put. q [b, h_q, s_new, d_qk], or packed, [total_new, h_q, d_qk], is not changed.
 
+    k_cache and v_cache may be torch.float8_e4m3fn or torch.int8, each for itself, under a k of fp16 or bf16 with head dims in
+    multiples of 16. Then k_scale and v_scale are fp32, of their rows: the shape of k_cache without its last axis. Of each new
+    row a scale is written, its greatest magnitude / 448, or / 127 for torch.int8, and the row divided by it, rounded to the
+    nearest. With scales_given the scales that are there are read instead, may be expanded, and greater elements become the
+    greatest that there is.
+
+    Under torch.vmap the cache and its scales are mapped, too: ValueError where they are not. The stream is PyTorch's current one.
+
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
     `attention`. Wrong lengths, tables and slots are refused on the CPU; on a GPU such rows are not cached.
     """
     if rotary_cos is not None and rotary_dims == 0:
         rotary_dims = 2 * rotary_cos.shape[-1]
-    rest = (block_table, seqused_kv, cu_seqlens_k_new, batch_index, slots, rotary_cos, rotary_sin, positions)
-    rotary = (rotary_dims, rotary_base if rotary_cos is None else 0.0, rotary_interleaved)
+    rest = (block_table, seqused_kv, cu_seqlens_k_new, batch_index, slots, rotary_cos, rotary_sin, positions, k_scale, v_scale)
+    rotary = (rotary_dims, rotary_base if rotary_cos is None else 0.0, rotary_interleaved, scales_given)
     try:
         return _append(k, v, k_cache, v_cache, q, layout, rest, rotary)
     except AttributeError:
@@ -114,19 +129,22 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
 def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], layout: str, rest: tuple[Any, ...],
             rotary: tuple[Any, ...]) -> Optional[Tensor]:
     """rest and rotary: fields of AppendCall."""
-    if k.device.type not in ("cpu", "cuda") or not is_direct(k, v, k_cache, v_cache, q, *rest[:2]):
+    if k.device.type not in ("cpu", "cuda") or not is_direct(k, v, k_cache, v_cache, q, *rest[:2], *rest[8:]):
         if not torch.compiler.is_compiling():
             _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, AppendCall._make([layout, *rest, *rotary]))
-        turned: Tensor = _cache_ops.append_op(k, v, k_cache, v_cache, q, *rest, layout, *rotary)
+        scales = (None, None, *rest[8:]) if rotary[3] else rest[8:]
+        turned: Tensor = _cache_ops.append_op(k, v, k_cache, v_cache, q, *rest[:8], layout, *rotary[:3], *scales)
         return turned if q is not None else None
     if torch.is_grad_enabled():
-        _cache_ops.refuse_gradients("append", (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("q", q)))
+        _cache_ops.refuse_gradients("append", (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("q", q),
+                                               ("k_scale", rest[8]), ("v_scale", rest[9])))
     if layout not in _cache_raw.LAYOUTS:
         _cache_raw.check_layout(layout)
     result = _cache_raw.append(_raw.readable(k), _raw.readable(v), k_cache, v_cache, _raw.readable(q) if q is not None else None,
                                AppendCall._make([layout, *rest, *rotary]))
-    if not k_cache.is_inference() and not v_cache.is_inference():
-        torch.autograd.graph.increment_version((k_cache, v_cache))
+    written = (k_cache, v_cache) if rotary[3] else (k_cache, v_cache, *(t for t in rest[8:] if t is not None))
+    if not any([t.is_inference() for t in written]):
+        torch.autograd.graph.increment_version(written)
     return result
 
 
@@ -137,6 +155,7 @@ class KVCache(NamedTuple):
     k, v: pages as in `paged_attention`; without block_table contiguous, [rows, s_max, h_kv, d] for the layout "NHD",
     [rows, h_kv, s_max, d] for "HND". seqused_kv: int32 [b], positions of each request, the new ones of this call counted.
     batch_index, seq_begin: int32 [b], as in `paged_attention`; without block_table batch_index names rows of k and v.
+    k_scale, v_scale: of k and v of 8 bits, fp32, their shapes without the last axis, which `append` writes, too.
     """
 
     k: Tensor
@@ -146,20 +165,23 @@ class KVCache(NamedTuple):
     batch_index: Optional[Tensor] = None
     seq_begin: Optional[Tensor] = None
     layout: str = "NHD"
+    k_scale: Optional[Tensor] = None
+    v_scale: Optional[Tensor] = None
 
     def append(self, k: Tensor, v: Tensor, **options: Any) -> Optional[Tensor]:
-        """`append` of k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v] at the end of each request; options: slots, q and
-        the rotary embedding's."""
+        """`append` of k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v] at the end of each request; options: slots, q,
+        the rotary embedding's and scales_given."""
         return append(k, v, self.k, self.v, self.seqused_kv, block_table=self.block_table, batch_index=self.batch_index,
-                      layout=self.layout, **options)
+                      layout=self.layout, k_scale=self.k_scale, v_scale=self.v_scale, **options)
 
     def attention(self, q: Tensor, **options: Any) -> Any:
         """`paged_attention` of q [b, h_q, s_q, d_qk] over the cache; options: the other arguments."""
-        k, v, table, index = self.k, self.v, self.block_table, self.batch_index
+        k, v, table, index, scales = self.k, self.v, self.block_table, self.batch_index, (self.k_scale, self.v_scale)
         if table is None:
             k, v, table = as_pages(k, v, self.layout, q.shape[0] if index is None else None)
+            scales = (scale_as_pages("k_scale", scales[0], self.k, k), scale_as_pages("v_scale", scales[1], self.v, v))
         return paged_attention(q, k, v, table, self.seqused_kv, batch_index=index, seq_begin=self.seq_begin,
-                               layout=self.layout, **options)
+                               layout=self.layout, k_scale=scales[0], v_scale=scales[1], **options)
 
 
 _PAGE_SIZES = (256, 128, 64, 32, 16)
@@ -197,3 +219,17 @@ def as_pages(k: Tensor, v: Tensor, layout: str = "NHD", b: Optional[int] = None)
     if pages > 1:
         k, v = (t.view(rows * pages, size, *t.shape[2:]) for t in (k, v))
     return k, v, _table(rows if b is None else b, pages, k.device)
+
+
+def scale_as_pages(name: str, scale: Optional[Tensor], cache: Tensor, pages: Tensor) -> Optional[Tensor]:
+    """The scales of a contiguous cache, as those of the `pages` that `as_pages` made of it: a view, but where strides or a
+    scale a row of the cache need a copy, which is of one scale a page then."""
+    if not isinstance(scale, Tensor) or cache.shape[0] == pages.shape[0]:
+        return scale
+    if scale.shape != cache.shape[:-1]:
+        raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {list(cache.shape[:-1])}, the rows of the cache")
+    rows, _, h_kv = scale.shape
+    if scale.stride(1) == 0:
+        one = scale[:, :1].expand(rows, pages.shape[0] // rows, h_kv).reshape(-1, 1, h_kv)
+        return one.expand(pages.shape[:-1])
+    return scale.reshape(pages.shape[:-1])

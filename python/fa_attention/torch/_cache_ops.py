@@ -1,5 +1,5 @@
 """The operators fa_attention::paged_forward and fa_attention::append: what torch.compile, torch.export and fake tensors see
-of a call over a KV cache. Neither has gradients."""
+of a call over a KV cache. Neither has gradients, of any mode and order; vmap is served."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 import torch
 from torch import Tensor
 from torch import library as operators
+from torch.autograd import forward_ad
 
 from .. import _options
 from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
-from ._ops import library
+from ._ops import library, select
 
 _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, "
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
-            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names) "
-            "-> (Tensor o, Tensor lse)")
+            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
+            "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
-           "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved) "
+           "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
+           "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? k_scale_given=None, Tensor? v_scale_given=None) "
            "-> Tensor q_out")
+_WRITTEN_SCALES = 17  # where they are among the arguments of append
 
 library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
 library.define(_APPEND, tags=(torch.Tag.pt2_compliant_tag,))
@@ -37,16 +40,28 @@ def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], pack
                                  packed)
 
 
+def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
+    """With those that were left out, which are None."""
+    return [*arguments, *[None] * (count - len(arguments))]
+
+
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
     fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
-    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers))
+    k_scale, v_scale = _padded(options[9:], 2)
+    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers), k_scale,
+                     v_scale)
 
 
 def _append_call(rest: Sequence[Any]) -> AppendCall:
     """Of the arguments behind q."""
-    return AppendCall._make([rest[8], *rest[:8], *rest[9:]])
+    *written, k_given, v_given = _padded(rest[12:], 4)
+    given = k_given is not None or v_given is not None
+    if given and written != [None, None]:
+        raise ValueError("k_scale_given and v_scale_given: accepted are None where k_scale or v_scale is given")
+    scales = (k_given, v_given) if given else written
+    return AppendCall._make([rest[8], *rest[:8], *scales, *rest[9:12], given])
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
@@ -60,7 +75,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
-    call = PagedCall(_options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17])), rest[9], *rest[:8])
+    fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_padded(rest[19:], 2)])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3
@@ -83,13 +99,20 @@ def _append_fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Opti
 
 
 def refuse_gradients(operator: str, named: Iterable[tuple[str, Any]]) -> None:
-    """RuntimeError for the first tensor that requires a gradient, where gradients are recorded."""
+    """RuntimeError for the first tensor that requires a gradient, or has the tangent of forward mode, where gradients are
+    recorded. What the operators return requires none, so that none of a higher order can be asked for."""
     if not torch.is_grad_enabled():
         return
+    dual = forward_ad._current_level >= 0
     for name, t in named:
-        if isinstance(t, Tensor) and t.requires_grad:
-            raise RuntimeError(f"{name} requires a gradient: accepted are tensors that do not, or a call under torch.no_grad(), "
-                               f"because {operator} has no gradients")
+        if not isinstance(t, Tensor):
+            continue
+        why = "requires a gradient" if t.requires_grad else ""
+        if not why and dual and forward_ad.unpack_dual(t).tangent is not None:
+            why = "has a tangent"
+        if why:
+            raise RuntimeError(f"{name} {why}: accepted are tensors without, or a call under torch.no_grad(), because {operator} "
+                               "has no gradients")
 
 
 def _without_gradients(operator: Any) -> Callable[..., Any]:
@@ -113,9 +136,53 @@ def _named(names: Sequence[str], arguments: Sequence[Any]) -> Iterable[tuple[str
 
 def _count_version(keys: Any, *arguments: Any) -> Any:
     """What autograd saved of a cache is told that it changed."""
-    torch.autograd.graph.increment_version(arguments[2:4])
+    scales = arguments[_WRITTEN_SCALES:_WRITTEN_SCALES + 2]
+    torch.autograd.graph.increment_version((*arguments[2:4], *(t for t in scales if t is not None)))
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return append_op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
+
+
+def _folded(t: Optional[Tensor], dim: Optional[int], size: int) -> Optional[Tensor]:
+    if t is None:
+        return None
+    return (t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)).flatten(0, 1)
+
+
+def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """The rule of vmap: a mapped axis of q and of what says where keys are becomes part of the requests. Where the cache, a
+    sink or captures are mapped too, where queries are packed or a function depends on b, calls follow each other."""
+    size = info.batch_size
+    q, k, v, sink, captures, table, used_kv, cu_q, used_q, index, begin, *rest = arguments
+    dims = [None if isinstance(dim, (list, tuple)) and all(part is None for part in dim) else dim for dim in in_dims]
+    options = paged_options(tuple(rest[4:11]), rest[11], rest[12], cu_q is not None)
+    fold = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
+    fold = fold and (dims[5] is None or index is None)
+    if fold:
+        b = q.shape[0] if dims[0] is None else q.movedim(dims[0], 0).shape[1]
+        if dims[5] is not None:
+            rows = table.movedim(dims[5], 0).shape[1]
+            table, fold = _folded(table, dims[5], size), rows == b
+        else:
+            index = _folded(torch.arange(b, dtype=torch.int32, device=q.device) if index is None else index, dims[9], size)
+    if fold:
+        results = forward_op(_folded(q, dims[0], size), k, v, sink, captures, table, _folded(used_kv, dims[6], size), None, None,
+                             index, _folded(begin, dims[10], size), *rest)
+        return tuple(t.unflatten(0, (size, b)) for t in results), (0, 0)
+    each = [forward_op(*(select(t, dim, n) for t, dim in zip(arguments, in_dims))) for n in range(size)]
+    return tuple(torch.stack(parts) for parts in zip(*each)), (0, 0)
+
+
+def _append_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """The rule of vmap: calls follow each other, each with a cache of its own. ValueError where what is written is not
+    mapped: by the meaning of vmap each call would have the same cache without what the others write."""
+    names = [argument.name for argument in append_op._schema.arguments]
+    for n in (2, 3, _WRITTEN_SCALES, _WRITTEN_SCALES + 1):
+        if n < len(arguments) and arguments[n] is not None and in_dims[n] is None:
+            mapped = next(name for name, dim in zip(names, in_dims) if dim is not None)
+            raise ValueError(f"{names[n]} is not mapped by torch.vmap, and {mapped} is: accepted is a {names[n]} with the mapped "
+                             "axis, because append writes to it in place")
+    each = [append_op(*(select(t, dim, n) for t, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
+    return torch.stack(each), 0
 
 
 for _key in ("CPU", "CUDA"):
@@ -123,6 +190,8 @@ for _key in ("CPU", "CUDA"):
     library.impl("append", _append, _key)
 operators.register_fake("fa_attention::paged_forward", _forward_fake, lib=library)
 operators.register_fake("fa_attention::append", _append_fake, lib=library)
+operators.register_vmap("fa_attention::paged_forward", _forward_mapped, lib=library)
+operators.register_vmap("fa_attention::append", _append_mapped, lib=library)
 library.impl("paged_forward", _without_gradients(forward_op), "Autograd", with_keyset=True)
 library.impl("append", _without_gradients(append_op), "Autograd", with_keyset=True)
 library.impl("append", _count_version, "ADInplaceOrView", with_keyset=True)

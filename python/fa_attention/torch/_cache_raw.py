@@ -17,6 +17,9 @@ from . import _raw
 from ._raw import CAPTURE_DTYPES, DTYPES
 
 LAYOUTS = {"NHD": "[pages, page_size, h_kv, d]", "HND": "[pages, h_kv, page_size, d]"}
+STORED = {torch.float8_e4m3fn: "float8_e4m3fn", torch.int8: "int8"}  # of a cache, with a scale a row
+_CACHED = {**DTYPES, **STORED}
+_QUERIES = (torch.float16, torch.bfloat16)  # over these
 _MOST_PLANS = 1024
 _MOST_POSITIONS = 2**31 - 65536
 
@@ -35,6 +38,8 @@ class PagedCall(NamedTuple):
     max_s_q: int = 0
     max_s_kv: int = 0
     numbers: tuple[float, ...] = ()
+    k_scale: Optional[Tensor] = None
+    v_scale: Optional[Tensor] = None
 
     def arrays(self) -> tuple[Optional[Tensor], ...]:
         return self[2:8]
@@ -55,9 +60,12 @@ class AppendCall(NamedTuple):
     rotary_cos: Optional[Tensor] = None
     rotary_sin: Optional[Tensor] = None
     positions: Optional[Tensor] = None
+    k_scale: Optional[Tensor] = None
+    v_scale: Optional[Tensor] = None
     rotary_dims: int = 0
     rotary_base: float = 0.0
     rotary_interleaved: bool = False
+    scales_given: bool = False
 
 
 def address(t: Optional[Tensor]) -> Optional[int]:
@@ -73,7 +81,21 @@ def _cache_spec(t: Tensor, layout: str) -> Spec:
     shape, strides = tuple(t.shape), tuple(t.stride())
     if layout == "NHD":
         shape, strides = (shape[0], shape[2], shape[1], shape[3]), (strides[0], strides[2], strides[1], strides[3])
-    return Spec(DTYPES[t.dtype], shape, strides)
+    return Spec(_CACHED[t.dtype], shape, strides)
+
+
+def _scale_specs(call: Any) -> list[tuple[str, Spec]]:
+    """By meaning [pages, h_kv, page_size]."""
+    result = []
+    for name, t in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
+        if t is not None:
+            axes = (0, 2, 1) if call.layout == "NHD" else (0, 1, 2)
+            result.append((name, Spec("float32", tuple(t.shape[n] for n in axes), tuple(t.stride(n) for n in axes))))
+    return result
+
+
+def _stored(k: Tensor, v: Tensor) -> dict[str, Any]:
+    return {"k_dtype": STORED.get(k.dtype), "v_dtype": STORED.get(v.dtype)}
 
 
 def _handle(q: Tensor, d_v: int, options: Options, sink: bool, captures: Sequence[Tensor]) -> Any:
@@ -90,7 +112,7 @@ class PagedPlan:
                  call: PagedCall) -> None:
         self.k, self.v = _cache_spec(k, call.layout), _cache_spec(v, call.layout)
         page_size, h_kv = self.k.shape[2], self.k.shape[1]
-        options = self.options = call.options._replace(page_size=page_size)
+        options = self.options = call.options._replace(page_size=page_size, **_stored(k, v))
         self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
         self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
         self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
@@ -108,7 +130,7 @@ class PagedPlan:
         self.o = _raw.output_of(_raw.like(meta, heads, rows, v.shape[-1]))
         self.lse = _raw.dense(lse_shape, _raw.lse_dtype(q.dtype))
         self.read = [("q", _raw.spec(q)), ("k", self.k), ("v", self.v)]
-        self.read += [("sink", _raw.spec(sink))] if sink is not None else []
+        self.read += _scale_specs(call) + ([("sink", _raw.spec(sink))] if sink is not None else [])
         self.read.append(("block_table", _raw.spec(call.block_table)))
         self.captures = [(name, _raw.spec(t)) for name, t in zip(options.tensors, captures)]
         self._calls: dict[bool, PreparedCall] = {}
@@ -128,10 +150,10 @@ class AppendPlan:
 
     def __init__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
         caches = [("k_cache", _cache_spec(k_cache, call.layout)), ("v_cache", _cache_spec(v_cache, call.layout))]
-        options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else 0)
+        options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else 0, **_stored(k_cache, v_cache))
         self.attention = _handle(k, v.shape[-1], options, False, ())
         self.index, self.device = k.device.index or 0 if k.is_cuda else -1, k.device
-        tensors = [("k", _raw.spec(k)), ("v", _raw.spec(v)), *caches]
+        tensors = [("k", _raw.spec(k)), ("v", _raw.spec(v)), *caches, *_scale_specs(call)]
         self.q_out: Optional[_raw.Output] = None
         if q is not None:
             meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
@@ -144,7 +166,7 @@ class AppendPlan:
         self.b = 0
         if k.dim() == 3 and call.cu_seqlens_k_new is not None:
             self.b = call.cu_seqlens_k_new.shape[0] - 1
-        self.prepared = PreparedAppend(self.attention, AppendLayout(tensors, rotary, *wide))
+        self.prepared = PreparedAppend(self.attention, AppendLayout(tensors, rotary, wide[0], wide[1], call.scales_given))
 
 
 def q_like(q: Tensor) -> Tensor:
@@ -187,7 +209,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
             want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
     """o and lse. q is `readable`."""
     key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
-           *map(_facts, call.arrays()), *map(_facts, captures))
+           *map(_facts, call.arrays()), _facts(call.k_scale), _facts(call.v_scale), *map(_facts, captures))
     plan: Optional[PagedPlan] = _plans.get(key)
     if plan is None:
         check_forward(q, k, v, sink, captures, call)
@@ -196,8 +218,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
     shape, strides, dtype = plan.o
     o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
     addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-    if sink is not None:
-        addresses.append(sink.data_ptr())
+    addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale, sink) if t is not None]
     addresses += [call.block_table.data_ptr(), o.data_ptr()]
     lse = None
     if want_lse:
@@ -211,14 +232,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
 
 def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> Optional[Tensor]:
     """The turned q, or None. k, v and q are `readable`."""
-    key = ("append", call.layout, call[9:], _facts(k), _facts(v), _facts(k_cache), _facts(v_cache), _facts(q),
-           *map(_facts, call[1:9]))
+    key = ("append", call.layout, call[11:], _facts(k), _facts(v), _facts(k_cache), _facts(v_cache), _facts(q),
+           *map(_facts, call[1:11]))
     plan: Optional[AppendPlan] = _plans.get(key)
     if plan is None:
         check_append(k, v, k_cache, v_cache, q, call)
         plan = AppendPlan(k, v, k_cache, v_cache, q, call)
         _keep(key, plan)
     addresses = [k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()]
+    addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale) if t is not None]
     q_out = None
     if q is not None:
         shape, strides, dtype = plan.q_out or (q.shape, q.stride(), q.dtype)
@@ -253,7 +275,14 @@ def _check_main(name: str, t: Any, axes: Sequence[str], like: Optional[Tensor] =
 
 
 def _check_cache(name: str, t: Any, layout: str, like: Tensor, of: str) -> None:
-    _check_main(name, t, (LAYOUTS[layout],), like, of)
+    _check_kind(name, t)
+    if t.dtype not in STORED:
+        _check_main(name, t, (LAYOUTS[layout],), like, of)
+    elif t.dim() != 4:
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {LAYOUTS[layout]}")
+    elif like.dtype not in _QUERIES:
+        raise TypeError(f"{of} is {like.dtype}: accepted with {name} of {t.dtype} are {' and '.join(map(str, _QUERIES))}")
+    _check_kind(name, t, like, of)
     if not isinstance(t.shape[-1], int) or t.shape[-1] <= 1:
         return
     if t.stride(-1) != 1:
@@ -278,6 +307,32 @@ def _check_count(name: str, t: Optional[Tensor], count: Any, why: str) -> None:
         raise ValueError(f"{name} has {t.shape[0]} elements: accepted are {count}, {why}")
 
 
+def _check_scales(k: Tensor, v: Tensor, names: Sequence[str], call: Any, like: Tensor, of: str) -> None:
+    """Of the caches `names`: scales where these have 8 bits, and none where they have not."""
+    for name, scale, cache, t in (("k_scale", call.k_scale, names[0], k), ("v_scale", call.v_scale, names[1], v)):
+        accepted = f"torch.float32 {LAYOUTS[call.layout][:-4]}], the rows of {cache}"
+        if t.dtype not in STORED:
+            if scale is not None:
+                raise ValueError(f"{name} is given: accepted is None with {cache} of {t.dtype}")
+            continue
+        if scale is None:
+            raise TypeError(f"{name} is None: accepted with {cache} of {t.dtype} is a torch.Tensor, {accepted}")
+        _check_kind(name, scale, like, of)
+        if scale.dtype != torch.float32:
+            raise TypeError(f"{name} is {scale.dtype}: accepted is {accepted}")
+        if scale.dim() != 3:
+            raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {accepted}")
+
+
+def _check_scale_shapes(k: Tensor, v: Tensor, names: Sequence[str], call: Any) -> None:
+    for name, scale, cache, t in (("k_scale", call.k_scale, names[0], k), ("v_scale", call.v_scale, names[1], v)):
+        if scale is not None and scale.shape != t.shape[:-1]:
+            raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {list(t.shape[:-1])}, the rows of {cache}")
+
+
+_PAGES, _CACHES = ("k_pages", "v_pages"), ("k_cache", "v_cache")
+
+
 def check_layout(layout: Any) -> None:
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}: accepted are {', '.join(f'{name} {axes}' for name, axes in LAYOUTS.items())}")
@@ -290,6 +345,7 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], capture
     _check_main("q", q, ("[total_q, h_q, d_qk] with cu_seqlens_q",) if packed else ("[b, h_q, s_q, d_qk]",))
     _check_cache("k_pages", k, call.layout, q, "q")
     _check_cache("v_pages", v, call.layout, q, "q")
+    _check_scales(k, v, _PAGES, call, q, "q")
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
     for name, t in zip(ARRAYS, call.arrays()):
@@ -313,6 +369,7 @@ def check_forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
     check_kinds(q, k, v, sink, captures, call)
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
+    _check_scale_shapes(k, v, _PAGES, call)
     if k.shape[1 if call.layout == "NHD" else 2] == 0:
         raise ValueError(f"k_pages has shape {list(k.shape)}: accepted is a page_size from 1 on")
     b = call.seqused_kv.shape[0]
@@ -335,6 +392,9 @@ def check_append_kinds(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q
     _check_main("v", v, (_NEW[4 - k.dim()],), k, "k")
     _check_cache("k_cache", k_cache, call.layout, k, "k")
     _check_cache("v_cache", v_cache, call.layout, k, "k")
+    _check_scales(k_cache, v_cache, _CACHES, call, k, "k")
+    if call.scales_given and call.k_scale is None and call.v_scale is None:
+        raise ValueError("scales_given is True: accepted is False without a cache of 8 bits")
     if k.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"k is on {k.device}: accepted are cpu and cuda")
     if q is not None:
@@ -366,6 +426,7 @@ def check_append_kinds(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q
 def check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on."""
     check_append_kinds(k, v, k_cache, v_cache, q, call)
+    _check_scale_shapes(k_cache, v_cache, _CACHES, call)
     packed = k.dim() == 3
     rows = k.shape[0] if packed else k.shape[0] * k.shape[2]
     if call.cu_seqlens_k_new is not None and not packed:

@@ -109,9 +109,10 @@ def _refuse(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError(REASON)
 
 
-def _select(argument: Any, dim: Any, n: int) -> Any:
+def select(argument: Any, dim: Any, n: int) -> Any:
+    """Call `n` of those that vmap asks for."""
     if isinstance(argument, (list, tuple)) and isinstance(dim, (list, tuple)):
-        return [_select(part, of_part, n) for part, of_part in zip(argument, dim)]
+        return [select(part, of_part, n) for part, of_part in zip(argument, dim)]
     return argument.select(dim, n) if dim is not None and isinstance(argument, Tensor) else argument
 
 
@@ -146,7 +147,7 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
                 results[4], dims[4] = [arguments[2].new_empty((0,)) for _ in arguments[main + 1]], [None] * len(
                     arguments[main + 1])
             return tuple(results), tuple(dims)
-        each = [operator(*(_select(a, dim, n) for a, dim in zip(arguments, in_dims))) for n in range(size)]
+        each = [operator(*(select(a, dim, n) for a, dim in zip(arguments, in_dims))) for n in range(size)]
         stacked: list[Any] = []
         dims = []
         for parts in zip(*each):

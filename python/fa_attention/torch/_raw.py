@@ -126,17 +126,18 @@ class Plan:
         return found
 
     def backward(self, key: Any, inputs: Sequence[Optional[Tensor]], sink: Optional[Tensor], captures: Sequence[Tensor],
-                 want_sink: bool) -> tuple[PreparedCall, list[Output]]:
-        """inputs: q, k, v, o, lse, dout, dlse."""
+                 wanted: Sequence[bool]) -> tuple[PreparedCall, list[Output]]:
+        """inputs: q, k, v, o, lse, dout, dlse; wanted: gradients of q, k, v and the sink."""
         found = self._backwards.get(key)
         if found is None:
             if len(self._backwards) > 64:
                 self._backwards.clear()
             names = ("q", "k", "v", "o", "lse", "dout", "dlse")
             read = [(name, spec(t)) for name, t in zip(names, inputs) if t is not None]
-            outputs = [_gradient_like(t) for t in inputs[:3] if t is not None]
-            written = [(name, output.spec()) for name, output in zip(("dq", "dk", "dv"), outputs)]
-            if want_sink and sink is not None:
+            outputs = [_gradient_like(t) for t, want in zip(inputs[:3], wanted) if t is not None and want]
+            named = [name for name, want in zip(("dq", "dk", "dv"), wanted) if want]
+            written = [(name, output.spec()) for name, output in zip(named, outputs)]
+            if wanted[3] and sink is not None:
                 outputs.append(dense(sink.shape, sink.dtype))
                 written.append(("dsink", outputs[-1].spec()))
             gradients = []
@@ -285,15 +286,17 @@ def backward(plan: Plan, dout: Optional[Tensor], dlse: Optional[Tensor], q: Tens
     if dlse is not None and dlse.dtype != lse.dtype:
         dlse = dlse.to(lse.dtype)
     o = readable(o)
-    want_sink = sink is not None and needed[3]
-    key = (dout.stride(), o.stride(), lse.stride(), None if dlse is None else dlse.stride(), want_sink)
+    wanted = (bool(needed[0]), bool(needed[1]), bool(needed[2]), sink is not None and bool(needed[3]))
+    written = sum(wanted)
+    if written == 0 and not any(plan.grads):
+        return (None, None, None, None, [None] * len(captures))
+    key = (dout.stride(), o.stride(), lse.stride(), None if dlse is None else dlse.stride(), wanted)
     inputs = (q, k, v, o, lse, dout, dlse)
-    prepared, outputs = plan.backward(key, inputs, sink, captures, want_sink)
+    prepared, outputs = plan.backward(key, inputs, sink, captures, wanted)
     results = [_empty(shape, strides, dtype=dtype, device=plan.device) for shape, strides, dtype in outputs]
     addresses = [t.data_ptr() for t in inputs if t is not None]
     if sink is not None:
         addresses.append(sink.data_ptr())
-    written = 4 if want_sink else 3
     addresses += [t.data_ptr() for t in results[:written]]
     addresses += [t.data_ptr() for t in captures]
     addresses += [t.data_ptr() for t in results[written:]]
@@ -303,5 +306,6 @@ def backward(plan: Plan, dout: Optional[Tensor], dlse: Optional[Tensor], q: Tens
         gradients = iter(results[written:])
         for t, grad in zip(captures, plan.grads or (False,) * len(captures)):
             dcaptures.append(next(gradients).to(t.dtype) if grad else None)
-    return (results[0] if needed[0] else None, results[1] if needed[1] else None, results[2] if needed[2] else None,
-            results[3] if want_sink else None, dcaptures)
+    main = iter(results[:written])
+    dq, dk, dv, dsink = (next(main) if want else None for want in wanted)
+    return dq, dk, dv, dsink, dcaptures

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import capi, load
-from . import _cache_ops, _raw
+from . import _cache_ops, _cache_raw, _raw
 
 
 class SharedPrefix(NamedTuple):
@@ -48,14 +48,18 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
 
     Of each request block_table has the pages of its own keys, from position seq_begin, int32 [b], on, where its prefix ends.
     Positions count the prefix. prefixes: levels, which follow each other. score does not depend on b, q, s_q and s_kv. The
-    rest is as in `paged_attention`. out: where o goes. A call allocates o, the log-sum-exp and its scratch memory alone, and
-    may be captured in a CUDA graph once an equal one has run. It has no gradients.
+    rest is as in `paged_attention`; pages of 8 bits are refused. out: where o goes. A call allocates o, the log-sum-exp and
+    its scratch memory alone, and may be captured in a CUDA graph once an equal one has run. It has no gradients.
     """
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k_pages), ("v_pages", v_pages), ("sink", sink))
         _cache_ops.refuse_gradients("shared_prefix_attention", named)
     if layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {layout!r}: accepted are 'NHD' and 'HND'")
+    for name, t in (("k_pages", k_pages), ("v_pages", v_pages)):
+        if isinstance(t, Tensor) and t.dtype in _cache_raw.STORED:
+            raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for 8 bits "
+                            "paged_attention")
     k, v = (t.transpose(1, 2) if layout == "NHD" else t for t in (k_pages, v_pages))
     packed = cu_seqlens_q is not None
     q = _raw.readable(q)

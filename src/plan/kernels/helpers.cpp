@@ -93,6 +93,8 @@ constexpr Field kBackwardReduceFields[] = {
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
     field<&SpecHead::warps>("warps").as("kWarps"),
     derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
+    field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
+    field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
 };
 constexpr Kernel kBackwardReduce{
     .name = "backward_reduce",

@@ -33,6 +33,8 @@ constexpr Field kFields[] = {
     launched("splits", "Thread blocks that share the query rows of a key tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
     derived("kVectorReduce", vector_reduce),
+    field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
+    field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
 };

@@ -49,6 +49,11 @@ constexpr Field kFields[] = {
         .as("kScheduled", "thread blocks take their parts of a schedule")
         .open("Of pages: share keys among thread blocks by a schedule")
         .by_call(),
+    field<&Sm80Forward::own_parts>("own_parts")
+        .when_set()
+        .as("kOwnParts", "thread blocks find their parts of the keys by themselves")
+        .open("Share keys among thread blocks that find their parts by themselves")
+        .by_call(),
     field<&Sm80Forward::split_warps>("split_warps")
         .when_set()
         .as("kSplitWarps", "share rows, each with its own keys")

@@ -20,6 +20,7 @@ struct Sm80Forward {
   bool conditional_rescale = true;  ///< O is rescaled only when a row maximum grew, behind a branch
   int split_keys = 0;         ///< fixed split size: the softmax of so many keys is formed alone, in every call; 0: none
   bool scheduled = false;     ///< thread blocks take their parts of a schedule, and may share the keys of a query tile
+  bool own_parts = false;     ///< likewise, without a schedule: each block finds its part by itself
   bool value_in_key = false;  ///< V is the first columns of K
   bool split_warps = false;   ///< warps share the query rows, each with keys of its own
   int k_storage = 0;          ///< what K is stored as: storage_of its dtype

@@ -27,6 +27,8 @@ constexpr Field kFields[] = {
         .open("Thread blocks of a cluster that share the query rows of a key tile")
         .by_call(),
     field<&Sm90Backward::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
+    field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
+    field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
 };
@@ -55,6 +57,8 @@ constexpr Field kPairFields[] = {
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&Sm90BackwardPair::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
     cluster_field(),
+    field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
+    field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
 };

@@ -51,8 +51,8 @@ std::vector<Mutation> forward_combine_mutations() {
   using enum FaultKind;
   return in("common/forward_combine.cuh", {
                                               {"combine_reads_past_the_splits",
-                                               "for (int i = 0; i < params.splits; ++i)",
-                                               "for (int i = 0; i <= params.splits; ++i)",
+                                               "params.partial_lse, params.splits, index)",
+                                               "params.partial_lse, params.splits + 1, index)",
                                                sm80_split(),
                                                {global_out_of_bounds},
                                                2},

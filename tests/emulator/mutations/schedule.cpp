@@ -24,16 +24,6 @@ std::vector<Mutation> schedule_mutations() {
                                         "cost + 0 * cost_before + to_here - slot.cost",
                                         sm80_scheduled(),
                                         {}},
-                                       {"schedule_parts_start_a_tile_late",
-                                        "start.tile = static_cast<int>(wanted);",
-                                        "start.tile = static_cast<int>(wanted) + 1;",
-                                        sm80_scheduled(),
-                                        {}},
-                                       {"schedule_last_part_is_the_next",
-                                        "(item_start + kItemCost + tiles - kFewestTiles) / length",
-                                        "(item_start + kItemCost + tiles) / length",
-                                        sm80_scheduled(),
-                                        {}},
                                        {"schedule_keeps_counters",
                                         "if (part < parts) ptx::st_global(lists.counters + part, 0);",
                                         "",
@@ -49,17 +39,32 @@ std::vector<Mutation> schedule_mutations() {
                                         "",
                                         sm80_scheduled(),
                                         {shared_race}},
-                                       {"schedule_sequences_that_start_in_a_slot",
-                                        "(0xffffffffu >> (kWarpSize - 1 - lane))",
-                                        "(0x7fffffffu >> (kWarpSize - 1 - lane))",
-                                        sm80_scheduled(),
-                                        {}},
                                        {"schedule_searches_among_starts_not_there",
                                         "ptx::sync_threads();  // what the search reads is there",
                                         "",
                                         sm80_scheduled(),
                                         {shared_race, shared_uninitialised}},
                                    });
+}
+
+std::vector<Mutation> schedule_slots_mutations() {
+  return in("common/schedule_slots.cuh", {
+                                             {"schedule_parts_start_a_tile_late",
+                                              "start.tile = static_cast<int>(wanted);",
+                                              "start.tile = static_cast<int>(wanted) + 1;",
+                                              sm80_scheduled(),
+                                              {}},
+                                             {"schedule_last_part_is_the_next",
+                                              "(item_start + kItemCost + tiles - kFewestTiles) / length",
+                                              "(item_start + kItemCost + tiles) / length",
+                                              sm80_scheduled(),
+                                              {}},
+                                             {"schedule_sequences_that_start_in_a_slot",
+                                              "(0xffffffffu >> (kWarpSize - 1 - lane))",
+                                              "(0x7fffffffu >> (kWarpSize - 1 - lane))",
+                                              sm80_scheduled(),
+                                              {}},
+                                         });
 }
 
 std::vector<Mutation> work_lists_mutations() {
@@ -81,13 +86,13 @@ std::vector<Mutation> work_lists_mutations() {
 }
 
 std::vector<Mutation> split_row_mutations() {
-  return in("common/split_row.cuh", {
-                                        {"splits_weigh_the_same",
-                                         "const float weight = LogSum::load(params.partial_lse, index(i)).over(base);",
-                                         "const float weight = 1.f;",
-                                         sm80_scheduled(),
-                                         {}},
-                                    });
+  return in("common/partial_merge.cuh", {
+                                            {"splits_weigh_the_same",
+                                             "const float weight = shuffled(own, at + i);",
+                                             "const float weight = 1.f + 0.f * shuffled(own, at + i);",
+                                             sm80_scheduled(),
+                                             {}},
+                                        });
 }
 
 std::vector<Mutation> scheduled_forward_mutations() {
@@ -104,6 +109,24 @@ std::vector<Mutation> scheduled_forward_mutations() {
                                           sm80_scheduled_early(),
                                           {too_early}},
                                      });
+}
+
+std::vector<Mutation> own_parts_mutations() {
+  return in(
+      "common/own_parts.cuh",
+      {
+          {"flags_stay_up", "ptx::st_global(flag, uint64_t{0});  // for the next launch", "", sm80_own_parts(), {}},
+          {"items_are_off_by_a_lane",
+           "before < item || (before == item && !slot.exists)",
+           "before <= item",
+           sm80_own_parts(),
+           {}},
+          {"parts_are_of_one_head",
+           "(cost * params.heads + parts - 1) / parts",
+           "(cost + parts - 1) / parts",
+           sm80_own_parts(),
+           {}},
+      });
 }
 
 std::vector<Mutation> scheduled_epilogue_mutations() {
@@ -126,6 +149,21 @@ std::vector<Mutation> scheduled_epilogue_mutations() {
            "",
            sm80_scheduled(),
            {}},
+          {"own_parts_do_not_wait",
+           "if (f.warp == 0) Own::await_others(f.params, f.piece);",
+           "",
+           sm80_own_parts(),
+           {unfenced, global_uninitialised}},
+          {"own_parts_tell_before_they_have_written",
+           "ptx::sync_threads();  // the block's partial rows are written, and Q has been read, whose place is taken",
+           "",
+           sm80_own_parts(),
+           {unfenced, global_uninitialised, shared_race}},
+          {"own_parts_are_merged_unseen",
+           "ptx::sync_threads();  // the others' partial results can be read",
+           "",
+           sm80_own_parts(),
+           {unfenced, global_uninitialised}},
           {"pieces_merged_without_the_last",
            "merge_splits<T, Variant, kHeadDimV>(f.params, last + 1, MergedRow",
            "merge_splits<T, Variant, kHeadDimV>(f.params, last, MergedRow",

@@ -8,6 +8,7 @@ namespace emulator {
 std::vector<Mutation> sm90_backward_mutations() {
   const KernelSpec hopper = sm90_backward();
   const KernelSpec no_dq = changed(hopper, [](KernelSpec& spec) { spec.write_dq = false; });
+  const KernelSpec alone = changed(hopper, [](KernelSpec& spec) { spec.without_dk = spec.without_dv = true; });
   const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
   const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
   const KernelSpec ordered =
@@ -15,6 +16,32 @@ std::vector<Mutation> sm90_backward_mutations() {
   using enum FaultKind;
   return in("sm90/sm90_backward.cuh",
             {
+                {"hopper_dq_alone_next_scores_not_waited_for",
+                 "ptx::wgmma_wait<1>();  // dQ, and the next S",
+                 "ptx::wgmma_wait<2>();  // dQ, and the next S",
+                 alone,
+                 {register_in_flight}},
+                {"hopper_dq_alone_dp_not_waited_for",
+                 "ptx::wgmma_wait<0>();  // dP, before",
+                 "// dP, before",
+                 alone,
+                 {register_in_flight}},
+                {"hopper_dq_alone_last_dq_not_waited_for",
+                 "ptx::wgmma_wait<0>();  // the last dQ",
+                 "// the last dQ",
+                 alone,
+                 {register_in_flight}},
+                {"hopper_dq_alone_weights_of_the_next_step",
+                 "share_ds(dp, weights, delta_shared(stage), drops, buffer);",
+                 "share_ds(dp, s, delta_shared(stage), drops, buffer);",
+                 alone,
+                 {register_in_flight},
+                 2},
+                {"hopper_dq_alone_buffers_not_released",
+                 "release(step_empty(stage));\n      await_dout(count);",
+                 "await_dout(count);",
+                 alone,
+                 {deadlock}},
                 {"hopper_backward_statistics_of_the_kernel_before",
                  "ptx::griddepcontrol_wait();\n    load_lse",
                  "load_lse",
@@ -36,13 +63,13 @@ std::vector<Mutation> sm90_backward_mutations() {
                  "// dS",
                  hopper,
                  {shared_race, shared_uninitialised, unfenced},
-                 4},
+                 5},
                 {"hopper_backward_one_buffer_of_ds",
                  "const int buffer = count % 2;",
                  "const int buffer = 0;",
                  hopper,
                  {source_overwritten, shared_race},
-                 2},
+                 4},
                 {"hopper_backward_ds_chunks_not_swizzled",
                  "(chunk ^ lane % 8) * kernel::kChunkBytes",
                  "chunk * kernel::kChunkBytes",
@@ -78,7 +105,7 @@ std::vector<Mutation> sm90_backward_mutations() {
                  "issue_dq(dq, buffer ^ 1, consumer_index());",
                  hopper,
                  {shared_race, shared_uninitialised, source_overwritten},
-                 4},
+                 6},
                 {"hopper_backward_statistics_of_the_wrong_stage",
                  "exponentiate(s, stage_of(count), again(work, round), next, first_key);\n      ",
                  "exponentiate(s, stage, again(work, round), next, first_key);\n      ",
@@ -100,19 +127,19 @@ std::vector<Mutation> sm90_backward_mutations() {
                  hopper,
                  {shared_in_flight, shared_uninitialised, shared_race, deadlock}},
                 {"hopper_backward_k_released_too_early",
-                 "ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        release(v_empty());",
-                 "release(k_empty());\n        ptx::wgmma_wait<0>();\n        ptx::wgmma_tie(dk);\n        "
+                 "ptx::wgmma_wait<0>();\n        tie_dk(dk);\n        release(v_empty());",
+                 "release(k_empty());\n        ptx::wgmma_wait<0>();\n        tie_dk(dk);\n        "
                  "release(v_empty());",
                  hopper,
                  {source_overwritten, shared_race, barrier_misuse}},
                 {"hopper_backward_q_released_twice",
                  "issue_scores(s, stage_of(count), consumer);\n"
-                 "issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));",
+                 "issue_dk(dk, ds_operand, q_shared(stage));",
                  "issue_scores(s, stage_of(count), consumer);\n"
-                 "issue_registers<DkGemm, QTile>(dk, ds_operand, q_shared(stage));\nrelease(step_empty(stage));",
+                 "issue_dk(dk, ds_operand, q_shared(stage));\nrelease(step_empty(stage));",
                  hopper,
                  {source_overwritten, shared_race, barrier_misuse}},
-                {"hopper_backward_q_and_dout_not_released", "release(step_empty(stage));", "", hopper, {deadlock}, 4},
+                {"hopper_backward_q_and_dout_not_released", "release(step_empty(stage));", "", hopper, {deadlock}, 6},
                 {"hopper_backward_k_loaded_without_waiting",
                  "ptx::mbarrier_wait(k_empty(), parity ^ 1);",
                  "static_cast<void>(parity);",

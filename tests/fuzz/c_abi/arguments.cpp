@@ -95,7 +95,7 @@ const fa_kernel_override* Arguments::kernel_override() {
                                   &value.stages,       &value.loop_bodies, &value.splits,        &value.q_buffers,
                                   &value.warps_n,      &value.pack_gqa,    &value.take_turns,    &value.q_in_registers,
                                   &value.affine_reach, &value.exact_max,   &value.affine_product};
-  constexpr const char* kKernels[] = {"", "sm80", "sm90", "sm90_forward", "sm80_backward", "sm70"};
+  constexpr const char* kKernels[] = {"", "sm80", "sm90", "sm90_wide", "sm90_forward", "sm80_backward", "sm70"};
   constexpr const char* kTexts[] = {
       "",        "tile_m=64", "tile_m=64 warps=4",  "splits=2, stages=2",     "exact_max=1",
       "tile_m=", "=",         "tile_m=99999999999", "q_buffers=1 q_buffers=2"};
@@ -584,6 +584,9 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   outputs.dv = heads_tensor(config, given, true, true, Use::output);
   outputs.captures = captured(config, given, true, &outputs.capture_count);
   if (random_.one_in(2)) outputs.dsink = sink(config, given, Use::output);
+  for (const fa_tensor** gradient : {&outputs.dq, &outputs.dk}) {  // one at least is left
+    if (random_.one_in(6)) *gradient = nullptr;
+  }
   hold_back(q, k);
   refuse(config, &inputs);
   if (must_fail_) return {write(inputs, sizeof inputs), write(outputs, sizeof outputs)};

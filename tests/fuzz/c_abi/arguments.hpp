@@ -165,7 +165,7 @@ class Arguments {
   Memory& memory_;
   std::uint64_t mischief_;
   bool must_fail_ = false;
-  std::int64_t requests_ = 0;  // that the sequences say they are, right or wrong
+  std::int64_t requests_ = 0;                                // that the sequences say they are, right or wrong
   std::map<std::string, std::vector<std::int64_t>> shapes_;  ///< of the last captures
 };
 

@@ -36,16 +36,19 @@ constexpr Mutation kMutations[] = {
     {"pack_gqa", [](KernelSpec& spec) { spec.pack_gqa = !spec.pack_gqa; }},
     {"split", [](KernelSpec& spec) { spec.split = !spec.split; }},
     {"write_dq", [](KernelSpec& spec) { spec.write_dq = !spec.write_dq; }},
+    {"without_dk", [](KernelSpec& spec) { spec.without_dk = !spec.without_dk; }},
+    {"without_dv", [](KernelSpec& spec) { spec.without_dv = !spec.without_dv; }},
     {"varlen", [](KernelSpec& spec) { spec.varlen = !spec.varlen; }},
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
     {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
+    {"debug", [](KernelSpec& spec) { spec.debug = !spec.debug; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
 };
 
 /// What every text says.
-const std::set<std::string> kAlways = {"arch", "dtype", "variants"};
+const std::set<std::string> kAlways = {"arch", "dtype", "variants", "debug"};
 
 KernelSpec some_spec() {
   KernelSpec spec;
@@ -62,16 +65,16 @@ KernelSpec some_spec() {
 // Those of a kernel's own struct is_complete() holds to its list.
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-               pack_gqa, split, write_dq, varlen, dropout, page_size, accumulate, variants, min_blocks] =
-      static_cast<const SpecHead&>(some_spec());
+               pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, variants,
+               debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
-  EXPECT_EQ(std::size(kMutations),
-            count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-                  pack_gqa, split, write_dq, varlen, dropout, page_size, accumulate, variants, min_blocks));
+  EXPECT_EQ(std::size(kMutations), count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps,
+                                         stages, warps_n, pack_gqa, split, write_dq, without_dk, without_dv, varlen,
+                                         dropout, page_size, accumulate, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {
-  EXPECT_EQ(detail::members<Sm80Forward>(), 9U);
+  EXPECT_EQ(detail::members<Sm80Forward>(), 10U);
   EXPECT_EQ(detail::members<Sm90Forward>(), 9U);
   EXPECT_EQ(detail::members<MaskRows>(), 0U);
 }

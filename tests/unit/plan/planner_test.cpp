@@ -71,6 +71,7 @@ void fix_cache(std::mt19937& random, Problem& problem) {
   if (problem.dropout) return;
   problem.page_size = pick(random, std::array{0, 0, 1, 8, 16, 64});
   problem.accumulate = random() % 4 == 0;
+  problem.given_schedule = problem.page_size > 0 && random() % 3 == 0;
   if (problem.dtype == DType::f32 || problem.invariance != Invariance::none) return;
   problem.k_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8});
   problem.v_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8});
@@ -259,15 +260,15 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     choice.short_query = (bits & 2) != 0;
     choice.pack_gqa = (bits & 4) != 0;
     choice.splits = (bits & 8) != 0 ? 5 : 1;
-    choice.family = (bits & 16) != 0 ? Family::sm90 : Family::sm80;
-    choice.many_diagonals = (bits & 32) != 0;
-    choice.dynamic = (bits & 64) != 0;
-    choice.many_rows = (bits & 128) != 0;
-    choice.long_rows = (bits & 256) != 0;
-    choice.exact_max = (bits & 512) != 0;
-    choice.affine_reach = (bits & 1024) != 0;
-    choice.scheduled = (bits & 2048) != 0;
-    choice.shares_splits = (bits & 4096) != 0;
+    choice.family = static_cast<Family>(static_cast<int>(Family::sm80) + bits / 4096);
+    choice.many_diagonals = (bits & 16) != 0;
+    choice.dynamic = (bits & 32) != 0;
+    choice.many_rows = (bits & 64) != 0;
+    choice.long_rows = (bits & 128) != 0;
+    choice.exact_max = (bits & 256) != 0;
+    choice.affine_reach = (bits & 512) != 0;
+    choice.scheduled = (bits & 1024) != 0;
+    choice.shares_splits = (bits & 2048) != 0;
     EXPECT_GE(choice.slot(), 0);
     EXPECT_LT(choice.slot(), Choice::kSlots);
     EXPECT_TRUE(slots.insert(choice.slot()).second) << choice.slot();
@@ -278,9 +279,9 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, few_rows, shares_splits, family, splits] = Choice{};
+              scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || scheduled || few_rows > 0 || shares_splits || splits > 1;
+                   affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -312,7 +313,7 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
-  const Fixed sm80{Family::sm80};
+  const Fixed sm80{Family::sm80, {{"own_parts", 0}}};
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), sm80).splits, 24);
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 16) << "a block a multiprocessor";
   EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
@@ -321,6 +322,54 @@ TEST(Choice, DecodeShapesAreSplit) {
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 8);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1024), {}).splits, 2);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1023), {}).splits, 1);
+}
+
+TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
+  const auto finds = [](const Problem& problem, const Fixed& fixed = Fixed(Family::sm80)) {
+    const Choice choice = choose(problem, fixed);
+    EXPECT_FALSE(choice.own_parts && (choice.splits > 1 || choice.scheduled || choice.family != Family::sm80));
+    return choice.own_parts;
+  };
+  EXPECT_TRUE(finds(shaped(1, 32, 8, 1, 8192)));
+  EXPECT_TRUE(finds(shaped(1, 32, 8, 4, 8192))) << "16 rows";
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 5, 8192)));
+  EXPECT_TRUE(finds(shaped(8, 32, 8, 1, 8192)));
+  EXPECT_FALSE(finds(shaped(16, 32, 8, 1, 8192))) << "enough tiles for all multiprocessors";
+  EXPECT_TRUE(finds(shaped(1, 8, 1, 1, 1024)));
+  EXPECT_FALSE(finds(shaped(1, 8, 1, 1, 1023)));
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {Family::sm80, {{"splits", 4}}}));
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {})) << "splits on Hopper are faster";
+  Problem paged = shaped(32, 32, 8, 1, 8192);
+  paged.page_size = 16;
+  EXPECT_TRUE(finds(paged, {})) << "a lane for each request";
+  paged.given_schedule = true;
+  EXPECT_FALSE(finds(paged, {}));
+  EXPECT_TRUE(choose(paged, {}).scheduled);
+  paged.given_schedule = false;
+  paged.b = 33;
+  EXPECT_FALSE(finds(paged, {}));
+  Problem packed = shaped(16, 32, 8, 1, 8192);
+  packed.page_size = 16;
+  packed.varlen = true;
+  packed.total_q = 16;
+  EXPECT_TRUE(finds(packed, {}));
+  for (const Invariance invariance : {Invariance::batch, Invariance::rows}) {
+    Problem problem = shaped(1, 32, 8, 1, 8192);
+    problem.invariance = invariance;
+    EXPECT_FALSE(finds(problem)) << "bits would depend on the number of multiprocessors";
+  }
+}
+
+TEST(Choice, PacksHeadsWhereMostRequestsOfABatchAreDecodes) {
+  Problem mixed = shaped(130, 32, 8, 2048, 2048);
+  mixed.varlen = true;
+  mixed.total_q = 2 * 2048 + 128;
+  EXPECT_TRUE(choose(mixed, {}).pack_gqa);
+  mixed.page_size = 16;
+  EXPECT_TRUE(choose(mixed, {}).pack_gqa);
+  EXPECT_EQ(choose(mixed, {}).family, Family::sm90);
+  mixed.total_q = 130 * 65;
+  EXPECT_FALSE(choose(mixed, {}).pack_gqa);
 }
 
 TEST(Choice, WithoutKeysOrQueriesNothingIsSplit) {
@@ -336,7 +385,7 @@ TEST(Choice, DependsOnShapesOnly) {
     Problem problem;
     fix_config(random, problem);
     set_call(random, problem);
-    const Fixed sm80{Family::sm80};  // which family depends on architecture and dtype too
+    const Fixed sm80{Family::sm80, {{"own_parts", 0}}};  // which depend on architecture, dtype and dropout too
     const Choice choice = choose(problem, sm80);
     const Problem same_shape = problem;
     fix_config(random, problem);

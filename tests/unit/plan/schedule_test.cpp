@@ -24,6 +24,7 @@ Problem decode(std::int64_t b, std::int64_t s_kv) {
   problem.h_kv = 8;
   problem.s_q = 1;
   problem.s_kv = s_kv;
+  problem.given_schedule = true;  // else blocks find their parts of a few by themselves
   return problem;
 }
 
@@ -86,6 +87,14 @@ TEST(Schedule, PartialResultsAreBoundedByParts) {
     EXPECT_LE(forward_workspace(problem, choice, given).bytes(), partials + 512);
     EXPECT_GE(forward_workspace(problem, choice, own).bytes(), partials + shape.bytes());
   }
+  Problem few = decode(1, 131072);
+  few.given_schedule = false;
+  const KernelSpec spec = kernel_of(few);
+  ASSERT_TRUE(spec.own_parts());
+  const int parts = schedule_shape(few, spec, 132).parts;
+  EXPECT_EQ(forward_needs(few, spec, 132, false).schedule, 2 * static_cast<std::size_t>(parts) * sizeof(std::uint64_t))
+      << "a flag for each partial result";
+  EXPECT_EQ(forward_needs(few, spec, 132, false).partial_rows, 2 * parts * 4);
 }
 
 TEST(Schedule, TagsTellLimitsApart) {

@@ -171,6 +171,32 @@ TEST(BackwardWorkspace, SectionsFollowEachOtherAligned) {
   EXPECT_EQ(backward_workspace_size(p, {Family::sm80}, true).bytes, repeatable.bytes());
 }
 
+TEST(Sm80BackwardPlan, DqAloneIsAPass) {
+  Problem p = problem("sm_80", DType::bf16, 64, 64);
+  p.gradients = {true, false, false};
+  for (const bool deterministic : {false, true}) {
+    const BackwardPlan plan = plan_backward(p, {}, deterministic);
+    EXPECT_EQ(plan.main, sm80_backward_dq_specs(p));
+    EXPECT_TRUE(plan.dq.empty());
+    EXPECT_EQ(kernels_of(plan).size(), 2U);  // and the statistics
+    EXPECT_FALSE(backward_needs(p, plan.main.front(), {}).dq_accum);
+  }
+  EXPECT_NE(choose_backward(p, {}).slot(), choose_backward(problem("sm_80", DType::bf16, 64, 64), {}).slot());
+}
+
+TEST(Sm80BackwardPlan, UnwantedGradientsAreInTheSpec) {
+  Problem p = problem("sm_80", DType::bf16, 64, 64);
+  p.gradients = {false, true, false};
+  const BackwardPlan plan = plan_backward(p, {}, false);
+  for (const KernelSpec& spec : plan.main) {
+    EXPECT_FALSE(spec.write_dq || spec.without_dk || spec.as<Sm80Backward>().delayed_dq) << canonical(spec);
+    EXPECT_TRUE(spec.without_dv);
+  }
+  EXPECT_EQ(kernels_of(plan).size(), 2U);
+  p.gradients = {};
+  EXPECT_EQ(canonical(plan_backward(p, {}, false).main.front()).find("without"), std::string::npos);
+}
+
 TEST(BackwardLaunch, SomeKernelHasToWriteDq) {
   KernelSet kernels;
   kernels[Role::attention].tile_m = kernels[Role::attention].tile_n = 64;
@@ -191,6 +217,7 @@ TEST(BackwardLaunch, GridsCoverWhatThereIs) {
   p.s_q = 300;
   p.s_kv = 500;
   KernelSet kernels;
+  kernels[Role::attention].own = Sm80Backward{};
   kernels[Role::attention].tile_m = 64;
   kernels[Role::attention].tile_n = 128;
   kernels[Role::dq].tile_m = 128;

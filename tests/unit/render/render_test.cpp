@@ -302,6 +302,19 @@ TEST(Render, PlainKernelsKnowNothingOfVariants) {
   }
 }
 
+TEST(Render, DebugKernelsDifferByALine) {
+  plan::KernelSpec spec = sm90_backward_spec();
+  const std::string unit = render(spec).unit;
+  EXPECT_EQ(unit.find("FA_DEBUG_KERNELS"), std::string::npos);
+  spec.debug = true;
+  const std::string debug = render(spec).unit;
+  EXPECT_NE(canonical(spec).find(" debug=1"), std::string::npos);
+  const std::string line = "#define FA_DEBUG_KERNELS 1\n";
+  const std::size_t at = debug.find(line);
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_EQ(debug.substr(at + line.size()), unit.substr(unit.find('\n') + 1));
+}
+
 TEST(Render, WhatTheBackwardDependsOnReachesIt) {
   using Spec = plan::KernelSpec;
   expect_reach_the_kernel(sm90_backward_spec(), {

@@ -13,6 +13,15 @@ FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value,
   return emulator::atomic_add_acq_rel_global(address, value, site);
 }
 
+FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value,
+                                 const emulator::Site& site = emulator::Site::current()) {
+  emulator::raise_flag_global(address, value, site);
+}
+FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value,
+                                 const emulator::Site& site = emulator::Site::current()) {
+  emulator::await_flag_global(address, value, site);
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_ATOMIC_CUH_

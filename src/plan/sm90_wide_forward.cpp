@@ -1,0 +1,121 @@
+#include "plan/sm90_wide_forward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <fa/error.hpp>
+#include <sm90/sm90_wide_layout.cuh>
+
+#include "plan/sm90_forward.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr int kLeastHeadDim = 256;  // up to which a consumer warpgroup of sm90_forward holds O
+constexpr int kMostHeadDimQk = 576;
+constexpr int kMostHeadDimV = 512;
+constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
+
+sm90::WideShape shape_of(const KernelSpec& spec) {
+  return {.tile_n = spec.tile_n,
+          .d_qk = spec.d_qk,
+          .d_v = spec.d_v,
+          .stages = spec.stages,
+          .value_in_key = spec.as<Sm90WideForward>().value_in_key};
+}
+
+bool holds_values(const sm90::WideShape& shape) noexcept {
+  return shape.k_slabs() >= 2 * shape.half_slabs();
+}
+
+KernelSpec with_stages(const Problem& problem, const Choice& choice, int stages) {
+  KernelSpec spec;
+  Sm90WideForward& own = spec.own.emplace<Sm90WideForward>();
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.causal = problem.causal;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
+  spec.varlen = problem.varlen;
+  spec.page_size = problem.page_size;
+  spec.tile_m = spec.tile_n = kSm90WideTile;
+  spec.warps = sm90_wide_forward_warps(spec);
+  spec.stages = stages;
+  spec.pack_gqa = choice.pack_gqa;
+  spec.split = choice.splits > 1;
+  own.scheduled = choice.scheduled;
+  own.value_in_key = problem.value_in_key && holds_values(shape_of(spec));  // else K is read again, as V
+  return spec;
+}
+
+}  // namespace
+
+const char* sm90_wide_forward_misfit(const Problem& problem) noexcept {
+  const int most = std::max(problem.d_qk, problem.d_v);
+  if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90_wide on a GPU of architecture sm_90a";
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90_wide with dtype f16 or bf16";
+  if (most <= kLeastHeadDim) return "sm90_wide with a head dim above 256";
+  if (problem.d_qk > kMostHeadDimQk || problem.d_v > kMostHeadDimV) return "sm90_wide with head dims up to 576 and 512";
+  if (problem.stored()) return "sm90_wide with K and V of the queries' dtype";
+  if (problem.fixed_rows()) return "sm90_wide with invariance none, or batch without varlen and page_size";
+  if (problem.page_size % kBoxRows != 0) return "sm90_wide with a page_size that is a multiple of 8";
+  if (problem.dropout) return "sm90_wide without dropout";
+  if (problem.accumulate) return "sm90_wide without accumulate";
+  if (problem.variants == nullptr) return nullptr;
+  if (!problem.variants->mask.empty()) return "sm90_wide without a mask function";
+  if (!problem.variants->captures.empty()) return "sm90_wide without captures";
+  if (problem.paged() && problem.variants->chunked) return "sm90_wide with page_size 0, or without chunks";
+  return nullptr;
+}
+
+int sm90_wide_forward_warps(const KernelSpec& spec) noexcept {
+  return shape_of(spec).threads() / 32;
+}
+
+int sm90_wide_forward_shared_bytes(const KernelSpec& spec) {
+  return sm90::wide_layout(shape_of(spec)).bytes;
+}
+
+std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
+  const auto& own = spec.as<Sm90WideForward>();
+  if (spec.tile_m != kSm90WideTile || spec.tile_n != kSm90WideTile) {
+    return fmt::format("tile_m = {}, tile_n = {}: accepted are 64 and 64", spec.tile_m, spec.tile_n);
+  }
+  const int least = own.value_in_key ? 2 : 1;
+  if (spec.stages < least || spec.stages > 2)
+    return fmt::format("stages = {}: accepted are {} to 2", spec.stages, least);
+  if (spec.d_qk > kMostHeadDimQk || spec.d_v > kMostHeadDimV) {
+    return fmt::format("d_qk = {}, d_v = {}: accepted are up to 576 and 512", spec.d_qk, spec.d_v);
+  }
+  if (own.value_in_key && !holds_values(shape_of(spec))) return "value_in_key = true: K has fewer slabs than V";
+  const int shared = sm90_wide_forward_shared_bytes(spec);
+  const int shared_limit = limits(spec.arch).shared_per_block;
+  if (shared > shared_limit) {
+    return fmt::format("stages = {} need {} bytes of shared memory; {} offers {}", spec.stages, shared,
+                       to_string(spec.arch), shared_limit);
+  }
+  if (spec.page_size % kBoxRows != 0 || (spec.page_size > 0 && spec.variants.chunked)) {
+    return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
+  }
+  if (!spec.variants.mask.empty() || !spec.variants.captures.empty()) {
+    return "functions: accepted are scores without captures";
+  }
+  return {};
+}
+
+std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
+  std::string refusal;
+  for (const int stages : {2, 1}) {
+    const KernelSpec spec = with_stages(problem, choice, fixed.number("stages", stages));
+    refusal = sm90_wide_forward_refusal(spec);
+    if (refusal.empty()) return {spec};
+  }
+  throw Error(fixed.has("stages") ? ErrorCode::invalid_argument : ErrorCode::unsupported,
+              fmt::format("kernel: no sm90_wide forward kernel fits: {}", refusal),
+              {{"argument", "kernel"}, {"value", refusal}, {"accepted", "stages that fit the GPU"}});
+}
+
+}  // namespace fa::plan

@@ -1,0 +1,94 @@
+#ifndef FA_TEMPLATES_COMMON_PARTIAL_MERGE_CUH_
+#define FA_TEMPLATES_COMMON_PARTIAL_MERGE_CUH_
+
+#include <common/constants.cuh>
+#include <common/log_sum.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::kernel {
+
+/// A sum of the partial results of a query row, in their order: sum_i exp(lse_i - base) O_i, relative to the greatest
+/// of their log-sum-exps. Done by a warp: a lane reads the log-sum-exp of each 32nd, and O's loads of several are in
+/// flight, since each takes as long as all of the arithmetic.
+template <int kHeadDimV>
+struct PartialMerge {
+  static constexpr int kSlots = ceil_div(kHeadDimV, kWarpSize);  // columns of a lane
+  static constexpr int kAhead = kSlots >= 16 ? 2 : kSlots >= 8 ? 4 : 8;
+
+  int lane = ptx::thread_index() % kWarpSize;
+  LogSum base{0.f, 0.f};  // the greatest
+  float largest = -kInfinity;
+  bool has_nan = false;
+  float sum = 0.f;
+  float o[kSlots] = {};  // column slot * 32 + lane
+
+  /// A log-sum-exp that the base has to be as great as. The first of equal ones counts.
+  FA_DEVICE void join(const LogSum& part) {
+    const float lse = part.value();
+    if (lse > largest) base = part;
+    largest = ptx::max(largest, lse);
+    has_nan = has_nan || lse != lse;
+  }
+
+  /// Those of `count` partial results; `index(i)` is the row of one.
+  template <class Index>
+  FA_DEVICE void join_all(const float* sums, int count, const Index& index) {
+    for (int first = 0; first < count; first += kWarpSize) {
+      LogSum part = LogSum::of_no_keys();
+      if (first + lane < count) part = LogSum::load(sums, index(first + lane));
+      float greatest = part.value();
+      has_nan = has_nan || ptx::vote_ballot(greatest != greatest) != 0;
+      FA_UNROLL
+      for (int mask = 1; mask < kWarpSize; mask *= 2) greatest = ptx::max(greatest, ptx::shfl_xor(greatest, mask));
+      const int from = ptx::popc(lowest_below(ptx::vote_ballot(part.value() == greatest)));
+      const LogSum found{shuffled(part.high, from), shuffled(part.low, from)};
+      if (greatest > largest) base = found;
+      largest = ptx::max(largest, greatest);
+    }
+  }
+
+  /// max drops a NaN, so it is carried in the sum.
+  FA_DEVICE void begin() { sum = has_nan ? kInfinity - kInfinity : 0.f; }
+
+  template <class Index>
+  FA_DEVICE void add_all(const float* partial_o, const float* sums, int count, const Index& index) {
+    for (int first = 0; first < count; first += kWarpSize) {
+      float own = 0.f;
+      if (first + lane < count) own = LogSum::load(sums, index(first + lane)).over(base);
+      const int end = count - first < kWarpSize ? count - first : kWarpSize;
+      for (int at = 0; at < end; at += kAhead) {
+        float values[kAhead][kSlots];
+        FA_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          FA_UNROLL
+          for (int slot = 0; slot < kSlots; ++slot) {
+            const int column = slot * kWarpSize + lane;
+            values[i][slot] = 0.f;
+            if (at + i < end && column < kHeadDimV)
+              values[i][slot] = ptx::ld_global(partial_o + index(first + at + i) * kHeadDimV + column);
+          }
+        }
+        FA_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (at + i >= end) break;
+          const float weight = shuffled(own, at + i);
+          sum += weight;
+          FA_UNROLL
+          for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * values[i][slot];
+        }
+      }
+    }
+  }
+
+ private:
+  static FA_DEVICE float shuffled(float value, int lane) { return ptx::from_bits(ptx::shfl(ptx::bits(value), lane)); }
+  /// As many bits as are below the lowest of `mask`; none for an empty one.
+  static FA_DEVICE uint32_t lowest_below(uint32_t mask) { return mask == 0 ? 0 : (mask & (0 - mask)) - 1; }
+};
+
+}  // namespace fa::kernel
+
+#endif  // FA_TEMPLATES_COMMON_PARTIAL_MERGE_CUH_

@@ -1,0 +1,186 @@
+#ifndef FA_TEMPLATES_SM90_SM90_WIDE_EPILOGUE_CUH_
+#define FA_TEMPLATES_SM90_SM90_WIDE_EPILOGUE_CUH_
+
+#include <common/log_sum.cuh>
+#include <common/split_row.cuh>
+#include <common/transpose.cuh>
+#include <common/variant.cuh>
+#include <common/work_lists.cuh>
+#include <ptx/atomic.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm90/sm90_epilogue.cuh>
+#include <sm90/sm90_roles.cuh>
+#include <sm90/sm90_wide_traits.cuh>
+
+namespace fa::sm90 {
+
+/// What ends a query tile of the wide forward, or a piece of one: the log-sum-exp of its rows, and the columns of O
+/// that a consumer has.
+template <class Config>
+struct WideEpilogue : WideBlock<Config> {
+  using Base = WideBlock<Config>;
+  using Traits = typename Base::Traits;
+  using T = typename Traits::T;
+  using Variant = typename Traits::Variant;
+  using O = typename Traits::O;
+  using Rows = typename Traits::Rows;
+  using Query = typename Traits::Query;
+  using Piece = typename Base::Piece;
+  using Softmax = typename Traits::Softmax;
+  using Traits::kTileM, Traits::kHeadDimV, Traits::kVarlen, Traits::kScheduled, Traits::kHalfColumns, Traits::kLayout,
+      Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of, Base::row_count;
+
+  static constexpr int kThreads = 2 * kWarpgroup;
+
+  FA_DEVICE explicit WideEpilogue(const Base& base) : Base(base) {}
+
+  FA_DEVICE void run(O& o, Softmax& softmax, const Query& query, const Piece& piece, int half, int warp_row,
+                     int lane) const {
+    softmax.finish();
+    if constexpr (kScheduled) {
+      if (!piece.is_whole()) {
+        store_partial(o, softmax, query, half, warp_row, lane);
+        merge_piece(query, piece);
+        return;
+      }
+    }
+    if constexpr (Config::kSplit) {
+      store_partial(o, softmax, query, half, warp_row, lane);
+    } else {
+      store_whole(o, softmax, query, half, warp_row, lane);
+    }
+  }
+
+ private:
+  /// Offset of a row of the batch entry.
+  FA_DEVICE int64_t offset_of(const Query& query, int row, int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
+    const Rows rows{params.group, query.tile.head};
+    return kernel::offset_of_rows<kVarlen>(lengths_of(query), query.tile.batch, stride_b, stride_s) +
+           rows.query_head(row) * stride_h + rows.position(row) * stride_s;
+  }
+
+  FA_DEVICE void store_whole(O& o, const Softmax& softmax, const Query& query, int half, int warp_row, int lane) const {
+    const int first = query.tile.m_block * kTileM + warp_row + lane / 4;
+    float factors[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + 8 * r;
+      factors[r] = softmax.inverse_sum(r);
+      float lse = softmax.log_sum(r, softmax_scale_log2()).value();
+      if constexpr (Variant::kSink) {
+        const float keys = lse;
+        const Rows rows{params.group, query.tile.head};
+        lse = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(row)));
+        factors[r] *= kernel::weight_of(keys, lse);
+      }
+      if (params.lse == nullptr || half != 0 || lane % 4 != 0 || row >= row_count(query)) continue;
+      ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
+                     lse);
+    }
+    multiply(o, factors);
+    store_rows(o, query, first, half, lane);
+  }
+
+  /// The four lanes of a quad exchange what they hold of four neighbouring n8 tiles, so that each stores 16 bytes.
+  FA_DEVICE void store_rows(const O& o, const Query& query, int first, int half, int lane) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + 8 * r;
+      const bool inside = row < row_count(query);
+      T* const target = static_cast<T*>(params.o) +
+                        offset_of(query, inside ? row : 0, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+      FA_UNROLL
+      for (int j = 0; j < kHalfColumns / 8; j += 4) {
+        uint32_t words[4];
+        FA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          words[i] = ptx::convert_pair<T>(o[4 * (j + i) + 2 * r], o[4 * (j + i) + 2 * r + 1]);
+        }
+        kernel::transpose_quad(words, lane);
+        const int column = half * kHalfColumns + 8 * (j + lane % 4);
+        if (inside && column < kHeadDimV) {
+          ptx::st_global_chunk(target + column, {{words[0], words[1], words[2], words[3]}});
+        }
+      }
+    }
+  }
+
+  /// Into [splits, b, h_q, s_q], or of a scheduled kernel into [2 parts, rows].
+  FA_DEVICE int64_t partial_row(const Query& query, int row) const {
+    if constexpr (kScheduled) {
+      return partial_row_at(query, query.tile.split, row);
+    } else {
+      const Rows rows{params.group, query.tile.head};
+      const int64_t batch = static_cast<int64_t>(query.tile.split) * params.b + query.tile.batch;
+      return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
+    }
+  }
+  FA_DEVICE int64_t partial_row_at(const Query& query, int place, int row) const {
+    const int rows_each = Config::kPackGqa ? params.group : 1;
+    return static_cast<int64_t>(place) * kernel::partial_rows<kTileM>(params, rows_each) +
+           (row - query.tile.m_block * kTileM);
+  }
+
+  /// Normalised, in float.
+  FA_DEVICE void store_partial(const O& o, const Softmax& softmax, const Query& query, int half, int warp_row,
+                               int lane) const {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = query.tile.m_block * kTileM + warp_row + lane / 4 + 8 * r;
+      if (row >= row_count(query)) continue;
+      const float factor = softmax.inverse_sum(r);
+      const int64_t to = partial_row(query, row);
+      const int first = half * kHalfColumns + 2 * (lane % 4);
+      float* const target = params.partial_o + to * kHeadDimV + first;
+      FA_UNROLL
+      for (int j = 0; j < kHalfColumns / 8; ++j) {
+        if (kHeadDimV < 2 * kHalfColumns && first + 8 * j >= kHeadDimV) continue;
+        ptx::st_global(target + 8 * j, o[4 * j + 2 * r] * factor);
+        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1] * factor);
+      }
+      if (lane % 4 == 0 && half == 0) softmax.log_sum(r, softmax_scale_log2()).store(params.partial_lse, to);
+    }
+  }
+
+  /// Of the tile, for merge_splits.
+  struct MergedRow {
+    const WideEpilogue& epilogue;
+    const Query& query;
+    int row;
+
+    FA_DEVICE int head() const { return Rows{epilogue.params.group, query.tile.head}.query_head(row); }
+    FA_DEVICE int64_t offset(int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
+      return epilogue.offset_of(query, row, stride_b, stride_h, stride_s);
+    }
+  };
+
+  /// The last block that leaves a part of a query tile makes its rows whole.
+  FA_DEVICE void merge_piece(const Query& query, const Piece& piece) const {
+    constexpr int kBarrier = first_of(NamedBarrier::partial_rows);
+    const int thread = ptx::thread_index() - kWarpgroup;
+    const uint32_t arrived = shared + kLayout.arrived;
+    ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
+    int32_t* const counter = kernel::WorkLists(params.paged).counters + piece.first_part;
+    if (thread == 0) {
+      ptx::st_shared_b32(arrived, static_cast<uint32_t>(ptx::atomic_add_acq_rel_global(counter, 1)));
+    }
+    ptx::barrier_sync(kBarrier, kThreads);  // the number of blocks before this one is there; their rows can be read
+    const int last = piece.last_part - piece.first_part;
+    if (static_cast<int>(ptx::ld_shared_b32(arrived)) != last) return;
+    if (thread == 0) ptx::st_global(counter, 0);  // for the next launch
+    const int first = query.tile.m_block * kTileM;
+    const int end = first + kTileM < row_count(query) ? first + kTileM : row_count(query);
+    FA_UNROLL_BY(1)
+    for (int row = first + thread / kWarpSize; row < end; row += kThreads / kWarpSize) {
+      kernel::merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow{*this, query, row}, [&](int i) {
+        return partial_row_at(query, piece.place_of(piece.first_part + i), row);
+      });
+    }
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_WIDE_EPILOGUE_CUH_

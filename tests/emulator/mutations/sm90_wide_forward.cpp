@@ -1,0 +1,115 @@
+// Mistakes in the Hopper forward for wide heads.
+
+#include "emulator/mutations/pieces.hpp"
+#include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
+
+namespace emulator {
+
+std::vector<Mutation> sm90_wide_forward_mutations() {
+  using enum FaultKind;
+  return in(
+      "sm90/sm90_wide_forward.cuh",
+      {
+          {"wide_values_released_before_their_product",
+           "FA_DEVICE void await_output(Stream& at, int i) const { ptx::wgmma_wait<0>();",
+           "FA_DEVICE void await_output(Stream& at, int i) const {",
+           sm90_wide_scheduled(),
+           {source_overwritten, register_in_flight}},
+          {"wide_columns_behind_values_released_early",
+           "ptx::wgmma_wait<kBehind + 1>();",
+           "",
+           sm90_wide_scheduled(),
+           {source_overwritten, shared_race}},
+          {"wide_scores_read_early", "ptx::wgmma_wait<kBehind>();", "", sm90_wide_scheduled(), {register_in_flight}},
+          {"wide_slab_not_waited_for",
+           "ptx::mbarrier_wait(landed(i, slab), parity_of(i));",
+           "",
+           sm90_wide_scheduled(),
+           {shared_in_flight, shared_uninitialised}},
+          {"wide_query_released_by_one_lane",
+           "ptx::sync_warp();                // all lanes have read what was sent",
+           "",
+           sm90_wide_scheduled(),
+           {shared_race}},
+          {"wide_probabilities_sent_by_one_lane",
+           "ptx::sync_warp();  // all lanes have written",
+           "",
+           sm90_wide_scheduled(),
+           {shared_race, shared_uninitialised}},
+          {"wide_probabilities_not_waited_for",
+           "ptx::mbarrier_wait(sent(1 - kHalf, at.warp), at.received % 2);",
+           "",
+           sm90_wide_scheduled(),
+           {shared_race, shared_uninitialised, source_overwritten, shared_in_flight}},
+          {"wide_output_keeps_old_maxima", "multiply(at.o, softmax.factor);", "", sm90_wide_scheduled(), {}},
+          {"wide_own_maxima_do_not_count",
+           "if (rises) multiply(at.o, at.softmax.factor);",
+           "if (rises && at.lane >= kWarpSize) multiply(at.o, at.softmax.factor);",
+           sm90_wide_scheduled(),
+           {},
+           2},
+          {"wide_sums_stay_at_home",
+           "softmax.sum[r] = ptx::from_bits(words.word[2 + r]);",
+           "",
+           sm90_wide_scheduled(),
+           {}},
+          {"wide_last_keys_are_seen", "if (limit < kTileN) this->", "if (limit < 0) this->", sm90_wide_scheduled(), {}},
+      });
+}
+
+std::vector<Mutation> sm90_wide_producer_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_wide_producer.cuh",
+            {
+                {"wide_unit_loaded_without_waiting",
+                 "ptx::mbarrier_wait(emptied(i % kStages, unit), i / kStages % 2 ^ 1);",
+                 "static_cast<void>(i + unit);",
+                 sm90_wide_scheduled(),
+                 {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+                {"wide_slab_announced_in_part",
+                 "ptx::mbarrier_arrive_expect_tx(landed(i, slab), KTile::kSlabBytes);",
+                 "ptx::mbarrier_arrive_expect_tx(landed(i, slab), KTile::kSlabBytes / 2);",
+                 sm90_wide_scheduled(),
+                 {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse}},
+                {"wide_query_loaded_without_waiting",
+                 "ptx::mbarrier_wait(query_read(), count % 2 ^ 1);  // all have read the Q that was there",
+                 "",
+                 sm90_wide_scheduled(),
+                 {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+                {"wide_rows_of_the_first_tile",
+                 "const int first = query.tile.m_block * kTileM;",
+                 "const int first = 0 * kTileM;",
+                 sm90_wide_scheduled(),
+                 {}},
+            });
+}
+
+std::vector<Mutation> sm90_wide_epilogue_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_wide_epilogue.cuh",
+            {
+                {"wide_pieces_counted_before_they_are_written",
+                 "ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written",
+                 "",
+                 sm90_wide_scheduled(),
+                 {unfenced, global_uninitialised, shared_race, barrier_misuse}},
+                {"wide_pieces_counted_out_of_order",
+                 "ptx::atomic_add_acq_rel_global(counter, 1)",
+                 "ptx::atomic_add_global(counter, 1)",
+                 sm90_wide_scheduled(),
+                 {unfenced}},
+                {"wide_pieces_stay_counted",
+                 "if (thread == 0) ptx::st_global(counter, 0);  // for the next launch",
+                 "",
+                 sm90_wide_scheduled(),
+                 {}},
+                {"wide_columns_of_the_other_half",
+                 "const int column = half * kHalfColumns + 8 * (j + lane % 4);",
+                 "const int column = (1 - half) * kHalfColumns + 8 * (j + lane % 4);",
+                 sm90_wide_scheduled(),
+                 {}},
+            });
+}
+
+}  // namespace emulator

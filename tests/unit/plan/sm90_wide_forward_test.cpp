@@ -1,0 +1,115 @@
+#include "plan/sm90_wide_forward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include <fa/error.hpp>
+
+#include "plan/catalogue.hpp"
+#include "plan/forward_launch.hpp"
+#include "plan/planner.hpp"
+#include "plan/schedule.hpp"
+
+namespace fa::plan {
+namespace {
+
+/// A decode of multi-head latent attention.
+Problem latent(std::int64_t heads, std::int64_t s_q = 1) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.d_qk = 576;
+  problem.d_v = 512;
+  problem.value_in_key = true;
+  problem.causal = true;
+  problem.page_size = 64;
+  problem.b = 64;
+  problem.h_q = heads;
+  problem.s_q = s_q;
+  problem.s_kv = 8192;
+  return problem;
+}
+
+TEST(Sm90WideForward, ServesWideHeadsOfHopper) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (int d_qk = 8; d_qk <= 576; d_qk += 8) {
+      for (const int d_v : {8, 64, 256, 264, 384, 392, 512}) {
+        if (std::max(d_qk, d_v) <= 256) continue;
+        Problem problem = latent(16);
+        problem.dtype = dtype;
+        problem.d_qk = d_qk;
+        problem.d_v = d_v;
+        problem.value_in_key = d_v <= d_qk;
+        const KernelSpec spec = plan_forward(problem, {}).kernel;
+        ASSERT_TRUE(spec.is<Sm90WideForward>()) << canonical(spec);
+        EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block) << canonical(spec);
+        EXPECT_TRUE(spec.scheduled() && spec.pack_gqa) << canonical(spec);
+      }
+    }
+  }
+  const KernelSpec spec = plan_forward(latent(128), {}).kernel;
+  EXPECT_TRUE(spec.as<Sm90WideForward>().value_in_key);
+  EXPECT_EQ(spec.stages, 2);
+  EXPECT_EQ(spec.threads(), 384);
+}
+
+TEST(Sm90WideForward, LeavesTheRestToSm80) {
+  Variants captures, mask;
+  captures.score = "score+bias[kv]";
+  captures.captures.resize(1);
+  mask.mask = "q>=kv";
+  using Change = void (*)(Problem&);
+  constexpr Change kChanges[] = {
+      [](Problem& p) { p.arch = parse_arch("sm_80"); },
+      [](Problem& p) { p.dtype = DType::f32; },
+      [](Problem& p) { p.page_size = 12; },
+      [](Problem& p) { p.aligned = false; },
+      [](Problem& p) { p.tensor_maps = false; },
+      [](Problem& p) { p.accumulate = true; },
+      [](Problem& p) { p.k_dtype = DType::e4m3; },
+      [](Problem& p) { p.h_q = 24; },
+      [](Problem& p) { p.invariance = Invariance::rows, p.d_qk = p.d_v = 264, p.value_in_key = false; },
+  };
+  for (const Change change : kChanges) {
+    Problem problem = latent(32);
+    change(problem);
+    EXPECT_EQ(choose(problem, {}).family, Family::sm80);
+  }
+  for (const Variants* const variants : {&captures, &mask}) {
+    Problem problem = latent(32);
+    problem.variants = variants;
+    EXPECT_EQ(choose(problem, {}).family, Family::sm80);
+  }
+  EXPECT_EQ(choose(latent(32), {Family::sm80}).family, Family::sm80);
+  Problem narrow = latent(32);
+  narrow.d_qk = narrow.d_v = 256;
+  narrow.s_q = 100;
+  EXPECT_EQ(choose(narrow, {}).family, Family::sm90);
+  EXPECT_THROW(plan_forward(narrow, {Family::sm90_wide}), Error);
+  EXPECT_THROW(plan_forward(latent(32), {Family::sm90_wide, {{"stages", 1}}}), Error);
+}
+
+// Tiles of the same positions are heads of the grid, so that blocks read the same keys at the same time.
+TEST(Sm90WideForward, PacksHeadsBesidePositions) {
+  struct Expected {
+    std::int64_t heads, s_q;
+    std::int64_t together;
+  };
+  for (const auto& [heads, s_q, together] :
+       {Expected{16, 1, 16}, {128, 1, 64}, {128, 2, 32}, {128, 3, 64}, {64, 4, 16}, {16, 6, 16}, {32, 64, 1}}) {
+    const Problem problem = latent(heads, s_q);
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_EQ(heads_of_a_tile(spec, heads, s_q), together) << heads << ", " << s_q;
+    kernel::ForwardVariantParams params;
+    forward_params(problem, {}, 1, 1, spec, 132, {}, params);
+    EXPECT_EQ(params.group, together);
+    EXPECT_EQ(params.heads, heads / together);
+    EXPECT_EQ(params.m_blocks, (s_q * together + 63) / 64);
+    EXPECT_EQ(schedule_shape(problem, spec, 132).slots, params.m_blocks * problem.b);
+  }
+}
+
+}  // namespace
+}  // namespace fa::plan
