@@ -422,9 +422,9 @@ bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexce
   const std::int64_t sharing = packs ? group : 1;
   if (problem.b > kOwnSlots || problem.typical_s_q() * sharing > kFewRows) return false;
   if (problem.varlen && slots(problem.total_q * sharing, kFewRows, problem.b) > kOwnSlots) return false;
-  if (!fixed.flag("own_parts", true) || fixed.flag("scheduled", false)) return false;
+  // Of plain tensors, splits were as fast or faster wherever this was measured.
+  if (!fixed.flag("own_parts", problem.paged()) || fixed.flag("scheduled", false)) return false;
   if (problem.paged()) return visible_keys(problem) >= kScheduledKeys;
-  // Where keys of plain tensors would be split otherwise.
   const std::int64_t tiles = problem.b * (packs ? problem.h_kv : problem.h_q);
   if (problem.varlen || fixed.has("splits")) return false;
   return tiles > 0 && 2 * tiles <= kFewTiles && visible_keys(problem) >= 2 * kKeysPerSplit;

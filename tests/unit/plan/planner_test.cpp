@@ -313,7 +313,7 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
-  const Fixed sm80{Family::sm80, {{"own_parts", 0}}};
+  const Fixed sm80{Family::sm80};
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), sm80).splits, 24);
   EXPECT_EQ(choose(shaped(1, 32, 8, 1, 32768), {}).splits, 16) << "a block a multiprocessor";
   EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
@@ -325,7 +325,9 @@ TEST(Choice, DecodeShapesAreSplit) {
 }
 
 TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
-  const auto finds = [](const Problem& problem, const Fixed& fixed = Fixed(Family::sm80)) {
+  const Fixed wanted{Family::sm80, {{"own_parts", 1}}};
+  const auto finds = [&](const Problem& problem, const std::optional<Fixed>& given = {}) {
+    const Fixed& fixed = given ? *given : wanted;
     const Choice choice = choose(problem, fixed);
     EXPECT_FALSE(choice.own_parts && (choice.splits > 1 || choice.scheduled || choice.family != Family::sm80));
     return choice.own_parts;
@@ -337,22 +339,23 @@ TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
   EXPECT_FALSE(finds(shaped(16, 32, 8, 1, 8192))) << "enough tiles for all multiprocessors";
   EXPECT_TRUE(finds(shaped(1, 8, 1, 1, 1024)));
   EXPECT_FALSE(finds(shaped(1, 8, 1, 1, 1023)));
-  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {Family::sm80, {{"splits", 4}}}));
-  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), {})) << "splits on Hopper are faster";
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), Fixed(Family::sm80, {{"splits", 4}, {"own_parts", 1}})));
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), Fixed())) << "splits are faster";
+  EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), Fixed(Family::sm80)));
   Problem paged = shaped(32, 32, 8, 1, 8192);
   paged.page_size = 16;
-  EXPECT_TRUE(finds(paged, {})) << "a lane for each request";
+  EXPECT_TRUE(finds(paged, Fixed())) << "a lane for each request";
   paged.given_schedule = true;
-  EXPECT_FALSE(finds(paged, {}));
+  EXPECT_FALSE(finds(paged, Fixed()));
   EXPECT_TRUE(choose(paged, {}).scheduled);
   paged.given_schedule = false;
   paged.b = 33;
-  EXPECT_FALSE(finds(paged, {}));
+  EXPECT_FALSE(finds(paged, Fixed()));
   Problem packed = shaped(16, 32, 8, 1, 8192);
   packed.page_size = 16;
   packed.varlen = true;
   packed.total_q = 16;
-  EXPECT_TRUE(finds(packed, {}));
+  EXPECT_TRUE(finds(packed, Fixed()));
   for (const Invariance invariance : {Invariance::batch, Invariance::rows}) {
     Problem problem = shaped(1, 32, 8, 1, 8192);
     problem.invariance = invariance;
@@ -385,7 +388,7 @@ TEST(Choice, DependsOnShapesOnly) {
     Problem problem;
     fix_config(random, problem);
     set_call(random, problem);
-    const Fixed sm80{Family::sm80, {{"own_parts", 0}}};  // which depend on architecture, dtype and dropout too
+    const Fixed sm80{Family::sm80};  // which family depends on architecture and dtype too
     const Choice choice = choose(problem, sm80);
     const Problem same_shape = problem;
     fix_config(random, problem);
