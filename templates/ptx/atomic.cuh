@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_PTX_ATOMIC_CUH_
 
 #include <common/types.cuh>
+#include <ptx/debug.cuh>
 #include <ptx/language.cuh>
 
 namespace fa::ptx {
@@ -21,16 +22,26 @@ FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value) {
 FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value) {
   asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
 }
-/// ld.acquire.gpu until the flag is up. The blocks before this one must not wait for it.
+/// ld.acquire.gpu: whether the flag is up.
+FA_DEVICE bool test_flag_global(const uint64_t* address, uint64_t value) {
+  uint64_t seen;
+  asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return seen == value;
+}
+/// The same until it is. The blocks before this one must not wait for it.
 FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value) {
-  uint64_t seen = ~value;
-  while (seen != value) {
-    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];"
-                 : "=l"(seen)
-                 : "l"(__cvta_generic_to_global(address))
-                 : "memory");
+  while (!test_flag_global(address, value)) continue;
+}
+#ifdef FA_DEBUG_KERNELS
+FA_DEVICE void await_flag_global_named(const char* what, const char* file, int line, const uint64_t* address,
+                                       uint64_t value) {
+  const uint64_t start = global_nanoseconds();
+  while (!test_flag_global(address, value)) {
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a flag is never raised", what, file, line);
   }
 }
+#define await_flag_global(...) await_flag_global_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+#endif
 
 }  // namespace fa::ptx
 

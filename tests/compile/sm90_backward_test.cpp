@@ -134,14 +134,22 @@ TEST(DebugKernels, Compile) {
     specs.push_back(plan_backward(problem, {}, false).main.front());
     specs.push_back(plan::plan_forward(problem, {}).kernel);
   }
+  plan::Problem decode = problem_of({128, 128, DType::bf16, true});
+  decode.page_size = 16;
+  decode.b = decode.s_q = 1;
+  specs.push_back(plan::plan_forward(decode, {}).kernel);
+  ASSERT_TRUE(specs.back().own_parts());
   for (plan::KernelSpec& spec : specs) {
     const std::size_t bytes = compile::compile(render::render(spec), spec.arch).bytes.size();
     spec.debug = true;
     SCOPED_TRACE(canonical(spec));
     const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
     EXPECT_GT(cubin.bytes.size(), bytes);
-    if (spec.family() != plan::Family::sm90) continue;
     const std::string_view text(reinterpret_cast<const char*>(cubin.bytes.data()), cubin.bytes.size());
+    if (spec.own_parts()) {
+      EXPECT_NE(text.find("a flag is never raised"), std::string_view::npos);
+    }
+    if (spec.family() != plan::Family::sm90) continue;
     EXPECT_NE(text.find("a barrier is never complete"), std::string_view::npos);
   }
 }
