@@ -12,11 +12,13 @@ namespace fa::kernel {
 
 /// A sum of the partial results of a query row, in their order: sum_i exp(lse_i - base) O_i, relative to the greatest
 /// of their log-sum-exps. Done by a warp: a lane reads the log-sum-exp of each 32nd, and O's loads of several are in
-/// flight, since each takes as long as all of the arithmetic.
+/// flight, since each takes as long as all of the arithmetic. A wide O has no registers for
+/// this: its results follow each other.
 template <int kHeadDimV>
 struct PartialMerge {
   static constexpr int kSlots = ceil_div(kHeadDimV, kWarpSize);  // columns of a lane
-  static constexpr int kAhead = kSlots >= 16 ? 2 : kSlots >= 8 ? 4 : 8;
+  static constexpr int kAhead = kSlots >= 8 ? 4 : 8;             // partial results whose loads are in flight
+  static constexpr bool kWide = kSlots > 8;                      // no register is left for more than one
 
   int lane = ptx::thread_index() % kWarpSize;
   LogSum base{0.f, 0.f};  // the greatest
@@ -36,6 +38,28 @@ struct PartialMerge {
   /// Those of `count` partial results; `index(i)` is the row of one.
   template <class Index>
   FA_DEVICE void join_all(const float* sums, int count, const Index& index) {
+    if constexpr (kWide) {
+      for (int i = 0; i < count; ++i) join(LogSum::load(sums, index(i)));
+    } else {
+      join_by_lanes(sums, count, index);
+    }
+  }
+
+  /// max drops a NaN, so it is carried in the sum.
+  FA_DEVICE void begin() { sum = has_nan ? kInfinity - kInfinity : 0.f; }
+
+  template <class Index>
+  FA_DEVICE void add_all(const float* partial_o, const float* sums, int count, const Index& index) {
+    if constexpr (kWide) {
+      add_one_by_one(partial_o, sums, count, index);
+    } else {
+      add_ahead(partial_o, sums, count, index);
+    }
+  }
+
+ private:
+  template <class Index>
+  FA_DEVICE void join_by_lanes(const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
       LogSum part = LogSum::of_no_keys();
       if (first + lane < count) part = LogSum::load(sums, index(first + lane));
@@ -50,11 +74,22 @@ struct PartialMerge {
     }
   }
 
-  /// max drops a NaN, so it is carried in the sum.
-  FA_DEVICE void begin() { sum = has_nan ? kInfinity - kInfinity : 0.f; }
+  template <class Index>
+  FA_DEVICE void add_one_by_one(const float* partial_o, const float* sums, int count, const Index& index) {
+    for (int i = 0; i < count; ++i) {
+      const float weight = LogSum::load(sums, index(i)).over(base);
+      sum += weight;
+      const float* const partial = partial_o + index(i) * kHeadDimV;
+      FA_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const int column = slot * kWarpSize + lane;
+        if (column < kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column);
+      }
+    }
+  }
 
   template <class Index>
-  FA_DEVICE void add_all(const float* partial_o, const float* sums, int count, const Index& index) {
+  FA_DEVICE void add_ahead(const float* partial_o, const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
       float own = 0.f;
       if (first + lane < count) own = LogSum::load(sums, index(first + lane)).over(base);
@@ -83,7 +118,6 @@ struct PartialMerge {
     }
   }
 
- private:
   static FA_DEVICE float shuffled(float value, int lane) { return ptx::from_bits(ptx::shfl(ptx::bits(value), lane)); }
   /// As many bits as are below the lowest of `mask`; none for an empty one.
   static FA_DEVICE uint32_t lowest_below(uint32_t mask) { return mask == 0 ? 0 : (mask & (0 - mask)) - 1; }

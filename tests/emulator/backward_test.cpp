@@ -240,9 +240,10 @@ TEST_P(HiddenFromBackward, KeysThatNoRowKeepsReachNoGradient) {
     for (const std::int64_t key : {70, 79, 149}) fill(data.inputs.k, {key, 1}, value);
     ASSERT_NO_THROW(check(c, data)) << testing::PrintToString(c);
     const AttentionGradients gradients = run_backward(c, data, kernels_of(c), kSeeds[0]);
+    const fa::Gradients wanted = c.specs.gradients();
     for (const std::int64_t key : {70, 79, 149}) {
-      EXPECT_EQ(gradients.dk.at(0, 0, key, 3), 0);
-      EXPECT_EQ(gradients.dv.at(0, 0, key, 3), 0);
+      if (wanted.dk) EXPECT_EQ(gradients.dk.at(0, 0, key, 3), 0);
+      if (wanted.dv) EXPECT_EQ(gradients.dv.at(0, 0, key, 3), 0);
     }
   }
 }
@@ -251,6 +252,8 @@ TEST_P(HiddenFromBackward, AKeyReachesDqOfTheRowsThatKeepIt) {
   for (const double value : kSpoilt) {
     constexpr std::int64_t kLast = 69;  // which alone keeps the last key
     const BackwardCase c = case_of(kLast + 1, 90, CausalAlign::bottom_right);
+    const fa::Gradients wanted = c.specs.gradients();
+    if (!wanted.dq) GTEST_SKIP() << "no dq is wanted";
     BackwardData data = make_backward_data(c);
     const AttentionGradients clean = run_backward(c, data, kernels_of(c), kSeeds[0]);
     fa::test::AttentionInputs inputs = data.inputs;
@@ -265,7 +268,7 @@ TEST_P(HiddenFromBackward, AKeyReachesDqOfTheRowsThatKeepIt) {
     });
     if (std::isnan(value)) {
       EXPECT_TRUE(std::isnan(spoilt.dq.at(0, 0, kLast, 0)));
-      EXPECT_TRUE(std::isnan(spoilt.dk.at(0, 0, 89, 0)));
+      if (wanted.dk) EXPECT_TRUE(std::isnan(spoilt.dk.at(0, 0, 89, 0)));
     }
   }
 }

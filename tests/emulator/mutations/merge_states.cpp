@@ -204,19 +204,13 @@ std::vector<Mutation> accumulating_epilogue_mutations() {
     all.push_back(std::move(mutation));
   }
   for (Mutation& mutation :
-       in("common/forward_combine.cuh",
-          {
-              {"combine_writes_what_is_read",
-               "ptx::sync_warp();  // every lane has read the state's log-sum-exp, in whose place the result goes",
-               "",
-               accumulating(sm80_split()),
-               {}},
-              {"combine_forgets_the_weight_of_the_state",
-               "const float weight = state.over(base); sum += weight;",
-               "const float weight = state.over(base);",
-               accumulating(sm80_split()),
-               {}},
-          })) {
+       in("common/forward_combine.cuh", {
+                                            {"combine_forgets_the_weight_of_the_state",
+                                             "const float weight = state.over(base); sum += weight;",
+                                             "const float weight = state.over(base);",
+                                             accumulating(sm80_split()),
+                                             {}},
+                                        })) {
     all.push_back(std::move(mutation));
   }
   return all;
