@@ -228,7 +228,7 @@ KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
   if (Op::runs_nothing(shape)) return {};
   const driver::ContextScope scope(context_.context());
   plan::Problem wanted = problem(shape);
-  const KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr).info;
   if constexpr (Op::kOperation == Operation::forward) {
     if (wanted.paged() && Op::choose(wanted, fixed()).own_parts) {
       wanted.given_schedule = true;  // calls that bring one have another kernel
