@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM90_SM90_WIDE_TRAITS_CUH_
 #define FA_TEMPLATES_SM90_SM90_WIDE_TRAITS_CUH_
 
+#include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
