@@ -242,8 +242,12 @@ TEST_P(HiddenFromBackward, KeysThatNoRowKeepsReachNoGradient) {
     const AttentionGradients gradients = run_backward(c, data, kernels_of(c), kSeeds[0]);
     const fa::Gradients wanted = c.specs.gradients();
     for (const std::int64_t key : {70, 79, 149}) {
-      if (wanted.dk) EXPECT_EQ(gradients.dk.at(0, 0, key, 3), 0);
-      if (wanted.dv) EXPECT_EQ(gradients.dv.at(0, 0, key, 3), 0);
+      if (wanted.dk) {
+        EXPECT_EQ(gradients.dk.at(0, 0, key, 3), 0);
+      }
+      if (wanted.dv) {
+        EXPECT_EQ(gradients.dv.at(0, 0, key, 3), 0);
+      }
     }
   }
 }
@@ -268,7 +272,9 @@ TEST_P(HiddenFromBackward, AKeyReachesDqOfTheRowsThatKeepIt) {
     });
     if (std::isnan(value)) {
       EXPECT_TRUE(std::isnan(spoilt.dq.at(0, 0, kLast, 0)));
-      if (wanted.dk) EXPECT_TRUE(std::isnan(spoilt.dk.at(0, 0, 89, 0)));
+      if (wanted.dk) {
+        EXPECT_TRUE(std::isnan(spoilt.dk.at(0, 0, 89, 0)));
+      }
     }
   }
 }
