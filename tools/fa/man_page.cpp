@@ -29,6 +29,7 @@ constexpr std::array kVariables{
     Variable{"FA_TUNE", "off, cached or on: overrides what a program asks of the tuner."},
     Variable{"FA_LOG", "debug, info, warning (default), error or off."},
     Variable{"FA_NVRTC_PATH", "NVRTC's file or directory, where the usual places do not have it."},
+    Variable{"FA_DEBUG_KERNELS", "1: kernels that check addresses, and stop where a wait does not end."},
     Variable{"FA_RECORD", "File that the kernels are appended to that a program asks for; fa pack --record reads it."},
     Variable{"FA_TEMPLATE_DIR", "Kernel templates to use instead of the embedded ones."},
     Variable{"FA_KEEP_SOURCE", "Directory that keeps the source of a kernel that NVRTC refused."},
