@@ -129,7 +129,7 @@ struct WideProducer : WideBlock<Config> {
       ++count;
     });
     if (!leads) return;
-    ptx::mbarrier_wait(query_read(), count % 2 ^ 1);  // descriptors take turns: all have read the one before the last
+    ptx::mbarrier_wait(query_read(), count % 2 ^ 1);  // two descriptors alternate: the last but one is read
     this->post_piece(count % 2, {}, {}, false);
     ptx::mbarrier_arrive(query_landed());
     ptx::griddepcontrol_launch_dependents();  // the last query tile is left

@@ -10,6 +10,7 @@ from fa_attention import functions  # noqa: E402
 from fa_attention.flash_attn import flash_attn_with_kvcache  # noqa: E402
 from fa_attention.torch import _cache_ops, append, attention, paged_attention  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.library import opcheck  # noqa: E402
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -124,22 +125,22 @@ def append_arguments(pages, k, v, q=None, cos=None, sin=None, dims=0, slots=None
 def test_opcheck(layout):
     pages = Pages([13, 6], layout=layout)
     q, bias = torch.randn(2, 4, 3, 16), torch.randn(4, 16)
-    torch.library.opcheck(_cache_ops.forward_op, forward_arguments(q, pages))
+    opcheck(_cache_ops.forward_op, forward_arguments(q, pages))
     apart = torch.randn(2, 4, 16, 3).transpose(2, 3)
     more = {"captures": [bias], "names": (["bias"], ["gain"]), "values": [0.5], "score": "score + gain * bias[h, kv]"}
-    torch.library.opcheck(_cache_ops.forward_op, forward_arguments(apart, pages, sink=torch.randn(4), **more))
+    opcheck(_cache_ops.forward_op, forward_arguments(apart, pages, sink=torch.randn(4), **more))
     packed = {"cu_seqlens_q": numbers(0, 1, 4), "batch_index": numbers(1, 0), "seq_begin": numbers(1, 0)}
-    torch.library.opcheck(_cache_ops.forward_op, forward_arguments(torch.randn(5, 4, 16), pages, **packed))
+    opcheck(_cache_ops.forward_op, forward_arguments(torch.randn(5, 4, 16), pages, **packed))
     k, v = torch.randn(2, 2, 1, 16), torch.randn(2, 2, 1, 16)
-    torch.library.opcheck(_cache_ops.append_op, append_arguments(pages, k, v))
+    opcheck(_cache_ops.append_op, append_arguments(pages, k, v))
     cos, sin = angles(16, 8)
-    torch.library.opcheck(_cache_ops.append_op, append_arguments(pages, k, v, q[:, :, :1], cos, sin, 8))
+    opcheck(_cache_ops.append_op, append_arguments(pages, k, v, q[:, :, :1], cos, sin, 8))
     versions = pages.k._version, pages.v._version
     _cache_ops.append_op(*append_arguments(pages, k, v))
     assert pages.k._version > versions[0] and pages.v._version > versions[1]
     slots = numbers(3, -1, dtype=torch.int64)
     given = append_arguments(pages, k, v, q[:, :, :1], dims=16, slots=slots, positions=slots + 2)
-    torch.library.opcheck(_cache_ops.append_op, given)
+    opcheck(_cache_ops.append_op, given)
 
 
 def step(q, k, v, pool_k, pool_v, table, used):

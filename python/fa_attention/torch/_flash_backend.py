@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from .._errors import Unsupported
 from . import _ops
@@ -40,16 +41,16 @@ class Handle:
     """The kernels of a dispatch key, until it is removed."""
 
     def __init__(self, key: str) -> None:
-        self.library: Optional[torch.library.Library] = torch.library.Library("aten", "IMPL", key)
+        self.registration: Optional[Library] = Library("aten", "IMPL", key)
         for name, kernel in (("_scaled_dot_product_flash_attention", sdpa_forward),
                              ("_scaled_dot_product_flash_attention_backward", sdpa_backward),
                              ("_flash_attention_forward", forward), ("_flash_attention_backward", backward),
                              ("_flash_attention_forward_no_dropout_inplace", forward_into)):
             if hasattr(torch.ops.aten, name):
-                self.library.impl(name, kernel, key)
+                self.registration.impl(name, kernel, key)
 
     def remove(self) -> None:
-        self.library = None
+        self.registration = None
 
 
 def _refuse(**given: Any) -> None:
