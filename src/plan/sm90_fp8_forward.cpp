@@ -22,26 +22,31 @@ constexpr int kHeadDimStep = 16;  // the bytes that a tensor map's strides are m
 constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
 constexpr int kMaxTileN = 256;
-constexpr int kMostValueColumns = 64;  // of O that are on their way besides S and O
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
   bool ahead;
+  int most_value_columns;  // that are on their way besides S and O, by what ptxas has registers for
 };
 
 // In order of preference, of those that fit; they share tile_m.
-constexpr Tile kSmall[] = {{128, 128, 3, 2, true}, {128, 128, 2, 2, false}, {128, 64, 2, 2, false}};  // d_v <= 128
-constexpr Tile kLarge[] = {{128, 96, 2, 1, false}, {128, 64, 2, 1, false}, {128, 32, 2, 1, false}};
+constexpr Tile kSmall[] = {{192, 128, 3, 2, true, 64}, {192, 128, 2, 2, false, 32}};  // both up to 64
+constexpr Tile kMedium[] = {{128, 128, 3, 2, true, 128}, {128, 128, 2, 2, false, 64}, {128, 64, 2, 2, false, 64}};
+constexpr Tile kLarge[] = {{128, 128, 2, 1, false, 64}, {128, 96, 2, 1, false, 64}};  // up to 192
+constexpr Tile kLargest[] = {{128, 96, 2, 1, false, 32}, {128, 64, 2, 1, false, 32}};
 
 std::span<const Tile> tiles_for(int d_qk, int d_v) noexcept {
-  if (std::max(d_qk, d_v) <= 128) return kSmall;
-  return kLarge;
+  const int most = std::max(d_qk, d_v);
+  if (most <= 64) return kSmall;
+  if (most <= 128) return kMedium;
+  if (d_v <= 192) return kLarge;
+  return kLargest;
 }
 
-/// Equal slices of as many columns as have registers, in multiples of 16.
-int value_columns(int d_v) noexcept {
+/// Equal slices, in multiples of 16.
+int value_columns(int d_v, int most) noexcept {
   int columns = kHeadDimStep;
-  for (int slice = kHeadDimStep; slice <= kMostValueColumns; slice += kHeadDimStep) {
+  for (int slice = kHeadDimStep; slice <= most; slice += kHeadDimStep) {
     if (d_v % slice == 0) columns = slice;
   }
   return columns;
@@ -76,7 +81,9 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   own.take_turns = fixed.flag("take_turns", spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", false);
   own.ahead = fixed.flag("ahead", tile.ahead && !own.single_level);
-  own.value_columns = own.single_level ? problem.d_v : fixed.number("value_columns", value_columns(problem.d_v));
+  own.value_columns = own.single_level
+                          ? problem.d_v
+                          : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
   own.half_output = problem.o_dtype == DType::f16;
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
@@ -122,6 +129,10 @@ void check_fp8(const Problem& problem, const Choice& choice) {
   }
   support::throw_invalid("kernel", to_string(choice.family),
                          fmt::format("sm90_fp8 and its fields with dtype {}", to_string(problem.dtype)));
+}
+
+int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {
+  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v).front().tile_m);
 }
 
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {

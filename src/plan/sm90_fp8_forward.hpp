@@ -12,7 +12,8 @@ namespace fa::plan {
 
 struct ForwardFamily;
 
-inline constexpr int kSm90Fp8TileM = 128;  ///< query rows of a tile, unless an override fixes them
+/// Query rows of a tile.
+int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept;
 
 /// What the family needs of the architecture, the dtype and the configuration that the problem has not; nullptr when it
 /// has all.

@@ -19,6 +19,20 @@ FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3) {
   return y;
 }
 
+/// Makes the compiler finish P, bytes that are never negative, before what follows: a store that never happens. Without
+/// it exponentials and conversions are moved to where the next product reads P. `shared` is any address.
+template <int kSteps>
+FA_DEVICE void settle(const uint32_t (&pairs)[kSteps][4], uint32_t shared) {
+  uint32_t signs = 0;
+  FA_UNROLL
+  for (int i = 0; i < 4 * kSteps; ++i) signs |= pairs[i / 4][i % 4];
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b32 t;\nand.b32 t, %0, 0x80808080;\nsetp.ne.u32 p, t, 0;\n"
+      "@p st.shared.u32 [%1], %0;\n}\n" ::"r"(signs),
+      "r"(shared)
+      : "memory");
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_FP8_CUH_

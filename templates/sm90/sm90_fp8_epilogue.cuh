@@ -42,8 +42,8 @@ struct Fp8Epilogue : Fp8Block<Config> {
         factor *= kernel::weight_of(keys, lse);
       }
       if (params.lse != nullptr && lane % 4 == 0) {
-        ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
-                       lse);
+        ptx::st_global(
+            params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s), lse);
       }
       store_row(o, factor, r,
                 static_cast<Output*>(params.o) +

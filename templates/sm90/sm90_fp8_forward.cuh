@@ -60,119 +60,122 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
-  /// What a consumer carries from KV tile to KV tile. It is not made as an aggregate, which would clear S.
+  /// What a consumer carries from KV tile to KV tile. It is not made as an aggregate, which would clear S. What is
+  /// rarely wanted, as the lane and the query tile's place, is found anew: registers are few.
   struct Stream {
     int consumer;
-    int lane;
-    int warp_row;  // the warp's first row in the query tile
-    RingSlot<kStages> k_slot, v_slot;
-    RingSlot<kQBuffers> q_slot;
-    RingSlot<kWorks> work;
-    int n;      // KV tile whose scores are in the making
-    int limit;  // the first key that is hidden from the warp's first row
+    int count;                 // of query tiles before this one
+    RingSlot<kStages> v_slot;  // of the KV tile whose scores are in the making; its K has the same place
+    int left;                  // KV tiles behind that one
+    int edge;                  // from so many on scores are changed before the softmax
     S s;
     O o;  // [64, d_v]
     Softmax softmax;
-    float scale[2];       // of raw scores, by row, in log2 units: no less than 0
-    float multiplier[2];  // of raw scores before score functions or masks: a sign, or all of the scale
-    bool multiplies;      // it is not 1
+    float scale[2];  // of raw scores, by row, in log2 units: above 0
+    typename Traits::RawScale raw;
   };
 
   FA_DEVICE void consume(int consumer) const {
     Stream at;
     at.consumer = consumer;
-    at.lane = ptx::thread_index() % kWarpSize;
-    at.warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
     FA_UNROLL_BY(1)
-    while (true) {
-      ptx::mbarrier_wait(q_full(at.q_slot.index), at.q_slot.parity);
+    for (at.count = 0;; ++at.count) {
+      ptx::mbarrier_wait(q_full(at.count % kQBuffers), at.count / kQBuffers % 2);
       if (!start_query(at)) return;
       attend(at);
-      Fp8Epilogue<Config>(*this).run(at.o, at.softmax, at.scale, read_work(at.work.index), at.warp_row, at.lane);
-      at.q_slot.advance();
-      at.work.advance();
+      Fp8Epilogue<Config>(*this).run(at.o, at.softmax, at.scale, work_of(at), warp_row(at), ptx::lane_index());
     }
+  }
+
+  FA_DEVICE Query work_of(const Stream& at) const { return read_work(at.count % kWorks); }
+
+  /// The warp's first row in the query tile.
+  static FA_DEVICE int warp_row(const Stream& at) {
+    return ptx::shfl(at.consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
   }
 
   /// False at the end.
   FA_DEVICE bool start_query(Stream& at) const {
-    const Query query = read_work(at.work.index);
+    const Query query = work_of(at);
     ptx::sync_warp();  // all lanes have waited before one of them releases the buffer
     if (query.range.end < 0) return false;
-    at.n = query.range.end - 1;
-    const Rows rows{params.group, query.tile.head};
-    const int row = first_row_of(query.tile) + at.warp_row;
-    at.limit = kernel::key_limit<Config::kCausal>(lengths_of(query), Rows{params.group, 0}.position(row));
+    at.left = query.range.end - query.range.begin - 1;
     at.softmax = Softmax();
     FA_UNROLL
     for (int slice = 0; slice < kSlices; ++slice) {
       FA_UNROLL
       for (float& o : at.o[slice]) o = 0.f;
     }
-    at.multiplies = false;
+    const int row = first_row_of(query.tile) + warp_row(at);
+    const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), Rows{params.group, 0}.position(row));
+    at.edge = limit / kTileN - query.range.begin;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int of_row = row + at.lane / 4 + 8 * r;
-      const int existing = has_row(query, of_row) ? of_row : first_row_of(query.tile);
-      const float scale =
-          this->k_scale(query) * this->q_scale(query, rows.query_head(existing), rows.position(existing));
-      set_scale(at, r, scale);
+      const float scale = raw_scale(at, query, r);
+      if constexpr (Variant::kScore) {
+        at.scale[r] = Variant::kFactor * kernel::kLog2e;
+        at.raw.scale[r] = scale;
+      } else {
+        const float whole = scale * params.scale_log2;
+        at.scale[r] = whole == 0.f ? 1.f : ptx::abs(whole);
+        if (ptx::vote_any(!(whole > 0.f))) at.edge = 0;
+      }
     }
     return true;
   }
 
-  /// `scale`: what makes raw scores of sums of products.
-  FA_DEVICE void set_scale(Stream& at, int r, float scale) const {
-    if constexpr (Variant::kScore) {
-      at.scale[r] = Variant::kFactor * kernel::kLog2e;
-      at.multiplier[r] = scale;
-    } else {
-      const float whole = scale * params.scale_log2;
-      at.scale[r] = whole == 0.f ? 1.f : ptx::abs(whole);
-      at.multiplier[r] = whole < 0.f ? -1.f : whole == 0.f ? 0.f : 1.f;
-    }
-    at.multiplies = at.multiplies || at.multiplier[r] != 1.f;
+  /// What makes raw scores of the sums of products of a row.
+  FA_DEVICE float raw_scale(const Stream& at, const Query& query, int r) const {
+    const Rows rows{params.group, query.tile.head};
+    const int first = first_row_of(query.tile);
+    const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
+    const int existing = has_row(query, row) ? row : first;
+    return this->k_scale(query) * this->q_scale(query, rows.query_head(existing), rows.position(existing));
   }
 
   /// All KV tiles of a query tile.
   FA_DEVICE void attend(Stream& at) const {
-    const Query query = read_work(at.work.index);
-    const int begin = query.range.begin;
-    if constexpr (kOwnRanges) skip_hidden(at, query);
-    if (at.n < begin) {
-      release(q_empty(at.q_slot.index), at.lane);
+    if constexpr (kOwnRanges) skip_hidden(at);
+    if (at.left < 0) {
+      release(q_empty(at.count % kQBuffers), ptx::lane_index());
       return;
     }
     if constexpr (kPingpong) await_pingpong(at.consumer);
-    issue_scores(at);
+    issue_scores(at, at.v_slot);
     if constexpr (kPingpong) signal_pingpong(at.consumer);
     ptx::wgmma_wait<0>();
     FA_UNROLL_BY(1)
     while (true) {
       ptx::wgmma_tie(at.s);
-      release(k_empty(at.k_slot.index), at.lane);
-      at.k_slot.advance();
-      const bool last = at.n == begin;
-      if (last) release(q_empty(at.q_slot.index), at.lane);  // this was the last product that reads Q
-      hide_scores(at);
+      release(k_empty(at.v_slot.index), ptx::lane_index());
+      const bool last = at.left == 0;
+      if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
+      if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
       const bool rises = at.softmax.update(at.s, at.scale);
       P pairs;
       pack(pairs, at.s);
       step(at, pairs, rises, last);
       if (last) return;
-      --at.n;
+      --at.left;
     }
   }
 
   /// O += P V of a KV tile, and the start of S of the next one.
-  FA_DEVICE void step(Stream& at, const P& pairs, bool rises, bool last) const {
-    if constexpr (kPingpong) await_pingpong(at.consumer);
-    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+  FA_DEVICE void step(Stream& at, const P& pairs, [[maybe_unused]] bool rises, bool last) const {
     if constexpr (kSingleLevel) {
       if (rises) multiply(at.o[0], at.softmax.factor);
+    }
+    if constexpr (kPingpong) {
+      ptx::settle(pairs, this->work_shared(0));
+      await_pingpong(at.consumer);
+    }
+    RingSlot<kStages> next = at.v_slot;
+    next.advance();
+    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+    if constexpr (kSingleLevel) {
       issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
-      if (!last) issue_scores(at);
+      if (!last) issue_scores(at, next);
       if constexpr (kPingpong) signal_pingpong(at.consumer);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(at.o[0]);
@@ -191,7 +194,7 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
         add(at.o[kSlices - 1], added, at.softmax.factor);
-        if (!last) issue_scores(at);
+        if (!last) issue_scores(at, next);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
       } else if (last) {
@@ -200,7 +203,7 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_tie(added);
         add(at.o[kSlices - 1], added, at.softmax.factor);
       } else {
-        issue_scores(at);
+        issue_scores(at, next);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(added);
@@ -208,19 +211,19 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_wait<0>();
       }
     }
-    release(v_empty(at.v_slot.index), at.lane);
-    at.v_slot.advance();
+    release(v_empty(at.v_slot.index), ptx::lane_index());
+    at.v_slot = next;
   }
 
-  /// Starts S = Q K^T, [64, tile_n], of the KV tile that is next in K's ring.
-  FA_DEVICE void issue_scores(Stream& at) const {
-    ptx::mbarrier_wait(k_full(at.k_slot.index), at.k_slot.parity);
+  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`.
+  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot) const {
+    ptx::mbarrier_wait(k_full(slot.index), slot.parity);
     ptx::wgmma_tie(at.s);
     ptx::wgmma_fence();
-    const uint32_t q = q_shared(at.q_slot.index);
+    const uint32_t q = q_shared(at.count % kQBuffers);
     FA_UNROLL
     for (int step = 0; step < kSSteps; ++step) {
-      SGemm::shared(at.s, QTile::k_major(q, 64 * at.consumer, step), KTile::k_major(k_shared(at.k_slot.index), 0, step),
+      SGemm::shared(at.s, QTile::k_major(q, 64 * at.consumer, step), KTile::k_major(k_shared(slot.index), 0, step),
                     step != 0);
     }
     ptx::wgmma_commit();
@@ -243,9 +246,10 @@ struct Fp8Forward : Fp8Block<Config> {
     FA_UNROLL
     for (int i = 0; i < kValueColumns / 2; ++i) o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
   }
-  FA_DEVICE static void multiply(Slice& o, const float (&factor)[2]) {
+  template <int kCount>
+  FA_DEVICE static void multiply(float (&x)[kCount], const float (&factor)[2]) {
     FA_UNROLL
-    for (int i = 0; i < kValueColumns / 2; ++i) o[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
   /// P as the operand of the next product. Of 16 keys place 4t + 2h + e is key 8h + 2t + e, which is what a thread has
@@ -261,45 +265,54 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
-  /// What score functions and masks make of scores.
-  FA_DEVICE void hide_scores(Stream& at) const {
-    if (Variant::kScore || at.multiplies) {
-      FA_UNROLL
-      for (int i = 0; i < kTileN / 2; ++i) at.s[i] *= at.multiplier[i / 2 % 2];
-    }
-    if constexpr (Variant::kScore) this->apply_score(at.s, cursor_of(at), at.warp_row, at.lane);
-    if constexpr (kWindowed) {
-      const Cursor cursor = cursor_of(at);
-      if (at.n >= cursor.query.range.plain_begin && at.n < cursor.query.range.plain_end) return;
-      this->hide_outside(at.s, cursor, at.warp_row, at.lane);
+  /// What score functions, signs of scales and masks make of scores.
+  FA_DEVICE void change_scores(Stream& at) const {
+    const Query query = work_of(at);
+    const int n = query.range.begin + at.left;
+    const Cursor cursor{query, n, 0};
+    const int row = warp_row(at);
+    const int lane = ptx::lane_index();
+    if constexpr (Variant::kScore) {
+      multiply(at.s, at.raw.scale);
+      this->apply_score(at.s, cursor, row, lane);
     } else {
-      const int limit = at.limit - at.n * kTileN;
-      if (limit < kTileN) this->hide_behind(at.s, cursor_of(at), limit, at.warp_row);
+      const float sign[2] = {sign_of(raw_scale(at, query, 0)), sign_of(raw_scale(at, query, 1))};
+      if (sign[0] != 1.f || sign[1] != 1.f) multiply(at.s, sign);  // exactly, whatever their magnitude
+    }
+    if constexpr (kWindowed) {
+      if (n >= query.range.plain_begin && n < query.range.plain_end) return;
+      this->hide_outside(at.s, cursor, row, lane);
+    } else {
+      this->hide_behind(at.s, cursor, this->first_limit(cursor, row), row);
     }
   }
 
-  FA_DEVICE Cursor cursor_of(const Stream& at) const { return {read_work(at.work.index), at.n, 0}; }
+  FA_DEVICE float sign_of(float scale) const {
+    const float whole = scale * params.scale_log2;
+    return whole < 0.f ? -1.f : whole == 0.f ? 0.f : 1.f;
+  }
 
   /// Releases KV tiles that are hidden from this warpgroup, each in its turn of the ping-pong. A buffer is released
   /// after it is filled: else this would count for what was there before.
-  FA_DEVICE void skip_hidden(Stream& at, const Query& query) const {
-    if (tiles_of(query) <= 0) return;
-    const int end = own_range_end(query, at.warp_row);
+  FA_DEVICE void skip_hidden(Stream& at) const {
+    if (at.left < 0) return;
+    const Query query = work_of(at);
+    const int end = own_range_end(query, warp_row(at)) - query.range.begin;
     FA_UNROLL_BY(1)
-    for (; at.n >= end; --at.n) {
+    for (; at.left >= end; --at.left) {
       if constexpr (kPingpong) {
         await_pingpong(at.consumer);
         signal_pingpong(at.consumer);
       }
-      skip(k_full(at.k_slot.index), k_empty(at.k_slot.index), at.k_slot, at.lane);
-      skip(v_full(at.v_slot.index), v_empty(at.v_slot.index), at.v_slot, at.lane);
+      skip(k_full(at.v_slot.index), k_empty(at.v_slot.index), at.v_slot.parity);
+      skip(v_full(at.v_slot.index), v_empty(at.v_slot.index), at.v_slot.parity);
+      at.v_slot.advance();
     }
   }
-  FA_DEVICE void skip(uint32_t full, uint32_t empty, RingSlot<kStages>& slot, int lane) const {
-    ptx::mbarrier_wait(full, slot.parity);
+  FA_DEVICE void skip(uint32_t full, uint32_t empty, uint32_t parity) const {
+    ptx::mbarrier_wait(full, parity);
     ptx::sync_warp();  // all lanes have waited
-    release(empty, lane);
-    slot.advance();
+    release(empty, ptx::lane_index());
   }
 
   // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.

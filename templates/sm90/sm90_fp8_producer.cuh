@@ -163,31 +163,32 @@ struct Fp8Producer : Fp8Block<Config> {
     }
   }
 
-  /// Blocks of 32 keys and 16 columns, one in kTransposers. With t = lane % 4, c = lane / 4 a lane gets columns 2c and
-  /// 2c + 1 of keys 2t, 2t + 1, 8 + 2t and 9 + 2t of 16. These keys become neighbours: place 4t + 2h + e of 16 is key
-  /// 8h + 2t + e, as the accumulators of S have them where the operand P wants neighbours. Of 16 columns even ones
-  /// become rows 0 to 7 and odd ones rows 8 to 15, which no two lanes find in one bank; a consumer's thread has four
-  /// neighbouring columns of O then (Fp8Epilogue).
+  /// Of blocks of 32 keys and 16 columns those of every kTransposers-th 16 columns. With t = lane % 4, c = lane / 4 a
+  /// lane gets columns 2c and 2c + 1 of keys 2t, 2t + 1, 8 + 2t and 9 + 2t of 16. These keys become neighbours: place
+  /// 4t + 2h + e of 16 is key 8h + 2t + e, as the accumulators of S have them where the operand P wants neighbours. Of
+  /// 16 columns even ones become rows 0 to 7 and odd ones rows 8 to 15, which no two lanes find in one bank; a
+  /// consumer's thread has four neighbouring columns of O then (Fp8Epilogue).
   FA_DEVICE static void transpose_tile(uint32_t source, uint32_t target, int which, int lane) {
     constexpr int kKeyBlocks = kTileN / 32;
-    constexpr int kBlocks = kHeadDimV / 16 * kKeyBlocks;
     constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
     const uint32_t row = static_cast<uint32_t>(lane) % 8;
     const uint32_t matrix = static_cast<uint32_t>(lane) / 8;
-    FA_UNROLL_BY(4)
-    for (int block = which; block < kBlocks; block += kTransposers) {
-      const uint32_t keys = static_cast<uint32_t>(block % kKeyBlocks);
-      const uint32_t columns = static_cast<uint32_t>(block / kKeyBlocks);
-      uint32_t r[4];
-      ptx::ldmatrix_x4_trans(r, source + columns / 8 * LandedTile::kSlabBytes +
-                                    (keys * 32 + static_cast<uint32_t>(lane)) * LandedTile::kRowBytes +
-                                    (columns % 8 ^ row) * kernel::kChunkBytes);
-      const uint32_t chunk = 2 * keys + matrix / 2;
-      ptx::stmatrix_x4(target + chunk / 8 * VTile::kSlabBytes +
-                           (columns * 16 + matrix % 2 * 8 + row) * VTile::kRowBytes +
-                           (chunk % 8 ^ row) * kernel::kChunkBytes,
-                       ptx::prmt(r[0], r[1], kEven), ptx::prmt(r[0], r[1], kOdd), ptx::prmt(r[2], r[3], kEven),
-                       ptx::prmt(r[2], r[3], kOdd));
+    const uint32_t from = source + static_cast<uint32_t>(lane) * LandedTile::kRowBytes;
+    const uint32_t to = target + (matrix % 2 * 8 + row) * VTile::kRowBytes;
+    const uint32_t chunk = (matrix / 2 ^ row) * kernel::kChunkBytes;  // of the first 32 keys
+    FA_UNROLL_BY(1)
+    for (uint32_t columns = static_cast<uint32_t>(which); columns < kHeadDimV / 16; columns += kTransposers) {
+      const uint32_t from_columns =
+          from + columns / 8 * LandedTile::kSlabBytes + (columns % 8 ^ row) * kernel::kChunkBytes;
+      const uint32_t to_columns = to + columns * 16 * VTile::kRowBytes;
+      FA_UNROLL
+      for (uint32_t keys = 0; keys < kKeyBlocks; ++keys) {
+        uint32_t r[4];
+        ptx::ldmatrix_x4_trans(r, from_columns + keys * 32 * LandedTile::kRowBytes);
+        ptx::stmatrix_x4(to_columns + keys / 4 * VTile::kSlabBytes + (chunk ^ keys % 4 * 2 * kernel::kChunkBytes),
+                         ptx::prmt(r[0], r[1], kEven), ptx::prmt(r[0], r[1], kOdd), ptx::prmt(r[2], r[3], kEven),
+                         ptx::prmt(r[2], r[3], kOdd));
+      }
     }
   }
 };

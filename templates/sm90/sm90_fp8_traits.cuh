@@ -94,7 +94,7 @@ struct Fp8Traits {
   // Tiles of pairs of columns: 128 bytes of a slab are 128 columns, and a step of the product 32 of them.
   using QTile = SwizzledTile<kTileM, kHeadDimQk / 2>;
   using KTile = SwizzledTile<kTileN, kHeadDimQk / 2>;
-  using VTile = SwizzledTile<kHeadDimV, kTileN / 2>;   // transposed: [d_v, tile_n]
+  using VTile = SwizzledTile<kHeadDimV, kTileN / 2>;       // transposed: [d_v, tile_n]
   using LandedTile = SwizzledTile<kTileN, kHeadDimV / 2>;  // as it lands: [tile_n, d_v]
   static_assert(kLayout.q_bytes == QTile::kBytes && kLayout.k_bytes == KTile::kBytes);
   static_assert(kLayout.v_bytes == VTile::kBytes && kLayout.landed_bytes == LandedTile::kBytes);
@@ -111,6 +111,10 @@ struct Fp8Traits {
   using Loaded = uint32_t[2][1];
 
   struct Nothing {};
+  struct ScoreScale {
+    float scale[2];  // that score functions are given scores times of
+  };
+  using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
   struct Query {

@@ -23,6 +23,7 @@ struct Fp8Mutation {
   std::set<FaultKind> faults;
   std::size_t spec = 0;  ///< of fp8_specs()
   int count = 1;
+  bool scaled = true;  ///< what it is given has scales, some of them negative
 };
 const std::vector<Fp8Mutation>& fp8_mutations();
 

@@ -185,7 +185,7 @@ TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   c.attention.scale = 1.f;
   c.blocks = 1;
   AttentionInputs inputs = make_inputs(c);
-  add_scales(c.attention, inputs);
+  if (mutation.scaled) add_scales(c.attention, inputs);
   ForwardKernels kernels = kernels_of(c);
   kernels.attention = "mutant " + mutation.name;
   const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);

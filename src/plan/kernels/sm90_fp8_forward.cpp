@@ -40,7 +40,7 @@ static_assert(is_complete<Sm90Fp8Forward>(kFields));
 
 /// The copy engine brings whole groups.
 bool packs(const Problem& problem, const Fixed& fixed, const Choice&) noexcept {
-  return fixed.number("tile_m", kSm90Fp8TileM) % (problem.h_q / problem.h_kv) == 0;
+  return sm90_fp8_forward_tile_m(problem, fixed) % (problem.h_q / problem.h_kv) == 0;
 }
 
 constexpr Kernel kKernel{
@@ -71,8 +71,8 @@ constinit const ForwardFamily kSm90Fp8ForwardFamily{
     .misfit = sm90_fp8_forward_misfit,
     .obstacle = sm90_fp8_forward_obstacle,
     .packs = packs,
-    .decide = [](const Problem&, const Fixed& fixed,
-                 Choice&) noexcept { return fixed.number("tile_m", kSm90Fp8TileM); },
+    .decide = [](const Problem& problem, const Fixed& fixed,
+                 Choice&) noexcept { return sm90_fp8_forward_tile_m(problem, fixed); },
     .specs = sm90_fp8_forward_specs,
     .candidates =
         [](const Problem& problem, const Choice& choice) {

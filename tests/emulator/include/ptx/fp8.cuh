@@ -19,6 +19,9 @@ FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3,
   return y;
 }
 
+template <int kSteps>
+FA_DEVICE void settle(const uint32_t (&)[kSteps][4], uint32_t) {}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TESTS_EMULATOR_PTX_FP8_CUH_
