@@ -52,6 +52,8 @@ std::string state_dtypes(const AttentionConfig& config);
 /// Whether q, k and v are 8-bit floats, and what o is of.
 bool is_fp8(DType dtype) noexcept;
 DType o_dtype_of(const AttentionConfig& config) noexcept;
+/// Throws fa::Error(unsupported) for an operation that has no meaning for 8-bit floats.
+void check_not_fp8(const AttentionConfig& config, const char* operation);
 
 /// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv]; undefined, and refused if it is given,
 /// where they are not. Throws fa::Error(invalid_argument).

@@ -136,6 +136,12 @@ DType o_dtype_of(const AttentionConfig& config) noexcept {
   return is_fp8(config.dtype) ? config.o_dtype.value_or(DType::bf16) : config.dtype;
 }
 
+void check_not_fp8(const AttentionConfig& config, const char* operation) {
+  if (!is_fp8(config.dtype)) return;
+  support::throw_unsupported("dtype", to_string(config.dtype),
+                             fmt::format("f16, bf16 or f32 of {}, or f64 on the host", operation));
+}
+
 std::string state_dtypes(const AttentionConfig& config) {
   const bool either = config.dtype != DType::f32 && config.dtype != DType::f64;
   return fmt::format("dtype {}{}", to_string(config.dtype), either ? " or f32" : "");
@@ -153,9 +159,7 @@ void check_has_backward(const AttentionConfig& config) {
   if (config.value_in_key != 0) {
     support::throw_unsupported("value_in_key", config.value_in_key, "0 of backward: v is a tensor of its own there");
   }
-  if (is_fp8(config.dtype)) {
-    support::throw_unsupported("dtype", to_string(config.dtype), "f16, bf16 or f32 of backward, or f64 on the host");
-  }
+  check_not_fp8(config, "backward");
   for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
     if (dtype)
       support::throw_unsupported(name, to_string(*dtype), "none of backward: there are no gradients of 8 bits");

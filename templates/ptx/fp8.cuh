@@ -6,17 +6,16 @@
 
 namespace fa::ptx {
 
-/// cvt.rn.satfinite.e4m3x2.f32, twice: four floats become the bytes of a register, the first one the lowest. Beyond
-/// 448 there is 448; NaN stays NaN.
-FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3) {
-  uint32_t y;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}\n"
-      : "=r"(y)
-      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+/// cvt.rn.satfinite.e4m3x2.f32: `low` in bits 0-7, `high` in bits 8-15. Beyond 448 there is 448; NaN stays NaN.
+FA_DEVICE uint16_t convert_e4m3(float low, float high) {
+  uint16_t y;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
   return y;
+}
+
+/// Four floats as the bytes of a register, the first one the lowest.
+FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3) {
+  return convert_e4m3(x0, x1) | static_cast<uint32_t>(convert_e4m3(x2, x3)) << 16;
 }
 
 /// Makes the compiler finish P, bytes that are never negative, before what follows: a store that never happens. Without
