@@ -39,7 +39,8 @@ constexpr Tile kLargest[] = {{128, 96, 2, 1, false, false, 32}, {128, 64, 2, 1, 
 constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, false, false, 32}};
 
 /// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
-std::span<const Tile> tiles_for(int d_qk, int d_v) noexcept {
+std::span<const Tile> tiles_for(int d_qk, int d_v, bool single_level) noexcept {
+  if (single_level && std::max(d_qk, d_v) <= 128) return kMedium;  // O is of the tensor cores then, beside S
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
   if (d_qk <= 128 && d_v == 96) return kThreeOf96;
   if (d_qk <= 128 && d_v <= 128) return kMedium;
@@ -82,7 +83,9 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
-  own.take_turns = fixed.flag("take_turns", tile.take_turns && spec.tile_m > kWarpgroupRows);
+  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole.
+  const bool whole = tile.tile_m == kThree[0].tile_m && problem.d_v == 128 && !problem.causal;
+  own.take_turns = fixed.flag("take_turns", (tile.take_turns || whole) && spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", false);
   own.ahead = fixed.flag("ahead", tile.ahead && !own.single_level);
   own.value_columns = own.single_level
@@ -136,7 +139,8 @@ void check_fp8(const Problem& problem, const Choice& choice) {
 }
 
 int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {
-  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v).front().tile_m);
+  const bool single_level = fixed.flag("single_level", false);
+  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v, single_level).front().tile_m);
 }
 
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {
@@ -181,7 +185,7 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
 std::vector<KernelSpec> sm90_fp8_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   std::vector<KernelSpec> specs;
-  for (const Tile& tile : tiles_for(problem.d_qk, problem.d_v)) {
+  for (const Tile& tile : tiles_for(problem.d_qk, problem.d_v, fixed.flag("single_level", false))) {
     KernelSpec spec = with_tile(problem, fixed, choice, tile);
     const std::string reason = sm90_fp8_forward_refusal(spec);
     if (!reason.empty()) {
