@@ -1578,7 +1578,6 @@ struct Backward {
         multiply_by_finite_keys_of(column_group, row_group, count, own);
         FA_UNROLL
         for (int j = 0; j < kDqColumns / 8; ++j) {
-          if (column_group + j >= kColumnGroups) break;
           const kernel::Chunk chunk = ptx::ld_shared_chunk(own + j * 512);
           FA_UNROLL
           for (int i = 0; i < 4; ++i) dq[4 * j + i] = ptx::from_bits(chunk.word[i]);
