@@ -161,6 +161,10 @@ struct AttentionConfig {
   /// multiples of 16, and rows of the cache start at multiples of 16 bytes (docs/quantized_caches.md).
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
+  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16 or f16; none: bf16. An
+  /// element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
+  /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused.
+  std::optional<DType> o_dtype = std::nullopt;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
@@ -212,15 +216,19 @@ struct ForwardInputs {
   /// SharedPrefix::kMaxLevels. A schedule is of the requests' own keys then. Read during the call only.
   std::span<const SharedPrefix> prefixes = {};
   /// With AttentionConfig::k_dtype, or v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal.
+  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. With a dtype
+  /// of e4m3 or e5m2: f32, [b, h_kv], optional.
   TensorView k_scale = {};
   TensorView v_scale = {};
+  /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], any strides; optional: 1.
+  TensorView q_scale = {};
 };
 
 /// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,
 /// and lse is needed.
 struct ForwardOutputs {
-  TensorView o;  ///< [b, h_q, s_q, d_v], of the config's dtype; must not overlap itself, lse or an input
+  /// [b, h_q, s_q, d_v], of the config's dtype (8-bit floats: o_dtype); must not overlap itself, lse or an input
+  TensorView o;
   /// The log-sum-exp, [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included. A row without keys has -inf, or
   /// the sink where there is one. Optional.
   TensorView lse = {};

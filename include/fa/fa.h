@@ -75,8 +75,8 @@ enum fa_status {
 };
 
 /* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a
- * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype). */
-enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6 };
+ * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype); q, k and v may be FA_E4M3 or FA_E5M2. */
+enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6, FA_E5M2 = 7 };
 
 /* Where an attention runs. */
 enum fa_device_kind {
@@ -262,6 +262,11 @@ typedef struct fa_config {
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
   int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
+  /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16 or FA_F16, where has_o_dtype is nonzero;
+   * else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper and
+   * the host; head dims are multiples of 16 up to 256. */
+  int32_t has_o_dtype;
+  int32_t o_dtype;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -403,9 +408,11 @@ typedef struct fa_forward_inputs {
   const fa_shared_prefix* prefixes;
   uint64_t prefix_count;
   /* With fa_config.has_k_dtype, or has_v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-   * strides: with 0 on an axis, all of it shares a scale. */
+   * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], or NULL.
+   */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
+  const fa_tensor* q_scale; /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and

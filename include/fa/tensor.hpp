@@ -11,9 +11,10 @@
 
 namespace fa {
 
-/// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. K and V of a cache
-/// may be e4m3 (OCP 8-bit floating point, without infinities) or i8 (AttentionConfig::k_dtype).
-enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6 };
+/// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. e4m3 and e5m2 are
+/// OCP 8-bit floating point, of q, k and v (AttentionConfig::dtype). K and V of a cache may be e4m3 or i8
+/// (AttentionConfig::k_dtype).
+enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6, e5m2 = 7 };
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
@@ -21,7 +22,7 @@ constexpr std::size_t size_of(DType dtype) noexcept {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype >= DType::e4m3 ? 1 : 2;
 }
 
-/// "f16", "bf16", "f32", "f64", "i32", "e4m3" or "i8".
+/// "f16", "bf16", "f32", "f64", "i32", "e4m3", "i8" or "e5m2".
 FA_API const char* to_string(DType dtype) noexcept;
 
 /// A tensor that somebody else owns: pointer, dtype, shape and strides in elements.

@@ -38,7 +38,8 @@ constexpr const char* to_string(Invariance invariance) noexcept {
 struct KernelOverride {
   /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
   ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
-  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256
+  ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256;
+  ///         sm90_fp8: its forward of 8-bit floats
   std::string kernel = {};
   /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
   /// switches are 0 or 1.
@@ -51,6 +52,7 @@ struct KernelOverride {
   ///                  affine_product (the tensor cores add an affine score function),
   ///                  affine_reach (distance pruning under it),
   ///                  exact_max (P is relative to the exact maximum of a row's scores)
+  ///   sm90_fp8_forward  q_buffers, value_columns, take_turns, ahead, single_level (docs/kernels/sm90_fp8_forward.md)
   std::string text = {};
 };
 

@@ -382,6 +382,7 @@ void check_row(const AppendInputs& inputs, std::int64_t token) {
 namespace {
 
 void check_has_append(const AttentionConfig& config) {
+  check_not_fp8(config, "append");
   if (config.value_in_key == 0) return;
   support::throw_unsupported("value_in_key", config.value_in_key, "0 of append: it writes k and v");
 }

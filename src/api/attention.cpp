@@ -109,9 +109,11 @@ class Attention::Impl {
     packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
     packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
     if (call.empty) return;
-    forward_->run(call.shape, {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale},
-                  api::packed_args(config_, call.sequences, call.dropout, call.cache),
-                  api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
+    forward_->run(
+        call.shape,
+        {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale},
+        api::packed_args(config_, call.sequences, call.dropout, call.cache),
+        api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
   }
 
   void forward_shared(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {

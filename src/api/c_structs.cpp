@@ -15,6 +15,7 @@ static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argumen
 static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(FA_F64 == static_cast<int>(DType::f64));
 static_assert(FA_I8 == static_cast<int>(DType::i8));
+static_assert(FA_E5M2 == static_cast<int>(DType::e5m2));
 static_assert(FA_CAUSAL_TOP_LEFT == static_cast<int>(CausalAlign::top_left));
 static_assert(FA_CACHE_MEMORY == static_cast<int>(CachePolicy::Mode::memory));
 static_assert(FA_COMPILE_NEVER == static_cast<int>(CompilePolicy::never));
@@ -206,7 +207,7 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   check_flags(in.flags, argument);
   TensorView view;
   view.data = in.data;
-  view.dtype = to_enum(in.dtype, DType::i8, argument + ".dtype");
+  view.dtype = to_enum(in.dtype, DType::e5m2, argument + ".dtype");
   view.rank = in.rank;
   view.read_only = (in.flags & FA_TENSOR_READ_ONLY) != 0;
   std::copy_n(in.shape, in.rank, view.shape.begin());
@@ -313,7 +314,7 @@ AttentionConfig to_config(const fa_config* source) {
   AttentionConfig out;
   out.head_dim = in.head_dim;
   out.head_dim_v = in.head_dim_v;
-  out.dtype = to_enum(in.dtype, DType::f64, "config.dtype");
+  out.dtype = to_enum(in.dtype, DType::e5m2, "config.dtype");
   if (in.has_scale != 0) {
     out.scale = in.scale;
   }
@@ -338,6 +339,7 @@ AttentionConfig to_config(const fa_config* source) {
   if (in.has_v_dtype != 0) out.v_dtype = to_enum(in.v_dtype, DType::i8, "config.v_dtype");
   out.invariance = to_enum(in.invariance, Invariance::rows, "config.invariance");
   out.debug = in.debug != 0;
+  if (in.has_o_dtype != 0) out.o_dtype = to_enum(in.o_dtype, DType::e5m2, "config.o_dtype");
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -365,7 +367,8 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           to_schedule(in.schedule),
           {},  // read_prefixes
           to_view(in.k_scale, "k_scale"),
-          to_view(in.v_scale, "v_scale")};
+          to_view(in.v_scale, "v_scale"),
+          to_view(in.q_scale, "q_scale")};
 }
 
 void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes) {

@@ -159,6 +159,7 @@ DType checked_dtype(const AttentionConfig& config, const std::optional<DType>& g
 }  // namespace
 
 MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, const ForwardOutputs& outputs) {
+  check_not_fp8(config, "merge");
   check_count(inputs);
   MergeCall call;
   call.merged = check_state(config, {"o", "lse"}, {outputs.o, outputs.lse}, nullptr, false);
@@ -183,6 +184,7 @@ MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, 
 }
 
 plan::MergeProblem merge_problem(const AttentionConfig& config, const MergeShape& shape) {
+  check_not_fp8(config, "merge");
   const DType states = checked_dtype(config, shape.states, "states");
   const DType result = checked_dtype(config, shape.result, "result");
   if (shape.mixed && config.dtype == DType::f64) throw_invalid("mixed", "true", "false with f64");

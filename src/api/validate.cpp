@@ -263,6 +263,7 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
   if constexpr (requires { inputs.k_scale; }) {
     tensors.add_read("k_scale", inputs.k_scale);
     tensors.add_read("v_scale", inputs.v_scale);
+    tensors.add_read("q_scale", inputs.q_scale);
   }
   tensors.add_read("sink", inputs.sink);
   for (const Captured& captured : inputs.captures) {
@@ -411,6 +412,31 @@ AttentionState check_state(const AttentionConfig& config, const StateNames& name
   return state;
 }
 
+namespace {
+
+/// The scales of heads, or with `rows` of rows, of 8-bit floats `of` as [b, h, s]; undefined where none are given.
+TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
+                           bool rows) {
+  if (!given.defined()) return {};
+  const std::string axes = fmt::format("f32 [b, {}] = [{}, {}]{}", heads, of.shape[0], of.shape[1],
+                                       rows ? fmt::format(", or [b, {}, s_q]", heads) : "");
+  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
+  const bool of_rows = rows && given.rank == 3 && given.shape[2] == of.shape[2];
+  if ((given.rank != 2 && !of_rows) || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1]) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+  }
+  check_memory(name, given);
+  TensorView view = given;
+  view.rank = 3;
+  if (!of_rows) {
+    view.shape[2] = of.shape[2];
+    view.strides[2] = 0;
+  }
+  return view;
+}
+
+}  // namespace
+
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
   const bool paged = config.page_size > 0;
@@ -418,7 +444,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   call.k = checked_tensor("k", inputs.k, config, paged, false, config.k_dtype);
   call.v = config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k)
                                    : checked_tensor("v", inputs.v, config, paged, false, config.v_dtype);
-  call.o = checked_tensor("o", outputs.o, config);
+  call.o = checked_tensor("o", outputs.o, config, false, false, o_dtype_of(config));
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
   shape = axes.shape;
@@ -435,8 +461,15 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     call.lse = checked_statistic("lse", config, outputs.lse, shape, inputs.q.rank == 3);
     check_writable("lse", call.lse);
   }
-  call.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
-  call.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
+  if (is_fp8(config.dtype)) {
+    call.q_scale = check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, true);
+    call.k_scale = check_fp8_scale("k_scale", inputs.k_scale, "h_kv", call.k, false);
+    call.v_scale = check_fp8_scale("v_scale", inputs.v_scale, "h_kv", call.v, false);
+  } else {
+    if (inputs.q_scale.defined()) throw_invalid("q_scale", "given", "none without a dtype of e4m3 or e5m2");
+    call.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
+    call.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
+  }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   set_paged(config, call.cache, call.sequences, shape);
   set_packed(config, call.sequences, shape);

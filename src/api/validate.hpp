@@ -49,6 +49,12 @@ bool rows_aligned(const TensorView& view) noexcept;
 /// "dtype bf16 or f32": what o of a state may be of.
 std::string state_dtypes(const AttentionConfig& config);
 
+/// Whether q, k and v are 8-bit floats, and what o is of.
+bool is_fp8(DType dtype) noexcept;
+DType o_dtype_of(const AttentionConfig& config) noexcept;
+/// Throws fa::Error(unsupported) for an operation that has no meaning for 8-bit floats.
+void check_not_fp8(const AttentionConfig& config, const char* operation);
+
 /// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv]; undefined, and refused if it is given,
 /// where they are not. Throws fa::Error(invalid_argument).
 TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
@@ -73,6 +79,7 @@ struct ForwardCall {
   TensorView lse;             ///< [b, h_q, s_q]; optional
   TensorView k_scale;         ///< [b, h_kv, s_kv], or [pages, h_kv, page_size]; with AttentionConfig::k_dtype
   TensorView v_scale;         ///< likewise
+  TensorView q_scale;         ///< [b, h_q, s_q]; of 8-bit floats, like the others then
   PackedSequences sequences;  ///< over pages with b
   DropoutState dropout;
   PagedCache cache;

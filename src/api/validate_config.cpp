@@ -98,7 +98,49 @@ void validate_stored(const AttentionConfig& config, const char* name, const std:
     throw_invalid(head_dim, d, fmt::format("a multiple of 16 up to {} with {}", kMaxStoredHeadDim, name));
 }
 
+/// What 8-bit floats have no kernels, or no meaning, for.
+void validate_fp8(const AttentionConfig& config) {
+  const bool fp8 = is_fp8(config.dtype);
+  if (config.o_dtype && !fp8) throw_invalid("o_dtype", to_string(*config.o_dtype), "none without a dtype of 8 bits");
+  if (!fp8) return;
+  const std::string with = fmt::format(" with dtype {}", to_string(config.dtype));
+  if (config.o_dtype && *config.o_dtype != DType::bf16 && *config.o_dtype != DType::f16) {
+    throw_invalid("o_dtype", to_string(*config.o_dtype), "bf16 or f16, or none");
+  }
+  for (const auto& [name, stored] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
+    if (stored) throw_invalid(name, to_string(*stored), "none" + with);
+  }
+  for (const auto& [name, d] : {std::pair{"head_dim", config.head_dim}, std::pair{"head_dim_v", d_v_of(config)}}) {
+    if (d % 16 != 0 || d > kMaxStoredHeadDim) {
+      throw_invalid(name, d, fmt::format("a multiple of 16 up to {}{}", kMaxStoredHeadDim, with));
+    }
+  }
+  const auto refuse = [&](const char* name, bool given) {
+    if (given) throw_invalid(name, "given", "none" + with);
+  };
+  refuse("varlen", config.varlen);
+  refuse("page_size", config.page_size != 0);
+  refuse("dropout", config.dropout > 0);
+  refuse("accumulate", config.accumulate);
+  refuse("value_in_key", config.value_in_key != 0);
+  refuse("invariance", config.invariance != Invariance::none);
+}
+
 }  // namespace
+
+bool is_fp8(DType dtype) noexcept {
+  return dtype == DType::e4m3 || dtype == DType::e5m2;
+}
+
+DType o_dtype_of(const AttentionConfig& config) noexcept {
+  return is_fp8(config.dtype) ? config.o_dtype.value_or(DType::bf16) : config.dtype;
+}
+
+void check_not_fp8(const AttentionConfig& config, const char* operation) {
+  if (!is_fp8(config.dtype)) return;
+  support::throw_unsupported("dtype", to_string(config.dtype),
+                             fmt::format("f16, bf16 or f32 of {}, or f64 on the host", operation));
+}
 
 std::string state_dtypes(const AttentionConfig& config) {
   const bool either = config.dtype != DType::f32 && config.dtype != DType::f64;
@@ -117,6 +159,7 @@ void check_has_backward(const AttentionConfig& config) {
   if (config.value_in_key != 0) {
     support::throw_unsupported("value_in_key", config.value_in_key, "0 of backward: v is a tensor of its own there");
   }
+  check_not_fp8(config, "backward");
   for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
     if (dtype)
       support::throw_unsupported(name, to_string(*dtype), "none of backward: there are no gradients of 8 bits");
@@ -132,7 +175,7 @@ void check_has_backward(const AttentionConfig& config) {
 
 void validate(const AttentionConfig& config, bool host) {
   check_head_dims(config);
-  check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32 or f64");
+  if (!is_fp8(config.dtype)) check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32, f64, e4m3 or e5m2");
   if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
   if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
     throw_invalid("scale", *config.scale, fmt::format("a finite number of at most {:g}", kMaxScale));
@@ -148,6 +191,7 @@ void validate(const AttentionConfig& config, bool host) {
   const int d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
   validate_stored(config, "k_dtype", config.k_dtype, "head_dim", config.head_dim);
   validate_stored(config, "v_dtype", config.v_dtype, config.head_dim_v != 0 ? "head_dim_v" : "head_dim", d_v);
+  validate_fp8(config);
   if (config.accumulate && config.sink) {
     throw_invalid("sink", "true", "false with accumulate: the state that is added to has the sink, or a merge adds it");
   }

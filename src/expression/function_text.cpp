@@ -59,6 +59,7 @@ const char* element_name(DType dtype) {
     case DType::f64:
     case DType::e4m3:
     case DType::i8:
+    case DType::e5m2:
       break;
   }
   return "fa::kernel::f32";

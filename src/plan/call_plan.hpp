@@ -11,6 +11,7 @@
 #include <fa/append.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_fp8_params.cuh>
 
 #include "plan/backward.hpp"
 #include "plan/forward_launch.hpp"
@@ -97,7 +98,7 @@ class CallPlan {
   /// Launch parameters. A kernel without variants reads the first of them only, one of the sm80 family what is behind
   /// the maps. The pass for dQ has its own.
   struct ForwardParams {
-    kernel::Sm90ForwardVariantParams attention;
+    kernel::Sm90Fp8Params attention;  ///< scales are of 8-bit floats alone
     kernel::MaskTilesParams lists;
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
     Sm90ForwardMaps maps;

@@ -11,6 +11,7 @@
 #include "plan/sm80_forward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
+#include "plan/sm90_fp8_forward.hpp"
 #include "plan/sm90_wide_forward.hpp"
 
 namespace fa::plan {
@@ -77,7 +78,7 @@ std::string refusal(const KernelSpec& spec) {
 
 std::span<const ForwardFamily* const> forward_families() noexcept {
   static constexpr const ForwardFamily* kPreferred[] = {&kSm90ForwardFamily, &kSm90WideForwardFamily,
-                                                        &kSm80ForwardFamily};
+                                                        &kSm90Fp8ForwardFamily, &kSm80ForwardFamily};
   return kPreferred;
 }
 

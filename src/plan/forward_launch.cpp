@@ -206,6 +206,19 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   return launch;
 }
 
+kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept {
+  kernel::Fp8ScaleParams params{};
+  params.q = static_cast<const float*>(tensors.q_scale.data);
+  params.k = static_cast<const float*>(tensors.k_scale.data);
+  params.v = static_cast<const float*>(tensors.v_scale.data);
+  set_strides(tensors.q_scale, params.stride_q_b, params.stride_q_h, params.stride_q_s);
+  params.stride_k_b = tensors.k_scale.strides[0];
+  params.stride_k_h = tensors.k_scale.strides[1];
+  params.stride_v_b = tensors.v_scale.strides[0];
+  params.stride_v_h = tensors.v_scale.strides[1];
+  return params;
+}
+
 kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept {
   kernel::ScaleParams params{};
   params.k = static_cast<const float*>(tensors.k_scale.data);
@@ -243,6 +256,10 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   if (spec.varlen) {
     maps.k = bounded_map(tensors.k, spec.tile_n);
     maps.v = bounded_map(tensors.v, spec.tile_n);
+    return maps;
+  }
+  if (tensors.k.shape[2] == 0) {  // nothing is copied, and no tensor need be there
+    maps.k = maps.v = maps.q;
     return maps;
   }
   maps.k = head_map(tensors.k, spec.tile_n);

@@ -5,6 +5,7 @@
 
 #include <common/padding_params.cuh>
 #include <common/stored_params.cuh>
+#include <sm90/sm90_fp8_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/tensor.hpp>
 
@@ -25,6 +26,7 @@ struct ForwardTensors {
   VariantTensors variant = {};
   TensorView k_scale = {};  ///< [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]; where K is stored in 8 bits
   TensorView v_scale = {};
+  TensorView q_scale = {};  ///< [b, h_q, s_q]; of 8-bit floats, whose other scales are of heads
 };
 
 /// What a call needs besides its tensors: of a packed batch, or over pages, where its sequences are, and with dropout
@@ -79,6 +81,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
                            kernel::ForwardVariantParams& params) noexcept;
 
 kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept;
+kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes, of a
 /// packed batch rows of k, v and o below 2^35, and so of pages, which are whole heads apart. That rows start at

@@ -9,7 +9,7 @@
 namespace fa::plan {
 
 const char* to_string(Family family) noexcept {
-  constexpr const char* kNames[] = {"automatic", "sm80", "sm90", "sm90_wide"};
+  constexpr const char* kNames[] = {"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"};
   return kNames[static_cast<std::size_t>(family)];
 }
 

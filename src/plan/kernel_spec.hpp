@@ -17,6 +17,7 @@
 #include "plan/kernels/sm80_forward.hpp"
 #include "plan/kernels/sm90_backward.hpp"
 #include "plan/kernels/sm90_forward.hpp"
+#include "plan/kernels/sm90_fp8_forward.hpp"
 #include "plan/kernels/sm90_wide_forward.hpp"
 #include "plan/variants.hpp"
 
@@ -28,6 +29,7 @@ enum class Family : std::uint8_t {
   sm80,       ///< mma.sync + cp.async: Ampere and everything after it
   sm90,       ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements
   sm90_wide,  ///< the same for a forward of head dims above 256: warpgroups share query rows
+  sm90_fp8,   ///< the same for a forward of 8-bit floats
 };
 
 /// "sm90".
@@ -37,7 +39,7 @@ const char* to_string(Family family) noexcept;
 constexpr int index_of(Family family) noexcept {
   return static_cast<int>(family) - static_cast<int>(Family::sm80);
 }
-inline constexpr int kFamilies = index_of(Family::sm90_wide) + 1;
+inline constexpr int kFamilies = index_of(Family::sm90_fp8) + 1;
 
 enum class Op : std::uint8_t {
   forward,
@@ -96,7 +98,7 @@ struct KernelSpec : SpecHead {
   using Own =
       std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                    Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
-                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward>;
+                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward, Sm90Fp8Forward>;
   Own own;
 
   template <class Which>

@@ -8,6 +8,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/row_arithmetic.hpp"
 #include "plan/schedule.hpp"
+#include "plan/sm90_fp8_forward.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -206,6 +207,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
     if (misfit != nullptr) support::throw_invalid("kernel.kernel", to_string(wanted.family), misfit);
   }
   const Choice choice = choose(problem, fixed);
+  if (problem.fp8()) check_fp8(problem, choice);
   ForwardPlan plan;
   std::vector<KernelSpec> specs =
       forward_family(choice.family).specs(problem, followed_forward(problem, fixed), choice);

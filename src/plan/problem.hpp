@@ -32,6 +32,7 @@ struct Problem {
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
   DType v_dtype = DType::bf16;  ///< likewise V
+  DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16 or f16
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   std::int64_t b = 1;
@@ -53,8 +54,10 @@ struct Problem {
   std::int64_t mean_s_q() const noexcept { return varlen ? std::min(s_q, ceil_mean(total_q)) : s_q; }
   std::int64_t typical_s_kv() const noexcept { return paged() ? s_kv : typical(s_kv, total_kv); }
 
-  /// Whether K or V is stored in 8 bits.
-  bool stored() const noexcept { return size_of(k_dtype) == 1 || size_of(v_dtype) == 1; }
+  /// Whether q, k and v are 8-bit floats.
+  bool fp8() const noexcept { return size_of(dtype) == 1; }
+  /// Whether K or V alone is stored in 8 bits.
+  bool stored() const noexcept { return !fp8() && (size_of(k_dtype) == 1 || size_of(v_dtype) == 1); }
   /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a ragged batch nothing
   /// else is known of a request.
   bool fixed_rows() const noexcept {

@@ -34,7 +34,7 @@ TensorMapSpec start_map(const TensorView& view) noexcept {
   TensorMapSpec map;
   map.base = view.data;
   map.dtype = view.dtype;
-  add_axis(map, view.shape[3], 1, kMapColumns);
+  add_axis(map, view.shape[3], 1, kMapRowBytes / static_cast<std::uint32_t>(size_of(view.dtype)));
   return map;
 }
 

@@ -11,10 +11,10 @@ namespace fa::plan {
 
 using support::TensorMapSpec;
 
-/// Columns of a box: the 128 bytes that the swizzle spans.
-inline constexpr std::uint32_t kMapColumns = 64;
+/// Bytes of a box's rows, which the swizzle spans.
+inline constexpr std::uint32_t kMapRowBytes = 128;
 
-/// A map of no axes but the innermost one, in boxes of kMapColumns.
+/// A map of no axes but the innermost one, in boxes of kMapRowBytes.
 TensorMapSpec start_map(const TensorView& view) noexcept;
 
 /// Appends an axis of `stride` elements.

@@ -86,6 +86,24 @@ inline std::uint8_t encode_e4m3(double value) {
   return static_cast<std::uint8_t>(sign | (((exponent - kSmallestNormal) << 3) + eighths));
 }
 
+/// The value of an E5M2 code, the upper byte of an f16, exact.
+inline float decode_e5m2(std::uint8_t bits) {
+  return decode_f16(static_cast<std::uint16_t>(bits << 8));
+}
+
+/// Rounds to the nearest E5M2 number, ties to even; beyond the greatest finite one, 57344, to that. NaN stays NaN.
+inline std::uint8_t encode_e5m2(double value) {
+  constexpr double kGreatest = 57344;
+  constexpr int kSmallestNormal = -14;
+  const int sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return static_cast<std::uint8_t>(sign | 0x7f);
+  const double magnitude = std::min(std::abs(value), kGreatest);
+  if (magnitude == 0) return static_cast<std::uint8_t>(sign);
+  const int exponent = std::max(std::ilogb(magnitude), kSmallestNormal);
+  const int quarters = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 2 - exponent)));  // a carry adds 1 to it
+  return static_cast<std::uint8_t>(sign | (((exponent - kSmallestNormal) << 2) + quarters));
+}
+
 /// Rounds to the nearest integer, ties to even, from -127 to 127, which NaN becomes too.
 inline std::int8_t encode_i8(double value) {
   return std::isnan(value) ? std::int8_t{127}

@@ -108,6 +108,10 @@ class Forward {
   void load_q(const QueryTile& tile, Scratch<Acc>& s) const {
     for (std::int64_t i = 0; i < tile.rows; ++i) {
       load(a_.q, row_offset(a_.q, tile.b, tile.h, tile.i0 + i), a_.q.strides[3], g_.d_qk, &s.q[i * g_.d_qk]);
+      if (!a_.q_scale.defined()) continue;
+      Acc scale = 1;
+      load(a_.q_scale, row_offset(a_.q_scale, tile.b, tile.h, tile.i0 + i), 1, 1, &scale);
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.q[i * g_.d_qk + d] *= scale;
     }
   }
 

@@ -34,6 +34,7 @@ struct ForwardArgs {
   VariantArgs variant = {};
   TensorView k_scale = {};  ///< [b, h_kv, s_kv], or of pages [pages, h_kv, page], f32: what elements of k are times of
   TensorView v_scale = {};  ///< likewise
+  TensorView q_scale = {};  ///< [b, h_q, s_q], likewise
   PagedKeys paged = {};     ///< of one batch entry
   bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
   bool f64 = false;         ///< compute in double; implied by an f64 q, k or v

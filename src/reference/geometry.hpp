@@ -148,6 +148,8 @@ void load(const TensorView& t, std::int64_t offset, std::int64_t stride, std::in
       return load_strided<std::uint8_t>(from, stride, count, to, decode_e4m3);
     case DType::i8:
       return load_strided<std::int8_t>(from, stride, count, to, [](std::int8_t x) { return x; });
+    case DType::e5m2:
+      return load_strided<std::uint8_t>(from, stride, count, to, decode_e5m2);
   }
 }
 
@@ -170,6 +172,8 @@ inline void store_element(const TensorView& t, std::int64_t offset, double value
       return put(encode_e4m3(value));
     case DType::i8:
       return put(encode_i8(value));
+    case DType::e5m2:
+      return put(encode_e5m2(value));
   }
 }
 

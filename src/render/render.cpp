@@ -19,6 +19,7 @@
 #include <fa/error.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_fp8_params.cuh>
 
 #include "expression/emit.hpp"
 #include "plan/catalogue.hpp"
@@ -37,6 +38,7 @@ using kernel::CaptureParams;
 using kernel::ForwardParams;
 using kernel::ForwardStoredParams;
 using kernel::ForwardVariantParams;
+using kernel::Fp8ScaleParams;
 using kernel::MaskTilesParams;
 using kernel::MergeStatesParams;
 using kernel::PaddingParams;
@@ -45,10 +47,11 @@ using kernel::Sm90BackwardParams;
 using kernel::Sm90BackwardVariantParams;
 using kernel::Sm90ForwardParams;
 using kernel::Sm90ForwardVariantParams;
+using kernel::Sm90Fp8Params;
 using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
-  return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32";
+  return size_of(dtype) == 1 ? to_string(dtype) : dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32";
 }
 
 const char* boolean(bool value) {
@@ -218,9 +221,18 @@ std::string sink_layout() {
   return backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams));
 }
 
+std::string fp8_layout() {
+  LayoutAsserts scales("Fp8ScaleParams", sizeof(Fp8ScaleParams));
+  scales.field("stride_q_b", offsetof(Fp8ScaleParams, stride_q_b));
+  scales.field("stride_v_h", offsetof(Fp8ScaleParams, stride_v_h));
+  return sm90_forward_layout() + variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)) +
+         scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
+}
+
 constexpr Layout kLayouts[] = {
     {"ForwardParams", forward_layout},
     {"Sm90ForwardParams", sm90_forward_layout},
+    {"Sm90Fp8Params", fp8_layout},
     {"BackwardParams", backward_layout},
     {"Sm90BackwardParams", sm90_backward_layout},
     {"PaddingParams", padding_layout},
@@ -234,6 +246,7 @@ constexpr Layout kLayouts[] = {
 
 /// Besides, of what they are launched with where a spec has variants.
 constexpr Layout kVariantLayouts[] = {
+    {"Sm90Fp8Params", [] { return std::string(); }},
     {"ForwardStoredParams", stored_layout},
     {"ForwardVariantParams", [] { return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)); }},
     {"Sm90ForwardVariantParams",

@@ -57,6 +57,8 @@ const char* to_string(DType dtype) noexcept {
       return "e4m3";
     case DType::i8:
       return "i8";
+    case DType::e5m2:
+      return "e5m2";
   }
   return "unknown";
 }

@@ -38,6 +38,8 @@ double load(DType dtype, const std::byte* from) {
       return static_cast<double>(reference::decode_e4m3(get(std::uint8_t{})));
     case DType::i8:
       return get(std::int8_t{});
+    case DType::e5m2:
+      return static_cast<double>(reference::decode_e5m2(get(std::uint8_t{})));
   }
   return 0;
 }
@@ -59,6 +61,8 @@ void store(DType dtype, double value, std::byte* to) {
       return put(reference::encode_e4m3(value));
     case DType::i8:
       return put(reference::encode_i8(value));
+    case DType::e5m2:
+      return put(reference::encode_e5m2(value));
   }
 }
 

@@ -45,7 +45,21 @@ fa::plan::Problem problem_of(const ForwardCase& c) {
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   problem.dropout = c.spec.dropout;
   problem.accumulate = c.spec.accumulate;
+  problem.o_dtype = a.o_dtype;
   return problem;
+}
+
+void place_scales(const ForwardCase& c, const AttentionInputs& inputs, Memory& memory,
+                  fa::plan::ForwardTensors& tensors) {
+  const auto place = [&](const char* name, const HostTensor& scale, TensorView view) {
+    view.data = place_input(memory, name, scale, Placement::bhsd, true).data;
+    return view;
+  };
+  if (inputs.q_scale.bytes().empty()) return;
+  const AttentionCase& a = c.attention;
+  tensors.q_scale = place("q_scale", inputs.q_scale, inputs.q_scale.view());
+  tensors.k_scale = place("k_scale", inputs.k_scale, fa::test::scale_of_heads(inputs.k_scale, a.s_kv));
+  tensors.v_scale = place("v_scale", inputs.v_scale, fa::test::scale_of_heads(inputs.v_scale, a.s_kv));
 }
 
 }  // namespace
@@ -121,6 +135,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   tensors.v = view_of(place_input(memory, "v", inputs.v, c.placement, aligned), inputs.v);
   tensors.o = view_of(o, outputs.o);
   if (c.lse) tensors.lse = view_of(lse, outputs.lse);
+  place_scales(c, inputs, memory, tensors);
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(memory, *c.variant, false).tensors();
 

@@ -1,7 +1,7 @@
 // Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
-// split size, and their mutants, are in `invariant_<i>.cpp`.
+// split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "emulator/append_specs.hpp"
+#include "emulator/fp8_specs.hpp"
 #include "emulator/invariance_specs.hpp"
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
@@ -194,15 +195,27 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
   return text;
 }
 
+std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files) {
+  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(emulator::fp8_specs(), file, files);
+  const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();
+  for (std::size_t i = file; i < all.size(); i += files) {
+    text += mutant(
+        {all[i].name, all[i].before, all[i].after, emulator::fp8_specs()[all[i].spec], {}, all[i].count, all[i].header},
+        folder / "fp8_mutants");
+  }
+  return text;
+}
+
 }  // namespace
 
 /// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
+/// FP8_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 9) {
+    if (argc != 10) {
       throw std::runtime_error(
           "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES "
-          "INVARIANT_FILES");
+          "INVARIANT_FILES FP8_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -226,6 +239,10 @@ int main(int argc, char** argv) {
     const std::size_t invariant_files = std::stoul(argv[8]);
     for (std::size_t i = 0; i < invariant_files; ++i) {
       write(folder / fmt::format("invariant_{}.cpp", i), invariant_file(folder, i, invariant_files));
+    }
+    const std::size_t fp8_files = std::stoul(argv[9]);
+    for (std::size_t i = 0; i < fp8_files; ++i) {
+      write(folder / fmt::format("fp8_{}.cpp", i), fp8_file(folder, i, fp8_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

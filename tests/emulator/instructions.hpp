@@ -10,7 +10,8 @@
 /// against this header alone; everything happens out of line.
 namespace emulator {
 
-enum class Half { f16, bf16 };
+/// Elements of products of 16 bits, and of 8.
+enum class Half { f16, bf16, e4m3, e5m2 };
 
 int thread_index();
 int block_index();
@@ -108,7 +109,10 @@ void tma_commit();
 /// Of all committed stores and additions: until their sources are read, or until they are complete.
 void tma_wait(bool read);
 
-/// D [64, columns] = A [64, 16] B [16, columns] + D.
+/// Rounds to the nearest E4M3 number, ties to even; beyond 448 to that. NaN stays NaN.
+std::uint8_t convert_e4m3(float value);
+
+/// D [64, columns] = A [64, 16] B [16, columns] + D; of 8-bit elements with a depth of 32.
 struct WgmmaOperands {
   float* d = nullptr;                          // columns / 2 registers
   const std::uint32_t* a_registers = nullptr;  // four, or null: A is in shared memory
@@ -116,6 +120,7 @@ struct WgmmaOperands {
   std::uint64_t b = 0;
   int columns = 0;
   Half half = Half::bf16;
+  Half half_b = Half::e4m3;   // of B, where `half` has 8 bits
   bool b_transposed = false;  // B is N-major
   bool accumulate = true;
   bool a_transposed = false;  // A in shared memory is M-major

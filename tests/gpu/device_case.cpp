@@ -107,6 +107,7 @@ AttentionConfig config_of(const AttentionCase& c) {
   config.scale = c.scale;
   config.causal = c.causal;
   config.causal_align = c.causal_align;
+  if (size_of(c.dtype) == 1) config.o_dtype = c.o_dtype;
   return config;
 }
 

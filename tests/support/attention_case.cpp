@@ -210,8 +210,32 @@ AttentionInputs make_inputs(const AttentionCase& c) {
   return inputs;
 }
 
+TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows) {
+  if (scale.bytes().empty()) return {};
+  TensorView view = scale.view();
+  view.shape[2] = rows;
+  view.strides[2] = 0;
+  return view;
+}
+
+void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.q_scale = HostTensor(DType::f32, c.b, c.h_q, c.s_q);
+  inputs.k_scale = HostTensor(DType::f32, c.b, c.h_kv, 1);
+  inputs.v_scale = HostTensor(DType::f32, c.b, c.h_kv, 1);
+  std::mt19937_64 engine(c.seed);
+  for (HostTensor* const scale : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale}) {
+    const TensorView t = scale->view();
+    for (std::int64_t i = 0; i < t.shape[0] * t.shape[1] * t.shape[2]; ++i) {
+      const std::int64_t row = i / t.shape[2];
+      const double sign = engine() % 4 == 0 ? -1 : 1;
+      scale->set(row / t.shape[1], row % t.shape[1], i % t.shape[2], 0,
+                 sign * (0.5 + static_cast<double>(engine() % 64) / 64));
+    }
+  }
+}
+
 AttentionOutputs make_outputs(const AttentionCase& c) {
-  AttentionOutputs outputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout),
+  AttentionOutputs outputs{HostTensor(size_of(c.dtype) == 1 ? c.o_dtype : c.dtype, c.b, c.h_q, c.s_q, c.d_v, c.layout),
                            HostTensor(statistics_dtype(c), c.b, c.h_q, c.s_q)};
   outputs.o.fill_with_nan();
   outputs.lse.fill_with_nan();
@@ -230,6 +254,9 @@ AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& in
   args.scale = c.softmax_scale();
   args.causal = c.causal;
   args.causal_align = c.causal_align;
+  if (!inputs.q_scale.bytes().empty()) args.q_scale = inputs.q_scale.view();
+  args.k_scale = scale_of_heads(inputs.k_scale, c.s_kv);
+  args.v_scale = scale_of_heads(inputs.v_scale, c.s_kv);
   args.f64 = true;
   reference::forward(args);
   return outputs;

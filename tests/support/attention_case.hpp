@@ -24,6 +24,7 @@ struct AttentionCase {
   std::int64_t d_qk = 64;
   std::int64_t d_v = 64;
   DType dtype = DType::bf16;
+  DType o_dtype = DType::bf16;  ///< of 8-bit floats
   bool causal = false;
   CausalAlign causal_align = CausalAlign::bottom_right;
   std::optional<float> scale = std::nullopt;
@@ -85,7 +86,17 @@ struct AttentionInputs {
   HostTensor q;  ///< [b, h_q, s_q, d_qk]
   HostTensor k;  ///< [b, h_kv, s_kv, d_qk]
   HostTensor v;  ///< [b, h_kv, s_kv, d_v]
+  /// Of 8-bit floats, f32: [b, h_q, s_q], [b, h_kv, 1] and [b, h_kv, 1]; empty: none.
+  HostTensor q_scale = {};
+  HostTensor k_scale = {};
+  HostTensor v_scale = {};
 };
+
+/// A scale of each head as one of each row; undefined where there are none.
+TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows);
+
+/// Adds scales of rows of q, and of heads of k and v, some of them negative.
+void add_scales(const AttentionCase& c, AttentionInputs& inputs);
 
 struct AttentionOutputs {
   HostTensor o;    ///< [b, h_q, s_q, d_v]

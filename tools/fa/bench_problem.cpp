@@ -169,7 +169,7 @@ double BenchProblem::bytes() const {
   for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
   for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
   return keys * (d_qk * element(k_dtype) + (value_in_key ? 0 : d_v * element(v_dtype)) + scales) +
-         rows * (d_qk + d_v) * element({});
+         rows * (d_qk * element({}) + d_v * element(o_dtype()));
 }
 
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
@@ -211,7 +211,8 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
          row_bytes(problem, problem.shape.h_kv, problem.d_v, problem.v_dtype)),
       k_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.k_dtype)),
       v_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.v_dtype)),
-      o_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_v)),
+      o_(static_cast<std::size_t>(sets) * q_rows(problem) *
+         row_bytes(problem, problem.shape.h_q, problem.d_v, problem.o_dtype())),
       lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
            sizeof(float)),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
@@ -351,12 +352,15 @@ TensorView BenchTensors::scales_view(const DeviceBuffer& buffer, int set, const 
 
 TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows,
                               int head_dim) const {
+  return view(buffer, set, heads, rows, head_dim, problem_.dtype);
+}
+
+TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows, int head_dim,
+                              DType dtype) const {
   void* const memory = of_set(buffer, set);
-  if (problem_.packed.varlen) return TensorView(memory, problem_.dtype, {rows, heads, head_dim});
-  if (problem_.layout == Layout::bhsd) {
-    return TensorView(memory, problem_.dtype, {problem_.shape.b, heads, rows, head_dim});
-  }
-  return TensorView(memory, problem_.dtype, {problem_.shape.b, rows, heads, head_dim}).swap_axes(1, 2);
+  if (problem_.packed.varlen) return TensorView(memory, dtype, {rows, heads, head_dim});
+  if (problem_.layout == Layout::bhsd) return TensorView(memory, dtype, {problem_.shape.b, heads, rows, head_dim});
+  return TensorView(memory, dtype, {problem_.shape.b, rows, heads, head_dim}).swap_axes(1, 2);
 }
 
 ForwardInputs BenchTensors::inputs(int set) const {
@@ -382,10 +386,10 @@ ForwardOutputs BenchTensors::outputs(int set) const {
   const AttentionShape& shape = problem_.shape;
   void* const lse = of_set(lse_, set);
   if (problem_.packed.varlen) {
-    return {view(o_, set, shape.h_q, shape.total_q, problem_.d_v),
+    return {view(o_, set, shape.h_q, shape.total_q, problem_.d_v, problem_.o_dtype()),
             TensorView(lse, DType::f32, {shape.h_q, shape.total_q})};
   }
-  return {view(o_, set, shape.h_q, shape.s_q, problem_.d_v),
+  return {view(o_, set, shape.h_q, shape.s_q, problem_.d_v, problem_.o_dtype()),
           TensorView(lse, DType::f32, {shape.b, shape.h_q, shape.s_q})};
 }
 

@@ -62,6 +62,8 @@ struct BenchProblem {
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
+  /// What o is of: of 8-bit floats bf16.
+  DType o_dtype() const { return size_of(dtype) == 1 ? DType::bf16 : dtype; }
   std::string text() const;
   /// "plain", "varlen+dropout=0.1", "softcap=30"
   std::string variant_text() const;
@@ -124,6 +126,8 @@ class BenchTensors {
                                       std::int64_t row, std::int64_t key) const;
   /// Of q or o.
   TensorView view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows, int head_dim) const;
+  TensorView view(const DeviceBuffer& buffer, int set, std::int64_t heads, std::int64_t rows, int head_dim,
+                  DType dtype) const;
   /// Of k or v.
   TensorView keys_view(const DeviceBuffer& buffer, int set, int head_dim, const std::optional<DType>& stored) const;
   /// The scales of the rows of `keys`; not defined where they are not stored in 8 bits.

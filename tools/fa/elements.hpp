@@ -32,6 +32,8 @@ inline double load_element(const void* data, DType dtype, std::size_t index) {
       return reference::decode_e4m3(read(std::uint8_t{}));
     case DType::i8:
       return read(std::int8_t{});
+    case DType::e5m2:
+      return reference::decode_e5m2(read(std::uint8_t{}));
   }
   return 0;
 }
@@ -56,6 +58,8 @@ inline void store_element(void* data, DType dtype, std::size_t index, double val
       return write(reference::encode_e4m3(value));
     case DType::i8:
       return write(reference::encode_i8(value));
+    case DType::e5m2:
+      return write(reference::encode_e5m2(value));
   }
 }
 

@@ -18,10 +18,10 @@ namespace fa::cli {
 namespace {
 
 const Choices<DType> kStoredDTypes{{"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}}, {"i8", DType::i8, {"int8"}}};
-const Choices<DType> kDTypes{{"f16", DType::f16, {"fp16", "float16", "half"}},
-                             {"bf16", DType::bf16, {"bfloat16"}},
-                             {"f32", DType::f32, {"fp32", "float32", "float"}},
-                             {"f64", DType::f64, {"fp64", "float64", "double"}}};
+const Choices<DType> kDTypes{
+    {"f16", DType::f16, {"fp16", "float16", "half"}},  {"bf16", DType::bf16, {"bfloat16"}},
+    {"f32", DType::f32, {"fp32", "float32", "float"}}, {"f64", DType::f64, {"fp64", "float64", "double"}},
+    {"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}},   {"e5m2", DType::e5m2, {"float8_e5m2"}}};
 const Choices<CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
                                          {"top-left", CausalAlign::top_left}};
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -147,8 +147,8 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
     if (family != "automatic") kernel->kernel = family;
   };
   command.add_option_function<std::string>("--family", take_family, "Kernel family")
-      ->check(offered({"automatic", "sm80", "sm90", "sm90_wide"}))
-      ->check(CLI::IsMember({"automatic", "sm80", "sm90", "sm90_wide"}))
+      ->check(offered({"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"}))
+      ->check(CLI::IsMember({"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"}))
       ->group(group);
   for (const plan::Field* const field : all_fields()) {
     std::string option = "--" + std::string(field->name);

@@ -18,8 +18,10 @@ constexpr double output_tolerance(DType dtype) {
       return 1.0 / 65536;
     case DType::f64:
       return 1e-12;
-    case DType::i32:
     case DType::e4m3:
+    case DType::e5m2:
+      return 1.0 / 16 + 1.0 / 64;  // probabilities are e4m3, and sums have 13 bits of fraction
+    case DType::i32:
     case DType::i8:
       break;
   }
@@ -42,7 +44,7 @@ constexpr double score_gradient_tolerance(DType dtype) {
 
 /// How far the log-sum-exp may be from float64, as a multiple of max(1, |lse|).
 constexpr double lse_tolerance(DType dtype) {
-  return dtype == DType::f64 ? 1e-12 : 1e-4;
+  return dtype == DType::f64 ? 1e-12 : size_of(dtype) == 1 ? 1e-2 : 1e-4;
 }
 
 }  // namespace fa::cli

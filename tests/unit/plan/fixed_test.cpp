@@ -63,7 +63,8 @@ TEST(Fixed, ZeroLeavesANumberOpenAndNoSwitch) {
 
 TEST(Fixed, RefusalsNameTheFieldAndWhatIsAccepted) {
   EXPECT_TRUE(contains(refusal("sm70", ""),
-                       "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm80_forward, sm90_forward"));
+                       "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm90_fp8, sm80_forward, "
+                       "sm90_forward"));
   EXPECT_TRUE(contains(refusal("sm90_forward", "", Op::backward), "sm90_backward"));
   EXPECT_TRUE(contains(refusal("", "tile_m"), "kernel.text = tile_m: accepted is field=value"));
   EXPECT_TRUE(contains(refusal("", "=64"), "field=value"));
@@ -122,7 +123,12 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
       decode.b = decode.s_q = 1;
       Problem wide = paged;
       wide.d_qk = wide.d_v = 320;
-      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode, wide}) {
+      Problem bytes = problem_of(128);
+      bytes.dtype = bytes.k_dtype = bytes.v_dtype = DType::e4m3;
+      Problem few_bytes = bytes;
+      few_bytes.s_q = 1;
+      for (const Problem& problem :
+           {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode, wide, bytes, few_bytes}) {
         if (family->misfit != nullptr && family->misfit(problem) != nullptr) continue;
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);

@@ -115,7 +115,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
     fix_cache(random, problem);
     problem.variants = some_variants(random);
     const Fixed fixed = some_override(random);
-    std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
+    std::vector<std::optional<ForwardPlan>> plans(Choice::kSlots);
     for (int call = 0; call < 200; ++call) {
       set_call(random, problem);
       const Choice choice = choose(problem, fixed);

@@ -178,6 +178,7 @@ double tolerance(DType dtype, bool f64) {
     case DType::i32:
     case DType::e4m3:
     case DType::i8:
+    case DType::e5m2:
       break;
   }
   return 0;

@@ -63,6 +63,7 @@ Tolerance tolerance(DType dtype) {
     case DType::i32:
     case DType::e4m3:
     case DType::i8:
+    case DType::e5m2:
       break;
   }
   return {0, 0};

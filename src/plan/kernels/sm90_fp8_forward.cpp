@@ -1,0 +1,87 @@
+#include "plan/sm90_fp8_forward.hpp"
+
+#include "plan/catalogue.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr Field kFields[] = {
+    field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
+    field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
+    field<&SpecHead::causal>("causal").as("kCausal"),
+    field<&SpecHead::positive_scale>("positive_scale").as("kPositiveScale"),
+    field<&SpecHead::tile_m>("tile_m").as("kTileM", "query rows of a thread block").open("Query rows of a tile"),
+    field<&SpecHead::tile_n>("tile_n")
+        .as("kTileN", "keys of a main-loop step")
+        .open("Keys of one step of the main loop"),
+    field<&SpecHead::stages>("stages").as("kStages", "K and V tiles in flight").open("K and V tiles in flight"),
+    field<&Sm90Fp8Forward::q_buffers>("q_buffers")
+        .as("kQBuffers", "query tiles in flight")
+        .open("Query tiles in flight"),
+    field<&Sm90Fp8Forward::value_columns>("value_columns")
+        .as("kValueColumns", "of O, summed up at a time")
+        .open("Columns of O that are summed up at a time"),
+    field<&Sm90Fp8Forward::take_turns>("take_turns")
+        .as("kTakeTurns", "at the tensor cores")
+        .open("Warpgroups feed the tensor cores in turn"),
+    field<&Sm90Fp8Forward::ahead>("ahead")
+        .as("kAhead", "the next scores are made while O takes what is added")
+        .open("The next scores are made while O takes what is added"),
+    field<&Sm90Fp8Forward::single_level>("single_level")
+        .as("kSingleLevel", "the tensor cores add to O itself")
+        .open("The tensor cores add to O itself, with fewer bits"),
+    field<&Sm90Fp8Forward::half_output>("half_output").as("kHalfOutput", "O is f16, else bf16"),
+    field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa").open("Query heads of a KV head share a tile").by_call(),
+    field<&SpecHead::split>("split").as("kSplit"),
+    launched("splits", "Thread blocks that share the keys of a query tile"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+};
+static_assert(is_complete<Sm90Fp8Forward>(kFields));
+
+/// The copy engine brings whole groups.
+bool packs(const Problem& problem, const Fixed& fixed, const Choice&) noexcept {
+  return sm90_fp8_forward_tile_m(problem, fixed) % (problem.h_q / problem.h_kv) == 0;
+}
+
+constexpr Kernel kKernel{
+    .name = "sm90_fp8_forward",
+    .op = Op::forward,
+    .family = Family::sm90_fp8,
+    .unit = {.header = "sm90/sm90_fp8_forward.cuh",
+             .params = "Sm90Fp8Params",
+             .variant_params = "Sm90Fp8Params",
+             .function = "sm90::fp8_forward",
+             .room = "sm90::Fp8Forward",
+             .asserts_threads = true},
+    .fields = kFields,
+    .persistent = true,
+    .tensor_maps = true,
+    .shared_bytes = sm90_fp8_forward_shared_bytes,
+    .refusal = sm90_fp8_forward_refusal,
+    .starts_early = [](const KernelSpec&) { return true; },
+    .warps = sm90_fp8_forward_warps,
+};
+
+}  // namespace
+
+constinit const ForwardFamily kSm90Fp8ForwardFamily{
+    .family = Family::sm90_fp8,
+    .kernel = &kKernel,
+    .enough_blocks = 1,  // keys are not split
+    .misfit = sm90_fp8_forward_misfit,
+    .obstacle = sm90_fp8_forward_obstacle,
+    .packs = packs,
+    .decide = [](const Problem& problem, const Fixed& fixed,
+                 Choice&) noexcept { return sm90_fp8_forward_tile_m(problem, fixed); },
+    .specs = sm90_fp8_forward_specs,
+    .candidates =
+        [](const Problem& problem, const Choice& choice) {
+          return Candidates{{sm90_fp8_forward_specs(problem, {}, choice).front(), 0}};
+        },
+};
+
+const Kernel& Sm90Fp8Forward::kernel() noexcept {
+  return kKernel;
+}
+
+}  // namespace fa::plan

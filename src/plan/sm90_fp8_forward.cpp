@@ -1,0 +1,194 @@
+#include "plan/sm90_fp8_forward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include <fa/error.hpp>
+#include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_fp8_layout.cuh>
+
+#include "plan/fixed.hpp"
+#include "support/text.hpp"
+
+namespace fa::plan {
+namespace {
+
+using sm90::kWarpgroupRows;
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kHeadDimStep = 16;  // the bytes that a tensor map's strides are multiples of
+constexpr int kMaxConsumers = 4;
+constexpr int kKeyStep = 32;  // of a product
+constexpr int kMaxTileN = 256;
+
+struct Tile {
+  int tile_m, tile_n, stages, q_buffers;
+  bool ahead;
+  int most_value_columns;  // that are on their way besides S and O, by what ptxas has registers for
+};
+
+// In order of preference, of those that fit; they share tile_m.
+constexpr Tile kSmall[] = {{192, 128, 3, 2, true, 64}, {192, 128, 2, 2, false, 32}};  // both up to 64
+constexpr Tile kMedium[] = {{128, 128, 3, 2, true, 128}, {128, 128, 2, 2, false, 64}, {128, 64, 2, 2, false, 64}};
+constexpr Tile kLarge[] = {{128, 128, 2, 1, false, 64}, {128, 96, 2, 1, false, 64}};  // up to 192
+constexpr Tile kLargest[] = {{128, 96, 2, 1, false, 32}, {128, 64, 2, 1, false, 32}};
+
+std::span<const Tile> tiles_for(int d_qk, int d_v) noexcept {
+  const int most = std::max(d_qk, d_v);
+  if (most <= 64) return kSmall;
+  if (most <= 128) return kMedium;
+  if (d_v <= 192) return kLarge;
+  return kLargest;
+}
+
+/// Equal slices, in multiples of 16.
+int value_columns(int d_v, int most) noexcept {
+  int columns = kHeadDimStep;
+  for (int slice = kHeadDimStep; slice <= most; slice += kHeadDimStep) {
+    if (d_v % slice == 0) columns = slice;
+  }
+  return columns;
+}
+
+sm90::Fp8Shape shape_of(const KernelSpec& spec) {
+  return {.tile_m = spec.tile_m,
+          .tile_n = spec.tile_n,
+          .d_qk = spec.d_qk,
+          .d_v = spec.d_v,
+          .stages = spec.stages,
+          .q_buffers = spec.as<Sm90Fp8Forward>().q_buffers};
+}
+
+KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, const Tile& tile) {
+  KernelSpec spec;
+  Sm90Fp8Forward& own = spec.own.emplace<Sm90Fp8Forward>();
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.d_v = problem.d_v;
+  spec.causal = problem.causal;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.positive_scale = true;  // signs of scales are known to the device alone
+  spec.varlen = problem.varlen;
+  spec.tile_m = fixed.number("tile_m", tile.tile_m);
+  spec.tile_n = fixed.number("tile_n", tile.tile_n);
+  spec.stages = fixed.number("stages", tile.stages);
+  spec.pack_gqa = choice.pack_gqa;
+  spec.split = choice.splits > 1;
+  own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
+  own.take_turns = fixed.flag("take_turns", spec.tile_m > kWarpgroupRows);
+  own.single_level = fixed.flag("single_level", false);
+  own.ahead = fixed.flag("ahead", tile.ahead && !own.single_level);
+  own.value_columns = own.single_level
+                          ? problem.d_v
+                          : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
+  own.half_output = problem.o_dtype == DType::f16;
+  spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
+  return spec;
+}
+
+}  // namespace
+
+const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
+  if (!problem.fp8() || problem.dtype == DType::i8) return "sm90_fp8 with dtype e4m3 or e5m2";
+  if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90_fp8 on a GPU of architecture sm_90a";
+  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim || problem.d_qk % kHeadDimStep != 0 ||
+      problem.d_v % kHeadDimStep != 0) {
+    return "sm90_fp8 with head dims in multiples of 16 up to 256";
+  }
+  if (problem.invariance != Invariance::none) return "sm90_fp8 with invariance none";
+  if (problem.paged()) return "sm90_fp8 with page_size 0";
+  if (problem.dropout) return "sm90_fp8 without dropout";
+  if (problem.accumulate) return "sm90_fp8 without accumulate";
+  if (problem.value_in_key) return "sm90_fp8 with value_in_key 0";
+  if (problem.variants != nullptr && !problem.variants->mask.empty()) return "sm90_fp8 without a mask function";
+  return nullptr;
+}
+
+const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
+  if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
+  if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
+  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
+    return "the packed batch has more than 2^30 rows";
+  }
+  return nullptr;
+}
+
+void check_fp8(const Problem& problem, const Choice& choice) {
+  if (choice.family == Family::sm90_fp8) return;
+  const char* const misfit = sm90_fp8_forward_misfit(problem);
+  if (misfit != nullptr) support::throw_unsupported("dtype", to_string(problem.dtype), misfit);
+  const char* const obstacle = sm90_fp8_forward_obstacle(problem);
+  if (obstacle != nullptr) {
+    support::throw_invalid("q, k, v or o", obstacle,
+                           fmt::format("rows and strides that the copy engine can describe with dtype {}: multiples of "
+                                       "16 bytes, above 0 and below 2^40",
+                                       to_string(problem.dtype)));
+  }
+  support::throw_invalid("kernel", to_string(choice.family),
+                         fmt::format("sm90_fp8 and its fields with dtype {}", to_string(problem.dtype)));
+}
+
+int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {
+  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v).front().tile_m);
+}
+
+int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {
+  return shape_of(spec).threads() / 32;
+}
+
+int sm90_fp8_forward_shared_bytes(const KernelSpec& spec) {
+  return sm90::fp8_layout(shape_of(spec)).bytes;
+}
+
+std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
+  const auto& own = spec.as<Sm90Fp8Forward>();
+  if (spec.tile_m < kWarpgroupRows || spec.tile_m % kWarpgroupRows != 0 ||
+      spec.tile_m > kMaxConsumers * kWarpgroupRows) {
+    return fmt::format("tile_m = {}: accepted are 64, 128, 192 and 256", spec.tile_m);
+  }
+  if (spec.tile_n < kKeyStep || spec.tile_n % kKeyStep != 0 || spec.tile_n > kMaxTileN) {
+    return fmt::format("tile_n = {}: accepted are multiples of 32 up to 256", spec.tile_n);
+  }
+  if (spec.stages < 1 || spec.stages > 8) return fmt::format("stages = {}: accepted are 1 to 8", spec.stages);
+  if (own.q_buffers < 1 || own.q_buffers > 2) {
+    return fmt::format("q_buffers = {}: accepted are 1 and 2", own.q_buffers);
+  }
+  if (own.value_columns < kHeadDimStep || own.value_columns % kHeadDimStep != 0 || spec.d_v % own.value_columns != 0) {
+    return fmt::format("value_columns = {}: accepted are multiples of 16 that divide d_v = {}", own.value_columns,
+                       spec.d_v);
+  }
+  if (own.take_turns && spec.tile_m == kWarpgroupRows) return "take_turns = 1: accepted is 0 with one warpgroup";
+  if (own.ahead && own.single_level) return "ahead = 1: accepted is 0 with single_level";
+  if (spec.split) return "splits > 1: accepted is 1";
+  const int shared = sm90_fp8_forward_shared_bytes(spec);
+  const int shared_limit = limits(spec.arch).shared_per_block;
+  if (shared > shared_limit) {
+    return fmt::format(
+        "tile_m = {}, tile_n = {}, stages = {}, q_buffers = {} need {} bytes of shared memory; {} offers "
+        "{}",
+        spec.tile_m, spec.tile_n, spec.stages, own.q_buffers, shared, to_string(spec.arch), shared_limit);
+  }
+  return {};
+}
+
+std::vector<KernelSpec> sm90_fp8_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
+  std::string refusal;
+  std::vector<KernelSpec> specs;
+  for (const Tile& tile : tiles_for(problem.d_qk, problem.d_v)) {
+    KernelSpec spec = with_tile(problem, fixed, choice, tile);
+    const std::string reason = sm90_fp8_forward_refusal(spec);
+    if (!reason.empty()) {
+      refusal = reason;
+    } else if (std::ranges::find(specs, spec) == specs.end()) {
+      specs.push_back(std::move(spec));
+    }
+  }
+  if (!specs.empty()) return specs;
+  throw Error(ErrorCode::invalid_argument, fmt::format("kernel: no sm90_fp8 forward kernel fits: {}", refusal),
+              {{"argument", "kernel"}, {"value", refusal}, {"accepted", "fields that fit the GPU and d_v"}});
+}
+
+}  // namespace fa::plan

@@ -1,0 +1,335 @@
+#ifndef FA_TEMPLATES_SM90_SM90_FP8_FORWARD_CUH_
+#define FA_TEMPLATES_SM90_SM90_FP8_FORWARD_CUH_
+
+#include <common/constants.cuh>
+#include <ptx/fp8.cuh>
+#include <ptx/griddepcontrol.cuh>
+#include <ptx/language.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/wgmma.cuh>
+#include <sm90/sm90_fp8_epilogue.cuh>
+#include <sm90/sm90_fp8_producer.cuh>
+#include <sm90/sm90_fp8_traits.cuh>
+#include <sm90/sm90_ring.cuh>
+#include <sm90/sm90_roles.cuh>
+
+namespace fa::sm90 {
+
+/// Forward on wgmma of 8-bit floats (Shah et al., 2024, section 3.3). Warps of the producer transpose V, and give its
+/// keys the order in which accumulators of S are an operand. The tensor cores keep few bits of a sum: what a KV tile
+/// adds to O is summed by them from zero, and added to O in float (two levels).
+template <class Config>
+struct Fp8Forward : Fp8Block<Config> {
+  using Base = Fp8Block<Config>;
+  using Traits = typename Base::Traits;
+  using S = typename Traits::S;
+  using P = typename Traits::P;
+  using O = typename Traits::O;
+  using Slice = typename Traits::Slice;
+  using QTile = typename Traits::QTile;
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using SGemm = typename Traits::SGemm;
+  using OGemm = typename Traits::OGemm;
+  using Rows = typename Traits::Rows;
+  using Query = typename Traits::Query;
+  using Cursor = typename Base::Cursor;
+  using Softmax = typename Traits::Softmax;
+  using Variant = typename Traits::Variant;
+  using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
+      Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
+      Traits::kSingleLevel, Traits::kOwnRanges, Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params,
+      Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
+      Base::q_full, Base::q_empty, Base::init_barriers, Base::release, Base::read_work, Base::lengths_of,
+      Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+
+  using Base::Base;
+
+  FA_DEVICE void run() {
+    if (ptx::thread_index() == 0) init_barriers();
+    ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
+    ptx::sync_threads();         // the barriers exist for all
+    const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
+    if (warpgroup == 0) {
+      ptx::decrease_registers<kProducerRegisters>();
+      Fp8Producer<Config>(*this).run();
+    } else {
+      ptx::increase_registers<kConsumerRegisters>();
+      consume(warpgroup - 1);
+    }
+  }
+
+  /// What a consumer carries from KV tile to KV tile. It is not made as an aggregate, which would clear S. What is
+  /// rarely wanted, as the lane and the query tile's place, is found anew: registers are few.
+  struct Stream {
+    int consumer;
+    int count;                 // of query tiles before this one
+    RingSlot<kStages> v_slot;  // of the KV tile whose scores are in the making; its K has the same place
+    int left;                  // KV tiles behind that one
+    int edge;                  // from so many on scores are changed before the softmax
+    S s;
+    O o;  // [64, d_v]
+    Softmax softmax;
+    float scale[2];  // of raw scores, by row, in log2 units: above 0
+    typename Traits::RawScale raw;
+  };
+
+  FA_DEVICE void consume(int consumer) const {
+    Stream at;
+    at.consumer = consumer;
+    if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
+    FA_UNROLL_BY(1)
+    for (at.count = 0;; ++at.count) {
+      ptx::mbarrier_wait(q_full(at.count % kQBuffers), at.count / kQBuffers % 2);
+      if (!start_query(at)) return;
+      attend(at);
+      Fp8Epilogue<Config>(*this).run(at.o, at.softmax, at.scale, work_of(at), warp_row(at), ptx::lane_index());
+    }
+  }
+
+  FA_DEVICE Query work_of(const Stream& at) const { return read_work(at.count % kWorks); }
+
+  /// The warp's first row in the query tile.
+  static FA_DEVICE int warp_row(const Stream& at) {
+    return ptx::shfl(at.consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
+  }
+
+  /// False at the end.
+  FA_DEVICE bool start_query(Stream& at) const {
+    const Query query = work_of(at);
+    ptx::sync_warp();  // all lanes have waited before one of them releases the buffer
+    if (query.range.end < 0) return false;
+    at.left = query.range.end - query.range.begin - 1;
+    at.softmax = Softmax();
+    FA_UNROLL
+    for (int slice = 0; slice < kSlices; ++slice) {
+      FA_UNROLL
+      for (float& o : at.o[slice]) o = 0.f;
+    }
+    const int row = first_row_of(query.tile) + warp_row(at);
+    const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), Rows{params.group, 0}.position(row));
+    at.edge = limit / kTileN - query.range.begin;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float scale = raw_scale(at, query, r);
+      if constexpr (Variant::kScore) {
+        at.scale[r] = Variant::kFactor * kernel::kLog2e;
+        at.raw.scale[r] = scale;
+      } else {
+        const float whole = scale * params.scale_log2;
+        at.scale[r] = whole == 0.f ? 1.f : ptx::abs(whole);
+        if (ptx::vote_any(!(whole > 0.f))) at.edge = 0;
+      }
+    }
+    return true;
+  }
+
+  /// What makes raw scores of the sums of products of a row.
+  FA_DEVICE float raw_scale(const Stream& at, const Query& query, int r) const {
+    const Rows rows{params.group, query.tile.head};
+    const int first = first_row_of(query.tile);
+    const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
+    const int existing = has_row(query, row) ? row : first;
+    return this->k_scale(query) * this->q_scale(query, rows.query_head(existing), rows.position(existing));
+  }
+
+  /// All KV tiles of a query tile.
+  FA_DEVICE void attend(Stream& at) const {
+    if constexpr (kOwnRanges) skip_hidden(at);
+    if (at.left < 0) {
+      release(q_empty(at.count % kQBuffers), ptx::lane_index());
+      return;
+    }
+    if constexpr (kPingpong) await_pingpong(at.consumer);
+    issue_scores(at, at.v_slot);
+    if constexpr (kPingpong) signal_pingpong(at.consumer);
+    ptx::wgmma_wait<0>();
+    FA_UNROLL_BY(1)
+    while (true) {
+      ptx::wgmma_tie(at.s);
+      release(k_empty(at.v_slot.index), ptx::lane_index());
+      const bool last = at.left == 0;
+      if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
+      if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
+      const bool rises = at.softmax.update(at.s, at.scale);
+      P pairs;
+      pack(pairs, at.s);
+      step(at, pairs, rises, last);
+      if (last) return;
+      --at.left;
+    }
+  }
+
+  /// O += P V of a KV tile, and the start of S of the next one.
+  FA_DEVICE void step(Stream& at, const P& pairs, [[maybe_unused]] bool rises, bool last) const {
+    if constexpr (kSingleLevel) {
+      if (rises) multiply(at.o[0], at.softmax.factor);
+    }
+    if constexpr (kPingpong) {
+      ptx::settle(pairs, this->work_shared(0));
+      await_pingpong(at.consumer);
+    }
+    RingSlot<kStages> next = at.v_slot;
+    next.advance();
+    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+    if constexpr (kSingleLevel) {
+      issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
+      if (!last) issue_scores(at, next);
+      if constexpr (kPingpong) signal_pingpong(at.consumer);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(at.o[0]);
+    } else {
+      FA_UNROLL
+      for (int slice = 0; slice < kSlices - 1; ++slice) {
+        Slice added;
+        issue_output(added, pairs, at.v_slot.index, slice, false);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(added);
+        add(at.o[slice], added, at.softmax.factor);
+      }
+      Slice added;
+      issue_output(added, pairs, at.v_slot.index, kSlices - 1, false);
+      if constexpr (!kAhead) {
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(added);
+        add(at.o[kSlices - 1], added, at.softmax.factor);
+        if (!last) issue_scores(at, next);
+        if constexpr (kPingpong) signal_pingpong(at.consumer);
+        ptx::wgmma_wait<0>();
+      } else if (last) {
+        if constexpr (kPingpong) signal_pingpong(at.consumer);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_tie(added);
+        add(at.o[kSlices - 1], added, at.softmax.factor);
+      } else {
+        issue_scores(at, next);
+        if constexpr (kPingpong) signal_pingpong(at.consumer);
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_tie(added);
+        add(at.o[kSlices - 1], added, at.softmax.factor);
+        ptx::wgmma_wait<0>();
+      }
+    }
+    release(v_empty(at.v_slot.index), ptx::lane_index());
+    at.v_slot = next;
+  }
+
+  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`.
+  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot) const {
+    ptx::mbarrier_wait(k_full(slot.index), slot.parity);
+    ptx::wgmma_tie(at.s);
+    ptx::wgmma_fence();
+    const uint32_t q = q_shared(at.count % kQBuffers);
+    FA_UNROLL
+    for (int step = 0; step < kSSteps; ++step) {
+      SGemm::shared(at.s, QTile::k_major(q, 64 * at.consumer, step), KTile::k_major(k_shared(slot.index), 0, step),
+                    step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts P V, [64, kValueColumns], of a slice of V's columns.
+  FA_DEVICE void issue_output(Slice& o, const P& pairs, int stage, int slice, bool accumulate) const {
+    ptx::wgmma_tie(o);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step) {
+      OGemm::registers(o, pairs[step], VTile::k_major(v_shared(stage), slice * kValueColumns, step),
+                       accumulate || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// O of two rows, relative to the maxima that P has.
+  FA_DEVICE static void add(Slice& o, const Slice& added, const float (&factor)[2]) {
+    FA_UNROLL
+    for (int i = 0; i < kValueColumns / 2; ++i) o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
+  }
+  template <int kCount>
+  FA_DEVICE static void multiply(float (&x)[kCount], const float (&factor)[2]) {
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
+  }
+
+  /// P as the operand of the next product. Of 16 keys place 4t + 2h + e is key 8h + 2t + e, which is what a thread has
+  /// of two n8 tiles: V's keys are in that order.
+  FA_DEVICE static void pack(P& pairs, const S& s) {
+    FA_UNROLL
+    for (int step = 0; step < kPSteps; ++step) {
+      FA_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const int i = 16 * step + 8 * (word / 2) + 2 * (word % 2);
+        pairs[step][word] = ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5]);
+      }
+    }
+  }
+
+  /// What score functions, signs of scales and masks make of scores.
+  FA_DEVICE void change_scores(Stream& at) const {
+    const Query query = work_of(at);
+    const int n = query.range.begin + at.left;
+    const Cursor cursor{query, n, 0};
+    const int row = warp_row(at);
+    const int lane = ptx::lane_index();
+    if constexpr (Variant::kScore) {
+      multiply(at.s, at.raw.scale);
+      this->apply_score(at.s, cursor, row, lane);
+    } else {
+      const float sign[2] = {sign_of(raw_scale(at, query, 0)), sign_of(raw_scale(at, query, 1))};
+      if (sign[0] != 1.f || sign[1] != 1.f) multiply(at.s, sign);  // exactly, whatever their magnitude
+    }
+    if constexpr (kWindowed) {
+      if (n >= query.range.plain_begin && n < query.range.plain_end) return;
+      this->hide_outside(at.s, cursor, row, lane);
+    } else {
+      this->hide_behind(at.s, cursor, this->first_limit(cursor, row), row);
+    }
+  }
+
+  FA_DEVICE float sign_of(float scale) const {
+    const float whole = scale * params.scale_log2;
+    return whole < 0.f ? -1.f : whole == 0.f ? 0.f : 1.f;
+  }
+
+  /// Releases KV tiles that are hidden from this warpgroup, each in its turn of the ping-pong. A buffer is released
+  /// after it is filled: else this would count for what was there before.
+  FA_DEVICE void skip_hidden(Stream& at) const {
+    if (at.left < 0) return;
+    const Query query = work_of(at);
+    const int end = own_range_end(query, warp_row(at)) - query.range.begin;
+    FA_UNROLL_BY(1)
+    for (; at.left >= end; --at.left) {
+      if constexpr (kPingpong) {
+        await_pingpong(at.consumer);
+        signal_pingpong(at.consumer);
+      }
+      skip(k_full(at.v_slot.index), k_empty(at.v_slot.index), at.v_slot.parity);
+      skip(v_full(at.v_slot.index), v_empty(at.v_slot.index), at.v_slot.parity);
+      at.v_slot.advance();
+    }
+  }
+  FA_DEVICE void skip(uint32_t full, uint32_t empty, uint32_t parity) const {
+    ptx::mbarrier_wait(full, parity);
+    ptx::sync_warp();  // all lanes have waited
+    release(empty, ptx::lane_index());
+  }
+
+  // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.
+  FA_DEVICE static void await_pingpong(int consumer) {
+    ptx::barrier_sync(first_of(NamedBarrier::pingpong) + consumer, 2 * kWarpgroup);
+  }
+  FA_DEVICE static void signal_pingpong(int consumer) {
+    ptx::barrier_arrive(first_of(NamedBarrier::pingpong) + (consumer + 1 == kConsumers ? 0 : consumer + 1),
+                        2 * kWarpgroup);
+  }
+};
+
+template <class Config>
+FA_DEVICE void fp8_forward(const kernel::Sm90Fp8Params& params) {
+  Fp8Forward<Config>(params).run();
+}
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_FP8_FORWARD_CUH_

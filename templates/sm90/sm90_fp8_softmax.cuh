@@ -1,0 +1,139 @@
+#ifndef FA_TEMPLATES_SM90_SM90_FP8_SOFTMAX_CUH_
+#define FA_TEMPLATES_SM90_SM90_FP8_SOFTMAX_CUH_
+
+#include <common/constants.cuh>
+#include <common/log_sum.cuh>
+#include <ptx/math.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::sm90 {
+
+/// P = 2^8 exp2(scale_log2 * S - greatest) for the exact maximum so far: P from 0 to 256 has the most of what e4m3
+/// tells apart, and no score that comes later exceeds it. Each row has a scale of its own. A thread has row lane / 4
+/// and row lane / 4 + 8 of a warp's 16; accumulator register 4j + 2r + e belongs to row r.
+struct Fp8Softmax {
+  static constexpr float kShift = 8.f;  // log2 of what P is multiplied with
+
+  float greatest[2] = {-kernel::kInfinity, -kernel::kInfinity};  // score of the row, before the scale; -inf: no key yet
+  float sum[2] = {0.f, 0.f};                                     // of this thread's columns
+  float factor[2] = {1.f, 1.f};                                  // what O has to be multiplied with after `update`
+
+  /// Turns scores into P in place. True when one of the warp's rows has a greater maximum.
+  template <int kCount>
+  FA_DEVICE bool update(float (&s)[kCount], const float (&scale_log2)[2]) {
+    float subtracted[2];
+    float before[2];
+    float tile[2];
+    tile_greatest(tile, s);
+    bool rises = false;
+    bool far = false;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      before[r] = greatest[r];
+      greatest[r] = ptx::max(tile[r], greatest[r]);
+      rises = rises || greatest[r] > before[r];
+      subtracted[r] = reference(greatest[r], scale_log2[r]);
+      far = far || is_far(greatest[r], subtracted[r]);
+      // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.
+      factor[r] = ptx::ex2(reference(before[r], scale_log2[r]) - subtracted[r]);
+    }
+    if (ptx::vote_any(far)) subtract_first(s, subtracted, before, scale_log2);
+    float total[2][2] = {};
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = ptx::ex2(ptx::fma(s[i], scale_log2[r], -subtracted[r]));
+      total[r][i % 2] += s[i];
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] = ptx::fma(sum[r], factor[r], total[r][0] + total[r][1]);
+    return ptx::vote_any(rises);
+  }
+
+  /// Sums over the quad; afterwards `sum` is the softmax denominator.
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += ptx::shfl_xor(sum[r], 1);
+      sum[r] += ptx::shfl_xor(sum[r], 2);
+    }
+  }
+
+  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
+  FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
+
+  /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
+  FA_DEVICE float log_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return -kernel::kInfinity;
+    const float subtracted = reference(greatest[r], scale_log2);
+    if (is_far(greatest[r], subtracted)) {
+      return kernel::LogSum::of(greatest[r], scale_log2 * kernel::kLn2, sum[r] * kUnshift).value();
+    }
+    return kernel::LogSum::of(subtracted, kernel::kLn2, sum[r]).value();
+  }
+
+ private:
+  static constexpr float kUnshift = 1.f / 256.f;
+  static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
+  static constexpr int kChains = 2;          // of dependent maxima, of a row
+
+  /// What is subtracted from a row's scores in log2 units.
+  FA_DEVICE static float reference(float score, float scale_log2) {
+    return ptx::max(ptx::fma(score, scale_log2, -kShift), kLeast);
+  }
+
+  /// Whether no float is near enough to what has to be subtracted.
+  FA_DEVICE static bool is_far(float score, float reference) {
+    return score != -kernel::kInfinity && !(ptx::abs(reference) <= kernel::kLargestOffset);
+  }
+
+  /// The greatest scores of the rows, of all the quad's columns.
+  template <int kCount>
+  FA_DEVICE static void tile_greatest(float (&tile)[2], const float (&s)[kCount]) {
+    float chain[2][kChains];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      FA_UNROLL
+      for (int c = 0; c < kChains; ++c) chain[r][c] = s[2 * r + 4 * c];
+    }
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      float& at = chain[i / 2 % 2][i / 4 % kChains];
+      at = ptx::max(at, s[i]);
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      tile[r] = ptx::max(chain[r][0], chain[r][1]);
+      tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 1));
+      tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 2));
+    }
+  }
+
+  /// In rows whose scaled maximum no float is near enough to, the maximum is subtracted before the scale.
+  template <int kCount>
+  FA_DEVICE void subtract_first(float (&s)[kCount], float (&subtracted)[2], const float (&before)[2],
+                                const float (&scale_log2)[2]) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float last = reference(before[r], scale_log2[r]);
+      const bool was_far = is_far(before[r], last);
+      const bool far = is_far(greatest[r], subtracted[r]);
+      if (before[r] != -kernel::kInfinity) {
+        if (far) {
+          factor[r] = was_far ? ptx::ex2((before[r] - greatest[r]) * scale_log2[r])
+                              : ptx::ex2(ptx::fma(-greatest[r], scale_log2[r], last) + kShift);
+        } else if (was_far) {
+          factor[r] = ptx::ex2(ptx::fma(before[r], scale_log2[r], -kShift - subtracted[r]));
+        }
+      }
+      const float base = far ? greatest[r] : 0.f;
+      if (far) subtracted[r] = -kShift;
+      FA_UNROLL
+      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) s[i] -= base;
+    }
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_FP8_SOFTMAX_CUH_

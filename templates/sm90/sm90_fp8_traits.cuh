@@ -1,0 +1,193 @@
+#ifndef FA_TEMPLATES_SM90_SM90_FP8_TRAITS_CUH_
+#define FA_TEMPLATES_SM90_SM90_FP8_TRAITS_CUH_
+
+#include <common/constants.cuh>
+#include <common/dropout.cuh>
+#include <common/forward_schedule.cuh>
+#include <common/fp8.cuh>
+#include <common/mask.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/wgmma_fp8.cuh>
+#include <sm90/sm90_affine.cuh>
+#include <sm90/sm90_forward_traits.cuh>
+#include <sm90/sm90_fp8_layout.cuh>
+#include <sm90/sm90_fp8_params.cuh>
+#include <sm90/sm90_fp8_softmax.cuh>
+#include <sm90/sm90_scores.cuh>
+#include <sm90/sm90_shared_tile.cuh>
+
+namespace fa::sm90 {
+
+/// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
+///
+/// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
+/// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
+/// (common/switches.cuh) and a Variant without a mask function (common/variant.cuh).
+template <class C>
+struct Fp8Traits {
+  using Config = C;
+  using T = typename Config::Element;
+  using Output = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
+  using Variant = kernel::VariantOf<Config>;
+  using Params = kernel::Sm90Fp8Params;
+
+  static constexpr int kTileM = Config::kTileM;
+  static constexpr int kTileN = Config::kTileN;
+  static constexpr int kHeadDimQk = Config::kHeadDimQk;
+  static constexpr int kHeadDimV = Config::kHeadDimV;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kQBuffers = Config::kQBuffers;
+  static constexpr int kConsumers = kTileM / kWarpgroupRows;
+  static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 32);
+  static constexpr int kPSteps = kTileN / 32;
+  static constexpr int kPieces = 1;
+  static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr int kPageSize = 0;
+  static constexpr bool kPaged = false;
+  static constexpr bool kRagged = kVarlen;
+  static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
+  static constexpr bool kWaves = kRagged;
+  static constexpr bool kPingpong = Config::kTakeTurns;
+  static constexpr bool kSingleLevel = Config::kSingleLevel;
+  // The next product S is on its way while O takes the last columns of the one before: S and P need registers of their
+  // own then.
+  static constexpr bool kAhead = Config::kAhead;
+  // A warpgroup skips the KV tiles that causality hides from all of its rows.
+  static constexpr bool kOwnRanges = Config::kCausal && !kWindowed;
+
+  // What the Hopper forward may have, and this one has not.
+  static constexpr bool kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false, kAffineProduct = false,
+                        kDistancePruning = false, kPartial = false, kEndsAligned = false, kRotates = false,
+                        kExchange = false, kDynamic = false, kLoadAhead = false;
+  static constexpr int kDropoutWarps = 0;
+
+  static constexpr Fp8Shape kShape = {.tile_m = kTileM,
+                                      .tile_n = kTileN,
+                                      .d_qk = kHeadDimQk,
+                                      .d_v = kHeadDimV,
+                                      .stages = kStages,
+                                      .q_buffers = kQBuffers};
+  static constexpr Fp8Layout kLayout = fp8_layout(kShape);
+  static constexpr int kSharedBytes = kLayout.bytes;
+  static constexpr int kThreads = kShape.threads();
+  static constexpr int kWorks = kShape.works();
+  static constexpr int kTransposers = 2;  // warps that transpose V
+  static constexpr int kProducerRegisters = kConsumers < 3 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+
+  // O, in slices of columns: what a KV tile adds to one comes from the tensor cores at a time.
+  static constexpr int kValueColumns = kSingleLevel ? kHeadDimV : Config::kValueColumns;
+  static constexpr int kSlices = kHeadDimV / kValueColumns;
+
+  static_assert(kTileM % kWarpgroupRows == 0 && kConsumers >= 1 && kConsumers <= 4, "64 query rows a warpgroup");
+  static_assert(kTileN % 32 == 0 && kTileN <= 256, "keys are consumed 32 at a time");
+  static_assert(kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0 && kHeadDimQk <= 256 && kHeadDimV <= 256, "head dims");
+  static_assert(kValueColumns % 16 == 0 && kHeadDimV % kValueColumns == 0, "slices are equal");
+  static_assert(!Config::kSplit, "keys are not split");
+  static_assert(!Variant::kMask, "left to other kernels");
+
+  // Tiles of pairs of columns: 128 bytes of a slab are 128 columns, and a step of the product 32 of them.
+  using QTile = SwizzledTile<kTileM, kHeadDimQk / 2>;
+  using KTile = SwizzledTile<kTileN, kHeadDimQk / 2>;
+  using VTile = SwizzledTile<kHeadDimV, kTileN / 2>;       // transposed: [d_v, tile_n]
+  using LandedTile = SwizzledTile<kTileN, kHeadDimV / 2>;  // as it lands: [tile_n, d_v]
+  static_assert(kLayout.q_bytes == QTile::kBytes && kLayout.k_bytes == KTile::kBytes);
+  static_assert(kLayout.v_bytes == VTile::kBytes && kLayout.landed_bytes == LandedTile::kBytes);
+  using SGemm = ptx::WgmmaFp8<T, T, kTileN>;
+  using OGemm = ptx::WgmmaFp8<kernel::e4m3, T, kValueColumns>;
+  using S = float[kTileN / 2];
+  using P = uint32_t[kPSteps][4];
+  using Slice = float[kValueColumns / 2];
+  using O = float[kSlices][kValueColumns / 2];
+  using Rows = kernel::RowMap<Config::kPackGqa>;
+  using Softmax = Fp8Softmax;
+  using KeyNumbers = AffineProduct<kernel::bf16, kTileN>;
+  using Mask = kernel::KeepMask<kPSteps>;
+  using Loaded = uint32_t[2][1];
+
+  struct Nothing {};
+  struct ScoreScale {
+    float scale[2];  // that score functions are given scores times of
+  };
+  using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
+  using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
+
+  struct Query {
+    ForwardTile tile;
+    KvRange range;
+    int kv_head;
+    int head_in_group;
+    Sequence sequence;
+    Nothing pages;
+  };
+};
+
+/// What all warps of such a forward know: where things lie, and who waits for whom.
+template <class Config>
+struct Fp8Block : Scores<Fp8Traits<Config>> {
+  using Traits = Fp8Traits<Config>;
+  using Base = Scores<Traits>;
+  using Query = typename Traits::Query;
+  using Variant = typename Traits::Variant;
+  using Traits::kStages, Traits::kQBuffers, Traits::kConsumers, Traits::kTransposers, Traits::kLayout, Base::shared,
+      Base::params, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty;
+
+  using Base::Base;
+
+  // v_full: V is transposed; v_empty: consumers have read that. landed: V is there as it is in memory; taken: it is
+  // transposed, so that its buffer is free.
+  FA_DEVICE uint32_t landed(int stage) const { return k_full(4 * kStages + 2 * kQBuffers + stage); }
+  FA_DEVICE uint32_t taken(int stage) const { return landed(kStages + stage); }
+  FA_DEVICE uint32_t landed_shared(int stage) const {
+    return shared + kLayout.landed + stage * Traits::LandedTile::kBytes;
+  }
+
+  FA_DEVICE void init_barriers() const {
+    constexpr int kReaders = 4 * kConsumers;  // warps
+    FA_UNROLL
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(k_full(i), 1);
+      ptx::mbarrier_init(k_empty(i), kReaders);
+      ptx::mbarrier_init(v_full(i), kTransposers);
+      ptx::mbarrier_init(v_empty(i), kReaders);
+      ptx::mbarrier_init(landed(i), 1);
+      ptx::mbarrier_init(taken(i), kTransposers);
+    }
+    FA_UNROLL
+    for (int i = 0; i < kQBuffers; ++i) {
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), kReaders);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  // Scales of a row of q, and of a head of k and v; 1 without any.
+  FA_DEVICE float q_scale(const Query& query, int head, int position) const {
+    const kernel::Fp8ScaleParams& scales = this->p.scales;
+    if (scales.q == nullptr) return 1.f;
+    return ptx::ld_global_nc(scales.q + query.tile.batch * scales.stride_q_b + head * scales.stride_q_h +
+                             position * scales.stride_q_s);
+  }
+  FA_DEVICE float k_scale(const Query& query) const {
+    const kernel::Fp8ScaleParams& scales = this->p.scales;
+    if (scales.k == nullptr) return 1.f;
+    return ptx::ld_global_nc(scales.k + query.tile.batch * scales.stride_k_b + query.kv_head * scales.stride_k_h);
+  }
+  FA_DEVICE float v_scale(const Query& query) const {
+    const kernel::Fp8ScaleParams& scales = this->p.scales;
+    if (scales.v == nullptr) return 1.f;
+    return ptx::ld_global_nc(scales.v + query.tile.batch * scales.stride_v_b + query.kv_head * scales.stride_v_h);
+  }
+
+  /// KV tiles of a query tile; below 0: it stands for the end.
+  static FA_DEVICE int tiles_of(const Query& query) { return query.range.end - query.range.begin; }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_FP8_TRAITS_CUH_

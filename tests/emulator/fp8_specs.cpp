@@ -1,0 +1,184 @@
+#include "emulator/fp8_specs.hpp"
+
+#include <stdexcept>
+
+#include "plan/sm90_fp8_forward.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::plan::KernelSpec;
+
+struct Shape {
+  DType dtype;
+  int d_qk, d_v, tile_m, tile_n, stages, q_buffers, value_columns;
+  bool causal, take_turns, ahead, single_level, half_output, pack_gqa;
+};
+
+constexpr Shape kShapes[] = {
+    {DType::e4m3, 128, 128, 128, 64, 2, 2, 64, true, true, true, false, false, false},  // mutants
+    {DType::e4m3, 64, 64, 64, 128, 2, 1, 64, false, false, false, false, false, false},
+    {DType::e4m3, 64, 64, 64, 128, 2, 1, 64, false, false, false, true, false, false},  // the same of a single level
+    {DType::e4m3, 64, 64, 192, 64, 3, 2, 64, true, true, true, false, true, false},
+    {DType::e5m2, 64, 96, 128, 32, 3, 1, 48, true, false, false, false, true, false},
+    {DType::e4m3, 256, 256, 128, 96, 2, 1, 64, true, true, false, false, false, false},
+    {DType::e4m3, 80, 48, 64, 96, 2, 2, 16, true, false, true, false, false, true},
+    {DType::e4m3, 128, 112, 128, 128, 2, 1, 112, true, true, false, true, true, false},
+    {DType::e5m2, 16, 144, 128, 160, 1, 2, 144, false, true, true, false, false, false},
+};
+
+}  // namespace
+
+const std::vector<KernelSpec>& fp8_specs() {
+  static const std::vector<KernelSpec> specs = [] {
+    std::vector<KernelSpec> found;
+    for (const Shape& shape : kShapes) {
+      KernelSpec spec;
+      auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
+      spec.arch = {9, 0, 'a'};
+      spec.dtype = shape.dtype;
+      spec.d_qk = shape.d_qk;
+      spec.d_v = shape.d_v;
+      spec.tile_m = shape.tile_m;
+      spec.tile_n = shape.tile_n;
+      spec.stages = shape.stages;
+      spec.causal = shape.causal;
+      spec.pack_gqa = shape.pack_gqa;
+      own.q_buffers = shape.q_buffers;
+      own.value_columns = shape.value_columns;
+      own.take_turns = shape.take_turns;
+      own.ahead = shape.ahead;
+      own.single_level = shape.single_level;
+      own.half_output = shape.half_output;
+      spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
+      const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
+      if (!refusal.empty()) throw std::logic_error(refusal);
+      found.push_back(spec);
+    }
+    return found;
+  }();
+  return specs;
+}
+
+const std::vector<Fp8Mutation>& fp8_mutations() {
+  using enum FaultKind;
+  static const std::string kForward = "sm90/sm90_fp8_forward.cuh";
+  static const std::string kProducer = "sm90/sm90_fp8_producer.cuh";
+  static const std::string kEpilogue = "sm90/sm90_fp8_epilogue.cuh";
+  static const std::string kSoftmax = "sm90/sm90_fp8_softmax.cuh";
+  static const std::vector<Fp8Mutation> mutations{
+      {"fp8_transposed_before_it_has_landed",
+       kProducer,
+       "ptx::mbarrier_wait(landed(slot.index), slot.parity);",
+       "",
+       {shared_in_flight, shared_uninitialised, shared_race, barrier_misuse, deadlock}},
+      {"fp8_transposed_over_what_is_read",
+       kProducer,
+       "ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // consumers have read what was there",
+       "",
+       {source_overwritten, shared_race, barrier_misuse}},
+      {"fp8_transposed_without_a_fence",
+       kProducer,
+       "ptx::fence_proxy_async();  // products read it",
+       "",
+       {unfenced, shared_race, shared_in_flight}},
+      {"fp8_transposed_by_one_lane",
+       kProducer,
+       "ptx::sync_warp();          // all lanes have read and written",
+       "",
+       {shared_race, source_overwritten, unfenced, shared_uninitialised}},
+      {"fp8_values_loaded_over_what_is_transposed",
+       kProducer,
+       "ptx::mbarrier_wait(taken(slot.index), slot.parity ^ 1);",
+       "static_cast<void>(slot);",
+       {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+      {"fp8_keys_loaded_over_what_is_read",
+       kProducer,
+       "ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there",
+       "",
+       {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+      {"fp8_query_loaded_over_what_is_read",
+       kProducer,
+       "ptx::mbarrier_wait(q_empty(slots.q.index), slots.q.parity ^ 1);  // all have read what was there",
+       "",
+       {source_overwritten, shared_race, shared_in_flight, barrier_misuse},
+       1},
+      {"fp8_keys_in_the_order_of_memory",
+       kProducer,
+       "kEven = 0x6420, kOdd = 0x7531",
+       "kEven = 0x5140, kOdd = 0x7362",
+       {}},
+      {"fp8_columns_exchanged", kProducer, "kEven = 0x6420, kOdd = 0x7531", "kEven = 0x7531, kOdd = 0x6420", {}},
+      {"fp8_probabilities_in_the_order_of_scores",
+       kForward,
+       "ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5])",
+       "ptx::convert_e4m3(s[i], s[i + 4], s[i + 1], s[i + 5])",
+       {}},
+      {"fp8_values_not_waited_for",
+       kForward,
+       "ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);",
+       "",
+       {shared_in_flight, shared_uninitialised, shared_race, unfenced, source_overwritten, barrier_misuse}},
+      {"fp8_scores_not_waited_for",
+       kForward,
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<0>();",
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor);",
+       {register_in_flight}},
+      {"fp8_slice_not_waited_for",
+       kForward,
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<0>();",
+       "ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); ptx::wgmma_wait<0>();",
+       {register_in_flight}},
+      {"fp8_second_level_dropped",
+       kForward,
+       "o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);",
+       "o[i] = factor[0] < 0.f ? o[i] : added[i];",
+       {}},
+      {"fp8_output_keeps_old_maxima",
+       kForward,
+       "o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);",
+       "o[i] = factor[0] < 0.f ? 0.f : o[i] + added[i];",
+       {}},
+      {"fp8_last_keys_are_seen",
+       kForward,
+       "this->hide_behind(at.s, cursor, this->first_limit(cursor, row), row);",
+       "static_cast<void>(row);",
+       {}},
+      {"fp8_edge_of_the_last_row",
+       kForward,
+       "at.edge = limit / kTileN - query.range.begin;",
+       "at.edge = (limit + kTileN) / kTileN - query.range.begin;",
+       {},
+       0,
+       1,
+       false},
+      {"fp8_signs_of_scales_do_not_count",
+       kForward,
+       "if (sign[0] != 1.f || sign[1] != 1.f) multiply(at.s, sign);",
+       "if (sign[0] == 64.f) multiply(at.s, sign);",
+       {}},
+      {"fp8_query_released_early",
+       kForward,
+       "if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());",
+       "if (at.left == 1) release(q_empty(at.count % kQBuffers), ptx::lane_index());",
+       {source_overwritten, shared_race, shared_in_flight, barrier_misuse, deadlock}},
+      {"fp8_scales_of_values_do_not_count",
+       kEpilogue,
+       "float factor = softmax.inverse_sum(r) * scale;",
+       "float factor = scale == 0.f ? scale : softmax.inverse_sum(r);",
+       {}},
+      {"fp8_sums_of_the_other_scale",
+       kSoftmax,
+       "ptx::max(ptx::fma(score, scale_log2, -kShift), kLeast)",
+       "ptx::max(score * scale_log2, kLeast)",
+       {},
+       1},
+      {"fp8_maxima_of_one_lane", kSoftmax, "tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 2));", "", {}},
+  };
+  return mutations;
+}
+
+}  // namespace emulator

@@ -1,0 +1,32 @@
+#ifndef FA_TESTS_EMULATOR_FP8_SPECS_HPP_
+#define FA_TESTS_EMULATOR_FP8_SPECS_HPP_
+
+#include <cstddef>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "emulator/fault.hpp"
+#include "plan/kernel_spec.hpp"
+
+namespace emulator {
+
+/// Forwards of 8-bit floats on Hopper.
+const std::vector<fa::plan::KernelSpec>& fp8_specs();
+
+/// A mistake in one of them, and the faults that may name it; empty: the results are wrong.
+struct Fp8Mutation {
+  std::string name;
+  std::string header;
+  std::string before;
+  std::string after;
+  std::set<FaultKind> faults;
+  std::size_t spec = 0;  ///< of fp8_specs()
+  int count = 1;
+  bool scaled = true;  ///< what it is given has scales, some of them negative
+};
+const std::vector<Fp8Mutation>& fp8_mutations();
+
+}  // namespace emulator
+
+#endif  // FA_TESTS_EMULATOR_FP8_SPECS_HPP_

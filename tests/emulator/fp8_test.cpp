@@ -1,0 +1,210 @@
+// Forwards of 8-bit floats against the float64 reference of the very inputs, against themselves under other schedules,
+// and with deliberate mistakes.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "emulator/forward_run.hpp"
+#include "emulator/fp8_specs.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::CausalAlign;
+using fa::DType;
+using fa::plan::KernelSpec;
+using fa::test::AttentionInputs;
+using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
+
+constexpr std::array<std::uint64_t, 3> kSeeds{1, 2, 3};
+
+ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
+  constexpr std::array<std::int64_t, 4> kQueries{150, 1, 65, 200}, kKeys{97, 300, 1, 161};
+  constexpr std::array<std::array<std::int64_t, 2>, 3> kHeads{{{2, 1}, {1, 1}, {4, 2}}};
+  constexpr std::array kPlacements{Placement::gaps, Placement::bshd, Placement::bhsd};
+  constexpr std::array kBlocks{2, 1, 5};
+  ForwardCase c;
+  c.spec = spec;
+  c.attention.dtype = spec.dtype;
+  c.attention.o_dtype = spec.as<fa::plan::Sm90Fp8Forward>().half_output ? DType::f16 : DType::bf16;
+  c.attention.d_qk = spec.d_qk;
+  c.attention.d_v = spec.d_v;
+  c.attention.causal = spec.causal;
+  c.attention.b = i % 2 == 0 ? 1 : 2;
+  c.attention.s_q = kQueries[i % 4];
+  c.attention.s_kv = kKeys[(i + i / 4) % 4];
+  c.attention.h_q = kHeads[i % 3][0];
+  c.attention.h_kv = kHeads[i % 3][1];
+  c.attention.causal_align = i % 3 == 2 ? CausalAlign::top_left : CausalAlign::bottom_right;
+  c.placement = kPlacements[(i + 1) % 3];
+  c.blocks = kBlocks[i % 3];
+  c.attention.seed = i + 1;
+  return c;
+}
+
+HostTensor absolute(HostTensor tensor) {
+  const fa::TensorView view = tensor.view();
+  for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
+      tensor.set(b, h, s, d, std::abs(tensor.at(b, h, s, d)));
+    }
+  });
+  return tensor;
+}
+
+struct Errors {
+  double worst = 0;     ///< of an element, as a multiple of what rounding allows
+  double relative = 0;  ///< root mean square, of that of O
+};
+
+/// P is rounded to e4m3, relative to 2^8 times the greatest: by 2^-4 of itself, or 2^-18 of the greatest. Scores and
+/// sums of a KV tile have 13 bits of fraction.
+Errors errors_of(const ForwardCase& c, const AttentionInputs& inputs, const AttentionOutputs& actual,
+                 const AttentionOutputs& expected) {
+  AttentionInputs magnitudes = inputs;
+  magnitudes.v = absolute(magnitudes.v);
+  if (!magnitudes.v_scale.bytes().empty()) magnitudes.v_scale = absolute(magnitudes.v_scale);
+  const AttentionOutputs terms = fa::test::reference_f64(c.attention, magnitudes);
+  Errors errors;
+  double squares = 0, of_all = 0;
+  for_each_row(c.attention.b, c.attention.h_q, c.attention.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < c.attention.d_v; ++d) {
+      const double o = expected.o.at(b, h, s, d);
+      const double error = std::abs(actual.o.at(b, h, s, d) - o);
+      const double allowed = (0x1p-4 + 0x1p-6) * terms.o.at(b, h, s, d) + 0x1p-8 * std::abs(o) + 1e-6;
+      errors.worst =
+          std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(errors.worst, error / allowed);
+      squares += error * error;
+      of_all += o * o;
+    }
+  });
+  errors.relative = of_all == 0 ? 0 : std::sqrt(squares / of_all);
+  return errors;
+}
+
+class Fp8Forward : public testing::TestWithParam<std::size_t> {
+ protected:
+  void check(const ForwardCase& c, const AttentionInputs& inputs, double lse_tolerance) {
+    SCOPED_TRACE(testing::PrintToString(c));
+    const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+    const AttentionOutputs first = run_forward(c, inputs, kernels_of(c), kSeeds[0]);
+    const Errors errors = errors_of(c, inputs, first, expected);
+    EXPECT_LE(errors.worst, 1);
+    EXPECT_LE(errors.relative, 0.05);
+    if (c.lse) {
+      EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), lse_tolerance);
+    }
+    for (std::size_t i = 1; i < kSeeds.size(); ++i) {
+      const AttentionOutputs again = run_forward(c, inputs, kernels_of(c), kSeeds[i]);
+      EXPECT_EQ(again.o.bytes(), first.o.bytes()) << "O depends on the schedule, seed " << kSeeds[i];
+      EXPECT_EQ(again.lse.bytes(), first.lse.bytes()) << "LSE depends on the schedule, seed " << kSeeds[i];
+    }
+  }
+};
+
+TEST_P(Fp8Forward, MatchesTheReferenceUnderEverySchedule) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    ForwardCase c = case_of(fp8_specs()[GetParam()], 2 * GetParam() + i);
+    c.lse = i == 0;
+    AttentionInputs inputs = make_inputs(c);
+    if (i == 0) add_scales(c.attention, inputs);
+    ASSERT_NO_THROW(check(c, inputs, 0.01));
+  }
+}
+
+TEST_P(Fp8Forward, RowsWithoutKeysAreZero) {
+  ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
+  c.attention.s_kv = c.spec.causal ? 20 : 0;
+  c.attention.causal_align = CausalAlign::bottom_right;
+  ASSERT_NO_THROW(check(c, make_inputs(c), 0.01));
+}
+
+// Whole numbers: scores are exact, and further apart than any float is near enough to.
+TEST_P(Fp8Forward, KeepsScoresOfAnyMagnitude) {
+  constexpr std::array kExponents{14, 22, 40, 108};
+  ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
+  c.attention.scale = std::ldexp(GetParam() % 2 == 0 ? 1.f : -1.f, kExponents[GetParam() % 4]);
+  AttentionInputs inputs = make_inputs(c);
+  for (HostTensor* tensor : {&inputs.q, &inputs.k}) {
+    const fa::TensorView view = tensor->view();
+    for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+      for (std::int64_t d = 0; d < view.shape[3]; ++d) {
+        tensor->set(b, h, s, d, std::clamp(std::round(tensor->at(b, h, s, d)), -2.0, 2.0));
+      }
+    });
+  }
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  AttentionOutputs actual;
+  ASSERT_NO_THROW(actual = run_forward(c, inputs, kernels_of(c), kSeeds[0]));
+  EXPECT_LE(errors_of(c, inputs, actual, expected).worst, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Forward, testing::Range<std::size_t>(0, fp8_specs().size()));
+
+/// The relative error of a mean of many keys of equal weight.
+double error_of_mean(std::size_t spec, std::int64_t keys) {
+  ForwardCase c = case_of(fp8_specs()[spec], 0);
+  c.attention.b = c.attention.h_q = c.attention.h_kv = 1;
+  c.attention.s_q = 64;
+  c.attention.s_kv = keys;
+  c.blocks = 1;
+  AttentionInputs inputs = make_inputs(c);
+  fill(inputs.q, {0, c.attention.s_q}, 0);
+  inputs.v = absolute(inputs.v);
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  return errors_of(c, inputs, run_forward(c, inputs, kernels_of(c), 1), expected).relative;
+}
+
+// Long rows are as exact as short ones, since the tensor cores sum up a KV tile alone; those that add to O itself lose
+// what is small beside it.
+TEST(Fp8Forward, TwoLevelsKeepLongRowsExact) {
+  constexpr std::size_t kTwoLevels = 1, kSingleLevel = 2;
+  EXPECT_FALSE(fp8_specs()[kTwoLevels].as<fa::plan::Sm90Fp8Forward>().single_level);
+  EXPECT_TRUE(fp8_specs()[kSingleLevel].as<fa::plan::Sm90Fp8Forward>().single_level);
+  const double of_short = error_of_mean(kTwoLevels, 128);
+  const double of_long = error_of_mean(kTwoLevels, 4096);
+  EXPECT_LE(of_long, std::max(1.1 * of_short, 0.006));
+  EXPECT_GE(error_of_mean(kSingleLevel, 4096), 10 * of_long);
+}
+
+class Fp8Mutants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Fp8Mutants, AreCaughtAndNamed) {
+  const Fp8Mutation& mutation = fp8_mutations()[GetParam()];
+  ForwardCase c = case_of(fp8_specs()[mutation.spec], 0);
+  c.attention.h_q = 2;
+  c.attention.h_kv = 2;
+  c.attention.s_q = 150;
+  c.attention.s_kv = 410;
+  c.attention.scale = 1.f;
+  c.blocks = 1;
+  AttentionInputs inputs = make_inputs(c);
+  if (mutation.scaled) add_scales(c.attention, inputs);
+  ForwardKernels kernels = kernels_of(c);
+  kernels.attention = "mutant " + mutation.name;
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  for (const std::uint64_t seed : kSeeds) {
+    try {
+      const AttentionOutputs actual = run_forward(c, inputs, kernels, seed);
+      EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+      const double lse = fa::test::lse_max_abs_error(actual.lse.view(), expected.lse.view());
+      EXPECT_TRUE(errors_of(c, inputs, actual, expected).worst > 1 || lse > 0.05) << "harmless";
+    } catch (const Fault& fault) {
+      EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Mutants, testing::Range<std::size_t>(0, fp8_mutations().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return fp8_mutations()[parameter.param].name;
+                         });
+
+}  // namespace
+}  // namespace emulator

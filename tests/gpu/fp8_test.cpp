@@ -1,0 +1,275 @@
+// Forwards of 8-bit floats on a GPU against float64 of the very inputs.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "gpu/device_case.hpp"
+#include "plan/arch.hpp"
+
+namespace fa::test {
+namespace {
+
+// docs/numerics.md, "8-bit floats": the root mean square of the error over that of O, for standard normal inputs, and
+// the greatest error over the greatest |O|.
+constexpr double kRelative = 0.04;
+constexpr double kGreatest = 1.0 / 16;
+constexpr double kLse = 5e-3;
+
+struct Fp8Error {
+  double relative = 0;
+  double greatest = 0;
+};
+
+Fp8Error error_of(const HostTensor& actual, const HostTensor& expected) {
+  const TensorView t = expected.view();
+  double squares = 0, of_all = 0, most = 0, greatest = 0;
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < t.shape[2]; ++s) {
+        for (std::int64_t d = 0; d < t.shape[3]; ++d) {
+          const double o = expected.at(b, h, s, d);
+          const double error = std::abs(actual.at(b, h, s, d) - o);
+          if (std::isnan(error)) return {std::numeric_limits<double>::infinity(), 0};
+          squares += error * error;
+          of_all += o * o;
+          most = std::max(most, error);
+          greatest = std::max(greatest, std::abs(o));
+        }
+      }
+    }
+  }
+  if (squares == 0) return {};
+  return {std::sqrt(squares / of_all), most / greatest};
+}
+
+bool is_hopper() {
+  return driver::device_info(0).arch == plan::parse_arch("sm_90a");
+}
+
+struct Fp8Call {
+  explicit Fp8Call(const AttentionCase& c, bool scaled = false) : device(c) {
+    if (!scaled) return;
+    add_scales(c, device.host_inputs);
+    for (const HostTensor* scale :
+         {&device.host_inputs.q_scale, &device.host_inputs.k_scale, &device.host_inputs.v_scale}) {
+      scales.emplace_back(*scale);
+    }
+  }
+
+  Fp8Error run(const AttentionConfig& config, bool has_lse = true) {
+    ForwardInputs in = device.inputs();
+    if (!scales.empty()) {
+      in.q_scale = scales[0].const_view();
+      in.k_scale = of_heads(scales[1]);
+      in.v_scale = of_heads(scales[2]);
+    }
+    ForwardOutputs out = device.outputs();
+    if (!has_lse) out.lse = {};
+    Attention::create(config, Device::cuda(0)).forward(in, out);
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    device.o.read(device.host_outputs.o);
+    device.lse.read(device.host_outputs.lse);
+    const AttentionOutputs expected = reference_f64(device.problem, device.host_inputs);
+    EXPECT_TRUE(device.o.buffer.guards_intact() && device.lse.buffer.guards_intact());
+    if (has_lse) {
+      EXPECT_LE(lse_max_abs_error(std::as_const(device.host_outputs.lse).view(), expected.lse.view()), kLse);
+    }
+    return error_of(device.host_outputs.o, expected.o);
+  }
+
+  static TensorView of_heads(const DeviceTensor& scale) {
+    TensorView view = scale.const_view();
+    view.rank = 2;
+    return view;
+  }
+
+  DeviceCase device;
+  std::vector<DeviceTensor> scales;
+};
+
+class Fp8Forward : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!IsSkipped() && !is_hopper()) GTEST_SKIP() << "no kernels of 8-bit floats for this GPU";
+  }
+};
+
+class Fp8Shapes : public Fp8Forward, public ::testing::WithParamInterface<AttentionCase> {};
+
+TEST_P(Fp8Shapes, MatchesFloat64) {
+  Fp8Call call(GetParam());
+  const Fp8Error error = call.run(config_of(GetParam()));
+  EXPECT_LE(error.relative, kRelative);
+  EXPECT_LE(error.greatest, kGreatest);
+}
+
+TEST_P(Fp8Shapes, MatchesFloat64WithScales) {
+  Fp8Call call(GetParam(), true);
+  const Fp8Error error = call.run(config_of(GetParam()), false);
+  EXPECT_LE(error.relative, kRelative);
+}
+
+std::vector<AttentionCase> shapes() {
+  std::vector<AttentionCase> cases;
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    for (const bool causal : {false, true}) {
+      for (const std::int64_t d : {64, 128, 256}) {
+        const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d, .dtype = dtype, .causal = causal};
+        const auto add = [&](std::int64_t s_q, std::int64_t s_kv, DType o_dtype, Layout layout) {
+          cases.push_back(c);
+          cases.back().s_q = s_q;
+          cases.back().s_kv = s_kv;
+          cases.back().o_dtype = o_dtype;
+          cases.back().layout = layout;
+        };
+        add(1024, 1024, DType::bf16, Layout::bshd);
+        add(500, 777, DType::f16, Layout::bhsd);
+        add(33, 2049, DType::bf16, Layout::bhsd);
+        add(130, 100, DType::bf16, Layout::bshd);
+        add(1, 300, DType::f16, Layout::bshd);
+      }
+    }
+  }
+  const std::pair<std::int64_t, std::int64_t> unequal[] = {{16, 16},  {80, 80},   {96, 96},   {112, 112}, {192, 128},
+                                                           {64, 128}, {256, 144}, {160, 176}, {32, 256}};
+  for (const auto& [d_qk, d_v] : unequal) {
+    cases.push_back({.b = 1,
+                     .h_q = 6,
+                     .h_kv = 3,
+                     .s_q = 400,
+                     .s_kv = 600,
+                     .d_qk = d_qk,
+                     .d_v = d_v,
+                     .dtype = DType::e4m3,
+                     .causal = d_qk % 32 != 0});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, Fp8Shapes, ::testing::ValuesIn(shapes()), [](const auto& test) {
+  return to_string(test.param) + "_" + std::string(to_string(test.param.o_dtype));
+});
+
+TEST_F(Fp8Forward, RowsWithoutKeysAreZero) {
+  for (const std::int64_t s_kv : {0, 40}) {
+    Fp8Call call({.b = 2, .h_q = 2, .h_kv = 2, .s_q = 300, .s_kv = s_kv, .dtype = DType::e4m3, .causal = true});
+    EXPECT_LE(call.run(config_of(call.device.problem)).relative, kRelative) << s_kv;
+  }
+}
+
+/// Of rows over so many keys.
+double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) {
+  AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
+  Fp8Call call(c);
+  if (positive) {  // equal weights, and values of one sign: what the tensor cores lose adds up
+    fill(call.device.host_inputs.q, {0, c.s_q}, 0);
+    HostTensor& v = call.device.host_inputs.v;
+    for (std::int64_t s = 0; s < keys; ++s) {
+      for (std::int64_t d = 0; d < c.d_v; ++d) v.set(0, 0, s, d, std::abs(v.at(0, 0, s, d)));
+    }
+    call.device.q.buffer.write(call.device.host_inputs.q.bytes());
+    call.device.v.buffer.write(v.bytes());
+  }
+  AttentionConfig config = config_of(c);
+  config.kernel = KernelOverride{"sm90_fp8", fields};
+  return call.run(config).relative;
+}
+
+// Two-level accumulation: 128k keys are as exact as 1k.
+TEST_F(Fp8Forward, LongRowsAreAsExactAsShortOnes) {
+  const double of_short = error_of_long_rows(1 << 10, "", false);
+  const double of_long = error_of_long_rows(1 << 17, "", false);
+  RecordProperty("short", fmt::format("{}", of_short));
+  RecordProperty("long", fmt::format("{}", of_long));
+  EXPECT_LE(of_long, 1.1 * of_short);
+  const double mean_of_short = error_of_long_rows(1 << 10, "", true);
+  const double mean_of_long = error_of_long_rows(1 << 17, "", true);
+  EXPECT_LE(mean_of_long, std::max(1.1 * mean_of_short, 0.004));
+  const double single = error_of_long_rows(1 << 17, "single_level=1", true);
+  EXPECT_GE(single, 4 * mean_of_long) << "the tensor cores of this GPU keep more bits";
+}
+
+TEST_F(Fp8Forward, EveryTileMatchesFloat64) {
+  for (const char* const fields :
+       {"tile_m=64", "tile_m=192 value_columns=32", "tile_m=128 tile_n=64 ahead=0", "take_turns=0 ahead=0",
+        "stages=2 q_buffers=1", "single_level=1", "tile_n=96", "tile_n=160 ahead=0"}) {
+    for (const bool causal : {false, true}) {
+      AttentionCase c{.b = 2,
+                      .h_q = 3,
+                      .h_kv = 1,
+                      .s_q = 700,
+                      .s_kv = 900,
+                      .d_qk = 64,
+                      .d_v = 64,
+                      .dtype = DType::e4m3,
+                      .causal = causal};
+      Fp8Call call(c);
+      AttentionConfig config = config_of(c);
+      config.kernel = KernelOverride{"sm90_fp8", fields};
+      EXPECT_LE(call.run(config).relative, kRelative) << fields;
+    }
+  }
+}
+
+TEST_F(Fp8Forward, WindowsFunctionsAndSinks) {
+  AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 700, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
+  const auto run = [&](const AttentionConfig& config, bool sink) {
+    Fp8Call call(c, true);
+    const DeviceBuffer logits(std::vector<std::byte>(static_cast<std::size_t>(c.h_q) * sizeof(float)));
+    const std::vector<float> zeros(static_cast<std::size_t>(c.h_q), 0.f);
+    ForwardInputs in = call.device.inputs();
+    in.q_scale = call.scales[0].const_view();
+    in.k_scale = Fp8Call::of_heads(call.scales[1]);
+    in.v_scale = Fp8Call::of_heads(call.scales[2]);
+    if (sink) in.sink = TensorView(static_cast<const void*>(logits.data()), DType::f32, {c.h_q});
+    Attention::create(config, Device::cuda(0)).forward(in, call.device.outputs());
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    call.device.o.read(call.device.host_outputs.o);
+    // The host device computes the same of the same configuration.
+    AttentionConfig on_host = config;
+    on_host.host_f64 = true;
+    AttentionOutputs expected = make_outputs(c);
+    ForwardInputs host;
+    host.q = std::as_const(call.device.host_inputs.q).view();
+    host.k = std::as_const(call.device.host_inputs.k).view();
+    host.v = std::as_const(call.device.host_inputs.v).view();
+    host.q_scale = std::as_const(call.device.host_inputs.q_scale).view();
+    host.k_scale = std::as_const(call.device.host_inputs.k_scale).view();
+    host.v_scale = std::as_const(call.device.host_inputs.v_scale).view();
+    host.k_scale.rank = host.v_scale.rank = 2;
+    if (sink) host.sink = TensorView(static_cast<const void*>(zeros.data()), DType::f32, {c.h_q});
+    Attention::create(on_host, Device::host()).forward(host, {expected.o.view(), expected.lse.view()});
+    EXPECT_LE(error_of(call.device.host_outputs.o, expected.o).relative, kRelative);
+  };
+  AttentionConfig window = config_of(c);
+  window.causal = true;
+  window.window_left = 100;
+  run(window, false);
+  AttentionConfig cap = config_of(c);
+  cap.score = functions::softcap(20);
+  run(cap, false);
+  AttentionConfig sinks = config_of(c);
+  sinks.sink = true;
+  run(sinks, true);
+}
+
+TEST_F(Fp8Forward, RefusesWhatItHasNot) {
+  AttentionConfig config;
+  config.head_dim = 128;
+  config.dtype = DType::e4m3;
+  EXPECT_THROW(Attention::create(AttentionConfig(config), Device::cuda(0)).prepare_backward({.s_q = 64, .s_kv = 64}),
+               Error);
+  config.kernel = KernelOverride{"sm80"};
+  EXPECT_THROW(Attention::create(config, Device::cuda(0)), Error);
+  config.kernel = KernelOverride{"sm90_fp8", "value_columns=48"};
+  EXPECT_THROW(Attention::create(config, Device::cuda(0)), Error);
+}
+
+}  // namespace
+}  // namespace fa::test

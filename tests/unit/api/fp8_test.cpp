@@ -1,0 +1,180 @@
+// Calls of 8-bit floats on the host device: what is refused, and what scales mean.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <fa/attention.hpp>
+
+#include "expect_error.hpp"
+#include "reference/convert.hpp"
+#include "support/attention_case.hpp"
+
+namespace fa::test {
+namespace {
+
+AttentionConfig config_of(DType dtype) {
+  AttentionConfig config;
+  config.head_dim = 32;
+  config.dtype = dtype;
+  return config;
+}
+
+void create(const AttentionConfig& config) {
+  Attention::create(config, Device::host());
+}
+
+TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    EXPECT_NO_THROW(create(config_of(dtype)));
+    const auto refused = [&](const char* argument, auto change) {
+      AttentionConfig config = config_of(dtype);
+      change(config);
+      expect_invalid(argument, [&] { create(config); });
+    };
+    refused("head_dim", [](AttentionConfig& c) { c.head_dim = 24; });
+    refused("head_dim", [](AttentionConfig& c) { c.head_dim = 272; });
+    refused("head_dim_v", [](AttentionConfig& c) { c.head_dim_v = 40; });
+    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::f32; });
+    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::e4m3; });
+    refused("k_dtype", [](AttentionConfig& c) { c.k_dtype = DType::e4m3; });
+    refused("v_dtype", [](AttentionConfig& c) { c.v_dtype = DType::i8; });
+    refused("varlen", [](AttentionConfig& c) { c.varlen = true; });
+    refused("page_size", [](AttentionConfig& c) { c.page_size = 16; });
+    refused("dropout", [](AttentionConfig& c) { c.dropout = 0.5f; });
+    refused("accumulate", [](AttentionConfig& c) { c.accumulate = true; });
+    refused("value_in_key", [](AttentionConfig& c) { c.value_in_key = 16; });
+    refused("invariance", [](AttentionConfig& c) { c.invariance = Invariance::batch; });
+  }
+  for (const DType dtype : {DType::i8, DType::i32}) expect_invalid("dtype", [&] { create(config_of(dtype)); });
+  AttentionConfig plain = config_of(DType::bf16);
+  plain.o_dtype = DType::bf16;
+  expect_invalid("o_dtype", [&] { create(plain); });
+}
+
+/// A call of b 2, h_q 4, h_kv 2 and its scales.
+struct Call {
+  explicit Call(DType dtype, DType o_dtype = DType::bf16) {
+    c = {.b = 2, .h_q = 4, .h_kv = 2, .s_q = 5, .s_kv = 9, .d_qk = 32, .d_v = 32, .dtype = dtype, .o_dtype = o_dtype};
+    inputs = make_inputs(c);
+    add_scales(c, inputs);
+    outputs = make_outputs(c);
+    in.q = std::as_const(inputs.q).view();
+    in.k = std::as_const(inputs.k).view();
+    in.v = std::as_const(inputs.v).view();
+    in.q_scale = std::as_const(inputs.q_scale).view();
+    in.k_scale = std::as_const(inputs.k_scale).view();
+    in.v_scale = std::as_const(inputs.v_scale).view();
+    in.k_scale.rank = in.v_scale.rank = 2;
+  }
+  void run() {
+    AttentionConfig config = config_of(c.dtype);
+    config.o_dtype = c.o_dtype;
+    Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
+  }
+
+  AttentionCase c;
+  AttentionInputs inputs;
+  AttentionOutputs outputs;
+  ForwardInputs in;
+};
+
+/// By the formula, in double.
+double expected_o(const Call& call, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t column, double* lse) {
+  const AttentionInputs& inputs = call.inputs;
+  const std::int64_t kv = h / 2;
+  double sum = 0, weighted = 0;
+  for (std::int64_t j = 0; j < call.c.s_kv; ++j) {
+    double score = 0;
+    for (std::int64_t d = 0; d < 32; ++d) score += inputs.q.at(b, h, s, d) * inputs.k.at(b, kv, j, d);
+    score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, 0) / std::sqrt(32.0);
+    sum += std::exp(score);
+    weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, 0);
+  }
+  *lse = std::log(sum);
+  return weighted / sum;
+}
+
+TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    for (const DType o_dtype : {DType::bf16, DType::f16}) {
+      Call call(dtype, o_dtype);
+      call.run();
+      for (std::int64_t b = 0; b < 2; ++b) {
+        for (std::int64_t h = 0; h < 4; ++h) {
+          for (std::int64_t s = 0; s < 5; ++s) {
+            double lse = 0;
+            const double o = expected_o(call, b, h, s, 7, &lse);
+            EXPECT_NEAR(call.outputs.o.at(b, h, s, 7), o, std::abs(o) / 128 + 1e-5);
+            EXPECT_NEAR(call.outputs.lse.at(b, h, s), lse, 1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Fp8, AScaleOfAHeadIsThatOfItsRows) {
+  Call of_rows(DType::e4m3), of_heads(DType::e4m3);
+  TensorView head = of_rows.in.q_scale;
+  head.strides[2] = 0;
+  of_rows.in.q_scale = head;
+  head.rank = 2;
+  of_heads.in.q_scale = head;
+  of_rows.run();
+  of_heads.run();
+  EXPECT_EQ(of_rows.outputs.o.bytes(), of_heads.outputs.o.bytes());
+}
+
+TEST(Fp8, CallsThatDoNotFitAreRefused) {
+  const auto refused = [](const char* argument, auto change) {
+    Call call(DType::e4m3);
+    change(call);
+    expect_invalid(argument, [&] { call.run(); });
+  };
+  refused("q", [](Call& call) { call.in.q.dtype = DType::e5m2; });
+  refused("o", [](Call& call) { call.c.o_dtype = DType::f16; });
+  refused("q_scale", [](Call& call) { call.in.q_scale.dtype = DType::f16; });
+  refused("q_scale", [](Call& call) { call.in.q_scale.shape[2] = 4; });
+  refused("q_scale", [](Call& call) { call.in.q_scale.rank = 1; });
+  refused("k_scale", [](Call& call) { call.in.k_scale.shape[1] = 4; });
+  refused("k_scale", [](Call& call) { call.in.k_scale = call.in.q_scale; });
+  refused("v_scale", [](Call& call) { call.in.v_scale.shape[0] = 1; });
+  AttentionCase plain{.s_q = 4, .s_kv = 4, .d_qk = 32, .d_v = 32};
+  const AttentionInputs inputs = make_inputs(plain);
+  AttentionOutputs outputs = make_outputs(plain);
+  const HostTensor scale(DType::f32, 1, 1, 4);
+  ForwardInputs in{inputs.q.view(), inputs.k.view(), inputs.v.view()};
+  in.q_scale = scale.view();
+  expect_invalid("q_scale", [&] {
+    Attention::create(config_of(DType::bf16), Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
+  });
+}
+
+TEST(Fp8, HasForwardAlone) {
+  const Attention attention = Attention::create(config_of(DType::e4m3), Device::host());
+  expect_error(ErrorCode::unsupported, "dtype", [&] { attention.prepare_backward({.s_q = 4, .s_kv = 4}); });
+  expect_error(ErrorCode::unsupported, "dtype", [&] { attention.append({}); });
+  expect_error(ErrorCode::unsupported, "dtype", [&] { attention.merge({}, {}); });
+}
+
+TEST(Fp8, CodesOfE5m2) {
+  EXPECT_EQ(reference::decode_e5m2(0x7b), 57344.f);
+  EXPECT_EQ(reference::decode_e5m2(0x01), std::ldexp(1.f, -16));
+  EXPECT_TRUE(std::isnan(reference::decode_e5m2(0x7f)));
+  for (int code = 0; code < 256; ++code) {
+    const float value = reference::decode_e5m2(static_cast<std::uint8_t>(code));
+    if (!std::isfinite(value)) continue;
+    EXPECT_EQ(reference::encode_e5m2(static_cast<double>(value)), code);
+  }
+  EXPECT_EQ(reference::encode_e5m2(1.125), 0x3c) << "ties to even";
+  EXPECT_EQ(reference::encode_e5m2(1.375), 0x3e) << "ties to even";
+  EXPECT_EQ(reference::encode_e5m2(1e9), 0x7b);
+  EXPECT_EQ(reference::encode_e5m2(std::ldexp(3.0, -18)), 0x01);
+}
+
+}  // namespace
+}  // namespace fa::test

@@ -1,0 +1,124 @@
+#include "plan/sm90_fp8_forward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include <fa/error.hpp>
+
+#include "plan/call_plan.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/planner.hpp"
+
+namespace fa::plan {
+namespace {
+
+Problem fp8(int d, DType dtype = DType::e4m3) {
+  Problem problem;
+  problem.arch = parse_arch("sm_90a");
+  problem.dtype = problem.k_dtype = problem.v_dtype = dtype;
+  problem.d_qk = problem.d_v = d;
+  problem.b = 2;
+  problem.h_q = problem.h_kv = 16;
+  problem.s_q = problem.s_kv = 8192;
+  return problem;
+}
+
+TEST(Sm90Fp8Forward, ServesEveryHeadDim) {
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    for (int d_qk = 16; d_qk <= 256; d_qk += 16) {
+      for (int d_v = 16; d_v <= 256; d_v += 16) {
+        Problem problem = fp8(d_qk, dtype);
+        problem.d_v = d_v;
+        const ForwardPlan plan = plan_forward(problem, {});
+        ASSERT_TRUE(plan.kernel.is<Sm90Fp8Forward>()) << canonical(plan.kernel);
+        Alternatives all = plan.alternatives;
+        all.push_back(plan.kernel);
+        for (const KernelSpec& spec : all) {
+          EXPECT_LE(shared_bytes(spec), limits(spec.arch).shared_per_block) << canonical(spec);
+          EXPECT_EQ(spec.tile_m, plan.kernel.tile_m) << "grids are of the first choice";
+          EXPECT_EQ(d_v % spec.as<Sm90Fp8Forward>().value_columns, 0) << canonical(spec);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
+  const KernelSpec spec = plan_forward(fp8(128), {}).kernel;
+  EXPECT_FALSE(spec.as<Sm90Fp8Forward>().single_level);
+  EXPECT_EQ(canonical(spec),
+            "sm90_fp8_forward arch=sm_90a dtype=e4m3 d_qk=128 d_v=128 causal=0 positive_scale=1 tile_m=128 tile_n=128 "
+            "stages=3 q_buffers=2 value_columns=128 take_turns=1 ahead=1 single_level=0 half_output=0 pack_gqa=0 "
+            "split=0");
+  const KernelSpec single = plan_forward(fp8(128), {Family::sm90_fp8, {{"single_level", 1}}}).kernel;
+  EXPECT_TRUE(single.as<Sm90Fp8Forward>().single_level && !single.as<Sm90Fp8Forward>().ahead);
+  Problem half = fp8(128);
+  half.o_dtype = DType::f16;
+  EXPECT_TRUE(plan_forward(half, {}).kernel.as<Sm90Fp8Forward>().half_output);
+}
+
+TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
+  Variants mask;
+  mask.mask = "q>=kv";
+  using Change = void (*)(Problem&);
+  constexpr Change kChanges[] = {
+      [](Problem& p) { p.arch = parse_arch("sm_80"); },
+      [](Problem& p) { p.arch = parse_arch("sm_89"); },
+      [](Problem& p) { p.arch = parse_arch("sm_100a"); },
+      [](Problem& p) { p.d_qk = 264; },
+      [](Problem& p) { p.d_v = 40; },
+      [](Problem& p) { p.page_size = 64; },
+      [](Problem& p) { p.dropout = true; },
+      [](Problem& p) { p.accumulate = true; },
+      [](Problem& p) { p.invariance = Invariance::batch; },
+      [](Problem& p) { p.value_in_key = true; },
+      [](Problem& p) { p.aligned = false; },
+      [](Problem& p) { p.tensor_maps = false; },
+      [](Problem& p) { p.dtype = DType::i8; },
+  };
+  for (const Change change : kChanges) {
+    Problem problem = fp8(128);
+    change(problem);
+    EXPECT_THROW(plan_forward(problem, {}), Error);
+  }
+  Problem masked = fp8(128);
+  masked.variants = &mask;
+  EXPECT_THROW(plan_forward(masked, {}), Error);
+  EXPECT_THROW(plan_forward(fp8(128), {Family::sm80}), Error);
+  EXPECT_THROW(plan_forward(fp8(128), {Family::sm90}), Error);
+  Problem plain = fp8(128, DType::bf16);
+  EXPECT_EQ(choose(plain, {}).family, Family::sm90);
+  EXPECT_THROW(plan_forward(plain, {Family::sm90_fp8}), Error);
+}
+
+TEST(Sm90Fp8Forward, RefusesFieldsThatDoNotFit) {
+  const auto plan = [](const char* name, int value) {
+    return plan_forward(fp8(128), {Family::sm90_fp8, {{name, value}}});
+  };
+  EXPECT_NO_THROW(plan("tile_m", 192));
+  EXPECT_THROW(plan("tile_m", 96), Error);
+  EXPECT_THROW(plan("tile_n", 48), Error);
+  EXPECT_THROW(plan("tile_n", 256), Error);
+  EXPECT_THROW(plan("stages", 9), Error);
+  EXPECT_THROW(plan("q_buffers", 3), Error);
+  EXPECT_THROW(plan("value_columns", 48), Error);
+  EXPECT_THROW(plan("splits", 2), Error);
+}
+
+TEST(Sm90Fp8Forward, BoxesHave128Columns) {
+  Problem problem = fp8(96);
+  TensorView tensor(reinterpret_cast<void*>(4096), DType::e4m3, {2, 16, 8192, 96});
+  ForwardTensors tensors{tensor, tensor, tensor, tensor, {}};
+  tensors.o.dtype = DType::bf16;
+  const Sm90ForwardMaps maps = sm90_forward_maps(tensors, plan_forward(problem, {}).kernel);
+  for (const TensorMapSpec& map : {maps.q, maps.k, maps.v}) {
+    EXPECT_EQ(map.box[0], 128u);
+    EXPECT_EQ(map.sizes[0], 96u);
+    EXPECT_EQ(map.strides[1], map.rank == 5 ? 96u : 8192u * 96u);
+  }
+  EXPECT_EQ(maps.o.box[0], 64u);
+}
+
+}  // namespace
+}  // namespace fa::plan
