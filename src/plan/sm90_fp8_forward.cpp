@@ -25,22 +25,26 @@ constexpr int kMaxTileN = 256;
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
-  bool ahead;
-  int most_value_columns;  // that are on their way besides S and O, by what ptxas has registers for
+  bool ahead, take_turns;
+  int most_value_columns;  // that are on their way besides S and O, or in the place of S, by what ptxas has registers
+                           // for
 };
 
 // In order of preference, of those that fit; they share tile_m.
-constexpr Tile kSmall[] = {{192, 128, 3, 2, true, 64}, {192, 128, 2, 2, false, 32}};  // both up to 64
-constexpr Tile kMedium[] = {{128, 128, 3, 2, true, 128}, {128, 128, 2, 2, false, 64}, {128, 64, 2, 2, false, 64}};
-constexpr Tile kLarge[] = {{128, 128, 2, 1, false, 64}, {128, 96, 2, 1, false, 64}};  // up to 192
-constexpr Tile kLargest[] = {{128, 96, 2, 1, false, 32}, {128, 64, 2, 1, false, 32}};
+constexpr Tile kThree[] = {{192, 128, 3, 2, false, false, 128}, {192, 128, 2, 1, false, false, 128}};
+constexpr Tile kThreeOf96[] = {{192, 96, 3, 2, false, false, 96}, {192, 96, 2, 1, false, false, 96}};
+constexpr Tile kMedium[] = {{128, 128, 3, 2, true, true, 128}, {128, 128, 2, 2, false, false, 64}};
+constexpr Tile kLarge[] = {{128, 128, 2, 1, false, false, 64}, {128, 96, 2, 1, false, false, 64}};  // d_v up to 192
+constexpr Tile kLargest[] = {{128, 96, 2, 1, false, false, 32}, {128, 64, 2, 1, false, false, 32}};
+constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, false, false, 32}};
 
+/// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
 std::span<const Tile> tiles_for(int d_qk, int d_v) noexcept {
-  const int most = std::max(d_qk, d_v);
-  if (most <= 64) return kSmall;
-  if (most <= 128) return kMedium;
+  if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
+  if (d_qk <= 128 && d_v == 96) return kThreeOf96;
+  if (d_qk <= 128 && d_v <= 128) return kMedium;
   if (d_v <= 192) return kLarge;
-  return kLargest;
+  return d_v == 256 ? std::span<const Tile>(kOf256) : kLargest;
 }
 
 /// Equal slices, in multiples of 16.
@@ -78,7 +82,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
-  own.take_turns = fixed.flag("take_turns", spec.tile_m > kWarpgroupRows);
+  own.take_turns = fixed.flag("take_turns", tile.take_turns && spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", false);
   own.ahead = fixed.flag("ahead", tile.ahead && !own.single_level);
   own.value_columns = own.single_level

@@ -14,6 +14,7 @@ constexpr std::uint64_t kUnusedStride = 16;                   // of an axis of l
 
 bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept {
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  if (view.elements() == 0) return true;  // nothing is copied
   for (std::size_t axis = 0; axis < 3; ++axis) {
     const std::int64_t step = axis == 1 ? heads_a_step : 1;
     const std::int64_t stride = view.strides[axis];

@@ -33,7 +33,7 @@ TensorMapSpec page_map(const TensorView& pool, int rows) noexcept;
 std::int64_t heads_a_page(const TensorView& pool) noexcept;
 
 /// Whether a map can describe a view of rank 4 in steps of `heads_a_step` heads: axes longer than 1 have strides above
-/// 0 and below 2^40 bytes. That rows start at multiples of 16 bytes is Problem::aligned.
+/// 0 and below 2^40 bytes, unless there are no elements. That rows start at multiples of 16 bytes is Problem::aligned.
 bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept;
 
 /// Whether the rows of such a view are near enough to each other for bounded_map.

@@ -180,20 +180,17 @@ struct Fp8Forward : Fp8Block<Config> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(at.o[0]);
     } else {
+      Slice apart;
+      Slice& added = kShares ? slice_of(at.s) : apart;
       FA_UNROLL
-      for (int slice = 0; slice < kSlices - 1; ++slice) {
-        Slice added;
+      for (int slice = 0; slice < kSlices; ++slice) {
         issue_output(added, pairs, at.v_slot.index, slice, false);
+        if (kAhead && slice == kSlices - 1) break;
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
         add(at.o[slice], added, at.softmax.factor);
       }
-      Slice added;
-      issue_output(added, pairs, at.v_slot.index, kSlices - 1, false);
       if constexpr (!kAhead) {
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_tie(added);
-        add(at.o[kSlices - 1], added, at.softmax.factor);
         if (!last) issue_scores(at, next);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
@@ -240,6 +237,11 @@ struct Fp8Forward : Fp8Block<Config> {
     }
     ptx::wgmma_commit();
   }
+
+  /// What a KV tile adds to O takes the registers of its scores, whose P is made. ptxas waits for products that take a
+  /// part of them.
+  static constexpr bool kShares = !kAhead && kValueColumns == kTileN;
+  FA_DEVICE static Slice& slice_of(S& s) { return reinterpret_cast<Slice&>(s); }
 
   /// O of two rows, relative to the maxima that P has.
   FA_DEVICE static void add(Slice& o, const Slice& added, const float (&factor)[2]) {

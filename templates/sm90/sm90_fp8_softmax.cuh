@@ -21,23 +21,22 @@ struct Fp8Softmax {
   /// Turns scores into P in place. True when one of the warp's rows has a greater maximum.
   template <int kCount>
   FA_DEVICE bool update(float (&s)[kCount], const float (&scale_log2)[2]) {
-    float subtracted[2];
     float before[2];
-    float tile[2];
-    tile_greatest(tile, s);
+    float score[2];
+    float subtracted[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) before[r] = greatest[r];
+    const bool rare = find_greatest(score, s, scale_log2);
     bool rises = false;
-    bool far = false;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      before[r] = greatest[r];
-      greatest[r] = ptx::max(tile[r], greatest[r]);
+      greatest[r] = ptx::max(score[r], greatest[r]);
       rises = rises || greatest[r] > before[r];
       subtracted[r] = reference(greatest[r], scale_log2[r]);
-      far = far || is_far(greatest[r], subtracted[r]);
       // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.
       factor[r] = ptx::ex2(reference(before[r], scale_log2[r]) - subtracted[r]);
     }
-    if (ptx::vote_any(far)) subtract_first(s, subtracted, before, scale_log2);
+    if (rare) subtract_first(s, subtracted, before, scale_log2);
     float total[2][2] = {};
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
@@ -76,6 +75,9 @@ struct Fp8Softmax {
   static constexpr float kUnshift = 1.f / 256.f;
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
   static constexpr int kChains = 2;          // of dependent maxima, of a row
+  static constexpr int kBitsBelowAll = -0x7fffffff - 1;
+  // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
+  static constexpr float kLarge = kernel::kLargestOffset / 2;
 
   /// What is subtracted from a row's scores in log2 units.
   FA_DEVICE static float reference(float score, float scale_log2) {
@@ -87,26 +89,50 @@ struct Fp8Softmax {
     return score != -kernel::kInfinity && !(ptx::abs(reference) <= kernel::kLargestOffset);
   }
 
-  /// The greatest scores of the rows, of all the quad's columns.
+  /// Of a KV tile's rows, or what is less than `greatest`. True where `subtract_first` has to look. Bits of floats are
+  /// searched as whole numbers, three at a time: of negative floats these have another order.
   template <int kCount>
-  FA_DEVICE static void tile_greatest(float (&tile)[2], const float (&s)[kCount]) {
-    float chain[2][kChains];
+  FA_DEVICE bool find_greatest(float (&score)[2], const float (&s)[kCount], const float (&scale_log2)[2]) const {
+    int highest[2][kChains];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       FA_UNROLL
-      for (int c = 0; c < kChains; ++c) chain[r][c] = s[2 * r + 4 * c];
+      for (int c = 0; c < kChains; ++c) highest[r][c] = kBitsBelowAll;
     }
     FA_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      float& at = chain[i / 2 % 2][i / 4 % kChains];
-      at = ptx::max(at, s[i]);
+    for (int i = 0; i < kCount; i += 2) {
+      int& chain = highest[i / 2 % 2][i / 4 % kChains];
+      chain = ptx::max3(chain, static_cast<int>(ptx::bits(s[i])), static_cast<int>(ptx::bits(s[i + 1])));
     }
+    bool rare = false;
+    int bits[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      tile[r] = ptx::max(chain[r][0], chain[r][1]);
-      tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 1));
-      tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 2));
+      bits[r] = ptx::max3(highest[r][0], highest[r][1], kBitsBelowAll);
+      rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);
+      rare = rare || !(ptx::from_bits(static_cast<uint32_t>(bits[r])) * scale_log2[r] <= kLarge);
     }
+    rare = ptx::vote_any(rare);  // of lanes: the quad's answer is on its way
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      bits[r] = ptx::max3(bits[r], ptx::shfl_xor(bits[r], 1), kBitsBelowAll);
+      bits[r] = ptx::max3(bits[r], ptx::shfl_xor(bits[r], 2), kBitsBelowAll);
+      score[r] = ptx::from_bits(static_cast<uint32_t>(bits[r]));
+    }
+    if (rare) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) score[r] = row_greatest(s, r);
+    }
+    return rare;
+  }
+
+  template <int kCount>
+  FA_DEVICE static float row_greatest(const float (&s)[kCount], int r) {
+    float result = s[2 * r];
+    FA_UNROLL
+    for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) result = ptx::max(result, s[i]);
+    result = ptx::max(result, ptx::shfl_xor(result, 1));
+    return ptx::max(result, ptx::shfl_xor(result, 2));
   }
 
   /// In rows whose scaled maximum no float is near enough to, the maximum is subtracted before the scale.

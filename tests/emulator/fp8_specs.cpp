@@ -21,6 +21,8 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 64, 64, 64, 128, 2, 1, 64, false, false, false, false, false, false},
     {DType::e4m3, 64, 64, 64, 128, 2, 1, 64, false, false, false, true, false, false},  // the same of a single level
     {DType::e4m3, 64, 64, 192, 64, 3, 2, 64, true, true, true, false, true, false},
+    {DType::e4m3, 128, 128, 192, 128, 2, 2, 128, true, false, false, false, false, false},  // planned
+    {DType::e4m3, 32, 64, 256, 64, 3, 2, 64, true, false, false, false, true, false},
     {DType::e5m2, 64, 96, 128, 32, 3, 1, 48, true, false, false, false, true, false},
     {DType::e4m3, 256, 256, 128, 96, 2, 1, 64, true, true, false, false, false, false},
     {DType::e4m3, 80, 48, 64, 96, 2, 2, 16, true, false, true, false, false, true},
@@ -176,7 +178,16 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "ptx::max(score * scale_log2, kLeast)",
        {},
        1},
-      {"fp8_maxima_of_one_lane", kSoftmax, "tile[r] = ptx::max(tile[r], ptx::shfl_xor(tile[r], 2));", "", {}},
+      {"fp8_maxima_of_one_lane",
+       kSoftmax,
+       "bits[r] = ptx::max3(bits[r], ptx::shfl_xor(bits[r], 2), kBitsBelowAll);",
+       "",
+       {}},
+      {"fp8_negative_scores_in_the_order_of_bits",
+       kSoftmax,
+       "rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);",
+       "",
+       {}},
   };
   return mutations;
 }

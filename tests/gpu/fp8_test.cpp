@@ -197,8 +197,8 @@ TEST_F(Fp8Forward, LongRowsAreAsExactAsShortOnes) {
 
 TEST_F(Fp8Forward, EveryTileMatchesFloat64) {
   for (const char* const fields :
-       {"tile_m=64", "tile_m=192 value_columns=32", "tile_m=128 tile_n=64 ahead=0", "take_turns=0 ahead=0",
-        "stages=2 q_buffers=1", "single_level=1", "tile_n=96", "tile_n=160 ahead=0"}) {
+       {"tile_m=64", "tile_m=256 tile_n=64", "tile_m=128 ahead=1 take_turns=1", "tile_n=64", "take_turns=1",
+        "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160"}) {
     for (const bool causal : {false, true}) {
       AttentionCase c{.b = 2,
                       .h_q = 3,
