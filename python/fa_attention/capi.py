@@ -191,11 +191,11 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
                 chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False,
                 value_in_key: int = 0, k_dtype: Optional[object] = None, v_dtype: Optional[object] = None,
-                invariance: str = "none") -> _abi.Config:
+                invariance: str = "none", o_dtype: Optional[object] = None) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"; invariance: what the bits of o
-    and lse are a function of."""
+    and lse are a function of; o_dtype: with a dtype of "float8_e4m3fn" or "float8_e5m2" what o is of."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
     return _abi.Config(
@@ -207,6 +207,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         has_k_dtype=int(k_dtype is not None), k_dtype=0 if k_dtype is None else _views.dtype_code("k_dtype", k_dtype),
         has_v_dtype=int(v_dtype is not None), v_dtype=0 if v_dtype is None else _views.dtype_code("v_dtype", v_dtype),
         invariance=_number("invariance", INVARIANCES, invariance),
+        has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
@@ -258,16 +259,18 @@ class Attention:
                      sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
                      cache: Optional[_abi.PagedCache] = None, schedule: Optional[_abi.ScheduleMemory] = None,
                      prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
-                     v_scale: Any = None) -> Callable[[], None]:
+                     v_scale: Any = None, q_scale: Any = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
-        the rows of k and v without their last axis, where these are stored in 8 bits."""
-        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale),
+        the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
+        q_scale [b, h_q, s_q] or [b, h_q]."""
+        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
                                     schedule=_reference(schedule), **_prefixes(prefixes))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale)
+        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
+                q_scale)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 
     def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,

@@ -191,6 +191,7 @@ struct Fp8Forward : Fp8Block<Config> {
         add(at.o[slice], added, at.softmax.factor);
       }
       if constexpr (!kAhead) {
+        release(v_empty(at.v_slot.index), ptx::lane_index());
         if (!last) issue_scores(at, next);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
@@ -208,7 +209,7 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_wait<0>();
       }
     }
-    release(v_empty(at.v_slot.index), ptx::lane_index());
+    if constexpr (kAhead || kSingleLevel) release(v_empty(at.v_slot.index), ptx::lane_index());
     at.v_slot = next;
   }
 

@@ -14,7 +14,7 @@
 namespace fa::sm90 {
 
 /// The warps that load, and those that transpose V. Warp 0 finds query tiles, posts work descriptors and copies Q, K
-/// and V; warps 2 and 3 transpose what has landed of V.
+/// and V; the others transpose what has landed of V.
 template <class Config>
 struct Fp8Producer : Fp8Block<Config> {
   using Base = Fp8Block<Config>;
@@ -30,7 +30,8 @@ struct Fp8Producer : Fp8Block<Config> {
       Base::landed, Base::taken, Base::rounds, Base::has_tile, Base::has_rows, Base::query_of_round, Base::first_row_of,
       Base::tiles_of;
 
-  static constexpr int kFirstTransposer = 2;
+  static constexpr int kFirstTransposer = 1;
+  static_assert(kFirstTransposer + kTransposers <= kWarpgroup / kWarpSize, "warps of the producer");
   static constexpr int kBoxColumns = 2 * kSlabColumns;  // of 8 bits
 
   FA_DEVICE explicit Fp8Producer(const Base& base) : Base(base) {}
@@ -170,24 +171,32 @@ struct Fp8Producer : Fp8Block<Config> {
   /// consumer's thread has four neighbouring columns of O then (Fp8Epilogue).
   FA_DEVICE static void transpose_tile(uint32_t source, uint32_t target, int which, int lane) {
     constexpr int kKeyBlocks = kTileN / 32;
+    constexpr int kTogether = kKeyBlocks % 4 == 0 ? 4 : kKeyBlocks % 2 == 0 ? 2 : 1;
     constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
     const uint32_t row = static_cast<uint32_t>(lane) % 8;
     const uint32_t matrix = static_cast<uint32_t>(lane) / 8;
     const uint32_t from = source + static_cast<uint32_t>(lane) * LandedTile::kRowBytes;
-    const uint32_t to = target + (matrix % 2 * 8 + row) * VTile::kRowBytes;
-    const uint32_t chunk = (matrix / 2 ^ row) * kernel::kChunkBytes;  // of the first 32 keys
+    // Of the first 32 keys. The chunks of others differ in bits that rows, multiples of 128 bytes, leave alone.
+    const uint32_t to = target + (matrix % 2 * 8 + row) * VTile::kRowBytes + (matrix / 2 ^ row) * kernel::kChunkBytes;
     FA_UNROLL_BY(1)
     for (uint32_t columns = static_cast<uint32_t>(which); columns < kHeadDimV / 16; columns += kTransposers) {
       const uint32_t from_columns =
           from + columns / 8 * LandedTile::kSlabBytes + (columns % 8 ^ row) * kernel::kChunkBytes;
       const uint32_t to_columns = to + columns * 16 * VTile::kRowBytes;
       FA_UNROLL
-      for (uint32_t keys = 0; keys < kKeyBlocks; ++keys) {
-        uint32_t r[4];
-        ptx::ldmatrix_x4_trans(r, from_columns + keys * 32 * LandedTile::kRowBytes);
-        ptx::stmatrix_x4(to_columns + keys / 4 * VTile::kSlabBytes + (chunk ^ keys % 4 * 2 * kernel::kChunkBytes),
-                         ptx::prmt(r[0], r[1], kEven), ptx::prmt(r[0], r[1], kOdd), ptx::prmt(r[2], r[3], kEven),
-                         ptx::prmt(r[2], r[3], kOdd));
+      for (uint32_t first = 0; first < kKeyBlocks; first += kTogether) {
+        uint32_t r[kTogether][4];  // loads are in flight together
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          ptx::ldmatrix_x4_trans(r[i], from_columns + (first + i) * 32 * LandedTile::kRowBytes);
+        }
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          const uint32_t keys = first + i;
+          ptx::stmatrix_x4((to_columns ^ keys % 4 * 2 * kernel::kChunkBytes) + keys / 4 * VTile::kSlabBytes,
+                           ptx::prmt(r[i][0], r[i][1], kEven), ptx::prmt(r[i][0], r[i][1], kOdd),
+                           ptx::prmt(r[i][2], r[i][3], kEven), ptx::prmt(r[i][2], r[i][3], kOdd));
+        }
       }
     }
   }

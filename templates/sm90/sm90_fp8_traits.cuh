@@ -76,7 +76,7 @@ struct Fp8Traits {
   static constexpr int kSharedBytes = kLayout.bytes;
   static constexpr int kThreads = kShape.threads();
   static constexpr int kWorks = kShape.works();
-  static constexpr int kTransposers = 2;  // warps that transpose V
+  static constexpr int kTransposers = 3;  // warps that transpose V
   static constexpr int kProducerRegisters = kConsumers < 3 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 

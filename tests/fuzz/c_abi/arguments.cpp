@@ -158,6 +158,20 @@ void Arguments::set_cache(fa_config* config) {
   if (bad()) config->cache_packs = nullptr;
 }
 
+/// 8-bit floats, and without what these have not.
+void Arguments::set_fp8(fa_config* value) {
+  constexpr std::int32_t kHeadDims[] = {16, 16, 32, 64, 128, 256};
+  value->dtype = random_.one_in(2) ? FA_E4M3 : FA_E5M2;
+  value->head_dim = random_.pick(kHeadDims);
+  value->head_dim_v = random_.one_in(2) ? 0 : random_.pick(kHeadDims);
+  value->has_o_dtype = random_.one_in(2);
+  value->o_dtype = random_.one_in(2) ? FA_F16 : FA_BF16;
+  value->varlen = value->zero_padding = value->check_sequences = value->accumulate = value->invariance = 0;
+  value->page_size = 0;
+  value->dropout = 0;
+  value->kernel = nullptr;
+}
+
 GivenConfig Arguments::config(bool host) {
   GivenConfig given;
   // Every other configuration is sound, for the calls to get somewhere.
@@ -201,14 +215,16 @@ GivenConfig Arguments::config(bool host) {
     value.invariance = random_.one_in(2) ? FA_INVARIANCE_ROWS : FA_INVARIANCE_BATCH;
     value.kernel = nullptr;
   }
+  if (random_.one_in(8)) set_fp8(&value);
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
   for (std::int32_t* const field :
-       {&value.head_dim, &value.head_dim_v, &value.dtype, &value.has_scale, &value.causal, &value.causal_align,
-        &value.deterministic, &value.compile, &value.host_f64, &value.tune, &value.varlen, &value.zero_padding,
-        &value.check_sequences, &value.sink, &value.has_window_left, &value.has_window_right, &value.accumulate,
-        &value.invariance}) {
+       {&value.head_dim,        &value.head_dim_v,   &value.dtype,           &value.has_scale,
+        &value.causal,          &value.causal_align, &value.deterministic,   &value.compile,
+        &value.host_f64,        &value.tune,         &value.varlen,          &value.zero_padding,
+        &value.check_sequences, &value.sink,         &value.has_window_left, &value.has_window_right,
+        &value.accumulate,      &value.invariance,   &value.has_o_dtype,     &value.o_dtype}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -381,7 +397,9 @@ const fa_tensor* Arguments::heads_tensor(const GivenConfig& config, const Sizes&
   const std::int64_t heads = keys ? sizes.h_kv : sizes.h_q;
   const std::int64_t rows = keys ? sizes.s_kv : sizes.s_q;
   const std::int64_t d = of_v ? sizes.d_v : sizes.d_qk;
-  const std::int32_t dtype = config.seen.dtype;
+  const bool fp8 = config.seen.dtype == FA_E4M3 || config.seen.dtype == FA_E5M2;
+  const std::int32_t of_o = config.seen.has_o_dtype != 0 ? config.seen.o_dtype : FA_BF16;
+  const std::int32_t dtype = fp8 && use == Use::output ? of_o : config.seen.dtype;
   const std::int64_t page = config.seen.page_size;
   if (keys && page > 0 && page <= 256) {
     const std::int64_t pages = sizes.b * (rows / page + 1);
@@ -554,6 +572,15 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.cache = cache(config, given);
   if (config.seen.page_size > 0 ? random_.one_in(4) : bad()) {
     inputs.prefixes = prefixes(config, given, &inputs.prefix_count);
+  }
+  if (config.seen.dtype == FA_E4M3 || config.seen.dtype == FA_E5M2 || bad()) {
+    const auto scale = [&](std::int64_t heads) {
+      return random_.one_in(2) ? nullptr : tensor(FA_F32, {given.b, heads}, Use::input, false);
+    };
+    inputs.q_scale =
+        random_.one_in(2) ? tensor(FA_F32, {given.b, given.h_q, given.s_q}, Use::input, false) : scale(given.h_q);
+    inputs.k_scale = scale(given.h_kv);
+    inputs.v_scale = scale(given.h_kv);
   }
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);

@@ -132,6 +132,7 @@ class Arguments {
 
   const fa_kernel_override* kernel_override();
   const fa_function* function(bool mask, bool host, std::vector<NamedCapture>* captures);
+  void set_fp8(fa_config* value);
   void set_cache(fa_config* config);
 
   Sizes sizes(const GivenConfig& config);

@@ -144,7 +144,7 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualBackwardPlans) {
     problem.variants = some_variants(random);
     const bool deterministic = random() % 2 == 0;
     const Fixed fixed{{"splits", pick(random, std::array{0, 0, 1, 2, 7})}};
-    std::array<std::optional<std::vector<Alternatives>>, BackwardChoice::kSlots> plans;
+    std::vector<std::optional<std::vector<Alternatives>>> plans(BackwardChoice::kSlots);
     for (int call = 0; call < 100; ++call) {
       set_call(random, problem);
       const int slot = choose_backward(problem, fixed).slot();
@@ -210,7 +210,7 @@ TEST(Planner, AnOverrideThatServesUsualCallsServesAll) {
       backward = false;
     }
     accepted += forward || backward ? 1 : 0;
-    std::array<std::optional<ForwardPlan>, Choice::kSlots> plans;
+    std::vector<std::optional<ForwardPlan>> plans(Choice::kSlots);
     for (int call = 0; call < 40; ++call) {
       set_call(random, problem);
       if (backward) {

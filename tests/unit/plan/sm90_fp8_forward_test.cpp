@@ -99,7 +99,7 @@ TEST(Sm90Fp8Forward, RefusesFieldsThatDoNotFit) {
   EXPECT_NO_THROW(plan("tile_m", 128));
   EXPECT_THROW(plan("tile_m", 96), Error);
   EXPECT_THROW(plan("tile_n", 48), Error);
-  EXPECT_THROW(plan("tile_n", 256), Error);
+  EXPECT_THROW(plan("tile_n", 288), Error);
   EXPECT_THROW(plan("stages", 9), Error);
   EXPECT_THROW(plan("q_buffers", 3), Error);
   EXPECT_THROW(plan("value_columns", 48), Error);
