@@ -80,9 +80,11 @@ class Library:
 
 _lock = threading.Lock()
 _opened: Optional[Library] = None
+_when_opened: list[Callable[[str], None]] = []
 
 
-def _find() -> str:
+def find() -> str:
+    """The path of the library that `load` opens unless it is told another."""
     given = os.environ.get("FA_LIBRARY")
     if given:
         return given
@@ -100,8 +102,21 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
     if _opened is None:
         with _lock:
             if _opened is None:
-                _opened = Library(path or _find())
+                opened = Library(path or find())
+                for act in _when_opened:
+                    act(opened.path)
+                _opened = opened
     return _opened
+
+
+def when_opened(act: Callable[[str], None], later: Callable[[], None]) -> None:
+    """Calls `act` with the path of the library: now, or when it is opened. `later` is called now where it is not open."""
+    with _lock:
+        _when_opened.append(act)
+        if _opened is not None:
+            act(_opened.path)
+        else:
+            later()
 
 
 def set_nvrtc_path(path: Union[str, "os.PathLike[str]", None]) -> None:
