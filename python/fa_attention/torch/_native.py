@@ -42,7 +42,7 @@ def _later() -> None:
 
 
 def load(define: Any) -> bool:
-    """Loads the library that FA_TORCH_OPS names, else the package's or the checkout's, behind `define`, the torch.library.Library of
+    """Loads the library that FA_TORCH_OPS names, else the package's or the checkout's. `define` is the torch.library.Library of
     the operators. One that FA_TORCH_OPS names and that cannot be loaded raises an OSError; "off" loads none."""
     global loaded, path, problem, _forward, _forward_lse, _backward
     given = os.environ.get("FA_TORCH_OPS", "")
