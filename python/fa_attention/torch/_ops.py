@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import library as operators
 
 from .. import _options
-from . import _raw
+from . import _native, _raw
 from ._raw import Call
 
 _SHARED = ("Tensor? sink, Tensor[] captures, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, "
@@ -55,6 +55,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
     varlen = rest[0] is not None
     _options.check_names(rest[18], rest[19], (*rest[20], *rest[21]))
     _raw.check_tensors(q, k, v, varlen)
+    if _native.loaded:  # the kernels of a graph that is being made
+        _native.start(q.is_cuda)
     q = _raw.readable(q)
     o = _raw.like(q, q.shape[1], q.shape[0 if varlen else 2], v.shape[-1])
     shape = (q.shape[1], q.shape[0]) if varlen else (q.shape[0], q.shape[1], q.shape[2])
@@ -162,9 +164,10 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
     return rule
 
 
-for _key in ("CPU", "CUDA"):
-    library.impl("forward", _forward, _key)
-    library.impl("backward", _backward, _key)
+if not _native.load(library):
+    for _key in ("CPU", "CUDA"):
+        library.impl("forward", _forward, _key)
+        library.impl("backward", _backward, _key)
 operators.register_fake("fa_attention::forward", _forward_fake, lib=library)
 operators.register_fake("fa_attention::backward", _backward_fake, lib=library)
 operators.register_autograd("fa_attention::forward", _differentiate, setup_context=_remember, lib=library)
