@@ -13,6 +13,12 @@ namespace fa::kernel {
 /// What a mask keeps of a tile of scores; kept: all that masks in closed form leave.
 enum class TileClass : int { empty = 0, full = 1, kept = 2, mixed = 3 };
 
+template <class Config>
+FA_DEVICE constexpr bool wants_order_of_tiles() {
+  if constexpr (requires { Config::kInOrder; }) return Config::kInOrder;
+  return false;
+}
+
 /// Looks at a mask function before attention does: a thread block takes a tile of query rows (with kByKey of keys),
 /// tells of each tile of keys (of rows) whether the mask keeps nothing, all or some of it, and lists those that are not
 /// empty: full, kept, mixed. With kInOrder all of these are listed as mixed, in their order: the sums of a row are then
@@ -22,10 +28,7 @@ enum class TileClass : int { empty = 0, full = 1, kept = 2, mixed = 3 };
 template <class Config>
 struct MaskTiles {
   using Variant = typename Config::Variant;
-  static constexpr bool kInOrder = [] {
-    if constexpr (requires { Config::kInOrder; }) return Config::kInOrder;
-    return false;
-  }();
+  static constexpr bool kInOrder = wants_order_of_tiles<Config>();
   static constexpr int kRowsTogether = 4;
   static_assert(Config::kTileM % kRowsTogether == 0);
 
