@@ -1,8 +1,11 @@
 #include "emulator/fp8_specs.hpp"
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include "plan/sm90_fp8_forward.hpp"
+#include "support/variant_case.hpp"
 
 namespace emulator {
 namespace {
@@ -61,6 +64,26 @@ const std::vector<KernelSpec>& fp8_specs() {
     return found;
   }();
   return specs;
+}
+
+const std::vector<Fp8Variant>& fp8_variants() {
+  static const std::vector<Fp8Variant> variants = [] {
+    std::vector<Fp8Variant> found;
+    for (const fa::test::VariantChoice& choice : fa::test::variant_choices(false)) {
+      constexpr std::array kNames{"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"};
+      if (std::ranges::find(kNames, choice.name) == kNames.end()) continue;
+      KernelSpec spec = fp8_specs()[found.size() % 2 == 0 ? 1 : 3];
+      fa::test::AttentionCase c;
+      c.d_qk = spec.d_qk;
+      c.d_v = spec.d_v;
+      const fa::test::VariantCase made(c, choice);
+      spec.variants = made.functions.variants;
+      spec.causal = made.config.causal || made.config.window_right >= 0;
+      found.push_back({choice.name, spec});
+    }
+    return found;
+  }();
+  return variants;
 }
 
 const std::vector<Fp8Mutation>& fp8_mutations() {

@@ -14,6 +14,13 @@ namespace emulator {
 /// Forwards of 8-bit floats on Hopper.
 const std::vector<fa::plan::KernelSpec>& fp8_specs();
 
+/// With what fa::test::variant_choices() call `choice`.
+struct Fp8Variant {
+  std::string choice;
+  fa::plan::KernelSpec spec;
+};
+const std::vector<Fp8Variant>& fp8_variants();
+
 /// A mistake in one of them, and the faults that may name it; empty: the results are wrong.
 struct Fp8Mutation {
   std::string name;

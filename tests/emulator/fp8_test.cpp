@@ -147,6 +147,36 @@ TEST_P(Fp8Forward, KeepsScoresOfAnyMagnitude) {
 
 INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Forward, testing::Range<std::size_t>(0, fp8_specs().size()));
 
+class Fp8Variants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(Fp8Variants, MatchTheReference) {
+  const Fp8Variant& variant = fp8_variants()[GetParam()];
+  ForwardCase c = case_of(variant.spec, 0);
+  c.attention.s_q = 70;
+  c.attention.s_kv = 150;
+  c.attention.causal_align = CausalAlign::bottom_right;
+  const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
+  const auto choice = std::ranges::find(choices, variant.choice, &fa::test::VariantChoice::name);
+  fa::test::AttentionCase plain = c.attention;
+  plain.causal = choice->config.causal;
+  const fa::test::VariantCase made(plain, *choice);
+  c.variant = &made;
+  const AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(made, inputs);
+  for (const std::uint64_t seed : kSeeds) {
+    AttentionOutputs actual;
+    ASSERT_NO_THROW(actual = run_forward(c, inputs, kernels_of(c), seed));
+    const fa::test::ErrorMetrics errors = fa::test::compare(actual.o.view(), expected.o.view());
+    EXPECT_LE(errors.max_abs_over_max_ref, 0.06);
+    EXPECT_LE(fa::test::lse_max_abs_error(actual.lse.view(), expected.lse.view()), 0.02);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Variants, testing::Range<std::size_t>(0, fp8_variants().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return fp8_variants()[parameter.param].choice;
+                         });
+
 /// The relative error of a mean of many keys of equal weight.
 double error_of_mean(std::size_t spec, std::int64_t keys) {
   ForwardCase c = case_of(fp8_specs()[spec], 0);

@@ -196,7 +196,9 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
 }
 
 std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files) {
-  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(emulator::fp8_specs(), file, files);
+  std::vector<KernelSpec> specs = emulator::fp8_specs();
+  for (const emulator::Fp8Variant& variant : emulator::fp8_variants()) specs.push_back(variant.spec);
+  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();
   for (std::size_t i = file; i < all.size(); i += files) {
     text += mutant(

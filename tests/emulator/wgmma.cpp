@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include <fmt/format.h>
 
+#include "emulator/byte_products.hpp"
 #include "emulator/instructions.hpp"
 #include "emulator/machine.hpp"
 #include "reference/convert.hpp"
@@ -149,69 +149,6 @@ Operand operand_b(const SharedMemory& shared, const WgmmaOperands& operands) {
   return b;
 }
 
-// Products of 8-bit elements, as Hopper's tensor cores add them up: those of an instruction and the accumulator are
-// aligned to the greatest exponent among them, cut off 13 bits below its one, and summed. The sum is cut to 13 bits of
-// fraction too. (The report on DeepSeek-V3, section 3.5.2, speaks of 14 bits.)
-
-constexpr int kByteDepth = 32;
-constexpr int kFraction = 13;
-
-/// mantissa * 2^(exponent - 3), the mantissa with 3 bits of fraction.
-struct ByteFloat {
-  int mantissa = 0;
-  int exponent = 0;
-  bool special = false;  // infinite or NaN
-};
-
-ByteFloat byte_float(Half half, std::uint8_t bits) {
-  const bool is_e4m3 = half == Half::e4m3;
-  const int fraction = is_e4m3 ? 3 : 2;
-  const int bias = is_e4m3 ? 7 : 15;
-  const int field = (bits & 0x7f) >> fraction;
-  const int low = bits & ((1 << fraction) - 1);
-  const int mantissa = (field == 0 ? low : low | 1 << fraction) << (3 - fraction);
-  const bool special = is_e4m3 ? (bits & 0x7f) == 0x7f : field == 31;
-  return {(bits & 0x80) != 0 ? -mantissa : mantissa, (field == 0 ? 1 : field) - bias, special};
-}
-
-double value_of(Half half, std::uint8_t bits) {
-  if (half == Half::e4m3 && (bits & 0x7f) == 0x7f) return std::nan("");
-  return half == Half::e4m3 ? fa::reference::decode_e4m3(bits) : fa::reference::decode_e5m2(bits);
-}
-
-/// Cuts what is below 2^unit off.
-std::int64_t cut(double value, int unit) {
-  return static_cast<std::int64_t>(std::ldexp(value, -unit));
-}
-
-float cut_to_fraction(double value) {
-  if (value == 0) return 0.f;
-  const int unit = std::ilogb(value) - kFraction;
-  return static_cast<float>(std::ldexp(static_cast<double>(cut(value, unit)), unit));
-}
-
-/// Of one element of D: `a` and `b` have the depth's elements, `pitch` apart.
-float add_up(const ByteFloat* a, const ByteFloat* b, std::size_t pitch, float d) {
-  constexpr int kNone = -1000;
-  int greatest = d != 0 ? std::ilogb(d) : kNone;
-  for (std::size_t k = 0; k < kByteDepth; ++k) {
-    const ByteFloat& y = b[k * pitch];
-    if (a[k].mantissa != 0 && y.mantissa != 0) greatest = std::max(greatest, a[k].exponent + y.exponent);
-  }
-  if (greatest == kNone) return 0.f;
-  const int unit = greatest - kFraction;
-  std::int64_t sum = cut(static_cast<double>(d), unit);
-  for (std::size_t k = 0; k < kByteDepth; ++k) {
-    const ByteFloat& y = b[k * pitch];
-    const std::int64_t product = std::int64_t{a[k].mantissa} * y.mantissa;  // with 6 bits of fraction
-    const int shift = a[k].exponent + y.exponent - 6 - unit;                // at most 7
-    const std::int64_t magnitude = product < 0 ? -product : product;
-    const std::int64_t aligned = shift >= 0 ? magnitude << shift : shift > -63 ? magnitude >> -shift : 0;
-    sum += product < 0 ? -aligned : aligned;
-  }
-  return cut_to_fraction(std::ldexp(static_cast<double>(sum), unit));
-}
-
 /// [extent, 32] of an operand in shared memory, as rows of the extent or of the depth.
 void load_bytes(SharedMemory& shared, const Operand& operand, std::vector<std::uint8_t>& values,
                 std::uint32_t extent_pitch, std::uint32_t depth_pitch) {
@@ -228,38 +165,6 @@ void load_byte_registers(const Product& product, std::vector<std::uint8_t>& a) {
     for (std::size_t i = 0; i < 4; ++i) {
       std::uint8_t* const at = &a[(g + i % 2 * 8) * kByteDepth + i / 2 * 16 + 4 * (thread % 4)];
       for (std::size_t e = 0; e < 4; ++e) at[e] = static_cast<std::uint8_t>(product.a_values[thread][i] >> 8 * e);
-    }
-  }
-}
-
-std::vector<ByteFloat> byte_floats(Half half, const std::vector<std::uint8_t>& bytes) {
-  std::vector<ByteFloat> result(bytes.size());
-  std::transform(bytes.begin(), bytes.end(), result.begin(), [half](std::uint8_t x) { return byte_float(half, x); });
-  return result;
-}
-
-/// d [64, columns] of a [64, 32] and b [32, columns].
-void multiply_bytes(const WgmmaOperands& operands, const std::vector<std::uint8_t>& a_bytes,
-                    const std::vector<std::uint8_t>& b_bytes, std::vector<float>& d) {
-  const auto columns = static_cast<std::size_t>(operands.columns);
-  const std::vector<ByteFloat> a = byte_floats(operands.half, a_bytes);
-  const std::vector<ByteFloat> b = byte_floats(operands.half_b, b_bytes);
-  const bool special = std::any_of(a.begin(), a.end(), [](const ByteFloat& x) { return x.special; }) ||
-                       std::any_of(b.begin(), b.end(), [](const ByteFloat& x) { return x.special; }) ||
-                       std::any_of(d.begin(), d.end(), [](float x) { return !std::isfinite(x); });
-  for (std::size_t row = 0; row < kRows; ++row) {
-    for (std::size_t n = 0; n < columns; ++n) {
-      float& sum = d[row * columns + n];
-      if (!special) {
-        sum = add_up(&a[row * kByteDepth], &b[n], columns, sum);
-        continue;
-      }
-      double exact = sum;
-      for (std::size_t k = 0; k < kByteDepth; ++k) {
-        exact += value_of(operands.half, a_bytes[row * kByteDepth + k]) *
-                 value_of(operands.half_b, b_bytes[k * columns + n]);
-      }
-      sum = static_cast<float>(exact);
     }
   }
 }
@@ -281,7 +186,7 @@ void compute_bytes(SharedMemory& shared, Product& product) {
   load_bytes(shared, operand_b(shared, operands), b, 1, columns);
   std::vector<float>& d = product.accumulator->tile;
   if (!operands.accumulate) std::fill(d.begin(), d.end(), 0.f);
-  multiply_bytes(operands, a, b, d);
+  multiply_bytes(operands.half, operands.half_b, a, b, d);
   product.computed = true;
 }
 
@@ -566,10 +471,6 @@ void converge(const Instruction& instruction, const void* operands, const Site& 
 }
 
 }  // namespace
-
-std::uint8_t convert_e4m3(float value) {
-  return std::isnan(value) ? std::uint8_t{0x7f} : fa::reference::encode_e4m3(static_cast<double>(value));
-}
 
 void wgmma(const WgmmaOperands& operands, const Site& site) {
   converge(kWgmma, &operands, site);

@@ -238,10 +238,10 @@ TEST(CliWords, NamesOfElementTypesAreThoseOfOthersToo) {
   const std::string plan = "compile --dry-run --arch sm_80 --head-dim 64 --causal no --dtype ";
   EXPECT_EQ(run(plan + "half,bfloat16,float32").output, run(plan + "f16,bf16,f32").output);
   EXPECT_EQ(run(plan + "f16").status, 0);
-  for (const char* wrong : {"fp8", "1", "''"}) {
+  for (const char* wrong : {"fp4", "1", "''"}) {
     const Result result = run(plan + wrong);
     EXPECT_EQ(result.status, 2) << result.output;
-    EXPECT_TRUE(contains(result.output, "f16, bf16, f32 or f64 (also fp16")) << result.output;
+    EXPECT_TRUE(contains(result.output, "f16, bf16, f32, f64, e4m3 or e5m2 (also fp16")) << result.output;
   }
 }
 
