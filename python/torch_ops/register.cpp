@@ -170,16 +170,16 @@ STABLE_TORCH_LIBRARY_IMPL(fa_attention, CompositeExplicitAutograd, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fa_attention, CPU, library) {
-  library.impl("forward", forward);
-  library.impl("backward", backward);
+  for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
+  for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
   library.impl("_attend", attend);
   library.impl("_attend_lse", attend_lse);
   library.impl("_attend_backward", attend_backward);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fa_attention, CUDA, library) {
-  library.impl("forward", forward);
-  library.impl("backward", backward);
+  for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
+  for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
   library.impl("_attend", attend);
   library.impl("_attend_lse", attend_lse);
   library.impl("_attend_backward", attend_backward);
