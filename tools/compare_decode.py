@@ -249,10 +249,16 @@ def measure(library, spec, args, stream):
 class Watch:
     """Samples clocks, power and temperature once a second, by nvidia-smi, until it is stopped."""
 
+    @staticmethod
+    def gpu():
+        """The device that is current, as nvidia-smi names it: its own numbers know no CUDA_VISIBLE_DEVICES."""
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        return str(torch.cuda.current_device()) if uuid is None else f"GPU-{uuid}"
+
     def __init__(self):
         self.file = tempfile.TemporaryFile("w+")
         command = ["nvidia-smi", "--query-gpu=" + ",".join(decode_rows.CONDITIONS.values()), "--format=csv,noheader,nounits",
-                   "--loop=1", f"--id={torch.cuda.current_device()}"]
+                   "--loop=1", f"--id={self.gpu()}"]
         try:
             self.process = subprocess.Popen(command, stdout=self.file, stderr=subprocess.DEVNULL)
         except OSError as problem:

@@ -140,22 +140,34 @@ struct Holder : ::torch::CustomClassHolder {
 
 /// The gradients of a TorchAttention. They are a node of their own because only a node can refuse to be differentiated:
 /// second derivatives would come out too small, without a word. Inputs q, k, v, o, lse, dout and, where
-/// there is one, dlse; outputs dq, dk, dv.
+/// there is one, dlse; outputs those of dq, dk and dv that are wanted.
 class TorchAttentionGradients : public ::torch::autograd::Function<TorchAttentionGradients> {
  public:
   using Context = ::torch::autograd::AutogradContext;
   using Tensors = ::torch::autograd::variable_list;
 
-  static Tensors forward(Context*, at::TensorList inputs, const std::shared_ptr<const Attention>& attention) {
+  static Tensors forward(Context*, at::TensorList inputs, const std::shared_ptr<const Attention>& attention,
+                         const Gradients& wanted) {
     using namespace torch_detail;
     const at::Tensor &q = inputs[0], &k = inputs[1], &v = inputs[2], &o = inputs[3], &lse = inputs[4];
     const at::Tensor dout = readable(inputs[5]);
     const at::Tensor dlse = inputs.size() > 6 ? inputs[6] : at::Tensor();
-    const at::Tensor dq = empty_like(q, q.size(3)), dk = empty_like(k, k.size(3)), dv = empty_like(v, v.size(3));
-    const at::Tensor memory = scratch(attention->backward_workspace_size(shape_of(q, k, v, o, dout, dq, dk, dv)), q);
+    const auto gradient = [](bool is_wanted, const at::Tensor& of) {
+      return is_wanted ? empty_like(of, of.size(3)) : at::Tensor();
+    };
+    const at::Tensor dq = gradient(wanted.dq, q), dk = gradient(wanted.dk, k), dv = gradient(wanted.dv, v);
+    AttentionShape shape = shape_of(q, k, v, o, dout);
+    for (const at::Tensor& tensor : {dq, dk, dv})
+      shape.aligned = shape.aligned && (!tensor.defined() || rows_aligned(tensor));
+    shape.gradients = wanted;
+    const at::Tensor memory = scratch(attention->backward_workspace_size(shape), q);
     attention->backward({view_of(q), view_of(k), view_of(v), view_of(o), view_of(lse), view_of(dout), view_of(dlse)},
                         {view_of(dq), view_of(dk), view_of(dv)}, stream_of(q), workspace_of(memory));
-    return {dq, dk, dv};
+    Tensors results;
+    for (const at::Tensor& tensor : {dq, dk, dv}) {
+      if (tensor.defined()) results.push_back(tensor);
+    }
+    return results;
   }
 
   [[noreturn]] static Tensors backward(Context*, const Tensors&) {
@@ -199,8 +211,13 @@ class TorchAttention : public ::torch::autograd::Function<TorchAttention> {
     if (gradients[1].defined()) inputs.push_back(gradients[1]);
     const auto holder = context->saved_data["attention"].toCapsule();
     const auto& attention = static_cast<Holder*>(holder.get())->attention;
-    Tensors results = TorchAttentionGradients::apply(at::TensorList(inputs), attention);
-    results.emplace_back();  // the Attention has none
+    const Gradients wanted{context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2)};
+    const Tensors gradients_of_inputs = TorchAttentionGradients::apply(at::TensorList(inputs), attention, wanted);
+    Tensors results(4);  // the Attention has none
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (context->needs_input_grad(i)) results[i] = gradients_of_inputs[next++];
+    }
     return results;
   }
 };

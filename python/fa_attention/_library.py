@@ -20,6 +20,8 @@ _STATUS_FUNCTIONS: dict[str, int] = {  # how many arguments
     "fa_backward_kernel_info_get": 3, "fa_cache_counters_get": 2, "fa_find_kernel": 4, "fa_find_backward_kernel": 4,
     "fa_append": 3, "fa_schedule": 4, "fa_schedule_size": 3, "fa_merge": 4, "fa_dropout_mask": 7, "fa_set_nvrtc_path": 1,
     "fa_set_log_level": 1, "fa_prepare_shared": 4, "fa_shared_workspace_size": 5,
+    "fa_prepare_append": 2, "fa_prepare_merge": 2, "fa_append_kernel_info_get": 3, "fa_merge_kernel_info_get": 3,
+    "fa_find_append_kernel": 4, "fa_find_merge_kernel": 4,
 }
 
 
@@ -80,9 +82,11 @@ class Library:
 
 _lock = threading.Lock()
 _opened: Optional[Library] = None
+_when_opened: list[Callable[[str], None]] = []
 
 
-def _find() -> str:
+def find() -> str:
+    """The path of the library that `load` opens unless it is told another."""
     given = os.environ.get("FA_LIBRARY")
     if given:
         return given
@@ -100,8 +104,21 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
     if _opened is None:
         with _lock:
             if _opened is None:
-                _opened = Library(path or _find())
+                opened = Library(path or find())
+                for act in _when_opened:
+                    act(opened.path)
+                _opened = opened
     return _opened
+
+
+def when_opened(act: Callable[[str], None], later: Callable[[], None]) -> None:
+    """Calls `act` with the path of the library: now, or when it is opened. `later` is called now where it is not open."""
+    with _lock:
+        _when_opened.append(act)
+        if _opened is not None:
+            act(_opened.path)
+        else:
+            later()
 
 
 def set_nvrtc_path(path: Union[str, "os.PathLike[str]", None]) -> None:

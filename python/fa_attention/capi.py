@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+import os
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _abi, _views
@@ -16,11 +17,14 @@ from ._errors import Error, Unsupported
 from ._library import Library, load
 from ._views import aligned
 
-__all__ = ["Attention", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error", "FAMILIES", "INVARIANCES", "Library",
-           "TUNE_POLICIES", "Unsupported", "aligned", "dropout_state", "find_kernel", "function", "load", "mask_tiles",
+__all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
+           "FAMILIES", "INVARIANCES", "Library", "TUNE_POLICIES", "Unsupported", "aligned", "append_shape", "dropout_state",
+           "find_append_kernel", "find_kernel", "find_merge_kernel", "function", "load", "mask_tiles", "merge_shape",
            "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
+CACHE_MODES = {"disk": 0, "memory": 1}
+COMPILE_POLICIES = {"allow": 0, "never": 1}
 INVARIANCES = {"none": 0, "batch": 1, "rows": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
 
@@ -184,6 +188,24 @@ def _shape(sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()
     return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)), **{f"without_{name}": 1 for name in without})
 
 
+def append_shape(rotary_dims: int = 0, interleaved: bool = False, table_dtype: Optional[object] = None,
+                 rows_aligned: bool = True, scales_given: bool = False) -> _abi.AppendShape:
+    """What of an append picks its kernel: the rotary embedding, with the dtype of its cos and sin where they are given, and
+    whether scales of a cache of 8 bits are given."""
+    table = {} if table_dtype is None else {"has_table": 1, "table_dtype": _views.dtype_code("table_dtype", table_dtype)}
+    return _abi.AppendShape(rotary_dims=int(rotary_dims), interleaved=int(interleaved), unaligned=int(not rows_aligned),
+                            scales_given=int(scales_given), **table)
+
+
+def merge_shape(states_dtype: Optional[object] = None, result_dtype: Optional[object] = None, mixed: bool = False,
+                rows_aligned: bool = True) -> _abi.MergeShape:
+    """What of a merge picks its kernel: the dtype of all o to merge, and of the merged one; None: the attention's. mixed: some
+    are float32, the others of the attention's dtype."""
+    given = {"states_dtype": states_dtype, "result_dtype": result_dtype}
+    fields = {name: _views.dtype_code(name, dtype) for name, dtype in given.items() if dtype is not None}
+    return _abi.MergeShape(mixed=int(mixed), unaligned=int(not rows_aligned), **fields, **{f"has_{name}": 1 for name in fields})
+
+
 def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
                 top_left: bool = False, family: str = "automatic", deterministic: bool = False, tune: str = "default",
                 backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
@@ -191,13 +213,19 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 mask: Optional[_abi.Function] = None, window_left: Optional[int] = None, window_right: Optional[int] = None,
                 chunk: int = 0, sink: bool = False, page_size: int = 0, accumulate: bool = False,
                 value_in_key: int = 0, k_dtype: Optional[object] = None, v_dtype: Optional[object] = None,
-                invariance: str = "none", o_dtype: Optional[object] = None) -> _abi.Config:
+                invariance: str = "none", debug: bool = False, kernel: str = "", backward_kernel: str = "",
+                cache_mode: str = "disk", cache_directory: str = "", compile: str = "allow",
+                host_f64: bool = False, o_dtype: Optional[object] = None) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"; invariance: what the bits of o
-    and lse are a function of; o_dtype: with a dtype of "float8_e4m3fn" or "float8_e5m2" what o is of."""
-    override = _abi.KernelOverride(family=_number("family", FAMILIES, family))
-    backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family))
+    and lse are a function of; debug: kernels that check waits and addresses, and are slow; kernel, backward_kernel: what of a
+    kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
+    compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
+    "float8_e4m3fn" or "float8_e5m2" what o is of."""
+    override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
+    backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
+                                            text=backward_kernel.encode())
     return _abi.Config(
         head_dim=head_dim, head_dim_v=head_dim_v, dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
@@ -206,7 +234,9 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key),
         has_k_dtype=int(k_dtype is not None), k_dtype=0 if k_dtype is None else _views.dtype_code("k_dtype", k_dtype),
         has_v_dtype=int(v_dtype is not None), v_dtype=0 if v_dtype is None else _views.dtype_code("v_dtype", v_dtype),
-        invariance=_number("invariance", INVARIANCES, invariance),
+        invariance=_number("invariance", INVARIANCES, invariance), debug=int(debug), host_f64=int(host_f64),
+        cache_mode=_number("cache_mode", CACHE_MODES, cache_mode), compile=_number("compile", COMPILE_POLICIES, compile),
+        cache_directory=os.fsencode(cache_directory),
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
@@ -378,6 +408,39 @@ class Attention:
         self._shared("fa_shared_workspace_size", sizes, prefixes, rows_aligned, ctypes.addressof(size))
         return int(size.value)
 
+    def prepare(self, *sizes: int, rows_aligned: bool = True) -> None:
+        """Compiles and loads what a forward of these sizes needs, so that the call itself can be captured."""
+        shape = _shape(sizes, rows_aligned)
+        self.lib.call("fa_prepare", self.handle, ctypes.addressof(shape))
+
+    def prepare_backward(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> None:
+        shape = _shape(sizes, rows_aligned, without)
+        self.lib.call("fa_prepare_backward", self.handle, ctypes.addressof(shape))
+
+    def prepare_append(self, shape: _abi.AppendShape) -> None:
+        """Likewise for `bind_append`; shape: what `append_shape` makes."""
+        self.lib.call("fa_prepare_append", self.handle, ctypes.addressof(shape))
+
+    def prepare_merge(self, shape: _abi.MergeShape) -> None:
+        """Likewise for `bind_merge`; shape: what `merge_shape` makes."""
+        self.lib.call("fa_prepare_merge", self.handle, ctypes.addressof(shape))
+
+    def append_kernel_info(self, shape: _abi.AppendShape) -> Any:
+        return self._of("fa_append_kernel_info_get", shape, _abi.KernelInfo())
+
+    def merge_kernel_info(self, shape: _abi.MergeShape) -> Any:
+        return self._of("fa_merge_kernel_info_get", shape, _abi.KernelInfo())
+
+    def cache_counters(self) -> Any:
+        """Compiles and hits by layer since the attention was made."""
+        counters = _abi.CacheCounters()
+        self.lib.call("fa_cache_counters_get", self.handle, ctypes.addressof(counters))
+        return counters
+
+    def _of(self, name: str, shape: _abi.Struct, result: Any) -> Any:
+        self.lib.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
+        return result
+
     def schedule_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_schedule_size", sizes, rows_aligned)
 
@@ -398,8 +461,22 @@ def find_kernel(library: Library, arch: str, sizes: Union[tuple[int, ...], list[
                 backward: bool = False, **more: Any) -> Any:
     """The kernel that serves `sizes` on a GPU of `arch` ("sm_90a"), found in the cache or compiled; needs no GPU. `more`:
     as of `make_config`."""
-    library.nvrtc.start()
-    config, shape, info = make_config(head_dim, dtype, **more), _shape(sizes, True), _abi.KernelInfo()
     name = "fa_find_backward_kernel" if backward else "fa_find_kernel"
+    return _find(library, name, arch, head_dim, dtype, _shape(sizes, True), more)
+
+
+def _find(library: Library, name: str, arch: str, head_dim: int, dtype: object, shape: _abi.Struct, more: Any) -> Any:
+    library.nvrtc.start()
+    config, info = make_config(head_dim, dtype, **more), _abi.KernelInfo()
     library.call(name, ctypes.addressof(config), ctypes.addressof(shape), arch.encode(), ctypes.addressof(info))
     return info
+
+
+def find_append_kernel(library: Library, arch: str, shape: _abi.AppendShape, head_dim: int, dtype: object, **more: Any) -> Any:
+    """The same for an append; shape: what `append_shape` makes."""
+    return _find(library, "fa_find_append_kernel", arch, head_dim, dtype, shape, more)
+
+
+def find_merge_kernel(library: Library, arch: str, shape: _abi.MergeShape, head_dim: int, dtype: object, **more: Any) -> Any:
+    """The same for a merge; shape: what `merge_shape` makes."""
+    return _find(library, "fa_find_merge_kernel", arch, head_dim, dtype, shape, more)

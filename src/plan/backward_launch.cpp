@@ -35,16 +35,18 @@ bool has_equal_tiles(const Problem& problem) noexcept {
   return !problem.causal && !cut;
 }
 
-/// Sections of heads in a grid whose tiles are of unequal length and start longest first (kernel::section_of_tile). As
-/// many heads as the L2 cache has room for run together, and no fewer than fill the GPU: those run side by side anyway.
-/// The last section has the tiles of three rounds: the shortest of many heads end the grid.
-void set_sections(std::int64_t blocks, std::int64_t heads, std::int64_t in_cache, std::int64_t multiprocessors,
+/// Sections of heads in a grid whose tiles are of unequal length and start longest first (kernel::section_of_tile), of
+/// which `units` run at once. As many heads as the L2 cache has room for run together, and no fewer than fill the GPU:
+/// those run side by side anyway. The last section has the tiles of the last rounds: the shortest of many heads end the
+/// grid. It may exceed the cache, so that it is short where a head has tiles enough to share; a group's tiles are
+/// longer, and so is what their imbalance costs.
+void set_sections(std::int64_t blocks, std::int64_t heads, std::int64_t in_cache, std::int64_t units,
                   kernel::BackwardParams& params) noexcept {
-  constexpr std::int64_t kLastRounds = 3;
+  const std::int64_t last_rounds = params.group > 1 ? 3 : 1;
   const std::int64_t many = std::max<std::int64_t>(heads, 1);
   const std::int64_t at_once =
-      std::clamp<std::int64_t>(std::max(multiprocessors / std::max<std::int64_t>(blocks, 1), in_cache), 1, many);
-  const std::int64_t last = ceil_div(kLastRounds * multiprocessors, std::max<std::int64_t>(blocks, 1));
+      std::clamp<std::int64_t>(std::max(units / std::max<std::int64_t>(blocks, 1), in_cache), 1, many);
+  const std::int64_t last = ceil_div(last_rounds * units, std::max<std::int64_t>(blocks, 1));
   params.heads_in_flight = static_cast<int>(at_once);
   params.last_section = static_cast<int>(std::max<std::int64_t>(many - last, 0) / at_once);
 }
@@ -155,7 +157,8 @@ std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multip
       std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(entries * problem.h_kv, 1)));
   if (!ordered || unequal) {
     if (problem.causal) {
-      set_sections(params.n_blocks * splits, entries * problem.h_kv, params.heads_in_flight, multiprocessors, params);
+      set_sections(params.n_blocks * splits, entries * problem.h_kv, params.heads_in_flight, multiprocessors / pair,
+                   params);
     }
     return grid;
   }

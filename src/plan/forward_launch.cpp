@@ -11,6 +11,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "plan/sm90_forward.hpp"
+#include "plan/sm90_wide_forward.hpp"
 
 namespace fa::plan {
 namespace {
@@ -166,6 +167,11 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     if (params.m_blocks >= kManyTiles && params.heads_in_flight < heads) {
       params.heads_in_flight *= std::max(most / params.heads_in_flight, 1);
     }
+    // K and V of wide heads fill the L2 cache soon.
+    const int few = spec.is<Sm90WideForward>() && problem.causal
+                        ? heads_of_spread_places(std::int64_t{params.m_blocks} * splits, heads, most, multiprocessors)
+                        : 0;
+    if (few > 0) params.heads_in_flight = few;
   } else {
     params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
   }

@@ -54,7 +54,7 @@ KernelSpec mask_tiles_spec(const KernelSpec& attention) {
   if (attention.op() == Op::backward) {
     spec.own = MaskKeys{};
   } else {
-    spec.own = MaskRows{};
+    spec.own = MaskRows{.in_order = attention.split_keys() > 0};
   }
   spec.arch = attention.arch;
   spec.dtype = attention.dtype;
@@ -112,11 +112,12 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
   const Lists lists = lists_of(problem, attention);
   std::uint64_t tag = std::hash<std::string_view>{}(variants.mask);
   for (const std::int64_t value :
-       {std::int64_t{attention.op() == Op::backward}, std::int64_t{attention.pack_gqa}, std::int64_t{attention.tile_m},
-        std::int64_t{attention.tile_n}, lists.batches, lists.heads, problem.s_q, problem.s_kv,
-        problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv, std::int64_t{problem.causal},
-        std::int64_t{causal_shift(problem)}, variants.left_window ? problem.window_left : -1,
-        variants.chunked ? problem.chunk : 0, std::int64_t{problem.causal_align == CausalAlign::top_left}}) {
+       {std::int64_t{attention.op() == Op::backward}, std::int64_t{attention.split_keys() > 0},
+        std::int64_t{attention.pack_gqa}, std::int64_t{attention.tile_m}, std::int64_t{attention.tile_n}, lists.batches,
+        lists.heads, problem.s_q, problem.s_kv, problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv,
+        std::int64_t{problem.causal}, std::int64_t{causal_shift(problem)},
+        variants.left_window ? problem.window_left : -1, variants.chunked ? problem.chunk : 0,
+        std::int64_t{problem.causal_align == CausalAlign::top_left}}) {
     tag = mix_tag(tag, static_cast<std::uint64_t>(value));
   }
   return tag;

@@ -26,8 +26,8 @@ struct Choice {
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
   bool own_parts = false;       ///< sm80: thread blocks share keys, and find their parts by themselves
-  int few_rows = 0;             ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts
-  bool shares_splits = false;   ///< with a fixed split size: thread blocks share the splits of a query tile
+  int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few heads
+  bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 

@@ -36,8 +36,9 @@ constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of
 constexpr int kMaxGroupWarps = 8;   // that share rows
 constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
-constexpr std::int64_t kFewRows = 16;    // of a tile of one mma's
-constexpr std::int64_t kOwnSlots = 32;   // a lane each
+constexpr std::int64_t kFewRows = 16;   // of a tile of one mma's
+constexpr std::int64_t kOwnSlots = 32;  // a lane each
+constexpr std::int64_t kFewestTiles = 16;
 constexpr std::int64_t kFewTiles = 132;  // as many as a Hopper GPU has multiprocessors
 constexpr int kDeepShared = 200 * 1024;  // of a multiprocessor, where two blocks of three buffers fit
 
@@ -81,6 +82,12 @@ constexpr TileFamily k16BitFewRowsDeep[] = {{16, 4, 3, false, 1, {64, 64, 64, 64
                                             {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
                                             {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                             {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Where that leaves a block a multiprocessor few tiles, latency counts: a fourth.
+constexpr TileFamily k16BitFewRowsDeepest[] = {{16, 4, 4, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                               {16, 4, 3, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                               {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                               {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                               {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
@@ -140,7 +147,8 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   if (choice.few_rows > 0) {
     if (!problem.paged()) return problem.stored() ? Tiles(k16BitFewRows) : k16BitFewRowsPaged;
     const bool deep = !problem.stored() && limits(problem.arch).shared_per_sm >= kDeepShared;
-    return deep ? Tiles(k16BitFewRowsDeep) : k16BitFewRowsPaged;
+    if (!deep) return k16BitFewRowsPaged;
+    return choice.few_rows > 2 ? Tiles(k16BitFewRowsDeepest) : k16BitFewRowsDeep;
   }
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
@@ -436,6 +444,10 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
     choice.own_parts = sm80_forward_finds_parts(problem, fixed);
     const bool few = rows <= kFewRows && problem.dtype != DType::f32 && (problem.paged() || problem.stored());
     choice.few_rows = choice.short_query && (few || choice.own_parts) ? 2 : 0;
+    const std::int64_t heads = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
+    const bool of_16_bits = problem.dtype != DType::f32 && !problem.stored();
+    if (choice.few_rows > 0 && choice.own_parts && problem.paged() && of_16_bits && heads <= kFewestTiles)
+      choice.few_rows = 3;
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
   }
   choice.few_rows = problem.dtype == DType::f32 || rows > 32 ? 0 : rows > 16 ? 1 : 2;

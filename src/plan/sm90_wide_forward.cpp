@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include <fa/error.hpp>
 #include <sm90/sm90_wide_layout.cuh>
@@ -116,6 +117,17 @@ std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fi
   throw Error(fixed.has("stages") ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm90_wide forward kernel fits: {}", refusal),
               {{"argument", "kernel"}, {"value", refusal}, {"accepted", "stages that fit the GPU"}});
+}
+
+int heads_of_spread_places(std::int64_t m_blocks, std::int64_t heads, std::int64_t most, int multiprocessors) noexcept {
+  const std::int64_t blocks = std::max(multiprocessors, 1);
+  const std::int64_t rounds = (m_blocks * heads + blocks - 1) / blocks;
+  for (std::int64_t section = 1; section <= std::min(most, heads); ++section) {
+    const std::int64_t places = section * std::max<std::int64_t>(m_blocks, 1);
+    const std::int64_t apart = std::gcd(places, blocks);  // places that a block comes by
+    if (8 * apart <= places && places / apart <= rounds) return static_cast<int>(section);
+  }
+  return 0;
 }
 
 }  // namespace fa::plan

@@ -1,6 +1,7 @@
 #ifndef FA_SRC_PLAN_SM90_WIDE_FORWARD_HPP_
 #define FA_SRC_PLAN_SM90_WIDE_FORWARD_HPP_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,10 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec);
 /// The kernel for `problem`, with as many stages as fit, or those that `fixed` fixes. Throws
 /// fa::Error(invalid_argument) when these do not fit.
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice);
+
+/// Heads of a section of a causal grid of `multiprocessors` blocks in static rounds, whose tiles start longest first:
+/// as few as let a block come by places all over a section, so that blocks get equal work; 0 if none up to `most` does.
+int heads_of_spread_places(std::int64_t m_blocks, std::int64_t heads, std::int64_t most, int multiprocessors) noexcept;
 
 extern const ForwardFamily kSm90WideForwardFamily;  ///< in the catalogue
 

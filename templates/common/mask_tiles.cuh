@@ -13,14 +13,22 @@ namespace fa::kernel {
 /// What a mask keeps of a tile of scores; kept: all that masks in closed form leave.
 enum class TileClass : int { empty = 0, full = 1, kept = 2, mixed = 3 };
 
+template <class Config>
+FA_DEVICE constexpr bool wants_order_of_tiles() {
+  if constexpr (requires { Config::kInOrder; }) return Config::kInOrder;
+  return false;
+}
+
 /// Looks at a mask function before attention does: a thread block takes a tile of query rows (with kByKey of keys),
 /// tells of each tile of keys (of rows) whether the mask keeps nothing, all or some of it, and lists those that are not
-/// empty: full, kept, mixed.
+/// empty: full, kept, mixed. With kInOrder all of these are listed as mixed, in their order: the sums of a row are then
+/// formed in one order, whatever else is in its tile.
 ///
-/// Config: kTileM, kTileN, kWarps, kCausal, kByKey, kPackGqa, Variant.
+/// Config: kTileM, kTileN, kWarps, kCausal, kByKey, kPackGqa, Variant; optionally kInOrder.
 template <class Config>
 struct MaskTiles {
   using Variant = typename Config::Variant;
+  static constexpr bool kInOrder = wants_order_of_tiles<Config>();
   static constexpr int kRowsTogether = 4;
   static_assert(Config::kTileM % kRowsTogether == 0);
 
@@ -63,6 +71,7 @@ struct MaskTiles {
     const bool any_hidden = ptx::vote_any(seen.hidden);
     const bool any_outside = ptx::vote_any(seen.outside);
     if (!ptx::vote_any(seen.kept)) return TileClass::empty;
+    if constexpr (kInOrder) return TileClass::mixed;
     return any_hidden ? TileClass::mixed : any_outside ? TileClass::kept : TileClass::full;
   }
 

@@ -1562,14 +1562,28 @@ struct Backward {
 
   /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them. `rows`:
   /// how many of the tile count, `count`: steps taken with this one, `hides`: whether dS is 0 for keys that may be NaN.
-  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
+  FA_DEVICE void hand_over_dq(Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
                               [[maybe_unused]] bool hides) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
+    // Behind the wait, which ends a block of instructions anyway: a branch behind the stores costs d 64 2 %. With 64
+    // rows there are no registers for that.
+    constexpr bool kHidesEarly = kHides && kTileM > 64;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();
     const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
     const uint32_t own = shared + kLayout.dq + row_group * kDqRowBytes + column_group * 512 + lane * 16;
     ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count) % 2);  // the last step's has left
+    if constexpr (kHidesEarly) {
+      if (hides && kernel::any_infinite(dq)) {
+        multiply_by_finite_keys_of(column_group, row_group, count, own);
+        FA_UNROLL
+        for (int j = 0; j < kDqColumns / 8; ++j) {
+          const kernel::Chunk chunk = ptx::ld_shared_chunk(own + j * 512);
+          FA_UNROLL
+          for (int i = 0; i < 4; ++i) dq[4 * j + i] = ptx::from_bits(chunk.word[i]);
+        }
+      }
+    }
     if (!kVarlen || 16 * row_group < rows) {
       FA_UNROLL
       for (int j = 0; j < kDqColumns / 8; ++j) {
@@ -1578,16 +1592,19 @@ struct Backward {
                                               ptx::bits(dq[4 * j + 3])}});
       }
     }
-    if constexpr (kHides) {
-      if (hides && kernel::any_infinite(dq)) {
-        const int fragments = kernel::minimum(kDqColumns / 8, kColumnGroups - column_group);
-        multiply_by_finite_keys<T, DsTile, kTileN>(own, fragments, ds_shared((count - 1) % 2), 16 * row_group,
-                                                   k_shared() + column_group / 8 * KTile::kSlabBytes, lane);
-      }
+    if constexpr (kHides && !kHidesEarly) {
+      if (hides && kernel::any_infinite(dq)) multiply_by_finite_keys_of(column_group, row_group, count, own);
     }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // these rows are complete, for the copy engine too
     if (lane == 0) ptx::mbarrier_arrive(dq_full());
+  }
+
+  /// A warp's dQ of the step before `count` once more, into its place in shared memory.
+  FA_DEVICE void multiply_by_finite_keys_of(int column_group, int row_group, int count, uint32_t own) const {
+    const int fragments = kernel::minimum(kDqColumns / 8, kHeadDimQk / 8 - column_group);
+    multiply_by_finite_keys<T, DsTile, kTileN>(own, fragments, ds_shared((count - 1) % 2), 16 * row_group,
+                                               k_shared() + column_group / 8 * KTile::kSlabBytes, lane_index());
   }
 };
 

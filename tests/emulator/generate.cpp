@@ -21,6 +21,7 @@
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
 #include "emulator/specs.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
@@ -179,7 +180,12 @@ std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t f
 
 std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t files) {
   std::vector<KernelSpec> specs;
-  for (const emulator::InvariantPath& path : emulator::invariant_paths()) specs.push_back(path.spec);
+  for (const emulator::InvariantPath& path : emulator::invariant_paths()) {
+    specs.push_back(path.spec);
+    if (!path.spec.variants.mask.empty() && !path.config.varlen && path.config.page_size == 0) {
+      specs.push_back(fa::plan::mask_tiles_spec(path.spec));
+    }
+  }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::InvarianceMutation>& all = emulator::invariance_mutations();
   for (std::size_t i = file; i < all.size(); i += files) {

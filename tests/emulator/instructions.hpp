@@ -120,10 +120,10 @@ struct WgmmaOperands {
   std::uint64_t b = 0;
   int columns = 0;
   Half half = Half::bf16;
-  Half half_b = Half::e4m3;   // of B, where `half` has 8 bits
   bool b_transposed = false;  // B is N-major
   bool accumulate = true;
   bool a_transposed = false;  // A in shared memory is M-major
+  Half half_b = Half::e4m3;   // of B, where `half` has 8 bits
 };
 void wgmma(const WgmmaOperands& operands, const Site& site);
 void wgmma_fence(const Site& site);

@@ -55,6 +55,7 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   PlanKernels kernels;
   kernels.specs[Role::attention] = path.spec;
   kernels.names[Role::attention] = run.kernel;
+  add_companions(problem, kernels);
   const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa, .shares_splits = path.spec.split};
   const fa::plan::CallFacts facts{1 / 4.0, 1, false, args};  // head dims of 16
   fa::plan::CallPlan plan;

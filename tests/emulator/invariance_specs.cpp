@@ -36,6 +36,10 @@ constexpr Shape kShapes[] = {
     {"variant", "variant_packed_shared", 16, 1, 1, 0, kPacked | kShares | kPackGqa},
     {"variant", "variant_pages_of_3", 16, 1, 2, 3, kPacked | kPackGqa},
     {"variant", "variant_pages_of_16_shared", 32, 2, 1, 16, kPacked | kShares},
+    {"masked", "masked_dense", 32, 2, 1, 0, 0},
+    {"masked", "masked_dense_of_groups", 16, 1, 2, 0, kPackGqa},
+    {"masked", "masked_packed_shared", 16, 1, 1, 0, kPacked | kShares | kPackGqa},
+    {"masked", "masked_pages_of_16", 32, 2, 1, 16, kPacked},
     {"f32", "f32_dense", 32, 2, 1, 0, 0},
     {"f32", "f32_pages_of_4_shared", 16, 1, 1, 4, kPacked | kShares | kPackGqa},
     {"wide", "wide_dense", 32, 2, 1, 0, 0},
@@ -53,6 +57,9 @@ InvariantPath to_path(const Shape& shape) {
     config.window_left = 41;
     config.sink = true;
     config.score = {"score + 0.0625 * float(kv - q - (s_kv - s_q))"};
+  }
+  if (path.arithmetic == "masked") {  // whole tiles, those without a key and others, in no order
+    config.mask = {"kv >= 112 || (kv / 16) % 3 != 1 && (q + s_kv - s_q - kv) % 19 != 3"};
   }
   config.invariance = fa::Invariance::rows;
   config.page_size = shape.page_size;

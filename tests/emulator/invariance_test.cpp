@@ -133,7 +133,7 @@ fa::test::AttentionOutputs whole_in_float64(const InvariantPath& path, const fa:
   args.lse = outputs.lse.view();
   args.scale = 1 / 4.0;
   args.causal = args.f64 = true;
-  if (functions.program.score) args.variant.program = &functions.program;
+  if (functions.program.score || functions.program.mask) args.variant.program = &functions.program;
   args.variant.window_left = path.config.window_left;
   std::vector<float> sinks(kInvariantSinks.begin(), kInvariantSinks.end());
   if (path.config.sink) {
@@ -157,7 +157,7 @@ TEST(InvariantArithmetic, IsThatOfFloat64UpToRoundings) {
     EXPECT_LT(fa::test::compare(found.lse.view(), wanted.lse.view()).max_abs, 1e-5) << path.name;
     compared.insert(path.arithmetic);
   }
-  EXPECT_EQ(compared, (std::set<std::string>{"f32", "plain", "variant", "wide"}));
+  EXPECT_EQ(compared, (std::set<std::string>{"f32", "masked", "plain", "variant", "wide"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernel, Invariance, testing::Range<std::size_t>(0, invariant_paths().size()),

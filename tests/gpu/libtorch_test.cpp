@@ -103,6 +103,23 @@ void test_parts_of_the_graph(at::Device device) {
   check(at::allclose(dq, expected, 1e-4, 1e-5), "dq of the log-sum-exp");
   const Tensor dv = torch::autograd::grad({std::get<0>(fa::torch_attention(attention, q, k, v)).sum()}, {v})[0];
   check(at::allclose(dv.sum(), at::full({}, 7.0 * 2 * 8, dv.options()), 1e-4), "every row has weights of sum 1");
+  // Every subset of the inputs has the gradients that all of them have.
+  const Tensor dout = at::randn({1, 2, 7, 8}, device);
+  const Tensors all{q, k.detach().requires_grad_(), v};
+  const Tensors whole =
+      torch::autograd::grad({std::get<0>(fa::torch_attention(attention, all[0], all[1], all[2]))}, all, {dout});
+  for (unsigned subset = 1; subset < 7; ++subset) {
+    Tensors given, leaves;
+    for (unsigned n = 0; n < 3; ++n) {
+      given.push_back(all[n].detach().requires_grad_((subset >> n & 1) != 0));
+      if ((subset >> n & 1) != 0) leaves.push_back(given.back());
+    }
+    const Tensors some = torch::autograd::grad(
+        {std::get<0>(fa::torch_attention(attention, given[0], given[1], given[2]))}, leaves, {dout});
+    for (unsigned n = 0, at = 0; n < 3; ++n) {
+      if ((subset >> n & 1) != 0) check(at::allclose(some[at++], whole[n], 1e-4, 1e-5), "a subset of the gradients");
+    }
+  }
 }
 
 /// Whether `f` throws fa::Error(unsupported).

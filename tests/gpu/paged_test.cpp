@@ -467,7 +467,8 @@ TEST_F(Paged, ASchedulesListsAreThoseOfTheHost) {
       attention.schedule(in, {memory.data(), memory.size()});
       driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
       const driver::DeviceInfo gpu = driver::ContextRef::acquire(Device::current()).info();
-      const plan::Problem problem = api::make_problem(config, api::checked(config, limits), gpu.arch, nullptr);
+      plan::Problem problem = api::make_problem(config, api::checked(config, limits), gpu.arch, nullptr);
+      problem.given_schedule = true;
       const plan::KernelSpec spec = plan::plan_forward(problem, {}).kernel;
       const std::vector<std::byte> bytes = memory.read();
       const ScheduleLists lists = read_schedule(bytes.data(), plan::schedule_shape(problem, spec, gpu.multiprocessors));

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _options
 from .._errors import type_name
-from . import _ops, _raw
+from . import _native, _ops, _raw
 from ._raw import Call
 
 RngState = Union[Tensor, Sequence[int], None]
@@ -100,16 +100,12 @@ class _TransformedGradients(torch.autograd.Function):
         raise RuntimeError(_ops.REASON)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = _native.PLAIN
 
 
 def is_direct(*tensors: Optional[Tensor]) -> bool:
     """Whether nothing watches the call: no compiler, no mode, no transform, no subclass of tensors."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() != 0:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing():
-        return False
-    return all([t is None or type(t) in _PLAIN for t in tensors])
+    return _native.is_direct() and all([t is None or type(t) in _PLAIN for t in tensors])
 
 
 def _dropout_state(q: Tensor, rng_state: RngState, direct: bool) -> tuple[Optional[Tensor], int, int]:
@@ -210,6 +206,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: O
     """
     try:
         fixed = (causal, scale, top_left, window_left, window_right, chunk, dropout, deterministic, score, mask)
+        if _native.loaded and not captures and sink is None and not dropout:
+            result = _native.attend(q, k, v, fixed, return_lse)
+            if result is not None:
+                return result
         return _attend(q, k, v, fixed, None, captures, sink, rng_state, return_lse)
     except AttributeError:
         _raw.check_tensors(q, k, v, False)

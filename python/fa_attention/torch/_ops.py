@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import library as operators
 
 from .. import _options
-from . import _raw
+from . import _native, _raw
 from ._raw import Call
 
 _SHARED = ("Tensor? sink, Tensor[] captures, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? seqused_q, "
@@ -26,8 +26,9 @@ REASON = ("the gradients of fa_attention are differentiated: accepted are first 
           "meant for other parts of the graph, detach these gradients)")
 
 library = operators.Library("fa_attention", "DEF")
-library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
-library.define(_BACKWARD, tags=(torch.Tag.pt2_compliant_tag,))
+for _schema in (_FORWARD, _BACKWARD):
+    for _text in (_schema, _schema.replace("(", "_kernel(", 1)):
+        library.define(_text, tags=(torch.Tag.pt2_compliant_tag,))
 forward_op = torch.ops.fa_attention.forward.default
 backward_op = torch.ops.fa_attention.backward.default
 
@@ -55,6 +56,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
     varlen = rest[0] is not None
     _options.check_names(rest[18], rest[19], (*rest[20], *rest[21]))
     _raw.check_tensors(q, k, v, varlen)
+    if _native.loaded:  # the kernels of a graph that is being made
+        _native.start(q.is_cuda)
     q = _raw.readable(q)
     o = _raw.like(q, q.shape[1], q.shape[0 if varlen else 2], v.shape[-1])
     shape = (q.shape[1], q.shape[0]) if varlen else (q.shape[0], q.shape[1], q.shape[2])
@@ -162,12 +165,29 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
     return rule
 
 
-for _key in ("CPU", "CUDA"):
-    library.impl("forward", _forward, _key)
-    library.impl("backward", _backward, _key)
-operators.register_fake("fa_attention::forward", _forward_fake, lib=library)
-operators.register_fake("fa_attention::backward", _backward_fake, lib=library)
-operators.register_autograd("fa_attention::forward", _differentiate, setup_context=_remember, lib=library)
-operators.register_autograd("fa_attention::backward", _refuse, lib=library)
-operators.register_vmap("fa_attention::forward", _mapped(forward_op, 3), lib=library)
-operators.register_vmap("fa_attention::backward", _mapped(backward_op, 7), lib=library)
+def _register_autograd(name: str, backward: Callable[..., Any], setup: Optional[Callable[..., Any]]) -> None:
+    """As torch.library.register_autograd, with a derivative that calls `name`_kernel. Compiled graphs then hold that, which has no
+    kernel in Python for autograd, at which each call would stop."""
+    try:
+        from torch._library import autograd
+
+        kernel = autograd.make_autograd_impl(getattr(torch.ops.fa_attention, f"{name}_kernel").default,
+                                             autograd.Info(backward, setup))
+        library.impl(name, kernel, "Autograd", with_keyset=True)
+    except (ImportError, AttributeError):
+        operators.register_autograd(f"fa_attention::{name}", backward, setup_context=setup, lib=library)
+    library.impl(f"{name}_kernel", operators.fallthrough_kernel, "Autograd")
+
+
+if not _native.load(library):
+    for _key in ("CPU", "CUDA"):
+        for _suffix in ("", "_kernel"):
+            library.impl(f"forward{_suffix}", _forward, _key)
+            library.impl(f"backward{_suffix}", _backward, _key)
+for _suffix in ("", "_kernel"):
+    operators.register_fake(f"fa_attention::forward{_suffix}", _forward_fake, lib=library)
+    operators.register_fake(f"fa_attention::backward{_suffix}", _backward_fake, lib=library)
+    operators.register_vmap(f"fa_attention::forward{_suffix}", _mapped(forward_op, 3), lib=library)
+    operators.register_vmap(f"fa_attention::backward{_suffix}", _mapped(backward_op, 7), lib=library)
+_register_autograd("forward", _differentiate, _remember)
+_register_autograd("backward", _refuse, None)

@@ -50,10 +50,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [..., h, s, d]")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal: accepted is one of them")
-    rank = query.dim()
+    rank = max(t.dim() for t in (query, key, value))
+    query, key, value = (t[(None,) * (rank - t.dim())] for t in (query, key, value))
     if rank < 4:
-        query, key, value = (t[(None,) * (4 - t.dim())] if t.dim() == 2 else t[:, None] if t.dim() == 3 else t
-                             for t in (query, key, value))
+        query, key, value = (t[None, None] if rank == 2 else t[:, None] for t in (query, key, value))
         if attn_mask is not None and rank == 3 and attn_mask.dim() == 3:
             attn_mask = attn_mask[:, None]
     if query.shape[-3] != key.shape[-3] and not enable_gqa:

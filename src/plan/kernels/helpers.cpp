@@ -183,6 +183,7 @@ constexpr Field kMaskRowsFields[] = {
     derived("kByKey", [](const KernelSpec&) { return 0; }).at(Field::Place::flags),
     field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa"),
     field<&SpecHead::warps>("warps").as("kWarps"),
+    field<&MaskRows::in_order>("in_order").when_set().as("kInOrder", "of keys, for a fixed order of sums"),
 };
 constexpr Kernel kMaskRows = mask_tiles("mask_rows", Op::mask_rows, kMaskRowsFields);
 

@@ -56,6 +56,8 @@ struct Schedule {
 
 /// Lists of key tiles, for tiles of rows, that a mask function keeps something of.
 struct MaskRows {
+  bool in_order = false;  ///< for a fixed order of sums, whatever is kept of a tile
+
   static const Kernel& kernel() noexcept;
   friend bool operator==(const MaskRows&, const MaskRows&) = default;
 };

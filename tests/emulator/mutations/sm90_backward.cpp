@@ -11,6 +11,10 @@ std::vector<Mutation> sm90_backward_mutations() {
   const KernelSpec alone = changed(hopper, [](KernelSpec& spec) { spec.without_dk = spec.without_dv = true; });
   const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
   const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
+  const KernelSpec causal_128_rows = changed(causal, [](KernelSpec& spec) {
+    spec.d_qk = 64;
+    spec.tile_m = 128;
+  });
   const KernelSpec ordered =
       changed(hopper, [](KernelSpec& spec) { spec.as<fa::plan::Sm90Backward>().ordered_dq = true; });
   using enum FaultKind;
@@ -257,9 +261,19 @@ std::vector<Mutation> sm90_backward_mutations() {
                  spoilt_row(causal),
                  {unfenced}},
                 {"hopper_backward_nan_of_hidden_keys_multiplied",
+                 "if (hides && kernel::any_infinite(dq)) multiply",
+                 "if (hides && kernel::any_infinite(dq) && lane < 0) multiply",
+                 spoilt_key(causal),
+                 {}},
+                {"hopper_backward_128_rows_nan_of_hidden_keys_multiplied",
                  "if (hides && kernel::any_infinite(dq)) {",
                  "if (hides && kernel::any_infinite(dq) && lane < 0) {",
-                 spoilt_key(causal),
+                 spoilt_key(causal_128_rows),
+                 {}},
+                {"hopper_backward_128_rows_finite_dq_left_in_registers",
+                 "for (int i = 0; i < 4; ++i) dq[4 * j + i] = ptx::from_bits(chunk.word[i]);",
+                 "static_cast<void>(chunk);",
+                 spoilt_key(causal_128_rows),
                  {}},
                 {"hopper_backward_k_of_another_map", "p.map_k, k_full()", "p.map_q, k_full()", hopper, {deadlock}},
             });

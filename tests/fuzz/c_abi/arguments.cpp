@@ -294,7 +294,7 @@ const fa_schedule_inputs* Arguments::schedule_inputs(const GivenConfig& config) 
   fa_schedule_inputs value{};
   const Sizes chosen = sizes(config);
   value.limits = shape(config);
-  if (!bad()) value.sequences = sequences(config, chosen);
+  if (!bad()) value.sequences = sequences(config, chosen, {});
   if (random_.one_in(3)) value.seq_begin = lengths({1}, chosen.b);
   return give(value);
 }
@@ -437,15 +437,17 @@ const std::int32_t* Arguments::lengths(std::vector<std::int32_t> values, std::in
   return reinterpret_cast<const std::int32_t*>(bytes + 1);  // off its alignment
 }
 
-const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes& sizes) {
+/// Of dense queries, `b` may be 0 for that of q, right or wrong.
+const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes& sizes, const fa_tensor& q) {
   const bool paged = config.seen.page_size > 0;
   requests_ = sizes.b;
   if ((config.seen.varlen != 0 || paged) == bad()) return nullptr;
   fa_sequences value{};
   value.b = sizes.b;
   spoil(&value.b);
-  requests_ = value.b;
-  const std::int64_t b = std::clamp<std::int64_t>(value.b, -1, std::int64_t{1} << 40);
+  const bool of_q = config.seen.varlen == 0 && value.b == 0 && q.rank == 4;
+  requests_ = of_q ? q.shape[0] : value.b;
+  const std::int64_t b = std::clamp<std::int64_t>(requests_, -1, std::int64_t{1} << 40);
   if (config.seen.varlen != 0 || !paged || bad()) value.cu_seqlens_q = lengths(sizes.cu_q, b + 1);
   if (!paged || bad()) value.cu_seqlens_kv = lengths(sizes.cu_kv, b + 1);
   if ((config.seen.varlen != 0 || !paged || bad()) && random_.one_in(3)) value.seqused_q = lengths({0}, b);
@@ -561,7 +563,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.q = heads_tensor(config, given, false, false, Use::input, &q);
   inputs.k = heads_tensor(config, given, true, false, Use::input, &k);
   inputs.v = heads_tensor(config, given, true, true, Use::input);
-  inputs.sequences = sequences(config, given);
+  inputs.sequences = sequences(config, given, q);
   if (config.seen.dropout > 0 || bad()) inputs.dropout = dropout();
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);
@@ -600,7 +602,7 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   inputs.dout = heads_tensor(config, given, false, true, Use::input);
   inputs.lse = statistic(config, given, Use::input);
   if (random_.one_in(2)) inputs.dlse = statistic(config, given, Use::input);
-  inputs.sequences = sequences(config, given);
+  inputs.sequences = sequences(config, given, q);
   if (config.seen.dropout > 0 || bad()) inputs.dropout = dropout();
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);

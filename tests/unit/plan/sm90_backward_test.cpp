@@ -467,10 +467,12 @@ TEST(Sm90BackwardLaunch, LongCausalTilesEndWithThoseOfManyHeads) {
     return backward_launch(p, {}, 1, {.family = Family::sm90}, kernels, multiprocessors).params;
   };
   EXPECT_EQ(params(132).heads_in_flight, 5) << "whose rows fit the L2 cache";
-  EXPECT_EQ(params(132).last_section, (64 - 13) / 5) << "13 heads are three rounds";
+  EXPECT_EQ(params(132).last_section, (64 - 5) / 5) << "5 heads are a round";
   p.h_kv = 2;  // 33 MB a head
   EXPECT_EQ(params(132).heads_in_flight, 4) << "that fill the GPU";
   EXPECT_EQ(params(132).last_section, 0);
+  p.h_kv = 8;  // 13 of its heads are three rounds
+  EXPECT_EQ(params(132).last_section, (32 - 13) / 4);
   p.causal = false;
   EXPECT_GT(params(132).last_section, 64) << "no section takes all";
 }

@@ -111,5 +111,35 @@ TEST(Sm90WideForward, PacksHeadsBesidePositions) {
   }
 }
 
+/// Of a causal grid in static rounds: the work of the busiest block as a fraction of the mean.
+double imbalance(std::int64_t m_blocks, std::int64_t heads, int section, int blocks) {
+  std::vector<std::int64_t> work(static_cast<std::size_t>(blocks));
+  const std::int64_t places = section * m_blocks;
+  for (std::int64_t i = 0; i < m_blocks * heads; ++i) {
+    const std::int64_t in_section = std::min<std::int64_t>(section, heads - i / places * section);
+    work[static_cast<std::size_t>(i % blocks)] += m_blocks - i % places / in_section;  // longest first
+  }
+  const double mean = static_cast<double>(heads * m_blocks * (m_blocks + 1) / 2) / blocks;
+  return static_cast<double>(*std::ranges::max_element(work)) / mean;
+}
+
+TEST(Sm90WideForwardLaunch, FewHeadsOfACausalGridGiveEqualWork) {
+  EXPECT_EQ(heads_of_spread_places(64, 32, 4, 132), 1);
+  EXPECT_EQ(heads_of_spread_places(64, 8, 4, 132), 0) << "no block comes by all places of a head";
+  EXPECT_EQ(heads_of_spread_places(64, 0, 4, 132), 0);
+  int found = 0;
+  for (const std::int64_t m_blocks : {16, 24, 32, 48, 64, 100, 128, 256}) {
+    for (const std::int64_t heads : {16, 32, 48, 64, 128}) {
+      for (const int blocks : {78, 114, 132}) {
+        const int section = heads_of_spread_places(m_blocks, heads, 4, blocks);
+        if (section == 0) continue;
+        ++found;
+        EXPECT_LT(imbalance(m_blocks, heads, section, blocks), 1.35) << m_blocks << ' ' << heads << ' ' << blocks;
+      }
+    }
+  }
+  EXPECT_GT(found, 60);
+}
+
 }  // namespace
 }  // namespace fa::plan

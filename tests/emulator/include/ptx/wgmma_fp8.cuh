@@ -28,8 +28,8 @@ struct WgmmaFp8 {
                      .b = b,
                      .columns = kN,
                      .half = kWgmmaByte<A>,
-                     .half_b = kWgmmaByte<B>,
-                     .accumulate = accumulate},
+                     .accumulate = accumulate,
+                     .half_b = kWgmmaByte<B>},
                     site);
   }
 
@@ -40,8 +40,8 @@ struct WgmmaFp8 {
                      .b = b,
                      .columns = kN,
                      .half = kWgmmaByte<A>,
-                     .half_b = kWgmmaByte<B>,
-                     .accumulate = accumulate},
+                     .accumulate = accumulate,
+                     .half_b = kWgmmaByte<B>},
                     site);
   }
 };

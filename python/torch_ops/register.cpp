@@ -1,0 +1,186 @@
+// The operators of fa_attention for PyTorch's dispatcher, by its stable ABI: one library serves every PyTorch from 2.10
+// on, and no Python is needed to build it. Schemas of `forward` and `backward` are defined by fa_attention.torch.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include "attention.hpp"
+
+namespace {
+
+using fa_torch::Options;
+using fa_torch::Rest;
+using fa_torch::Tensor;
+
+/// The arguments of an operator, from first to last. An operator owns its arguments: what was not asked for, because an
+/// earlier one was refused, is not given back.
+class Arguments {
+ public:
+  explicit Arguments(const StableIValue* stack) : next_(stack) {}
+
+  template <class Value>
+  Value get() {
+    return torch::stable::detail::to<Value>(*next_++);
+  }
+  Tensor tensor() { return Tensor(get<AtenTensorHandle>()); }
+  Tensor optional_tensor() {
+    const auto given = get<std::optional<AtenTensorHandle>>();
+    return given ? Tensor(*given) : Tensor();
+  }
+  std::vector<Tensor> tensors() {
+    std::vector<Tensor> result;
+    for (const AtenTensorHandle handle : get<std::vector<AtenTensorHandle>>()) result.emplace_back(handle);
+    return result;
+  }
+
+ private:
+  const StableIValue* next_;
+};
+
+/// Arguments from `causal` on, but for varlen.
+Options options_from(Arguments& arguments) {
+  Options options;
+  options.causal = arguments.get<bool>();
+  options.scale = arguments.get<std::optional<double>>();
+  options.top_left = arguments.get<bool>();
+  options.window_left = arguments.get<std::optional<std::int64_t>>();
+  options.window_right = arguments.get<std::optional<std::int64_t>>();
+  options.chunk = arguments.get<std::int64_t>();
+  options.dropout = arguments.get<double>();
+  options.deterministic = arguments.get<bool>();
+  options.score = arguments.get<std::optional<std::string>>();
+  options.mask = arguments.get<std::optional<std::string>>();
+  options.tensor_names = arguments.get<std::vector<std::string>>();
+  options.number_names = arguments.get<std::vector<std::string>>();
+  return options;
+}
+
+/// Arguments from `sink` on, and the number of the options that follow.
+std::pair<Rest, std::int64_t> rest_from(Arguments& arguments) {
+  Rest rest;
+  rest.sink = arguments.optional_tensor();
+  rest.captures = arguments.tensors();
+  for (Tensor* tensor : {&rest.cu_seqlens_q, &rest.cu_seqlens_kv, &rest.seqused_q, &rest.seqused_kv, &rest.rng_state}) {
+    *tensor = arguments.optional_tensor();
+  }
+  for (std::int64_t* number : {&rest.max_s_q, &rest.max_s_kv, &rest.seed, &rest.offset})
+    *number = arguments.get<std::int64_t>();
+  rest.numbers = arguments.get<std::vector<double>>();
+  Options options = options_from(arguments);
+  options.varlen = bool(rest.cu_seqlens_q);
+  return {std::move(rest), fa_torch::number_of(options)};
+}
+
+StableIValue put(Tensor& tensor) {
+  return torch::stable::detail::from(tensor.release());
+}
+
+void forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  const auto [rest, options] = rest_from(arguments);
+  fa_torch::Forward result = fa_torch::forward(std::move(q), std::move(k), std::move(v), options, rest, true);
+  stack[0] = put(result.o);
+  stack[1] = put(result.lse);
+}
+
+void backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor dout = arguments.optional_tensor(), dlse = arguments.optional_tensor();
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor();
+  Tensor lse = arguments.tensor();
+  const auto [rest, options] = rest_from(arguments);
+  const auto needed = arguments.get<std::vector<bool>>();
+  fa_torch::Backward result = fa_torch::backward(std::move(dout), std::move(dlse), std::move(q), std::move(k),
+                                                 std::move(v), std::move(o), std::move(lse), options, rest, needed);
+  StableListHandle list = nullptr;
+  fa_torch::check(torch_new_list_reserve_size(result.dcaptures.size(), &list), "a list");
+  for (Tensor& tensor : result.dcaptures) fa_torch::check(torch_list_push_back(list, put(tensor)), "a list");
+  Tensor* main[4] = {&result.dq, &result.dk, &result.dv, &result.dsink};
+  for (int n = 0; n < 4; ++n) stack[n] = put(*main[n]);
+  stack[4] = torch::stable::detail::from(list);
+}
+
+/// Calls without captures, sink, packing and dropout, by the number of their options.
+void attend(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  fa_torch::Forward result =
+      fa_torch::forward(std::move(q), std::move(k), std::move(v), arguments.get<std::int64_t>(), {}, false);
+  stack[0] = put(result.o);
+}
+
+void attend_lse(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  fa_torch::Forward result =
+      fa_torch::forward(std::move(q), std::move(k), std::move(v), arguments.get<std::int64_t>(), {}, true);
+  stack[0] = put(result.o);
+  stack[1] = put(result.lse);
+}
+
+void attend_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor dout = arguments.optional_tensor(), dlse = arguments.optional_tensor();
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor();
+  Tensor lse = arguments.tensor();
+  const auto options = arguments.get<std::int64_t>(), needed = arguments.get<std::int64_t>();
+  fa_torch::Backward result =
+      fa_torch::backward(std::move(dout), std::move(dlse), std::move(q), std::move(k), std::move(v), std::move(o),
+                         std::move(lse), options, {}, {(needed & 1) != 0, (needed & 2) != 0, (needed & 4) != 0, false});
+  stack[0] = put(result.dq);
+  stack[1] = put(result.dk);
+  stack[2] = put(result.dv);
+}
+
+void options(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  const Options given = options_from(arguments);
+  stack[0] = torch::stable::detail::from(fa_torch::number_of(given));
+}
+
+void open(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  const auto path = arguments.get<std::string>();
+  if (arguments.get<bool>()) {
+    fa_torch::open(path);
+  } else {
+    fa_torch::open_later(path);
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fa_attention, library) {
+  library.def("_open(str path, bool now) -> ()");
+  library.def(
+      "_options(bool causal, float? scale, bool top_left, int? window_left, int? window_right, int chunk, float "
+      "dropout, "
+      "bool deterministic, str? score, str? mask, str[] tensor_names, str[] number_names) -> int");
+  library.def("_attend(Tensor q, Tensor k, Tensor v, int options) -> Tensor");
+  library.def("_attend_lse(Tensor q, Tensor k, Tensor v, int options) -> (Tensor, Tensor)");
+  library.def(
+      "_attend_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, int options, "
+      "int needed) -> (Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fa_attention, CompositeExplicitAutograd, library) {
+  library.impl("_open", open);
+  library.impl("_options", options);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fa_attention, CPU, library) {
+  for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
+  for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
+  library.impl("_attend", attend);
+  library.impl("_attend_lse", attend_lse);
+  library.impl("_attend_backward", attend_backward);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fa_attention, CUDA, library) {
+  for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
+  for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
+  library.impl("_attend", attend);
+  library.impl("_attend_lse", attend_lse);
+  library.impl("_attend_backward", attend_backward);
+}
