@@ -17,34 +17,37 @@ KernelSpec cluster_of(int blocks) {
 std::vector<Mutation> sm90_backward_split_mutations() {
   const KernelSpec pair = cluster_of(2);
   using enum FaultKind;
-  return in("sm90/sm90_backward.cuh",
-            {
-                {"cluster_sums_take_tiles_that_products_read",
-                 "ptx::barrier_sync(1, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles",
-                 "// no warpgroup's products read the tiles",
-                 pair,
-                 {shared_race, source_overwritten}},
-                {"cluster_sums_read_before_they_are_there",
-                 "ptx::cluster_sync();  // all sums are there",
-                 "// all sums are there",
-                 pair,
-                 {shared_in_flight, shared_race, shared_uninitialised}},
-                {"cluster_block_leaves_with_its_sums",
-                 "ptx::cluster_sync();  // another block may still read sums here",
-                 "// another block may still read sums here",
-                 pair,
-                 {exited_block}},
-                {"cluster_blocks_store_the_same_keys",
-                 "const int first = work.tile.split * 4 * kConsumers + warp;",
-                 "const int first = warp;",
-                 pair,
-                 {global_uninitialised}},
-                {"cluster_rank_in_a_descriptor",
-                 "if constexpr (kSplitBlocks > 1) return ptx::without_rank(tile);",
-                 "",
-                 pair,
-                 {bad_descriptor}},
-            });
+  return joined(
+      {in("sm90/sm90_backward.cuh",
+          {
+              {"cluster_sums_take_tiles_that_products_read",
+               "ptx::barrier_sync(1, kConsumers * kWarpgroup);  // no warpgroup's products read the tiles",
+               "// no warpgroup's products read the tiles",
+               pair,
+               {shared_race, source_overwritten}},
+              {"cluster_sums_read_before_they_are_there",
+               "ptx::cluster_sync();  // all sums are there",
+               "// all sums are there",
+               pair,
+               {shared_in_flight, shared_race, shared_uninitialised}},
+              {"cluster_block_leaves_with_its_sums",
+               "ptx::cluster_sync();  // another block may still read sums here",
+               "// another block may still read sums here",
+               pair,
+               {exited_block}},
+              {"cluster_blocks_store_the_same_keys",
+               "const int first = work.tile.split * 4 * kConsumers + warp;",
+               "const int first = warp;",
+               pair,
+               {global_uninitialised}},
+          }),
+       in("sm90/sm90_backward_block.cuh", {
+                                              {"cluster_rank_in_a_descriptor",
+                                               "if constexpr (kSplitBlocks > 1) return ptx::without_rank(tile);",
+                                               "",
+                                               pair,
+                                               {bad_descriptor}},
+                                          })});
 }
 
 std::vector<Mutation> sm90_backward_cluster_mutations() {

@@ -1,0 +1,349 @@
+#ifndef FA_TEMPLATES_SM90_SM90_BACKWARD_PRODUCTS_CUH_
+#define FA_TEMPLATES_SM90_SM90_BACKWARD_PRODUCTS_CUH_
+
+#include <common/backward_schedule.cuh>
+#include <common/constants.cuh>
+#include <common/dropout.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <common/variant_backward.cuh>
+#include <ptx/language.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/math.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <ptx/wgmma.cuh>
+#include <sm90/sm90_backward_cluster.cuh>
+#include <sm90/sm90_backward_rows.cuh>
+#include <sm90/sm90_backward_store.cuh>
+#include <sm90/sm90_finite_keys.cuh>
+#include <sm90/sm90_shared_tile.cuh>
+
+namespace fa::sm90 {
+
+/// What the loops of the consumers are made of: products, P and dS in registers, and dQ on its way out.
+template <class Config>
+struct BackwardProducts : BackwardRows<Config> {
+  using Base = BackwardRows<Config>;
+  using T = typename Base::T;
+  using Variant = typename Base::Variant;
+  using QTile = typename Base::QTile;
+  using DoTile = typename Base::DoTile;
+  using KTile = typename Base::KTile;
+  using VTile = typename Base::VTile;
+  using DsTile = typename Base::DsTile;
+  using SGemm = typename Base::SGemm;
+  using DvGemm = typename Base::DvGemm;
+  using DkGemm = typename Base::DkGemm;
+  using DqGemm = typename Base::DqGemm;
+  using S = typename Base::S;
+  using Operand = typename Base::Operand;
+  using Drops = typename Base::Drops;
+  using Dv = typename Base::Dv;
+  using Dk = typename Base::Dk;
+  using Dq = typename Base::Dq;
+  using Functions = typename Base::Functions;
+  using Job = typename Base::Job;
+  using Place = typename Base::Place;
+  using Base::Base;
+  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kQkSteps, Base::kVSteps, Base::kMSteps, Base::kDqByRows,
+      Base::kDqColumns, Base::kVarlen, Base::kDropout, Base::kOrdered, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided,
+      Base::kLists, Base::kHides, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
+      Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared,
+      Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::lane_index, Base::warp_index,
+      Base::tile_list, Base::stop, Base::place;
+
+  FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
+    const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
+    return {params,
+            work.lengths,
+            work.tile.batch,
+            place.head,
+            place.m_block * kTileM,
+            work.first_key(),
+            lse_shared(stage) + statistics,
+            delta_shared(stage) + statistics,
+            true};
+  }
+
+  /// S^T becomes P^T, and dP^T becomes dS^T.
+  FA_DEVICE void apply_functions(S& s, S& dp, typename Functions::CaptureGradients& by_capture, const Job& work,
+                                 const Place& place, int stage, const typename Functions::Loaded& loaded) const {
+    const Functions scores = functions(work, place, stage);
+    const bool whole = Variant::kMask ? is_kept<true>(work, place) : scores.plain();
+    scores.template differentiate<kLoadAhead>(s, dp, by_capture, whole, loaded);
+  }
+
+  /// Whether a tile is known as one of which the mask function keeps all that masks in closed form leave, or with kAll
+  /// all.
+  template <bool kAll>
+  FA_DEVICE bool is_kept(const Job& work, const Place& place) const {
+    if constexpr (kLists) return place.index < ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2));
+    return false;
+  }
+
+  /// Whether masks hide keys of the tile from its rows; the mask function where it is not known to keep all.
+  FA_DEVICE bool hides_keys(const Job& work, const Place& place) const {
+    if constexpr (Variant::kMask) {
+      return !is_kept<true>(work, place);
+    } else {
+      return kernel::hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, work.lengths, place.m_block * kTileM,
+                                                                         work.first_key());
+    }
+  }
+
+  /// The same of the tile before `next`; true too where that is of another head.
+  FA_DEVICE bool hid_keys(const Job& work, const Place& next) const {
+    Place last = next;
+    if constexpr (kLists) {
+      if (last.index-- == 0) return true;
+    } else if constexpr (kOrdered) {
+      if (++last.m_block == stop(work)) return true;
+    } else {
+      if (last.m_block-- == work.steps.first) return true;
+    }
+    return hides_keys(work, last);
+  }
+
+  /// Starts S^T = K Q^T, [64, tile_m].
+  FA_DEVICE void issue_scores(S& s, int stage, int consumer) const {
+    ptx::wgmma_forget(s);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kQkSteps; ++step) {
+      SGemm::template shared<false>(s, KTile::k_major(described(k_shared()), consumer * 64, step),
+                                    QTile::k_major(described(q_shared(stage)), 0, step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts dP^T = V dO^T, [64, tile_m].
+  FA_DEVICE void issue_dp(S& dp, int stage, int consumer) const {
+    ptx::wgmma_forget(dp);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kVSteps; ++step) {
+      SGemm::template shared<false>(dp, VTile::k_major(described(v_shared()), consumer * 64, step),
+                                    DoTile::k_major(described(do_shared(stage)), 0, step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts an accumulation over the rows of a query tile: dV += P^T dO or dK += dS^T Q.
+  template <class Gemm, class Tile, class Sum>
+  FA_DEVICE void issue_registers(Sum& sum, const Operand& operand, uint32_t tile) const {
+    ptx::wgmma_tie(sum);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kMSteps; ++step) {
+      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(described(tile), step), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  FA_DEVICE void issue_dv(Dv& dv, const Operand& weights, uint32_t tile) const {
+    if constexpr (kWantsDv) issue_registers<DvGemm, DoTile>(dv, weights, tile);
+  }
+  FA_DEVICE void issue_dk(Dk& dk, const Operand& ds, uint32_t tile) const {
+    if constexpr (kWantsDk) issue_registers<DkGemm, QTile>(dk, ds, tile);
+  }
+  FA_DEVICE static void tie_dv(Dv& dv) {
+    if constexpr (kWantsDv) ptx::wgmma_tie(dv);
+  }
+  FA_DEVICE static void tie_dk(Dk& dk) {
+    if constexpr (kWantsDk) ptx::wgmma_tie(dk);
+  }
+
+  /// Starts dQ = dS K, [64, dq_columns].
+  FA_DEVICE void issue_dq(Dq& dq, int buffer, int consumer) const {
+    const int row = kDqByRows ? 64 * consumer : 0;
+    // A warpgroup past the last column computes one that it does not add.
+    const int slab = consumer < KTile::kSlabs ? consumer : KTile::kSlabs - 1;
+    const uint32_t columns = kDqByRows ? 0 : slab * KTile::kSlabBytes;
+    ptx::wgmma_forget(dq);
+    ptx::wgmma_fence();
+    FA_UNROLL
+    for (int step = 0; step < kTileN / 16; ++step) {
+      DqGemm::template shared<true>(dq, DsTile::k_major(described(ds_shared(buffer)), row, step),
+                                    KTile::mn_major(described(k_shared() + columns), step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `first_key`: the warp's first key.
+  FA_DEVICE void exponentiate(S& s, int stage, const Job& work, const Place& place, int first_key) const {
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int j = 0; j < kTileM / 8; ++j) {
+      float row[2];
+      ptx::ld_shared_f32x2(row, lse_shared(stage) + 8 * (lane % 4) + 32 * j);
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
+    }
+    if constexpr (kLists) {
+      if (!is_kept<false>(work, place)) functions(work, place, stage).hide(s);
+    }
+    if constexpr (kTwoSided) {
+      mask_two_sided(s, work, place.m_block, first_key);
+      return;
+    }
+    // Behind it only rows would see a key that are not there.
+    const int key_end = kernel::keys_end<Config::kCausal, Variant>(params, work.lengths, work.lengths.s_q - 1);
+    if (first_key + 16 > key_end) {
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 2; ++i) {
+        if (first_key + lane / 4 + i / 2 % 2 * 8 >= key_end) s[i] = 0.f;
+      }
+    }
+    const int first_limit = place.m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
+    if (Config::kCausal && first_limit < 15) {
+      const int limit = first_limit + 2 * (lane % 4) - lane / 4;
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 2; ++i) {
+        if (limit + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0.f;
+      }
+    }
+  }
+
+  /// P^T = 0 outside of windows and chunks, which keep each key for the rows between two.
+  FA_DEVICE void mask_two_sided(S& s, const Job& work, int m_block, int first_key) const {
+    const int first_row = m_block * kTileM;
+    if (first_key + 16 <= work.lengths.s_kv &&
+        kernel::rows_begin<Config::kCausal, Variant>(params, work.lengths, first_key + 15) <= first_row &&
+        kernel::rows_end<Variant>(params, work.lengths, first_key) >= first_row + kTileM) {
+      return;
+    }
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int key = first_key + lane / 4 + 8 * r;
+      const int first_query = first_row + 2 * (lane % 4);  // of this thread
+      const int begin = kernel::rows_begin<Config::kCausal, Variant>(params, work.lengths, key) - first_query;
+      const int rows_end = kernel::rows_end<Variant>(params, work.lengths, key) - first_query;
+      const int end = key < work.lengths.s_kv ? rows_end : begin;
+      FA_UNROLL
+      for (int j = 0; j < kTileM / 8; ++j) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (8 * j + e < begin || 8 * j + e >= end) s[4 * j + 2 * r + e] = 0.f;
+        }
+      }
+    }
+  }
+
+  /// Which elements of P^T are dropped.
+  FA_DEVICE void draw(Drops& drops, const Job& work, const Place& place, int first_key) const {
+    const kernel::Dropout dropout(params.dropout, static_cast<int64_t>(work.tile.batch) * params.h_q + place.head);
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int i = 0; i < kTileM / 64; ++i) {
+      drops[i] = dropout.draw_transposed<8>(first_key, place.m_block * kTileM + 64 * i, lane);
+    }
+  }
+  FA_DEVICE static bool dropped(const Drops& drops, int i) {
+    return kernel::Dropout::dropped(drops[i / 32], i % 32 / 4, i % 4);
+  }
+
+  /// dS^T = P^T o (dP^T - delta). With dropout keep * dS^T = P^T o (Z^T o dP^T - keep * delta), Z being 0 where P was
+  /// dropped: what is missing of dK, dQ and dV is their factor 1 / keep.
+  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta, [[maybe_unused]] const Drops& drops) const {
+    const int lane = lane_index();
+    FA_UNROLL
+    for (int j = 0; j < kTileM / 8; ++j) {
+      float row[2];
+      ptx::ld_shared_f32x2(row, delta + 8 * (lane % 4) + 32 * j);
+      FA_UNROLL
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        if constexpr (kDropout) {
+          dp[i] = s[i] * ptx::fma(row[i % 2], -params.dropout.keep, dropped(drops, i) ? 0.f : dp[i]);
+        } else {
+          dp[i] = s[i] * (dp[i] - row[i % 2]);
+        }
+      }
+    }
+  }
+
+  /// Accumulators become the A operand of the next product.
+  FA_DEVICE static void pack(Operand& operand, const S& s) {
+    FA_UNROLL
+    for (int i = 0; i < kTileM / 4; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// Likewise P^T, or Z^T o P^T.
+  FA_DEVICE static void pack_weights(Operand& operand, const S& s, [[maybe_unused]] const Drops& drops) {
+    if constexpr (kDropout) {
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 4; ++i) {
+        const uint32_t pair = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+        operand[i / 4][i % 4] = pair & ~kernel::Dropout::dropped_pair(drops[i / 16], i % 16 / 2, i % 2);
+      }
+    } else {
+      pack(operand, s);
+    }
+  }
+
+  /// dS, rows down again, into the warpgroup's 64 columns of the shared tile.
+  FA_DEVICE void share(const Operand& ds, uint32_t tile, int consumer) const {
+    const int lane = lane_index();
+    // Matrices of 8 keys and 8 rows: keys 0, keys 8 of rows 0, the same of rows 8.
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = 2 * warp_index() + lane / 8 % 2;
+    const uint32_t own = tile + consumer * DsTile::kSlabBytes + row * 128 + (chunk ^ lane % 8) * kernel::kChunkBytes;
+    FA_UNROLL
+    for (int step = 0; step < kMSteps; ++step) {
+      ptx::stmatrix_x4_trans(own + step * 16 * 128, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
+    }
+  }
+
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them. `rows`:
+  /// how many of the tile count, `count`: steps taken with this one, `hides`: whether dS is 0 for keys that may be NaN.
+  FA_DEVICE void hand_over_dq(Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
+                              [[maybe_unused]] bool hides) const {
+    constexpr int kColumnGroups = kHeadDimQk / 8;
+    // Behind the wait, which ends a block of instructions anyway: a branch behind the stores costs d 64 2 %. With 64
+    // rows there are no registers for that.
+    constexpr bool kHidesEarly = kHides && kTileM > 64;
+    const int column_group = kDqByRows ? 0 : 8 * consumer;
+    const int lane = lane_index();
+    const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
+    const uint32_t own = shared + kLayout.dq + row_group * kDqRowBytes + column_group * 512 + lane * 16;
+    ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count) % 2);  // the last step's has left
+    if constexpr (kHidesEarly) {
+      if (hides && kernel::any_infinite(dq)) {
+        multiply_by_finite_keys_of(column_group, row_group, count, own);
+        FA_UNROLL
+        for (int j = 0; j < kDqColumns / 8; ++j) {
+          const kernel::Chunk chunk = ptx::ld_shared_chunk(own + j * 512);
+          FA_UNROLL
+          for (int i = 0; i < 4; ++i) dq[4 * j + i] = ptx::from_bits(chunk.word[i]);
+        }
+      }
+    }
+    if (!kVarlen || 16 * row_group < rows) {
+      FA_UNROLL
+      for (int j = 0; j < kDqColumns / 8; ++j) {
+        if (column_group + j >= kColumnGroups) break;
+        ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
+                                              ptx::bits(dq[4 * j + 3])}});
+      }
+    }
+    if constexpr (kHides && !kHidesEarly) {
+      if (hides && kernel::any_infinite(dq)) multiply_by_finite_keys_of(column_group, row_group, count, own);
+    }
+    ptx::fence_proxy_async();
+    ptx::sync_warp();  // these rows are complete, for the copy engine too
+    if (lane == 0) ptx::mbarrier_arrive(dq_full());
+  }
+
+  /// A warp's dQ of the step before `count` once more, into its place in shared memory.
+  FA_DEVICE void multiply_by_finite_keys_of(int column_group, int row_group, int count, uint32_t own) const {
+    const int fragments = kernel::minimum(kDqColumns / 8, kHeadDimQk / 8 - column_group);
+    multiply_by_finite_keys<T, DsTile, kTileN>(own, fragments, ds_shared((count - 1) % 2), 16 * row_group,
+                                               k_shared() + column_group / 8 * KTile::kSlabBytes, lane_index());
+  }
+};
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_BACKWARD_PRODUCTS_CUH_
