@@ -301,8 +301,7 @@ struct BackwardProducts : BackwardRows<Config> {
   FA_DEVICE void hand_over_dq(Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
                               [[maybe_unused]] bool hides) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
-    // Behind the wait, which ends a block of instructions anyway: a branch behind the stores costs d 64 2 %. With 64
-    // rows there are no registers for that.
+    // Behind the wait, which ends a block of instructions anyway. With 64 rows there are no registers for that.
     constexpr bool kHidesEarly = kHides && kTileM > 64;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();

@@ -112,8 +112,9 @@ TEST_F(ScheduleLaunches, GridsDoNotDependOnTheNumberOfRequests) {
     call(attention, inputs(b), b);
     return launches_().back().grid;
   };
-  EXPECT_EQ(grid(1), grid(64));
+  EXPECT_EQ(grid(4), grid(64));
   EXPECT_EQ(grid(64), grid(2000));
+  EXPECT_EQ(grid(1), 132U) << "few heads have deeper buffers, and a block a multiprocessor";
 }
 
 TEST_F(ScheduleLaunches, ThousandsOfRequestsTakeSeveralBlocksThatCount) {
