@@ -5,7 +5,7 @@
  * that are rendered, compiled, cached and launched at run time. It mirrors <fa/attention.hpp> for every other language.
  * Unlike the C++ API it is binary-stable: what is here keeps its meaning, new fields are appended to structs, new
  * functions are added. What exactly is computed is in docs/numerics.md (Dao, "FlashAttention-2", 2023; on Hopper Shah
- * et al., "FlashAttention-3", 2024).
+ * et al., "FlashAttention-3", 2024). It is one file, however long, so that a program can carry it alone.
  *
  * A complete call:
  *
