@@ -75,7 +75,8 @@ enum fa_status {
 };
 
 /* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a
- * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype); q, k and v may be FA_E4M3 or FA_E5M2. */
+ * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype); q, k and v may be FA_E4M3 or FA_E5M2.
+ */
 enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6, FA_E5M2 = 7 };
 
 /* Where an attention runs. */
@@ -263,8 +264,8 @@ typedef struct fa_config {
                          `kernel` */
   int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16 or FA_F16, where has_o_dtype is nonzero;
-   * else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper and
-   * the host; head dims are multiples of 16 up to 256. */
+   * else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper
+   * and the host; head dims are multiples of 16 up to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
 } fa_config;

@@ -5,9 +5,9 @@
 
 #include <common/padding_params.cuh>
 #include <common/stored_params.cuh>
-#include <sm90/sm90_fp8_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/tensor.hpp>
+#include <sm90/sm90_fp8_params.cuh>
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"

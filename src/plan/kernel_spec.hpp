@@ -95,10 +95,10 @@ struct Kernel;
 /// number of multiprocessors.
 struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
-  using Own =
-      std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
-                   Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
-                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward, Sm90Fp8Forward>;
+  using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
+                           Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
+                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
+                           Sm90WideForward, Sm90Fp8Forward>;
   Own own;
 
   template <class Which>

@@ -20,26 +20,24 @@ template <class A, class B, int kN>
 struct WgmmaFp8;
 
 // FA_WGMMA_FP8(type of A, type of B, N, registers of D, and the numbers of the operands after them)
-#define FA_WGMMA_FP8(type_a, type_b, n, regs, i0, i1, i2, i3, i4, i5)                                               \
-  template <>                                                                                                      \
-  struct WgmmaFp8<type_a, type_b, n> {                                                                             \
-    static FA_DEVICE void shared(float (&d)[regs], uint64_t a, uint64_t b, bool accumulate) {                      \
-      asm volatile(                                                                                                \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k32.f32." #type_a \
-          "." #type_b " {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p, 1, 1;\n}\n"                             \
-          : FA_WGMMA_OUT_##regs                                                                                    \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                    \
-    }                                                                                                              \
-    static FA_DEVICE void registers(float (&d)[regs], const uint32_t (&a)[4], uint64_t b, bool accumulate) {       \
-      asm volatile(                                                                                                \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k32.f32." #type_a \
-          "." #type_b " {" FA_WGMMA_REGS_##regs "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4               \
-          ", p, 1, 1;\n}\n"                                                                                        \
-          : FA_WGMMA_OUT_##regs                                                                                    \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));                \
-    }                                                                                                              \
+#define FA_WGMMA_FP8(type_a, type_b, n, regs, i0, i1, i2, i3, i4, i5)                                                 \
+  template <>                                                                                                         \
+  struct WgmmaFp8<type_a, type_b, n> {                                                                                \
+    static FA_DEVICE void shared(float (&d)[regs], uint64_t a, uint64_t b, bool accumulate) {                         \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n              \
+                   "k32.f32." #type_a "." #type_b " {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p, 1, 1;\n}\n"    \
+                   : FA_WGMMA_OUT_##regs                                                                              \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                              \
+    }                                                                                                                 \
+    static FA_DEVICE void registers(float (&d)[regs], const uint32_t (&a)[4], uint64_t b, bool accumulate) {          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n              \
+                   "k32.f32." #type_a "." #type_b " {" FA_WGMMA_REGS_##regs "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 \
+                                                                            "}, %" #i4 ", p, 1, 1;\n}\n"              \
+                   : FA_WGMMA_OUT_##regs                                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));          \
+    }                                                                                                                 \
   };
-#define FA_WGMMA_FP8_ALL(...)            \
+#define FA_WGMMA_FP8_ALL(...)           \
   FA_WGMMA_FP8(e4m3, e4m3, __VA_ARGS__) \
   FA_WGMMA_FP8(e4m3, e5m2, __VA_ARGS__) \
   FA_WGMMA_FP8(e5m2, e5m2, __VA_ARGS__)
