@@ -71,7 +71,7 @@ struct Backward : BackwardDqAlone<Config> {
       Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared,
       Base::delta_shared, Base::k_empty, Base::v_empty, Base::step_empty, Base::init_barriers, Base::lane_index,
       Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::has_job,
-      Base::release_job, Base::again, Base::find_jobs, Base::place, Base::advance, Base::rows_of, Base::produce,
+      Base::release_job, Base::again, Base::find_jobs, Base::place_of, Base::advance, Base::rows_of, Base::produce,
       Base::add_dq, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout, Base::has_rows_without_keys,
       Base::functions, Base::apply_functions, Base::hides_keys, Base::hid_keys, Base::issue_scores, Base::issue_dp,
       Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq, Base::exponentiate, Base::draw,
@@ -201,7 +201,7 @@ struct Backward : BackwardDqAlone<Config> {
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
     const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
-    Place next = place(work);
+    Place next = place_of(work);
 
     await_keys(work, parity);
     await_q(count);
@@ -304,7 +304,7 @@ struct Backward : BackwardDqAlone<Config> {
     const Job work = job(round);
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
-    Place next = place(work);
+    Place next = place_of(work);
 
     await_keys(work, parity);
     await_q(count);

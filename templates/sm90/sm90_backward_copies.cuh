@@ -37,7 +37,7 @@ struct BackwardCopies : BackwardJobs<Config> {
       Base::do_shared, Base::lse_shared, Base::delta_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
       Base::q_full, Base::do_full, Base::step_empty, Base::dq_full, Base::dq_empty, Base::job_empty, Base::stage_of,
       Base::parity_of, Base::stop, Base::located, Base::row_index, Base::has_job, Base::again, Base::job_for_copies,
-      Base::place, Base::advance;
+      Base::place_of, Base::advance;
 
   // ---- producer: one thread
 
@@ -213,7 +213,7 @@ struct BackwardCopies : BackwardJobs<Config> {
       const Job work = job_for_copies(round);
       if (work.has_steps()) {
         const int end_in_front = kOrdered ? end_of_tile_in_front(work, round) : 0;
-        Place at = place(work);
+        Place at = place_of(work);
         FA_UNROLL_BY(1)
         for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
           if constexpr (kOrdered) {  // beside the products

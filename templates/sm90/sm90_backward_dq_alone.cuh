@@ -38,9 +38,9 @@ struct BackwardDqAlone : BackwardProducts<Config> {
       Base::kKeysInRegisters, Base::kHides, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared,
       Base::ds_shared, Base::delta_shared, Base::described, Base::k_empty, Base::v_empty, Base::step_empty,
       Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::again,
-      Base::place, Base::advance, Base::rows_of, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout,
-      Base::has_rows_without_keys, Base::hides_keys, Base::issue_scores, Base::issue_dp, Base::issue_dq,
-      Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::share, Base::hand_over_dq;
+      Base::place_of, Base::advance, Base::rows_of, Base::await_keys, Base::await_values, Base::await_q,
+      Base::await_dout, Base::has_rows_without_keys, Base::hides_keys, Base::issue_scores, Base::issue_dp,
+      Base::issue_dq, Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::share, Base::hand_over_dq;
 
   /// The same where dQ alone is wanted. No sums take registers: the scores of a step are computed beside P and dP of
   /// the one before, and dQ is handed over, and exponentials are taken, while the next dP is computed. K and V of the
@@ -55,7 +55,7 @@ struct BackwardDqAlone : BackwardProducts<Config> {
     int left = work.steps.end - work.steps.begin;
     if (left <= 0) return false;
     const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
-    Place next = place(work);
+    Place next = place_of(work);
 
     await_keys(work, parity);
     await_q(count);

@@ -262,7 +262,7 @@ struct BackwardJobs : BackwardBlock<Config> {
     int index;  // of the tile in the tile list
   };
 
-  FA_DEVICE Place place(const Job& work) const {
+  FA_DEVICE Place place_of(const Job& work) const {
     const Query query(work, stop(work), params.group);
     const Query at = located(work, query);
     return {at.m_block, first_row_group(work, at), at.head, query.m_block};

@@ -52,7 +52,7 @@ struct BackwardProducts : BackwardRows<Config> {
       Base::kLists, Base::kHides, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
       Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared,
       Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::lane_index, Base::warp_index,
-      Base::tile_list, Base::stop, Base::place;
+      Base::tile_list, Base::stop, Base::place_of;
 
   FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));

@@ -33,7 +33,7 @@ struct BackwardRows : BackwardCopies<Config> {
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kConsumers, Base::kVarlen, Base::kTwoSided, Base::params, Base::k_shared,
       Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared, Base::delta_shared, Base::k_full, Base::v_full,
-      Base::q_full, Base::do_full, Base::lane_index, Base::stage_of, Base::parity_of, Base::place;
+      Base::q_full, Base::do_full, Base::lane_index, Base::stage_of, Base::parity_of, Base::place_of;
 
   // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count, nor do
   // rows that keep no key: they become zeros, since what is multiplied by 0 need not be finite.
