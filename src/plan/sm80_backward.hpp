@@ -12,7 +12,7 @@ namespace fa::plan {
 
 struct BackwardFamily;
 
-/// Dynamic shared memory of a thread block: the layouts of templates/sm80/sm80_backward.cuh and
+/// Dynamic shared memory of a thread block: the layouts of templates/sm80/sm80_backward_traits.cuh and
 /// sm80_backward_dq.cuh.
 int sm80_backward_shared_bytes(const KernelSpec& spec);
 int sm80_backward_dq_shared_bytes(const KernelSpec& spec);

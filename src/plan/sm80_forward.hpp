@@ -12,7 +12,7 @@ namespace fa::plan {
 
 struct ForwardFamily;
 
-/// Dynamic shared memory of a thread block: the layout of templates/sm80/sm80_forward.cuh.
+/// Dynamic shared memory of a thread block: the layout of templates/sm80/sm80_forward_traits.cuh.
 int sm80_forward_shared_bytes(const KernelSpec& spec);
 
 /// Registers a thread spends on the fragments that live across the main loop: O, scores, and Q if it stays there.

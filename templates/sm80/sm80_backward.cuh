@@ -1,42 +1,20 @@
 #ifndef FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_
 #define FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_
 
-#include <common/backward_params.cuh>
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
-#include <common/elements.cuh>
 #include <common/online_softmax.cuh>
-#include <common/sequences.cuh>
-#include <common/shared_tile.cuh>
 #include <common/switches.cuh>
-#include <common/tile_store.cuh>
 #include <common/variant.cuh>
-#include <common/variant_backward.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
-#include <sm80/sm80_mma16.cuh>
-#include <sm80/sm80_tf32x3.cuh>
+#include <sm80/sm80_backward_outputs.cuh>
 
 namespace fa::sm80 {
-
-/// Column tiles of a product, shared by `kParts` warps: all take equally many, and where that does not come out even
-/// the last warps compute some that are their neighbours' and leave them to those.
-template <int kColumns, int kParts>
-struct ColumnSlice {
-  static constexpr int kAllTiles = kColumns / 8;
-  static constexpr int kTiles = ceil_div(kAllTiles, kParts);
-  int part;
-
-  FA_DEVICE int first_tile() const {
-    const int first = part * kTiles;
-    return kAllTiles % kParts == 0 || first + kTiles <= kAllTiles ? first : kAllTiles - kTiles;
-  }
-  FA_DEVICE bool owns(int tile) const { return kAllTiles % kParts == 0 || first_tile() + tile >= part * kTiles; }
-};
 
 /// FlashAttention-2 backward on mma.sync (Dao, 2023, algorithm 2). A thread block owns a tile of keys and walks the
 /// query tiles that see it, of all query heads of the group. With S^T = K Q^T:
@@ -52,166 +30,29 @@ struct ColumnSlice {
 /// kVectorReduce; optionally kVarlen, kDropout, kWithoutDk, kWithoutDv (common/switches.cuh) and a Variant
 /// (common/variant.cuh).
 template <class Config>
-struct Backward {
-  using T = typename Config::Element;
-  using Variant = VariantOf<Config>;
-  using Params = BackwardParamsOf<Config>;
-  using Gemm = WarpGemm<T>;
-
-  static constexpr int kTileM = Config::kTileM;
-  static constexpr int kTileN = Config::kTileN;
-  static constexpr int kHeadDimQk = Config::kHeadDimQk;
-  static constexpr int kHeadDimV = Config::kHeadDimV;
-  static constexpr int kStages = Config::kStages;
-  static constexpr int kThreads = Config::kWarps * kWarpSize;
-  static constexpr int kWarpsN = Config::kWarpsN;
-  static constexpr int kWarpsM = Config::kWarps / kWarpsN;
-  static constexpr int kDqWarpsM = Config::kDqWarpsM;
-  static constexpr int kDqWarpsD = Config::kWarps / kDqWarpsM;
-  // Where the tile has fewer groups of 16 queries than the grid has columns of warps, several compute the same S.
-  static constexpr int kQueryGroups = kTileM / 16 < kWarpsM ? kTileM / 16 : kWarpsM;
-  static constexpr int kWarpKeys = kTileN / kWarpsN;
-  static constexpr int kWarpQueries = kTileM / kQueryGroups;
-  static constexpr int kMTiles = kWarpKeys / 16;
-  static constexpr int kSubsteps = Config::kSubsteps;
-  static constexpr int kNTiles = kWarpQueries / kSubsteps / 8;
-  static constexpr int kDqMTiles = kTileM / kDqWarpsM / 16;
-  static constexpr bool kExchange = kQueryGroups > 1;  // P and dS reach other warps for dV and dK
-  static constexpr bool kDelayedDq = Config::kDelayedDq;
-  static constexpr bool kKInRegisters = Config::kOperandsInRegisters == 2;
-  static constexpr bool kVInRegisters = Config::kOperandsInRegisters >= 1;
-  static constexpr bool kVarlen = kernel::kVarlen<Config>;
-  static constexpr bool kDropout = kernel::kDropout<Config>;
-  static constexpr bool kWantsDk = kernel::kWantsDk<Config>;
-  static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
-  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
-  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
-  static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
-  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;     // keys of the sequence from rows
-  using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
-
-  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
-  static_assert(Config::kWarps == kWarpsN * kWarpsM && Config::kWarps == kDqWarpsM * kDqWarpsD, "grids of warps");
-  static_assert(kTileN == kMTiles * 16 * kWarpsN && kMTiles >= 1, "a warp owns a multiple of 16 keys");
-  static_assert(kTileM == kWarpQueries * kQueryGroups && kWarpQueries % 16 == 0, "queries are consumed 16 at a time");
-  static_assert(kWarpQueries % (16 * kSubsteps) == 0, "so many at every substep");
-  static_assert(kSubsteps == 1 || kQueryGroups == 1, "what crosses shared memory does so at once");
-  static_assert(kWarpsM % kQueryGroups == 0, "a group of queries has equally many warps");
-  static_assert(kTileM == kDqMTiles * 16 * kDqWarpsM && kDqMTiles >= 1, "a warp adds to a multiple of 16 rows of dQ");
-  static_assert(kStages == 1 || kStages == 2, "1 or 2 Q and dO buffers");
-  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
-  static_assert(!kDelayedDq || (kStages == 2 && Config::kWriteDq), "dS has as many buffers as Q and dO");
-
-  using KTile = SharedTile<T, kTileN, kHeadDimQk>;
-  using VTile = SharedTile<T, kTileN, kHeadDimV>;
-  using QTile = SharedTile<T, kTileM, kHeadDimQk>;
-  using DoTile = SharedTile<T, kTileM, kHeadDimV>;
-  using PTile = SharedTile<T, kTileN, kTileM>;  // P^T, dS^T
-
-  static constexpr int kRowBytes = kTileM * static_cast<int>(sizeof(float));  // of one of the two row statistics
-  static constexpr int kStageBytes = QTile::kBytes + DoTile::kBytes + 2 * kRowBytes;
-  static constexpr int kPBytes = kExchange ? PTile::kBytes : 0;
-  static constexpr int kDsBytes = (kExchange || Config::kWriteDq ? PTile::kBytes : 0) * (kDelayedDq ? 2 : 1);
-  static constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * kStageBytes + kPBytes + kDsBytes;
-
-  using KCopy = TileCopy<KTile, T, kTileN, kThreads, Config::kAligned>;
-  using VCopy = TileCopy<VTile, T, kTileN, kThreads, Config::kAligned>;
-  using QCopy = TileCopy<QTile, T, kTileM, kThreads, Config::kAligned>;
-  using DoCopy = TileCopy<DoTile, T, kTileM, kThreads, Config::kAligned>;
-  using QkSlice = ColumnSlice<kHeadDimQk, kWarpsM>;
-  using VSlice = ColumnSlice<kHeadDimV, kWarpsM>;
-  using DqSlice = ColumnSlice<kHeadDimQk, kDqWarpsD>;
-  using DkFragment = Fragment<kMTiles, QkSlice::kTiles>;
-  using DvFragment = Fragment<kMTiles, VSlice::kTiles>;
-  using Operand = typename Gemm::template Packed<kMTiles, kNTiles>;
-
-  /// Which query tile, of which query head of the group.
-  struct Place {
-    int head;
-    int m_block;
-  };
-
-  const Params& params;
-  const BackwardTile tile;
-  const BatchEntry<kVarlen, BackwardParams> lengths;
-  const int thread = ptx::thread_index();
-  const int lane = thread % kWarpSize;
-  const int warp = thread / kWarpSize;
-  const int warp_n = warp % kWarpsN;
-  const int warp_m = warp / kWarpsN;
-  const int first_key = tile.block * kTileN;
-  const int warp_key = warp_n * kWarpKeys;                      // first of the warp's keys in the tile
-  const int warp_query = warp_m % kQueryGroups * kWarpQueries;  // and of its queries
-  const QkSlice qk_slice{warp_m};
-  const VSlice v_slice{warp_m};
-  const uint32_t shared = ptx::dynamic_shared();
-  const uint32_t k_shared = shared;
-  const uint32_t v_shared = shared + KTile::kBytes;
-  const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
-
-  FA_DEVICE explicit Backward(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
-
-  static FA_DEVICE BackwardTile this_tile(const Params& p) {
-    if constexpr (kVarlen) {
-      return backward_tile_of_batch<kTileN, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
-    } else {
-      return backward_tile<Variant, Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
-    }
-  }
-
-  /// Offset of the batch entry's first row (of q, o, their gradients), and of its first key.
-  FA_DEVICE int64_t rows_at(int64_t stride_b, int64_t stride_s) const {
-    return offset_of_rows<kVarlen>(lengths, tile.batch, stride_b, stride_s);
-  }
-  FA_DEVICE int64_t keys_at(int64_t stride_b, int64_t stride_s) const {
-    return offset_of_keys<kVarlen>(lengths, tile.batch, stride_b, stride_s);
-  }
-
-  FA_DEVICE uint32_t q_shared(int stage) const { return v_shared + VTile::kBytes + stage * kStageBytes; }
-  FA_DEVICE uint32_t do_shared(int stage) const { return q_shared(stage) + QTile::kBytes; }
-  FA_DEVICE uint32_t lse_shared(int stage) const { return do_shared(stage) + DoTile::kBytes; }
-  FA_DEVICE uint32_t delta_shared(int stage) const { return lse_shared(stage) + kRowBytes; }
-
-  FA_DEVICE uint32_t ds_shared(int stage) const {
-    return p_shared + kPBytes + (kDelayedDq ? stage * PTile::kBytes : 0);
-  }
-
-  FA_DEVICE int query_head(const Place& place) const { return tile.head * params.group + place.head; }
-
-  FA_DEVICE void load_kv() const {
-    const T* k = static_cast<const T*>(params.k) + keys_at(params.stride_k_b, params.stride_k_s) +
-                 tile.head * params.stride_k_h + first_key * params.stride_k_s;
-    const T* v = static_cast<const T*>(params.v) + keys_at(params.stride_v_b, params.stride_v_s) +
-                 tile.head * params.stride_v_h + first_key * params.stride_v_s;
-    const int valid = lengths.s_kv - first_key;
-    KCopy::strided(k_shared, KCopy::thread_pointer(k, params.stride_k_s, thread), params.stride_k_s, valid, thread);
-    VCopy::strided(v_shared, VCopy::thread_pointer(v, params.stride_v_s, thread), params.stride_v_s, valid, thread);
-  }
-
-  FA_DEVICE void load_queries(const Place& place, int stage) const {
-    const int copier = ptx::thread_index();  // anew, so that what follows from it is not kept over the main loop
-    const int head = query_head(place);
-    const int row = query_tile(place) * kTileM;
-    const T* q = static_cast<const T*>(params.q) + rows_at(params.stride_q_b, params.stride_q_s) +
-                 head * params.stride_q_h + row * params.stride_q_s;
-    const T* dout = static_cast<const T*>(params.dout) + rows_at(params.stride_dout_b, params.stride_dout_s) +
-                    head * params.stride_dout_h + row * params.stride_dout_s;
-    const int valid = lengths.s_q - row;
-    QCopy::strided(q_shared(stage), QCopy::thread_pointer(q, params.stride_q_s, copier), params.stride_q_s, valid,
-                   copier);
-    DoCopy::strided(do_shared(stage), DoCopy::thread_pointer(dout, params.stride_dout_s, copier), params.stride_dout_s,
-                    valid, copier);
-    const int64_t index = padded_rows_before<kVarlen>(params, lengths, tile.batch, head) + row;
-    FA_UNROLL
-    for (int i = 0; i < ceil_div(kTileM / 4, kThreads); ++i) {
-      const int first = 4 * (copier + i * kThreads);
-      if (kTileM / 4 % kThreads != 0 && first >= kTileM) continue;
-      const bool in_range = row + first < lengths.padded_rows;
-      ptx::cp_async_16(lse_shared(stage) + 4 * first, params.lse_log2 + index + first, in_range);
-      ptx::cp_async_16(delta_shared(stage) + 4 * first, params.delta + index + first, in_range);
-    }
-  }
+struct Backward : BackwardOutputs<Config> {
+  using Base = BackwardOutputs<Config>;
+  using Variant = typename Base::Variant;
+  using Gemm = typename Base::Gemm;
+  using Scores = typename Base::Scores;
+  using KTile = typename Base::KTile;
+  using VTile = typename Base::VTile;
+  using QTile = typename Base::QTile;
+  using DoTile = typename Base::DoTile;
+  using PTile = typename Base::PTile;
+  using DkFragment = typename Base::DkFragment;
+  using DvFragment = typename Base::DvFragment;
+  using Operand = typename Base::Operand;
+  using Place = typename Base::Place;
+  using Base::Base;
+  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kThreads, Base::kWarpsN,
+      Base::kWarpsM, Base::kQueryGroups, Base::kWarpKeys, Base::kWarpQueries, Base::kMTiles, Base::kSubsteps,
+      Base::kNTiles, Base::kExchange, Base::kDelayedDq, Base::kKInRegisters, Base::kVInRegisters, Base::kVarlen,
+      Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided, Base::kLists, Base::kTogether, Base::kHides,
+      Base::params, Base::tile, Base::lengths, Base::lane, Base::warp, Base::warp_m, Base::first_key, Base::warp_key,
+      Base::warp_query, Base::qk_slice, Base::v_slice, Base::k_shared, Base::v_shared, Base::p_shared, Base::q_shared,
+      Base::do_shared, Base::lse_shared, Base::delta_shared, Base::ds_shared, Base::query_head, Base::load_kv,
+      Base::load_queries, Base::tile_list, Base::query_tile, Base::hides_keys, Base::add_dq, Base::store;
 
   FA_DEVICE void run() {
     if constexpr (kVarlen) {
@@ -229,16 +70,6 @@ struct Backward {
     } else {
       epilogue.store(dk, dv);
     }
-  }
-
-  FA_DEVICE const int32_t* tile_list() const {
-    return tile_list_of<Variant>(params.variant, tile.batch, tile.head, params.h_kv, tile.block, params.n_blocks);
-  }
-
-  /// The query tile of a place: of the tile list, where there is one.
-  FA_DEVICE int query_tile(const Place& place) const {
-    if constexpr (kLists) return ptx::ld_global_nc(tile_list() + place.m_block);
-    return place.m_block;
   }
 
   FA_DEVICE QuerySteps query_steps_of_tile() const {
@@ -516,13 +347,6 @@ struct Backward {
     }
   }
 
-  /// Whether masks hide keys of this tile from queries of a tile; the mask function where it is not known to keep all.
-  FA_DEVICE bool hides_keys(const Place& place) const {
-    if constexpr (kLists) return place.m_block >= ptx::ld_global_nc(tile_list() - 1);
-    if constexpr (Variant::kMask) return true;
-    return hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, lengths, place.m_block * kTileM, first_key);
-  }
-
   /// P = 0 where the key is hidden from the query: one comparison with a constant an element.
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& p, int first_row) const {
     const int masker = ptx::thread_index();                // anew, as above
@@ -562,147 +386,6 @@ struct Backward {
       Gemm::template multiply<BTile, kWarpQueries>(
           c, b_tile + BTile::offset(query, 0), lane,
           [&](uint32_t(&words)[4], int m, int k) { Gemm::template load_a<PTile, kTileM>(words, a, 16 * m, k, lane); });
-    }
-  }
-
-  /// Adds a query tile's dS K to the accumulator of dQ.
-  FA_DEVICE void add_dq(const Place& place, int stage) const {
-    const int adder = ptx::thread_index();  // anew, as above
-    const int adder_lane = adder % kWarpSize;
-    const int row = adder / kWarpSize % kDqWarpsM * (16 * kDqMTiles);
-    const DqSlice slice{adder / kWarpSize / kDqWarpsM};
-    Fragment<kDqMTiles, DqSlice::kTiles> dq = {};
-    Gemm::template multiply<KTile, kTileN>(
-        dq, k_shared + KTile::offset(0, 8 * slice.first_tile()), adder_lane, [&](uint32_t(&a)[4], int m, int k) {
-          Gemm::template load_a_transposed<PTile>(a, ds_shared(stage), row + 16 * m, k, adder_lane);
-        });
-    if constexpr (kHides) {
-      if (hides_keys(place) && any_infinite(dq)) {
-        add_finite_dq(place, stage);
-        return;
-      }
-    }
-    FA_UNROLL
-    for (int m = 0; m < kDqMTiles; ++m) {
-      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup + m;
-      if (row_group * kRowGroup >= lengths.padded_rows) break;
-      float* target = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
-                                                                 row_group, slice.first_tile(), kHeadDimQk / 8);
-      FA_UNROLL
-      for (int n = 0; n < DqSlice::kTiles; ++n) {
-        if (!slice.owns(n)) continue;
-        float* fragment = target + n * (kRowGroup * 8);
-        if constexpr (Config::kVectorReduce) {
-          ptx::red_add_f32x4(fragment + fragment_index<true>(adder_lane, 0), dq[m][n]);
-        } else {
-          FA_UNROLL
-          for (int e = 0; e < 4; ++e) ptx::red_add_f32(fragment + fragment_index<false>(adder_lane, e), dq[m][n][e]);
-        }
-      }
-    }
-  }
-
-  /// Adds dS K without what 0 may not be multiplied with: NaN of a key reaches the rows that keep it through dS. An
-  /// element at a time, since the registers belong to others.
-  FA_DEVICE void add_finite_dq(const Place& place, int stage) const {
-    const int adder = ptx::thread_index();  // anew, as above
-    const DqSlice slice{adder / kWarpSize / kDqWarpsM};
-    FA_UNROLL_BY(1)
-    for (int i = 0; i < kDqMTiles * DqSlice::kTiles * 4; ++i) {
-      const int e = i % 4;
-      const int n = i / 4 % DqSlice::kTiles;
-      const int row = (adder / kWarpSize % kDqWarpsM * kDqMTiles + i / 4 / DqSlice::kTiles) * 16;
-      const int row_group = (query_tile(place) * kTileM + row) / kRowGroup;
-      if (!slice.owns(n) || row_group * kRowGroup >= lengths.padded_rows) continue;
-      uint32_t ds = ds_shared(stage) + PTile::offset(0, row + 8 * (e / 2) + adder % kWarpSize / 4);
-      uint32_t k = k_shared + KTile::offset(0, 8 * (slice.first_tile() + n) + 2 * (adder % 4) + e % 2);
-      float sum = 0.f;
-      FA_UNROLL_BY(1)
-      for (int key = 0; key < kTileN; ++key) {
-        const float factor = load_element(k);
-        if (factor * 0.f == 0.f) sum = ptx::fma(load_element(ds), factor, sum);
-        ds += PTile::kPitch;
-        k += KTile::kPitch;
-      }
-      float* fragment = params.dq_accum + fragment_offset<kVarlen>(params, lengths, tile.batch, query_head(place),
-                                                                   row_group, slice.first_tile() + n, kHeadDimQk / 8);
-      ptx::red_add_f32(fragment + fragment_index<Config::kVectorReduce>(adder % kWarpSize, e), sum);
-    }
-  }
-  static FA_DEVICE float load_element(uint32_t address) {
-    if constexpr (sizeof(T) == 2) return to_float(T{ptx::ld_shared_b16(address)});
-    return ptx::from_bits(ptx::ld_shared_b32(address));
-  }
-
-  /// scale * dK and dV through shared memory, where K and V were, so that rows leave in 16-byte pieces.
-  FA_DEVICE void store(const DkFragment& dk, const DvFragment& dv) const {
-    ptx::sync_threads();  // all have left K and V
-    if constexpr (kWantsDk) stage_fragment<KTile>(k_shared, dk, qk_slice, params.scale);
-    if constexpr (kWantsDv) stage_fragment<VTile>(v_shared, dv, v_slice, dv_scale());
-    ptx::sync_threads();  // dK and dV are complete in shared memory
-    T* dk_rows = static_cast<T*>(params.dk) + keys_at(params.stride_dk_b, params.stride_dk_s) +
-                 tile.head * params.stride_dk_h + first_key * params.stride_dk_s;
-    T* dv_rows = static_cast<T*>(params.dv) + keys_at(params.stride_dv_b, params.stride_dv_s) +
-                 tile.head * params.stride_dv_h + first_key * params.stride_dv_s;
-    const int valid = lengths.s_kv - first_key;
-    if constexpr (kWantsDk) {
-      store_tile<KTile, T, kTileN, kThreads, Config::kAligned>(k_shared, dk_rows, params.stride_dk_s, valid, thread);
-    }
-    if constexpr (kWantsDv) {
-      store_tile<VTile, T, kTileN, kThreads, Config::kAligned>(v_shared, dv_rows, params.stride_dv_s, valid, thread);
-    }
-  }
-
-  FA_DEVICE float dv_scale() const {
-    if constexpr (kDropout) return params.dropout.inverse_keep;
-    return 1.f;
-  }
-
-  template <class Tile, int kCTiles, class Slice>
-  FA_DEVICE void stage_fragment(uint32_t target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice,
-                                float scale) const {
-    const uint32_t own =
-        target + Tile::offset(warp_key + lane / 4, 2 * (lane % 4)) + Tile::offset(0, 8 * slice.first_tile());
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int n = 0; n < kCTiles; ++n) {
-        if (!slice.owns(n)) continue;
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          store_pair<T>(own + Tile::offset(16 * m + 8 * r, 8 * n), c[m][n][2 * r] * scale, c[m][n][2 * r + 1] * scale);
-        }
-      }
-    }
-  }
-
-  /// fp32 sums over one split's query tiles, for backward_reduce.
-  FA_DEVICE void store_partial(const DkFragment& dk, const DvFragment& dv) const {
-    const int64_t rows = static_cast<int64_t>(params.b) * params.h_kv * params.s_kv;
-    const int64_t row =
-        tile.split * rows + (static_cast<int64_t>(tile.batch) * params.h_kv + tile.head) * params.s_kv + first_key;
-    float* target = params.partial + row * (kHeadDimQk + kHeadDimV);  // into [splits, b, h_kv, s_kv, d_qk + d_v]
-    if constexpr (kWantsDk) store_partial_fragment(target, dk, qk_slice, 1.f);
-    if constexpr (kWantsDv) store_partial_fragment(target + kHeadDimQk, dv, v_slice, dv_scale());
-  }
-
-  template <int kCTiles, class Slice>
-  FA_DEVICE void store_partial_fragment(float* target, const Fragment<kMTiles, kCTiles>& c, const Slice& slice,
-                                        float scale) const {
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = warp_key + 16 * m + 8 * r + lane / 4;
-        if (first_key + row >= params.s_kv) continue;
-        float* columns = target + row * (kHeadDimQk + kHeadDimV) + 8 * slice.first_tile() + 2 * (lane % 4);
-        FA_UNROLL
-        for (int n = 0; n < kCTiles; ++n) {
-          if (!slice.owns(n)) continue;
-          ptx::st_global(columns + 8 * n, c[m][n][2 * r] * scale);
-          ptx::st_global(columns + 8 * n + 1, c[m][n][2 * r + 1] * scale);
-        }
-      }
     }
   }
 };

@@ -87,29 +87,34 @@ std::vector<Mutation> kept_keys_mutations() {
 
 std::vector<Mutation> paged_forward_mutations() {
   using enum FaultKind;
-  return in("sm80/sm80_forward.cuh",
-            {
-                {"pages_of_the_first_head",
-                 "static_cast<const Element*>(base) + rows.kv_head() * stride_h",
-                 "static_cast<const Element*>(base) + 0 * stride_h",
-                 sm80_paged(),
-                 {}},
-                {"pages_that_no_row_sees",
-                 "first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));",
-                 "first_read = 0;",
-                 sm80_paged(),
-                 {global_out_of_bounds, global_uninitialised}},
-                {"draft_taken_for_context",
-                 "if (!kKeepsFirst || n_block >= range.kept_end) apply_mask(s, n_block);",
-                 "if (!kKeepsFirst || n_block > range.kept_end) apply_mask(s, n_block);",
-                 over_pages("tree", Family::sm80),
-                 {}},
-                {"hidden_keys_in_front_count",
-                 "begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;",
-                 "begins[m][r] = -first;",
-                 sm80_paged(),
-                 {}},
-            });
+  return joined({in("sm80/sm80_forward.cuh",
+                    {
+                        {"pages_that_no_row_sees",
+                         "first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));",
+                         "first_read = 0;",
+                         sm80_paged(),
+                         {global_out_of_bounds, global_uninitialised}},
+                        {"draft_taken_for_context",
+                         "if (!kKeepsFirst || n_block >= range.kept_end) apply_mask(s, n_block);",
+                         "if (!kKeepsFirst || n_block > range.kept_end) apply_mask(s, n_block);",
+                         over_pages("tree", Family::sm80),
+                         {}},
+                    }),
+                 in("sm80/sm80_forward_scores.cuh",
+                    {
+                        {"hidden_keys_in_front_count",
+                         "begins[m][r] = keys_begin<Variant>(params, lengths, position) - first;",
+                         "begins[m][r] = -first;",
+                         sm80_paged(),
+                         {}},
+                    }),
+                 in("sm80/sm80_forward_block.cuh", {
+                                                       {"pages_of_the_first_head",
+                                                        "static_cast<const Element*>(base) + rows.kv_head() * stride_h",
+                                                        "static_cast<const Element*>(base) + 0 * stride_h",
+                                                        sm80_paged(),
+                                                        {}},
+                                                   })});
 }
 
 }  // namespace emulator
