@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM80_SM80_FORWARD_TRAITS_CUH_
 #define FA_TEMPLATES_SM80_SM80_FORWARD_TRAITS_CUH_
 
+#include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/kept_keys.cuh>
 #include <common/shared_tile.cuh>
