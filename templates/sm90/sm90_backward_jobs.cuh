@@ -47,7 +47,7 @@ struct BackwardJobs : BackwardBlock<Config> {
   /// The job of a round: of a packed batch what was told.
   FA_DEVICE Job job(int round) const {
     if constexpr (kVarlen) {
-      return told_job(round % 2);
+      return job_in_slot(round % 2);
     } else {
       constexpr bool kSections = Config::kCausal || kOrdered;
       const BackwardTile tile =
@@ -153,7 +153,7 @@ struct BackwardJobs : BackwardBlock<Config> {
     }
   }
 
-  FA_DEVICE Job told_job(int slot) const {
+  FA_DEVICE Job job_in_slot(int slot) const {
     int values[16];
     FA_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -180,7 +180,7 @@ struct BackwardJobs : BackwardBlock<Config> {
 
   /// The job of a round that is under way, anew where that is cheaper than to keep it in registers over a product.
   FA_DEVICE Job again(const Job& job, int round) const {
-    if constexpr (kVarlen) return told_job(round % 2);
+    if constexpr (kVarlen) return job_in_slot(round % 2);
     return job;
   }
 
