@@ -385,8 +385,10 @@ const fa_tensor* Arguments::tensor(std::int32_t dtype, std::initializer_list<std
     must_fail_ = true;
     value.data = reinterpret_cast<void*>(std::uintptr_t{1} << 44);
   }
-  // A tensor without memory is refused, and so is one off its alignment.
-  if (bad()) value.data = random_.one_in(2) ? nullptr : static_cast<std::byte*>(value.data) + 1;
+  // A tensor without memory is refused, and so is one off its alignment, which bytes cannot be.
+  if (bad()) {
+    value.data = random_.one_in(2) || size_of(known.dtype) == 1 ? nullptr : static_cast<std::byte*>(value.data) + 1;
+  }
   return write(value, size);
 }
 
