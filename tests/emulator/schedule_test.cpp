@@ -13,6 +13,7 @@
 #include "emulator/paged_specs.hpp"
 #include "emulator/schedule_run.hpp"
 #include "plan/catalogue.hpp"
+#include "support/thorough.hpp"
 
 namespace emulator {
 namespace {
@@ -149,7 +150,8 @@ TEST_P(SharedKeys, ForwardsThatShareKeysAreRight) {
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
     const AttentionOutputs expected = reference_f64(c, data);
-    for (const int multiprocessors : {1, 5, 33}) {
+    constexpr std::array kMultiprocessors{1, 5, 33};
+    for (const int multiprocessors : fa::test::tried(kMultiprocessors, GetParam() + batch)) {
       SCOPED_TRACE(testing::Message() << canonical(kernel_.spec) << ", " << testing::PrintToString(c) << ", "
                                       << multiprocessors);
       AttentionOutputs actual;
@@ -167,7 +169,8 @@ TEST_P(SharedKeys, BitsDoNotDependOnTheOrderOfBlocks) {
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
     const AttentionOutputs first = run_paged(kernel_.spec, c, data, {.multiprocessors = 16});
-    for (const std::uint64_t seed : {2, 3}) {
+    constexpr std::array<std::uint64_t, 2> kSeeds{2, 3};
+    for (const std::uint64_t seed : fa::test::tried(kSeeds, GetParam() + batch)) {
       AttentionOutputs other;
       ASSERT_NO_THROW(other =
                           run_paged(kernel_.spec, c, data, {.schedule = seed, .multiprocessors = 16, .launches = 3}));

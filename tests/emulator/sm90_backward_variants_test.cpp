@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "emulator/sm90_backward_cases.hpp"
+#include "support/thorough.hpp"
 
 namespace emulator {
 namespace {
@@ -135,14 +137,16 @@ TEST_P(Sm90BackwardVariants, AHiddenKeyDoesNotReachDq) {
   const Sm90BackwardVariant& kernel = sm90_backward_variants()[GetParam()];
   if (!kernel.wanted.dq) return;
   const BackwardSpecs specs = backward_specs_of(kernel);
-  for (const std::size_t index : {1, 2}) {
+  constexpr std::array<std::size_t, 2> kCases{1, 2};
+  constexpr std::array<std::int64_t, 2> kKeys{20, 90};
+  for (const std::size_t index : fa::test::tried(kCases, GetParam())) {
     PackedCase c = sm90_backward_case(kernel, index);
     const VariantCase variant = variant_of(kernel, c);
     if (specs.main.variants.any()) c.variant = &variant;
     SCOPED_TRACE(canonical(specs.main) + ", " + testing::PrintToString(c));
     BackwardData data = make_data(c);
     const AttentionGradients expected = expected_of(c, data);
-    for (const std::int64_t key : {20, 90}) {
+    for (const std::int64_t key : fa::test::tried(kKeys, GetParam() / 2)) {
       fa::test::AttentionInputs inputs = data.inputs;
       fill(inputs.k, {key, 1}, std::nan(""));
       const fa::test::AttentionOutputs reached = expected_of(c, inputs);
