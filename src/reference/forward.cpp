@@ -105,9 +105,18 @@ class Forward {
     for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
   }
 
+  /// Reads a row of q, k or v. Where q is of 8 bits, NaN codes of e4m3 are NaN. Those of a cache beside wider q stay
+  /// 480, the value of no other code.
+  void load_row(const TensorView& t, std::int64_t offset, std::int64_t d, Acc* row) const {
+    load(t, offset, t.strides[3], d, row);
+    if (t.dtype != DType::e4m3 || size_of(a_.q.dtype) != 1) return;
+    std::replace_if(
+        row, row + d, [](Acc x) { return std::abs(x) == Acc(480); }, std::numeric_limits<Acc>::quiet_NaN());
+  }
+
   void load_q(const QueryTile& tile, Scratch<Acc>& s) const {
     for (std::int64_t i = 0; i < tile.rows; ++i) {
-      load(a_.q, row_offset(a_.q, tile.b, tile.h, tile.i0 + i), a_.q.strides[3], g_.d_qk, &s.q[i * g_.d_qk]);
+      load_row(a_.q, row_offset(a_.q, tile.b, tile.h, tile.i0 + i), g_.d_qk, &s.q[i * g_.d_qk]);
       if (!a_.q_scale.defined()) continue;
       Acc scale = 1;
       load(a_.q_scale, row_offset(a_.q_scale, tile.b, tile.h, tile.i0 + i), 1, 1, &scale);
@@ -120,10 +129,10 @@ class Forward {
     // What is hidden from all rows need not be there.
     const std::int64_t hidden = std::max<std::int64_t>(g_.first_key(tile.i0) - j0, 0);
     for (std::int64_t j = hidden; j < count; ++j) {
-      load(a_.k, key_offset(a_.k, tile.b, h, j0 + j), a_.k.strides[3], g_.d_qk, s.row.data());
+      load_row(a_.k, key_offset(a_.k, tile.b, h, j0 + j), g_.d_qk, s.row.data());
       const Acc k_scale = scale_of(a_.k_scale, tile.b, h, j0 + j);
       for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d] * k_scale;
-      load(a_.v, key_offset(a_.v, tile.b, h, j0 + j), a_.v.strides[3], g_.d_v, &s.v[j * s.width]);
+      load_row(a_.v, key_offset(a_.v, tile.b, h, j0 + j), g_.d_v, &s.v[j * s.width]);
       if (!a_.v_scale.defined()) continue;
       const Acc v_scale = scale_of(a_.v_scale, tile.b, h, j0 + j);
       for (std::int64_t d = 0; d < g_.d_v; ++d) s.v[j * s.width + d] *= v_scale;

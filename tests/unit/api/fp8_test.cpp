@@ -129,6 +129,29 @@ TEST(Fp8, AScaleOfAHeadIsThatOfItsRows) {
   EXPECT_EQ(of_rows.outputs.o.bytes(), of_heads.outputs.o.bytes());
 }
 
+TEST(Fp8, CodesOfNanAreNan) {
+  constexpr std::byte kNan{0x7f};  // of both dtypes
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    Call clean(dtype), in_q(dtype), in_v(dtype);
+    clean.run();
+    in_q.inputs.q.bytes()[5] = kNan;  // head 0, row 0 of the first sequence
+    in_q.run();
+    in_v.inputs.v.bytes()[7] = kNan;  // KV head 0, which heads 0 and 1 read, column 7
+    in_v.run();
+    for (std::int64_t b = 0; b < 2; ++b) {
+      for (std::int64_t h = 0; h < 4; ++h) {
+        for (std::int64_t s = 0; s < 5; ++s) {
+          const bool of_q = b == 0 && h == 0 && s == 0;
+          EXPECT_EQ(std::isnan(in_q.outputs.o.at(b, h, s, 3)), of_q);
+          EXPECT_EQ(std::isnan(in_q.outputs.lse.at(b, h, s)), of_q);
+          EXPECT_EQ(std::isnan(in_v.outputs.o.at(b, h, s, 7)), b == 0 && h < 2);
+          EXPECT_EQ(in_v.outputs.o.at(b, h, s, 8), clean.outputs.o.at(b, h, s, 8));
+        }
+      }
+    }
+  }
+}
+
 TEST(Fp8, CallsThatDoNotFitAreRefused) {
   const auto refused = [](const char* argument, auto change) {
     Call call(DType::e4m3);
