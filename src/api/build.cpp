@@ -215,7 +215,7 @@ bool wants_debug_kernels(const AttentionConfig& config) {
 
 cache::Lookup get_kernel(const plan::KernelSpec& wanted, cache::Store& store, const Supply& supply) {
   plan::KernelSpec spec = wanted;
-  spec.debug = supply.debug;
+  spec.debug |= supply.debug;
   const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
   if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };

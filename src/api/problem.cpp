@@ -7,6 +7,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "api/build.hpp"
 #include "api/validate.hpp"
 #include "plan/backward.hpp"
 #include "plan/catalogue.hpp"
@@ -137,6 +138,7 @@ std::string remedy(const plan::Problem& problem, const AttentionConfig& config, 
   const CachePolicy& cache = config.cache;
   std::string command = compile_command(problem, read_override(config, op), cache.directory, op, config.deterministic);
   if (config.zero_padding) command += " --zero-padding";
+  if (wants_debug_kernels(config)) command += " --debug";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted_for_shell(cache.packs.front());
   if (!cache.directory.empty()) command += " --directory " + quoted_for_shell(cache.directory);

@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include <utility>
+
 #include "api/append.hpp"
+#include "api/build.hpp"
 #include "api/packed.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
@@ -34,6 +37,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.invariance = options.invariance;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
+  config.debug = options.debug;
   (options.op == api::Operation::backward ? config.kernel_backward : config.kernel) = options.kernel;
   return config;
 }
@@ -44,6 +48,17 @@ plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point, con
   shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
   return api::make_problem(config_of(options, point), shape, point.arch, &functions.variants);
+}
+
+/// Where debug kernels are wanted, the first choices as such: checks alone make kernels spill.
+std::vector<plan::Alternatives> debugged(const AttentionConfig& config, std::vector<plan::Alternatives> kernels) {
+  if (!api::wants_debug_kernels(config)) return kernels;
+  for (plan::Alternatives& specs : kernels) {
+    plan::KernelSpec first = specs.front();
+    first.debug = true;
+    specs = {first};
+  }
+  return kernels;
 }
 
 }  // namespace
@@ -76,6 +91,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   add_choice(command, "--op", &options->op, operations, "The call that is planned")->group(group);
   command.add_flag("--deterministic", options->deterministic, "backward: dq bitwise repeatable")->group(group);
   add_outputs_option(command, &options->shape.gradients)->group(group);
+  command.add_flag("--debug", options->debug, "Kernels that check themselves, as FA_DEBUG_KERNELS=1")->group(group);
   add_kernel_options(command, &options->kernel);
 }
 
@@ -85,7 +101,7 @@ std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const P
   if (options.append) {
     plan::AppendProblem append = api::append_problem(config, *options.append);
     append.arch = point.arch;
-    return {plan::append_specs(append)};
+    return debugged(config, {plan::append_specs(append)});
   }
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem = problem_of(options, point, functions);
@@ -98,7 +114,7 @@ std::vector<plan::Alternatives> plan_kernels(const PlanOptions& options, const P
   for (const plan::KernelSpec& spec : api::padding_specs(config_of(options, point), point.arch)) {
     kernels.push_back({spec});
   }
-  return kernels;
+  return debugged(config, std::move(kernels));
 }
 
 plan::Arch default_arch() {

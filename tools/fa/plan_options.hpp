@@ -28,6 +28,7 @@ struct PlanOptions {
   CausalAlign causal_align = CausalAlign::bottom_right;
   api::Operation op = api::Operation::forward;
   bool deterministic = false;  ///< of backward
+  bool debug = false;          ///< or FA_DEBUG_KERNELS in the environment
   PackedOptions packed;
   std::int64_t page_size = 0;
   std::optional<DType> k_dtype = std::nullopt;

@@ -46,6 +46,7 @@ struct RunOptions {
   bool pages_nhd = false;
   KernelOverride kernel;
   VariantOptions variant;
+  bool debug = false;
   bool verify = false;
   bool json = false;
   bool force = false;
@@ -193,6 +194,7 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
     config.check_sequences = true;  // who writes a file may be wrong
   }
   config.kernel = if_given(options.kernel);
+  config.debug = options.debug;
   apply(options.variant, &config);
   return config;
 }
@@ -547,6 +549,7 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
+  command->add_flag("--debug", options->debug, "On a GPU: kernels that check themselves, as FA_DEBUG_KERNELS=1");
   command->add_flag("--force", options->force, "Replace the input where it is the output too");
   command->add_flag("--json", options->json, "Print JSON");
   add_variant_options(*command, &options->variant);

@@ -374,6 +374,18 @@ TEST(CliRender, PrintsWhatWasCompiled) {
   EXPECT_TRUE(contains(missing.output, "neither nvdisasm nor cuobjdump")) << missing.output;
 }
 
+TEST(CliCompileWords, DebugKernelsAreAskedForByOptionOrEnvironment) {
+  const std::string plan = "compile --dry-run --arch sm_90a --head-dim 64 --causal no ";
+  const std::string plain = run(plan).output;
+  EXPECT_FALSE(contains(plain, "debug=1")) << plain;
+  const std::string debug = run(plan + "--debug").output;
+  EXPECT_TRUE(contains(debug, "debug=1")) << debug;
+  EXPECT_EQ(run(plan, "FA_DEBUG_KERNELS=1").output, debug);
+  const std::string unit = "render --arch sm_90a --head-dim 64 --unit-only ";
+  EXPECT_FALSE(contains(run(unit).output, "#define FA_DEBUG_KERNELS 1"));
+  EXPECT_TRUE(contains(run(unit, "FA_DEBUG_KERNELS=1").output, "#define FA_DEBUG_KERNELS 1"));
+}
+
 TEST(CliCompileWords, ADryRunSpeaksJsonToo) {
   const std::string plan = "compile --dry-run --arch sm_90a --head-dim 64 ";
   const Result json = run(plan + "--json");
