@@ -104,7 +104,7 @@ enum fa_invariance { FA_INVARIANCE_NONE = 0, FA_INVARIANCE_BATCH = 1, FA_INVARIA
 enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
 
 /* Whether a kernel may be compiled when the cache has none. */
-enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1 };
+enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1, FA_COMPILE_BACKGROUND = 2 };
 
 /* Whether the fastest of several kernels is found out by trying them. FA_TUNE (off, cached, on) in the environment
  * overrides it. */
@@ -615,7 +615,7 @@ typedef struct fa_kernel_info {
   char name[64];      /* entry point */
   char origin[16];    /* "compiled", "pack", "disk", "memory" or "host" */
   char spec[512];     /* every choice of the planner, in one line */
-  char chosen_by[16]; /* "planner", "table", "record" or "tuner" */
+  char chosen_by[16]; /* "planner", "table", "record", "tuner" or "stand-in" */
 } fa_kernel_info;
 
 /* What became of look-ups in one cache of this process: every attention with an equal cache configuration shares it. */
@@ -717,6 +717,15 @@ FA_C_API int fa_merge_kernel_info_get(const fa_attention* attention, const fa_me
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
+
+/* The same for fa_forward and fa_backward, on a thread of the attention's, of which fa_destroy waits for what has
+ * begun. What goes wrong there, on_compile hears, and the call that needs the kernel returns. */
+FA_C_API int fa_prepare_async(const fa_attention* attention, const fa_shape* shape);
+FA_C_API int fa_prepare_backward_async(const fa_attention* attention, const fa_shape* shape);
+
+/* *ready becomes 1 where fa_forward, fa_backward run their planned kernels for `shape` and wait for none, else 0. */
+FA_C_API int fa_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready);
+FA_C_API int fa_backward_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready);
 
 /* Bytes of scratch that fa_forward needs for `shape`, whatever the strides of its tensors, if their rows are aligned as
  * `shape` says; often 0. */

@@ -413,6 +413,17 @@ class Attention:
         shape = _shape(sizes, rows_aligned)
         self.lib.call("fa_prepare", self.handle, ctypes.addressof(shape))
 
+    def prepare_async(self, *sizes: int, rows_aligned: bool = True) -> None:
+        """`prepare` on a thread of the attention's. Calls meanwhile wait for what they need of it."""
+        shape = _shape(sizes, rows_aligned)
+        self.lib.call("fa_prepare_async", self.handle, ctypes.addressof(shape))
+
+    def is_ready(self, *sizes: int, rows_aligned: bool = True) -> bool:
+        """Whether a forward of these sizes waits for no compiler."""
+        shape, ready = _shape(sizes, rows_aligned), ctypes.c_int32()
+        self.lib.call("fa_is_ready", self.handle, ctypes.addressof(shape), ctypes.addressof(ready))
+        return bool(ready.value)
+
     def prepare_backward(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> None:
         shape = _shape(sizes, rows_aligned, without)
         self.lib.call("fa_prepare_backward", self.handle, ctypes.addressof(shape))

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <future>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "api/append.hpp"
+#include "api/build_queue.hpp"
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
 #include "api/merge_states.hpp"
@@ -70,8 +72,8 @@ class Attention::Impl {
     plan::limits(context_->info().arch);
     store_ = api::open_store(config_.cache, driver::api().version);
     packed_.emplace(config_, *context_, store_);
-    forward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
-    backward_.emplace(config_, functions_, scale, *context_, store_, *packed_);
+    forward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
+    backward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
     append_.emplace(config_, *context_, store_);
     merge_.emplace(config_, *context_, store_);
   }
@@ -213,6 +215,22 @@ class Attention::Impl {
     return op == api::Operation::backward ? backward_->prepare(shape) : forward_->prepare(shape);
   }
 
+  std::shared_future<void> prepare_async(api::Operation op, const AttentionShape& wanted) {
+    check_has(op);
+    const AttentionShape shape = api::checked(config_, wanted);
+    if (!host_) return builds_.start([this, op, shape] { prepare(op, shape); });
+    std::promise<void> done;
+    done.set_value();
+    return done.get_future().share();
+  }
+
+  bool is_ready(api::Operation op, const AttentionShape& wanted) const {
+    check_has(op);
+    const AttentionShape shape = api::checked(config_, wanted);
+    if (host_) return true;
+    return op == api::Operation::backward ? backward_->is_ready(shape) : forward_->is_ready(shape);
+  }
+
   /// A decision about `op` for `shape`, whatever is known already.
   api::TuneReport tune(api::Operation op, const AttentionShape& wanted, const api::TuneOptions& options) {
     const AttentionShape shape = api::checked(config_, wanted);
@@ -269,6 +287,7 @@ class Attention::Impl {
   std::mutex shared_mutex_;
   std::optional<api::SharedPrefixes> shared_;  ///< of calls with shared prefixes
   std::atomic<const api::SharedPrefixes*> shared_made_ = nullptr;
+  api::BuildQueue builds_;  ///< last: what it has begun ends first
 };
 
 Attention::Attention(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -345,6 +364,22 @@ void Attention::prepare(const AttentionShape& shape, std::span<const SharedPrefi
 
 std::size_t Attention::workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const {
   return prefixes.empty() ? workspace_size(shape) : impl_->shared().workspace_size(shape, prefixes);
+}
+
+std::shared_future<void> Attention::prepare_async(const AttentionShape& shape) const {
+  return impl_->prepare_async(api::Operation::forward, shape);
+}
+
+std::shared_future<void> Attention::prepare_backward_async(const AttentionShape& shape) const {
+  return impl_->prepare_async(api::Operation::backward, shape);
+}
+
+bool Attention::is_ready(const AttentionShape& shape) const {
+  return impl_->is_ready(api::Operation::forward, shape);
+}
+
+bool Attention::backward_is_ready(const AttentionShape& shape) const {
+  return impl_->is_ready(api::Operation::backward, shape);
 }
 
 KernelInfo Attention::kernel_info(const AttentionShape& shape) const {

@@ -206,6 +206,36 @@ int fa_prepare(const fa_attention* attention, const fa_shape* shape) {
   });
 }
 
+int fa_prepare_async(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_async(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_prepare_backward_async(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_backward_async(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(ready, "ready");
+    *ready = attention->attention.is_ready(fa::api::c::to_shape(shape)) ? 1 : 0;
+  });
+}
+
+int fa_backward_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(ready, "ready");
+    *ready = attention->attention.backward_is_ready(fa::api::c::to_shape(shape)) ? 1 : 0;
+  });
+}
+
 int fa_prepare_shared(const fa_attention* attention, const fa_shape* shape, const fa_shared_prefix_shape* prefixes,
                       uint64_t prefix_count) {
   return fa::guarded([&] {

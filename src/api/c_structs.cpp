@@ -323,7 +323,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.deterministic = in.deterministic != 0;
   out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
-  out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.compile = to_enum(in.compile, CompilePolicy::background, "config.compile");
   out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
   set_variants(in, &out);

@@ -33,6 +33,7 @@ inline constexpr const char* kByPlanner = "planner";
 inline constexpr const char* kByTable = "table";
 inline constexpr const char* kByRecord = "record";
 inline constexpr const char* kByTuner = "tuner";
+inline constexpr const char* kByStandIn = "stand-in";
 
 /// What may decide about a kernel besides the planner.
 struct TuneSources {

@@ -350,6 +350,14 @@ static void test_shapes(void) {
   CHECK(fa_create(&config, kHost, &attention) == FA_OK);
   fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
   CHECK(fa_prepare(attention, &shape) == FA_OK);
+  int32_t ready = 7;
+  CHECK(fa_prepare_async(attention, &shape) == FA_OK);
+  CHECK(fa_prepare_backward_async(attention, &shape) == FA_OK);
+  CHECK(fa_is_ready(attention, &shape, &ready) == FA_OK && ready == 1);
+  ready = 7;
+  CHECK(fa_backward_is_ready(attention, &shape, &ready) == FA_OK && ready == 1);
+  CHECK(fa_is_ready(attention, &shape, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_prepare_async(NULL, &shape) == FA_INVALID_ARGUMENT);
   size_t size = 12345;
   CHECK(fa_workspace_size(attention, &shape, &size) == FA_OK);
   CHECK(size != 12345);
