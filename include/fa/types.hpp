@@ -79,6 +79,7 @@ struct AttentionShape {
   std::int64_t total_kv = 0;
   Gradients gradients = {};  ///< of backward: which of dq, dk and dv its calls have outputs for
   bool placed = false;       ///< its calls have a ShardPlace
+  bool strided = false;      ///< one with steps
   bool bounded = false;      ///< its calls have max_multiprocessors
 };
 

@@ -316,12 +316,19 @@ reference::VariantArgs BenchTensors::variant_args(std::vector<expression::Captur
   reference::VariantArgs args;
   args.program = &functions_.program;
   args.captures = *views;
-  if (!sink_.empty()) args.sink = TensorView(sink_.data(), DType::f32, {shape.h_q});
+  if (!sink_.empty()) args.sink = TensorView(sink_.data() + (shape.h_q - heads), DType::f32, {heads});
   args.window_left = problem_.variant.window_left;
   args.window_right = problem_.variant.window_right;
   args.chunk = problem_.variant.chunk;
   const std::int64_t s_q = problem_.lengths_q().back(), s_kv = problem_.lengths_kv().back();
-  args.part = {shape.b - 1, shape.h_q - heads, row, key, {shape.b, shape.h_q, s_q, s_kv}};
+  args.place = {.b = shape.b - 1,
+                .h_q = shape.h_q - heads,
+                .q = row,
+                .kv = key,
+                .whole_b = shape.b,
+                .whole_h_q = shape.h_q,
+                .whole_s_q = s_q,
+                .whole_s_kv = s_kv};
   return args;
 }
 
