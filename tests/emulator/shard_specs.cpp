@@ -211,6 +211,7 @@ const std::vector<ShardKernels>& shard_kernels() {
 fa::test::VariantCase whole_case(const ShardKernels& shard, const AttentionCase& whole) {
   fa::test::VariantCase c = variant_case(shard.kernels, whole);
   c.drops = shard.kernels.dropout;
+  c.functions = fa::api::read_functions(c.config, true);  // now with dropout
   return c;
 }
 
@@ -277,18 +278,22 @@ const std::vector<ShardMutation>& shard_mutations() {
       {"shard_base_key_without_steps", "common/shard_place.cuh", "whole.kv *= kv_step;", "", kBias},
       {"shard_loads_without_steps", "common/shard_place.cuh", "steps.kv *= place_entry(params, PlaceEntry::kv_step);",
        "", kBias},
-      {"shard_chunks_begin_with_the_call", "common/variant.cuh", "return params.variant.chunk_keys;", "return 0;",
-       kChunks},
+      {"shard_chunks_begin_with_the_call", "common/variant.cuh", "return params.variant.chunk_keys;",
+       "return 0 * params.variant.chunk_keys;", kChunks},
       {"shard_dropout_of_the_calls_heads", "common/dropout_place.cuh", "batch) * params.dropout.heads",
        "batch) * params.h_q", kDropout},
       {"shard_dropout_of_the_calls_rows", "common/dropout_place.cuh",
-       "return row + place_entry(params.variant, PlaceEntry::q);", "return row;", kHopperDropout},
+       "return row + place_entry(params.variant, PlaceEntry::q);",
+       "return row + 0 * place_entry(params.variant, PlaceEntry::q);", kHopperDropout},
       {"shard_dropout_of_the_calls_keys", "common/dropout_place.cuh",
-       "return key + place_entry(params.variant, PlaceEntry::kv);", "return key;", kHopperChunks},
+       "return key + place_entry(params.variant, PlaceEntry::kv);",
+       "return key + 0 * place_entry(params.variant, PlaceEntry::kv);", kHopperChunks},
       {"shard_backward_drops_the_calls_rows", "common/dropout_place.cuh",
-       "return row + place_entry(params.variant, PlaceEntry::q);", "return row;", kFirstBackward + 5},
+       "return row + place_entry(params.variant, PlaceEntry::q);",
+       "return row + 0 * place_entry(params.variant, PlaceEntry::q);", kFirstBackward + 5},
       {"shard_backward_drops_the_calls_keys", "common/dropout_place.cuh",
-       "return key + place_entry(params.variant, PlaceEntry::kv);", "return key;", kFirstBackward},
+       "return key + place_entry(params.variant, PlaceEntry::kv);",
+       "return key + 0 * place_entry(params.variant, PlaceEntry::kv);", kFirstBackward},
       {"shard_rows_of_a_key_by_chunks_of_the_call",
        "common/variant.cuh",
        "const int chunk = (key + keys_before_chunk<Variant>(params)) / params.variant.chunk;",

@@ -189,7 +189,7 @@ TEST_P(ShardMutants, AreCaught) {
     try {
       caught = !(error_of(shard, *variant, "mutant " + mutation.name) <= 1);
     } catch (const Fault& fault) {
-      EXPECT_TRUE(mutation.faults.contains(fault.kind())) << fault.what();
+      EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
       caught = true;
     }
   }
@@ -197,7 +197,7 @@ TEST_P(ShardMutants, AreCaught) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShardMutants, testing::Range<std::size_t>(0, shard_mutations().size()),
-                         [](const auto& info) { return shard_mutations()[info.param].name; });
+                         [](const auto& mutant) { return shard_mutations()[mutant.param].name; });
 
 }  // namespace
 }  // namespace emulator
