@@ -264,6 +264,40 @@ TEST(BoundedLaunch, ABackwardOfLongTilesStays) {
   }
 }
 
+// Wherever parts of one shape stand, they have one kernel, which their shape prepares.
+TEST(ShardLaunch, KernelsDoNotDependOnThePlace) {
+  for (const CausalAlign align : {CausalAlign::bottom_right, CausalAlign::top_left}) {
+    for (const std::int64_t s : {256, 1024, 4096}) {
+      Problem p = some_problem("sm_90a", s, true);
+      p.bounded = false;
+      p.placed = true;
+      p.causal_align = align;
+      const KernelChoices forward = kernel_choices(p, {});
+      const KernelChoices backward = backward_kernel_choices(p, {}, false);
+      const int split_blocks = choose_backward(p, {}).split_blocks;
+      for (const std::int64_t kv : {0, 64, 4096, 100000}) {
+        p.place = support::resolved({.q = 8192, .kv = kv, .whole_s_q = 200000, .whole_s_kv = 200000},
+                                    {p.b, p.h_q, p.s_q, p.s_kv});
+        EXPECT_EQ(kernel_choices(p, {})[Role::attention], forward[Role::attention]);
+        EXPECT_EQ(backward_kernel_choices(p, {}, false)[Role::attention], backward[Role::attention]);
+        EXPECT_EQ(choose_backward(p, {}).split_blocks, split_blocks);
+      }
+    }
+  }
+}
+
+TEST(BoundedLaunch, ABackwardOfFewTilesHasNoClusters) {
+  Problem p = some_problem("sm_90a", 2048, false);
+  p.b = 1;
+  p.h_q = p.h_kv = 2;
+  p.bounded = false;
+  EXPECT_GT(choose_backward(p, {}).split_blocks, 1);
+  p.bounded = true;
+  Planned planned;
+  plan_backward_call(p, false, 20, &planned);
+  EXPECT_EQ(planned.grid(), 20);
+}
+
 template <class Plan>
 void expect_refused(const Plan& plan, const std::string& kernel) {
   try {
