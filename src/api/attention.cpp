@@ -98,7 +98,8 @@ class Attention::Impl {
     if (!inputs.prefixes.empty()) return forward_shared(inputs, outputs, stream, workspace);
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
     api::check_takes_schedules(config_, inputs.schedule);
-    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs);
+    api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
     api::check_disjoint(inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
     if (host_) return host_->forward(call, variant);
@@ -115,7 +116,8 @@ class Attention::Impl {
         call.shape,
         {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale},
         api::packed_args(config_, call.sequences, call.dropout, call.cache),
-        api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
+        api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, api::shard_of(call), stream,
+        workspace);
   }
 
   void forward_shared(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -157,7 +159,7 @@ class Attention::Impl {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     api::check_has_backward(config_);
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
     api::check_disjoint(inputs, outputs);
     if (host_) return host_->backward(call, variant);
     const driver::ContextScope scope(context_->context());
@@ -171,7 +173,7 @@ class Attention::Impl {
         call.shape,
         {call.q, call.k, call.v, call.o, call.dout, call.lse, call.dlse, call.dq, call.dk, call.dv, variant.tensors()},
         api::packed_args(config_, call.sequences, call.dropout),
-        api::given_tiles(inputs.tiles, config_, functions_, variant), {}, stream, workspace);
+        api::given_tiles(inputs.tiles, config_, functions_, variant), {}, api::shard_of(call), stream, workspace);
   }
 
   void append(const AppendInputs& inputs, Stream stream) {
