@@ -222,6 +222,11 @@ struct ForwardInputs {
   TensorView v_scale = {};
   /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], any strides; optional: 1.
   TensorView q_scale = {};
+  /// Where the call stands in a larger attention; nothing: it is the whole.
+  std::optional<ShardPlace> place = std::nullopt;
+  /// The multiprocessors that the attention kernel takes at a time, so that others have room beside it
+  /// (docs/shards.md); 0: all. The host device ignores it.
+  int max_multiprocessors = 0;
 };
 
 /// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,
@@ -250,6 +255,8 @@ struct BackwardInputs {
   PackedSequences sequences = {};  ///< those of forward
   DropoutState dropout = {};       ///< that of forward
   MaskTiles tiles = {};            ///< of backward: not those of forward
+  std::optional<ShardPlace> place = std::nullopt;  ///< that of forward
+  int max_multiprocessors = 0;                     ///< as in forward
 };
 
 /// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and

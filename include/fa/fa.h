@@ -389,6 +389,29 @@ typedef struct fa_shared_prefix_shape {
   int64_t begin;    /* nonzero: fa_shared_prefix.begin is given */
 } fa_shared_prefix_shape;
 
+/* Where the tensors of a call stand in a larger attention, the whole (docs/shards.md). Row i is the whole's row q + i *
+ * q_step, and key j the whole's key kv + j * kv_step. Masks, windows, chunks, functions and dropout refer to the whole,
+ * and captured tensors and their gradients are the whole's. All other tensors are the call's.
+ *
+ * Parts of b, h_q and q lie side by side; parts of kv are merged (fa_merge). In backward dq is summed over parts of kv,
+ * dk and dv over parts of q, gradients of captures over all. Causal masks, windows and chunks take equal steps, and
+ * chunks steps that divide them. Dropout takes steps of 1, and begins q and kv that are multiples of 32. Packed
+ * batches, pages and invariance take none but the default. */
+typedef struct fa_shard_place {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  int64_t b;         /* in the whole, the call's first batch entry */
+  int64_t h_q;       /* its first query head, a multiple of h_q / h_kv */
+  int64_t q;         /* position of its first query row */
+  int64_t kv;        /* position of its first key */
+  int64_t q_step;    /* 0: 1 */
+  int64_t kv_step;   /* likewise */
+  int64_t whole_b;   /* sizes of the whole; 0: it ends with the call's last entry, head, row or key */
+  int64_t whole_h_q;
+  int64_t whole_s_q;
+  int64_t whole_s_kv;
+} fa_shard_place;
+
 /* What fa_forward reads, all on the attention's device. */
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
@@ -413,7 +436,12 @@ typedef struct fa_forward_inputs {
    */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  const fa_tensor* q_scale; /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_shard_place* place; /* where the call stands in a larger attention; NULL: it is the whole */
+  /* The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. The host
+   * device ignores it. */
+  int32_t max_multiprocessors;
+  uint32_t reserved_2; /* 0 */
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
@@ -442,8 +470,11 @@ typedef struct fa_backward_inputs {
   const fa_dropout_state* dropout; /* that of fa_forward */
   const fa_captured* captures;     /* as in forward */
   uint64_t capture_count;
-  const fa_tensor* sink;      /* likewise */
-  const fa_mask_tiles* tiles; /* of backward: not those of forward; may be NULL */
+  const fa_tensor* sink;       /* likewise */
+  const fa_mask_tiles* tiles;  /* of backward: not those of forward; may be NULL */
+  const fa_shard_place* place; /* that of forward */
+  int32_t max_multiprocessors; /* as in forward */
+  uint32_t reserved_2;         /* 0 */
 } fa_backward_inputs;
 
 /* What fa_backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
@@ -578,6 +609,8 @@ typedef struct fa_shape {
   int32_t without_dq; /* nonzero: calls of fa_backward have no output dq */
   int32_t without_dk; /* likewise dk */
   int32_t without_dv; /* likewise dv */
+  int32_t placed;     /* nonzero: its calls have a fa_shard_place */
+  int32_t bounded;    /* nonzero: its calls have max_multiprocessors */
   uint32_t reserved;  /* 0 */
 } fa_shape;
 

@@ -50,6 +50,14 @@ void clear_gradients(const api::VariantCall& variant, bool empty, Stream stream)
   }
 }
 
+template <class Call>
+void check_no_shard(const Call& call) {
+  if (call.place) support::throw_unsupported("place", "given", "none but the default on a GPU");
+  if (call.max_multiprocessors != 0) {
+    support::throw_unsupported("max_multiprocessors", call.max_multiprocessors, "0 on a GPU");
+  }
+}
+
 }  // namespace
 
 class Attention::Impl {
@@ -96,10 +104,11 @@ class Attention::Impl {
     if (!inputs.prefixes.empty()) return forward_shared(inputs, outputs, stream, workspace);
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
     api::check_takes_schedules(config_, inputs.schedule);
-    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
     api::check_disjoint(inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
     if (host_) return host_->forward(call, variant);
+    check_no_shard(call);
     const driver::ContextScope scope(context_->context());
     if (config_.page_size > 0) {
       packed_->check(call.sequences, call.cache, call.shape, call.k.shape[0], stream);
@@ -155,9 +164,10 @@ class Attention::Impl {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace) {
     api::check_has_backward(config_);
     const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
-    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, inputs, outputs);
+    const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
     api::check_disjoint(inputs, outputs);
     if (host_) return host_->backward(call, variant);
+    check_no_shard(call);
     const driver::ContextScope scope(context_->context());
     packed_->check(call.sequences, call.shape, stream);
     packed_->clear(call.dq, call.sequences, call.shape, false, 0, stream);

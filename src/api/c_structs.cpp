@@ -261,6 +261,16 @@ MaskTiles to_tiles(const fa_mask_tiles* source) {
   return {in.data, in.size, in.filled != 0};
 }
 
+std::optional<ShardPlace> to_place(const fa_shard_place* source) {
+  if (source == nullptr) {
+    return std::nullopt;
+  }
+  const fa_shard_place in = read_struct(source, "place");
+  const auto step = [](std::int64_t given) { return given == 0 ? 1 : given; };
+  return ShardPlace{in.b,       in.h_q,       in.q,         in.kv,        step(in.q_step), step(in.kv_step),
+                    in.whole_b, in.whole_h_q, in.whole_s_q, in.whole_s_kv};
+}
+
 RotaryEmbedding to_rotary(const fa_rotary_embedding* source) {
   if (source == nullptr) {
     return {};
@@ -368,7 +378,9 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           {},  // read_prefixes
           to_view(in.k_scale, "k_scale"),
           to_view(in.v_scale, "v_scale"),
-          to_view(in.q_scale, "q_scale")};
+          to_view(in.q_scale, "q_scale"),
+          to_place(in.place),
+          in.max_multiprocessors};
 }
 
 void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes) {
@@ -424,7 +436,8 @@ BackwardInputs to_inputs(const fa_backward_inputs* source) {
           to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
           to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_tiles(in.tiles)};
+          to_dropout(in.dropout),   to_tiles(in.tiles),
+          to_place(in.place),       in.max_multiprocessors};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {
@@ -509,6 +522,8 @@ AttentionShape to_shape(const fa_shape* source) {
   out.total_q = in.total_q;
   out.total_kv = in.total_kv;
   out.gradients = {in.without_dq == 0, in.without_dk == 0, in.without_dv == 0};
+  out.placed = in.placed != 0;
+  out.bounded = in.bounded != 0;
   return out;
 }
 

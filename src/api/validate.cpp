@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "api/paged.hpp"
+#include "api/place.hpp"
 #include "api/views.hpp"
 #include "support/text.hpp"
 
@@ -182,6 +183,14 @@ void check_dropout(const AttentionConfig& config, const DropoutState& state) {
   if (reinterpret_cast<std::uintptr_t>(state.device) % alignof(std::uint64_t) != 0) {
     throw_invalid("dropout.device", fmt::format("pointer {}", fmt::ptr(state.device)), "a multiple of 8 bytes");
   }
+}
+
+template <class Inputs, class Call>
+void set_place(const AttentionConfig& config, const Inputs& inputs, Call& call) {
+  call.place = checked_place(config, call.shape, inputs.place);
+  call.max_multiprocessors = checked_multiprocessors(inputs.max_multiprocessors);
+  call.shape.placed = call.place.has_value();
+  call.shape.bounded = call.max_multiprocessors > 0;
 }
 
 /// The first columns of k, in the place of a v that is not given.
@@ -476,6 +485,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   if (paged) check_sizes(shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
   check_dropout(config, call.dropout);
+  set_place(config, inputs, call);
   return call;
 }
 
@@ -526,6 +536,7 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   set_packed(config, call.sequences, call.shape);
   call.empty = call.empty || call.shape.b == 0;
   check_dropout(config, call.dropout);
+  set_place(config, inputs, call);
   return call;
 }
 

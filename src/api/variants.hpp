@@ -42,13 +42,14 @@ struct VariantCall {
   plan::VariantTensors tensors() const { return {views(), sink, dsink}; }
 };
 
-/// Throws fa::Error(invalid_argument) for captures or sinks that a call must not be launched with.
+/// Throws fa::Error(invalid_argument) for captures or sinks that a call of `place` must not be launched with.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const ForwardInputs& inputs);
+                           const std::optional<ShardPlace>& place, const ForwardInputs& inputs);
 
 /// The same of backward, with the gradients of sinks and captures.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const BackwardInputs& inputs, const BackwardOutputs& outputs);
+                           const std::optional<ShardPlace>& place, const BackwardInputs& inputs,
+                           const BackwardOutputs& outputs);
 
 /// Holds the memory that a call gives for tile lists, if any, to what they take. Throws fa::Error: invalid_argument,
 /// out_of_memory.

@@ -109,7 +109,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.part.b = i;
+    part.variant.place.b = i;
     forward(part);
   }
   if (clear) clear_padding(args, sequences);
@@ -137,7 +137,7 @@ BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& s
     part.*tensor = rows_of(args.*tensor, keys);
   }
   part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-  part.variant.part.b = i;
+  part.variant.place.b = i;
   part.variant.accumulate = true;
   return part;
 }
