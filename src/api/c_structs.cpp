@@ -195,7 +195,8 @@ void set_row_major_strides(TensorView& view) {
   }
 }
 
-/// A NULL tensor is one that was not given.
+}  // namespace
+
 TensorView to_view(const fa_tensor* source, const std::string& argument) {
   if (source == nullptr) {
     return {};
@@ -218,6 +219,8 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   }
   return view;
 }
+
+namespace {
 
 PackedSequences to_sequences(const fa_sequences* source) {
   if (source == nullptr) {
