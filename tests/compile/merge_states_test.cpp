@@ -47,6 +47,15 @@ TEST_P(MergeStatesCompile, Floats) {
   }
 }
 
+TEST_P(MergeStatesCompile, Sums) {
+  for (const int d : {8, 64, 128, 256, 512}) {
+    for (const bool float_result : {false, true}) {
+      expect_clean({.d_v = d, .states = float_result ? 2 : 1, .float_result = float_result, .sum = true});
+    }
+    expect_clean({.dtype = DType::f32, .d_v = d, .sum = true});
+  }
+}
+
 // Forwards that add to a state, and what merges their splits.
 TEST_P(MergeStatesCompile, AccumulatingForwards) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
