@@ -238,9 +238,9 @@ if [[ $mode != quick ]]; then
 
   stage 3 "ThreadSanitizer"
   configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
-  cmake --build build/tsan -j "$jobs" --target fa_unit_cache fa_unit_tune fa_threads_tests
+  cmake --build build/tsan -j "$jobs" --target fa_unit_cache fa_unit_tune fa_unit_parallel fa_threads_tests
   # The tests that kill processes in the middle of a write are about files, not threads.
-  run_ctest tsan build/tsan -R 'Store|^(ReadyTable|Tuner|Threads)\.'
+  run_ctest tsan build/tsan -R 'Store|^(ReadyTable|Tuner|Threads|Failure|Agreement|Parallel[A-Z][a-z]+)\.|/(Parallel|Failing)\.'
   [[ $mode != full ]] || run_ctest tsan-again build/tsan -R '^(ReadyTable|Tuner|Threads)\.' --repeat until-fail:50
 fi
 

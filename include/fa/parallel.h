@@ -69,12 +69,12 @@ FA_PARALLEL_C_API int fa_communicator_synchronize(fa_communicator* communicator,
 
 typedef struct fa_parallel_config {
   uint32_t struct_size;
-  int32_t layout;             /* enum fa_layout */
-  const fa_config* attention; /* the whole attention */
-  int32_t scheme;             /* enum fa_scheme */
-  int32_t ulysses;            /* ranks that share heads; 0: as the scheme has it */
-  int32_t head_groups;        /* all_gather: pieces that K and V come in; 0: one a KV head */
-  int32_t gradients;          /* enum fa_gradient_transfer */
+  int32_t layout;                       /* enum fa_layout */
+  const fa_config* attention;           /* the whole attention */
+  int32_t scheme;                       /* enum fa_scheme */
+  int32_t ulysses;                      /* ranks that share heads; 0: as the scheme has it */
+  int32_t head_groups;                  /* all_gather: pieces that K and V come in; 0: one a KV head */
+  int32_t gradients;                    /* enum fa_gradient_transfer */
   int32_t has_reserved_multiprocessors; /* nonzero: `reserved_multiprocessors` counts; zero: 16 */
   int32_t reserved_multiprocessors;     /* that kernels leave to transfers */
 } fa_parallel_config;
@@ -129,8 +129,7 @@ typedef struct fa_shard_copy {
   uint32_t reserved; /* 0 */
 } fa_shard_copy;
 FA_PARALLEL_C_API int fa_shard(const fa_shard_copy* how, const fa_tensor* whole, const fa_tensor* part, void* stream);
-FA_PARALLEL_C_API int fa_unshard(const fa_shard_copy* how, const fa_tensor* part, const fa_tensor* whole,
-                                 void* stream);
+FA_PARALLEL_C_API int fa_unshard(const fa_shard_copy* how, const fa_tensor* part, const fa_tensor* whole, void* stream);
 
 #ifdef __cplusplus
 }

@@ -167,7 +167,7 @@ struct SchemeTime {
   int ulysses = 1;
   double forward = 0;
   double backward = 0;
-  double single = 0;           ///< forward and backward of one GPU with all rows
+  double single = 0;  ///< forward and backward of one GPU with all rows
   double efficiency(int ranks) const noexcept { return single / (ranks * (forward + backward)); }
 };
 
@@ -177,14 +177,14 @@ FA_PARALLEL_API std::vector<SchemeTime> compare_schemes(const ContextParallelCon
                                                         const ContextShape& shape, int ranks,
                                                         const ClusterSpeeds& speeds = {});
 
-/// Which rows of sequences of these lengths a rank has, in the order of its shard. Rows of packed batches count from the
-/// first of the batch.
+/// Which rows of sequences of these lengths a rank has, in the order of its shard. Rows of packed batches count from
+/// the first of the batch.
 FA_PARALLEL_API std::vector<std::int64_t> shard_rows(ShardLayout layout, int ranks, int rank,
                                                      std::span<const std::int64_t> lengths);
 
-/// Copies a rank's rows of `whole` to `shard`, or back. Tensors [b, h, s, d], [b, s, d], or row statistics [b, h, s] of
-/// `f32` and `f64` as statistics = true says; with `lengths` packed, [total, h, d] and [h, total]. Both on `device`, of
-/// one dtype. Rows that are not the rank's stay as they are. The copies are queued on `stream`.
+/// How shard copies a rank's rows of `whole` to `part`, and unshard back. Both tensors are on `device`, of one dtype:
+/// [b, h, s, d] or [b, s, d], with `lengths` packed, [total, h, d]. Row statistics are [b, h, s], packed [h, total].
+/// Rows that are not the rank's stay as they are. The copies are queued on `stream`.
 struct ShardCopy {
   ShardLayout layout = ShardLayout::zigzag;
   int ranks = 1;
@@ -217,8 +217,8 @@ class FA_PARALLEL_API ContextParallel {
   ContextParallel& operator=(ContextParallel&&) noexcept;
   ~ContextParallel();
 
-  /// Attention of this rank's rows over the keys of all ranks. Tensors are shards: q [b, h_q, s_q / n, d_qk], and so on.
-  /// Captures and the sink are those of the whole.
+  /// Attention of this rank's rows over the keys of all ranks. Tensors are shards: q [b, h_q, s_q / n, d_qk], and so
+  /// on. Captures and the sink are those of the whole.
   ///
   /// Packed batches (AttentionConfig::varlen): tensors are packed shards, and `lengths` are the whole lengths of the
   /// sequences, on the host, in which queries and keys are alike.

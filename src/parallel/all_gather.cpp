@@ -68,7 +68,8 @@ class Gather {
       stages_[1].push_back(groups_ > 1 ? stage_of(from) : stages_[0].back());
     }
     bool sends = false;
-    for (int to = 0; to < local.size(); ++to) sends = sends || (to != local.me && is_needed(problem, local, to, local.me));
+    for (int to = 0; to < local.size(); ++to)
+      sends = sends || (to != local.me && is_needed(problem, local, to, local.me));
     if (!sends || local.dense_kv) return;
     own_ = {builder.tensor("k to send", Element::own, local.h_kv, rows_of(local.kv_rows()), problem.d_qk),
             builder.tensor("v to send", Element::own, local.h_kv, rows_of(local.kv_rows()), problem.d_v)};

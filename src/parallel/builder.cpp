@@ -266,8 +266,8 @@ void QueryGradients::finish() {
     }
   };
   for (std::int64_t next = 1; next <= local_.h_q; ++next) {
-    const bool begins = next == local_.h_q ||
-                        written_[static_cast<std::size_t>(next)].has(0, rows) != RowSet::Has::none;
+    const bool begins =
+        next == local_.h_q || written_[static_cast<std::size_t>(next)].has(0, rows) != RowSet::Has::none;
     if (!begins) continue;
     clear(next);
     head = next;

@@ -75,8 +75,8 @@ class Builder {
 /// The tensors that a call reads keys from, and the first of the heads that it is about.
 struct KeyTensors {
   int k = 0, v = 0;
-  std::int64_t head = 0;   ///< of k and v, as of q / group
-  std::int64_t heads = 0;  ///< of k and v
+  std::int64_t head = 0;      ///< of k and v, as of q / group
+  std::int64_t heads = 0;     ///< of k and v
   std::int64_t own_head = 0;  ///< the same head in the tensors of this rank
 };
 

@@ -167,12 +167,13 @@ std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout) {
         std::int64_t{attention.head_dim}, std::int64_t{attention.head_dim_v},
         static_cast<std::int64_t>(attention.dtype), std::int64_t{attention.causal},
         static_cast<std::int64_t>(attention.causal_align), window_of(attention.window_left),
-        window_of(attention.window_right), attention.chunk, std::int64_t{attention.sink}, std::int64_t{attention.varlen},
-        std::int64_t{attention.deterministic}}) {
+        window_of(attention.window_right), attention.chunk, std::int64_t{attention.sink},
+        std::int64_t{attention.varlen}, std::int64_t{attention.deterministic}}) {
     add(value);
   }
   add(std::bit_cast<std::int32_t>(attention.dropout));
-  add(attention.scale.has_value() ? std::int64_t{std::bit_cast<std::int32_t>(*attention.scale)} : std::int64_t{1} << 40);
+  add(attention.scale.has_value() ? std::int64_t{std::bit_cast<std::int32_t>(*attention.scale)}
+                                  : std::int64_t{1} << 40);
   add_text(attention.score.expression);
   add_text(attention.mask.expression);
   for (const std::vector<Capture>* captures : {&attention.score.captures, &attention.mask.captures}) {

@@ -93,7 +93,8 @@ class ContextParallel::Impl {
     memory_->download(all.data(), buffer.at(0), buffer.size());
     for (int peer = 0; peer < n; ++peer) {
       if (all[static_cast<std::size_t>(peer)] == all[static_cast<std::size_t>(me)]) continue;
-      throw_invalid("configuration", "another one on rank " + std::to_string(peer) + " than on rank " + std::to_string(me),
+      throw_invalid("configuration",
+                    "another one on rank " + std::to_string(peer) + " than on rank " + std::to_string(me),
                     "the same configuration and layout on every rank");
     }
   }
@@ -116,7 +117,8 @@ class ContextParallel::Impl {
     memory.shard_kv = static_cast<std::size_t>(kv / problem.ranks) * size;
     for (const bool backward : {false, true}) {
       if (backward && !with_backward) continue;
-      const Plan plan = backward ? backward_plan(problem, communicator_->rank()) : forward_plan(problem, communicator_->rank());
+      const Plan plan =
+          backward ? backward_plan(problem, communicator_->rank()) : forward_plan(problem, communicator_->rank());
       const Executor executor(problem, plan, config_.attention, *memory_);
       memory.kv_in_flight = std::max(memory.kv_in_flight, static_cast<std::size_t>(plan.kv_in_flight()) * size);
       memory.scratch = std::max(memory.scratch, executor.scratch_bytes());
@@ -243,18 +245,19 @@ class ContextParallel::Impl {
   Executor& find(Call& call, bool backward) {
     call.context.max_multiprocessors = multiprocessors(call);
     const ContextShape& s = call.shape;
-    Key key{backward, s.b, s.h_q, s.h_kv, s.s_q, s.s_kv, call.lengths, call.dense_kv, call.has_dlse,
-            call.has_sink_gradient};
+    Key key{backward, s.b,          s.h_q,         s.h_kv,        s.s_q,
+            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, call.has_sink_gradient};
     std::unique_ptr<Executor>& found = executors_[std::move(key)];
     if (found) return *found;
-    Problem problem = problem_of(config_, layout_, communicator_->size(), s, call.lengths,
-                                 scheme_times(config_, layout_, s, call.lengths, communicator_->size(), speeds_).front());
+    Problem problem =
+        problem_of(config_, layout_, communicator_->size(), s, call.lengths,
+                   scheme_times(config_, layout_, s, call.lengths, communicator_->size(), speeds_).front());
     problem.dense_kv = call.dense_kv;
     problem.dlse = call.has_dlse;
     problem.sink = config_.attention.sink && (!backward || call.has_sink_gradient);
     const int rank = communicator_->rank();
-    auto made = std::make_unique<Executor>(problem, backward ? backward_plan(problem, rank) : forward_plan(problem, rank),
-                                           config_.attention, *memory_);
+    auto made = std::make_unique<Executor>(
+        problem, backward ? backward_plan(problem, rank) : forward_plan(problem, rank), config_.attention, *memory_);
     made->prepare(attentions_, call.context);
     needed_ = std::max(needed_, made->scratch_bytes());
     found = std::move(made);

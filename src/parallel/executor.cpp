@@ -178,9 +178,7 @@ class Run {
 
   void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), stream_); }
 
-  void run(const Clear& op) {
-    executor_.memory_.clear(view(op.to), is_log_sum(op.to), stream_);
-  }
+  void run(const Clear& op) { executor_.memory_.clear(view(op.to), is_log_sum(op.to), stream_); }
   /// Not gradients of sinks.
   bool is_log_sum(const Region& region) const {
     const PlanTensor& tensor = executor_.plan_.tensors[static_cast<std::size_t>(region.tensor)];
@@ -189,8 +187,7 @@ class Run {
 
   void run(const Sum& op) {
     const TensorView to = view(op.to);
-    const Attention& attention =
-        is_statistic(op.to) ? attentions_.of_statistic_sum() : attentions_.of_sum(to.shape[3]);
+    const Attention& attention = is_statistic(op.to) ? attentions_.of_statistic_sum() : attentions_.of_sum(to.shape[3]);
     std::vector<AttentionState> states;
     for (const Region& from : op.from) states.push_back({view(from), {}});
     // More than a call takes are summed into the first of them.

@@ -73,8 +73,8 @@ class Executor {
   std::vector<std::size_t> offsets_;  ///< of scratch tensors
   std::size_t scratch_size_ = 0;      ///< with the workspace, which is last
   std::size_t workspace_size_ = 0;
-  Buffer lengths_;                               ///< cu_seqlens of packed calls
-  std::vector<std::size_t> lengths_of_;          ///< by operation: where its cu_seqlens lie
+  Buffer lengths_;                       ///< cu_seqlens of packed calls
+  std::vector<std::size_t> lengths_of_;  ///< by operation: where its cu_seqlens lie
 };
 
 }  // namespace fa::parallel

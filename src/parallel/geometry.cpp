@@ -121,8 +121,7 @@ void add_pair(const Problem& problem, const Piece& q, const Piece& kv, std::vect
 }
 
 bool is_joinable(const Block& a, const Block& b) {
-  return a.mask == BlockMask::none && b.mask == BlockMask::none && a.sequence == b.sequence &&
-         a.key_step == b.key_step;
+  return a.mask == BlockMask::none && b.mask == BlockMask::none && a.sequence == b.sequence && a.key_step == b.key_step;
 }
 
 bool same_rows(const Block& a, const Block& b) {

@@ -40,8 +40,8 @@ Visible visible(const Problem& problem, const Piece& q, const Piece& kv);
 /// Whether a row of `q` may see a key of `kv`.
 bool any_visible(const Problem& problem, const Pieces& q, const Pieces& kv);
 
-/// Blocks that cover every visible pair of a row of `q` and a key of `kv` once. Few: neighbours are joined, and a rank's
-/// own keys are one block where masks allow it.
+/// Blocks that cover every visible pair of a row of `q` and a key of `kv` once. Few: neighbours are joined, and a
+/// rank's own keys are one block where masks allow it.
 std::vector<Block> blocks_of(const Problem& problem, const Pieces& q, const Pieces& kv);
 
 /// Scores that a block computes, masked ones of causal blocks aside; those of placed blocks are counted row by row.

@@ -45,7 +45,7 @@ void join(std::span<const Piece> pieces, Pieces& joined) {
 }  // namespace
 
 std::int64_t divisor(ShardLayout layout, int ranks) noexcept {
-  return layout == ShardLayout::zigzag ? 2 * std::int64_t{ranks} : ranks;
+  return layout == ShardLayout::zigzag && ranks > 1 ? 2 * std::int64_t{ranks} : ranks;
 }
 
 void check_lengths(ShardLayout layout, int ranks, std::span<const std::int64_t> lengths, const char* name) {
@@ -53,12 +53,13 @@ void check_lengths(ShardLayout layout, int ranks, std::span<const std::int64_t> 
   for (const std::int64_t length : lengths) {
     if (length >= 0 && length % by == 0) continue;
     throw_invalid(name, length,
-                  std::string("multiples of ") + std::to_string(by) + ", which " + to_string(layout) + " shares among " +
-                      std::to_string(ranks) + " ranks");
+                  std::string("multiples of ") + std::to_string(by) + ", which " + to_string(layout) +
+                      " shares among " + std::to_string(ranks) + " ranks");
   }
 }
 
 Pieces pieces_of(ShardLayout layout, int ranks, std::span<const std::int64_t> lengths, int rank) {
+  if (ranks == 1) layout = ShardLayout::contiguous;
   Pieces pieces;
   std::int64_t row = 0;
   const auto add = [&](std::size_t sequence, std::int64_t begin, std::int64_t count, std::int64_t step) {
@@ -81,7 +82,7 @@ Pieces pieces_of(ShardLayout layout, int ranks, std::span<const std::int64_t> le
         break;
     }
   }
-  return ranks == 1 ? united(std::span(&pieces, 1)) : pieces;
+  return pieces;
 }
 
 Pieces united(std::span<const Pieces> members) {

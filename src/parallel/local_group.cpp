@@ -214,10 +214,10 @@ class LocalRank final : public Communicator {
   void receive(const Transfer& transfer) {
     const std::shared_ptr<Offer> offer = hub_->find(transfer.peer, rank_);
     if (offer->count != transfer.count || offer->dtype != transfer.dtype) {
-      throw Error(ErrorCode::invalid_argument,
-                  "rank " + std::to_string(transfer.peer) + " sends " + std::to_string(offer->count) + " " +
-                      to_string(offer->dtype) + ", where " + std::to_string(transfer.count) + " " +
-                      to_string(transfer.dtype) + " are expected");
+      throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(transfer.peer) + " sends " +
+                                                   std::to_string(offer->count) + " " + to_string(offer->dtype) +
+                                                   ", where " + std::to_string(transfer.count) + " " +
+                                                   to_string(transfer.dtype) + " are expected");
     }
     const auto limit = hub_->options().max_delay.count();
     if (limit > 0) {

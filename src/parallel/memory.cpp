@@ -41,9 +41,9 @@ std::byte* address(const TensorView& view, std::int64_t offset) {
 class HostMemory final : public Memory {
  public:
   void* allocate(std::size_t bytes) override {
-    return ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{kAlignment});
+    return ::operator new (std::max<std::size_t>(bytes, 1), std::align_val_t{kAlignment});
   }
-  void free(void* memory) noexcept override { ::operator delete(memory, std::align_val_t{kAlignment}); }
+  void free(void* memory) noexcept override { ::operator delete (memory, std::align_val_t{kAlignment}); }
 
   void copy(const TensorView& to, const TensorView& from, Stream) override {
     const CopyRows rows = rows_of_copy(to, from);
@@ -123,9 +123,8 @@ class CudaMemory final : public Memory {
       const auto width = static_cast<std::size_t>(rows.width);
       if (minus_infinity) {
         constexpr unsigned kMinusInfinity = 0xff800000;
-        cuda_check(
-            cuda().cuMemsetD2D32Async(device_pointer(to, at), pitch, kMinusInfinity, width / 4, height, stream),
-            "cuMemsetD2D32Async");
+        cuda_check(cuda().cuMemsetD2D32Async(device_pointer(to, at), pitch, kMinusInfinity, width / 4, height, stream),
+                   "cuMemsetD2D32Async");
       } else {
         cuda_check(cuda().cuMemsetD2D8Async(device_pointer(to, at), pitch, 0, width, height, stream),
                    "cuMemsetD2D8Async");

@@ -40,12 +40,12 @@ int hops_of(const Problem& problem) {
 
 /// Times of one choice are sums and maxima of these.
 struct Costs {
-  double forward = 0;   ///< kernels of the rank that has most to do
+  double forward = 0;  ///< kernels of the rank that has most to do
   double backward = 0;
-  double kv = 0;        ///< bytes of K and V of a rank
-  double q = 0;         ///< bytes of Q, and O, of a rank
+  double kv = 0;  ///< bytes of K and V of a rank
+  double q = 0;   ///< bytes of Q, and O, of a rank
   double statistics = 0;
-  double wide = 1;      ///< bytes of a dK element for one of K
+  double wide = 1;  ///< bytes of a dK element for one of K
 };
 
 struct Links {
@@ -87,7 +87,8 @@ SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& sha
                     (hops > 0 ? gradients / links.outer + speeds.latency : 0) + 3 * costs.q / speeds.memory;
   } else {
     const double others = n - 1;
-    time.forward = gather_time(costs.forward, others * costs.kv, n * costs.kv, problem.head_groups, links.outer, speeds);
+    time.forward =
+        gather_time(costs.forward, others * costs.kv, n * costs.kv, problem.head_groups, links.outer, speeds);
     time.backward = gather_time(costs.backward, others * (costs.kv + gradients), n * (costs.kv + gradients),
                                 problem.head_groups, links.outer, speeds) +
                     others * gradients / links.outer / problem.head_groups;

@@ -246,9 +246,8 @@ class NcclCommunicator final : public Communicator {
         continue;
       }
       const auto now = Clock::now();
-      std::erase_if(expected_, [this](const Expected& group) {
-        return cuda().cuEventQuery(done_[group.slot]) == CUDA_SUCCESS;
-      });
+      std::erase_if(expected_,
+                    [this](const Expected& group) { return cuda().cuEventQuery(done_[group.slot]) == CUDA_SUCCESS; });
       bool is_late = busy_since != 0 && now - Clock::time_point(Clock::duration(busy_since)) > options_.timeout;
       for (const Expected& group : expected_) is_late = is_late || now > group.until;
       lock.unlock();

@@ -13,14 +13,15 @@ namespace {
 
 std::vector<Pieces> pieces_of_all(const Problem& problem, const std::vector<std::int64_t>& lengths) {
   std::vector<Pieces> all;
-  for (int rank = 0; rank < problem.ranks; ++rank) all.push_back(pieces_of(problem.layout, problem.ranks, lengths, rank));
+  for (int rank = 0; rank < problem.ranks; ++rank)
+    all.push_back(pieces_of(problem.layout, problem.ranks, lengths, rank));
   return all;
 }
 
 /// Ranks in two dimensions: `ulysses` neighbours share heads, and groups of them share rows.
 struct Grid {
-  std::vector<int> inner;  ///< the ranks of this one's group
-  int me = 0;              ///< its place there
+  std::vector<int> inner;     ///< the ranks of this one's group
+  int me = 0;                 ///< its place there
   std::vector<Pieces> q, kv;  ///< of each of them
   Local outer;                ///< groups, one rank of each
 };
@@ -191,7 +192,8 @@ void check(const Problem& problem) {
   }
   const std::int64_t heads = problem.h_kv / problem.ulysses;
   if (problem.head_groups < 1 || heads % problem.head_groups != 0) {
-    throw_invalid("head_groups", problem.head_groups, "a divisor of the " + std::to_string(heads) + " KV heads of a rank");
+    throw_invalid("head_groups", problem.head_groups,
+                  "a divisor of the " + std::to_string(heads) + " KV heads of a rank");
   }
   check_lengths(problem.layout, problem.ranks, problem.lengths_q, problem.packed ? "lengths" : "s_q");
   check_lengths(problem.layout, problem.ranks, problem.lengths_kv, problem.packed ? "lengths" : "s_kv");

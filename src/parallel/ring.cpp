@@ -102,8 +102,7 @@ class Ring {
 /// The way of dK and dV, which follow their keys and then go home.
 class GradientRing {
  public:
-  GradientRing(Builder& builder, const Local& local, const Ring& ring)
-      : builder_(builder), local_(local), ring_(ring) {
+  GradientRing(Builder& builder, const Local& local, const Ring& ring) : builder_(builder), local_(local), ring_(ring) {
     const Problem& problem = builder.problem();
     const Element travels = problem.wide_gradients ? Element::wide : Element::own;
     const std::int64_t rows = rows_of(local.kv_rows());

@@ -51,14 +51,16 @@ Pair pair_of(const ShardCopy& how, const TensorView& whole, const TensorView& pa
   std::array<std::int64_t, 4> expected = pair.whole.shape;
   expected[2] /= how.ranks;
   if (pair.part.shape != expected || part.dtype != whole.dtype) {
-    throw_invalid("part", "another shape or dtype", "the whole's, with 1 / " + std::to_string(how.ranks) + " of the rows");
+    throw_invalid("part", "another shape or dtype",
+                  "the whole's, with 1 / " + std::to_string(how.ranks) + " of the rows");
   }
   pair.pieces = pieces_of(how.layout, how.ranks, pair.lengths, how.rank);
   return pair;
 }
 
 TensorView rows_of_view(TensorView view, std::int64_t row, std::int64_t count, std::int64_t step) {
-  view.data = static_cast<std::byte*>(view.data) + row * view.strides[2] * static_cast<std::int64_t>(size_of(view.dtype));
+  view.data =
+      static_cast<std::byte*>(view.data) + row * view.strides[2] * static_cast<std::int64_t>(size_of(view.dtype));
   view.shape[2] = count;
   view.strides[2] *= step;
   return view;

@@ -45,8 +45,9 @@ void check_rank(const char* name, const TensorView& given, bool is_packed, bool 
   const int most = is_statistic ? 3 : 4;
   const bool fits = is_packed ? given.rank == most - 1 : given.rank == most || given.rank == most - 1;
   if (fits) return;
-  const char* const accepted = is_statistic ? (is_packed ? "a tensor [h_q, total]" : "a tensor [b, h_q, s], or [b, s]")
-                                            : (is_packed ? "a tensor [total, h, d]" : "a tensor [b, h, s, d], or [b, s, d]");
+  const char* const accepted = is_statistic
+                                   ? (is_packed ? "a tensor [h_q, total]" : "a tensor [b, h_q, s], or [b, s]")
+                                   : (is_packed ? "a tensor [total, h, d]" : "a tensor [b, h, s, d], or [b, s, d]");
   throw_invalid(name, given.defined() ? "of rank " + std::to_string(given.rank) : "nothing", accepted);
 }
 

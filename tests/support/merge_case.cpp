@@ -72,8 +72,8 @@ MergeShape MergeCase::shape() const {
 std::string to_string(const MergeCase& c) {
   return fmt::format(
       "{}{} {} states of kind {}{} [{}, {}, {}, {}]{} into {}{}{}{} in place {} {} rows {} spread {} level {} seed {}",
-      c.sum ? "sum of " : "", to_string(c.dtype), c.states, static_cast<int>(c.kinds), c.stacked ? " stacked" : "", c.b, c.h_q, c.s_q, c.d_v,
-      c.packed ? " packed" : "", c.float_result ? "f32" : "the dtype", c.lse ? "" : " without lse",
+      c.sum ? "sum of " : "", to_string(c.dtype), c.states, static_cast<int>(c.kinds), c.stacked ? " stacked" : "", c.b,
+      c.h_q, c.s_q, c.d_v, c.packed ? " packed" : "", c.float_result ? "f32" : "the dtype", c.lse ? "" : " without lse",
       c.aligned ? "" : " unaligned", c.sink ? " sink" : "", c.in_place, c.lse_in_place, static_cast<int>(c.rows),
       c.spread, c.level, c.seed);
 }

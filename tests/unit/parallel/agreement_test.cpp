@@ -125,11 +125,15 @@ TEST(Agreement, CallsThatAreRefused) {
   std::vector<float> other(4096);
   using Lengths = std::vector<std::int64_t>;
   const auto set = [&](auto which) {
-    return [&, which](ForwardInputs& inputs, ForwardOutputs& outputs, Lengths& lengths) { which(inputs, outputs, lengths); };
+    return [&, which](ForwardInputs& inputs, ForwardOutputs& outputs, Lengths& lengths) {
+      which(inputs, outputs, lengths);
+    };
   };
   EXPECT_EQ(call_refused(set([](auto& in, auto&, auto&) { in.q.dtype = DType::f16; })), "q");
   EXPECT_EQ(call_refused(set([](auto& in, auto&, auto&) { in.q = {}; })), "q");
-  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) { in.v = TensorView(other.data(), DType::f32, {1, 1, 8, 8}); })),
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) {
+              in.v = TensorView(other.data(), DType::f32, {1, 1, 8, 8});
+            })),
             "v");
   EXPECT_EQ(call_refused(set([](auto&, auto& out, auto&) { out.o = {}; })), "o");
   EXPECT_EQ(call_refused(set([](auto&, auto&, auto& lengths) { lengths = {32}; })), "lengths");
@@ -148,11 +152,12 @@ TEST(Agreement, CallsThatAreRefused) {
   ContextParallelConfig packed = usual();
   packed.attention.varlen = true;
   EXPECT_EQ(call_refused(set([&](auto& in, auto& out, auto& lengths) {
-              in.q = TensorView(other.data(), DType::f32, {16, 2, 8});
-              in.k = in.v = TensorView(other.data(), DType::f32, {16, 1, 8});
-              out.o = TensorView(other.data() + 2048, DType::f32, {16, 2, 8});
-              lengths = {16};
-            }), packed),
+                           in.q = TensorView(other.data(), DType::f32, {16, 2, 8});
+                           in.k = in.v = TensorView(other.data(), DType::f32, {16, 1, 8});
+                           out.o = TensorView(other.data() + 2048, DType::f32, {16, 2, 8});
+                           lengths = {16};
+                         }),
+                         packed),
             "q");
 }
 

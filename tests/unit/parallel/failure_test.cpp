@@ -50,9 +50,11 @@ TEST_P(Failing, ARankThatThrowsEndsAll) {
     };
     const auto group = make_local_group(c.ranks, options);
     const auto begin = Clock::now();
-    const auto problems = test::run_ranks(c.ranks, [&](int rank) { run_rank(c, group[static_cast<std::size_t>(rank)]); });
+    const auto problems =
+        test::run_ranks(c.ranks, [&](int rank) { run_rank(c, group[static_cast<std::size_t>(rank)]); });
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
-    for (const std::string& problem : problems) EXPECT_NE(problem.find("the link is down"), std::string::npos) << problem;
+    for (const std::string& problem : problems)
+      EXPECT_NE(problem.find("the link is down"), std::string::npos) << problem;
   }
 }
 
@@ -75,7 +77,8 @@ TEST_P(Failing, ALateRankEndsAllWithinTheBound) {
   });
   EXPECT_GE(Clock::now() - begin, kBound);
   EXPECT_LT(Clock::now() - begin, 10 * kBound);
-  for (const std::string& problem : problems) EXPECT_NE(problem.find("has waited for rank"), std::string::npos) << problem;
+  for (const std::string& problem : problems)
+    EXPECT_NE(problem.find("has waited for rank"), std::string::npos) << problem;
 }
 
 TEST_P(Failing, ARankThatLeavesEndsAll) {

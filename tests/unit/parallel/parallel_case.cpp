@@ -26,8 +26,8 @@ class Tensor {
       count *= shape[static_cast<std::size_t>(axis)];
     }
     std::int64_t stride = 1;
-    const std::array<std::size_t, 4> order = rows_first && rank == 4 ? std::array<std::size_t, 4>{3, 1, 2, 0}
-                                                                     : std::array<std::size_t, 4>{3, 2, 1, 0};
+    const std::array<std::size_t, 4> order =
+        rows_first && rank == 4 ? std::array<std::size_t, 4>{3, 1, 2, 0} : std::array<std::size_t, 4>{3, 2, 1, 0};
     for (const std::size_t axis : order) {
       if (axis >= static_cast<std::size_t>(rank)) continue;
       view_.strides[axis] = stride;
@@ -209,8 +209,8 @@ Outcome run_all(const ParallelCase& c, const LocalGroupOptions& options) {
   const auto group = make_local_group(c.ranks, options);
   for (int rank = 0; rank < c.ranks; ++rank) {
     Tensors& own = outcome.ranks.emplace_back(c, c.ranks);
-    for (const auto& [from, to] : {std::pair{&whole.q, &own.q}, {&whole.k, &own.k}, {&whole.v, &own.v},
-                                   {&whole.dout, &own.dout}}) {
+    for (const auto& [from, to] :
+         {std::pair{&whole.q, &own.q}, {&whole.k, &own.k}, {&whole.v, &own.v}, {&whole.dout, &own.dout}}) {
       shard(copy_of(c, rank, false), from->view(), to->view());
     }
     shard(copy_of(c, rank, true), whole.dlse.view(), own.dlse.view());

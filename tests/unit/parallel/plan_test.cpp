@@ -93,8 +93,12 @@ struct Access {
 
 std::vector<Access> accesses(const Op& op) {
   std::vector<Access> all;
-  const auto reads = [&](const Region& region) { if (region.heads > 0) all.push_back({region, false}); };
-  const auto writes = [&](const Region& region) { if (region.heads > 0) all.push_back({region, true}); };
+  const auto reads = [&](const Region& region) {
+    if (region.heads > 0) all.push_back({region, false});
+  };
+  const auto writes = [&](const Region& region) {
+    if (region.heads > 0) all.push_back({region, true});
+  };
   const auto read_keys = [&](const Call& call) {  // what lies between sequences of a packed call is not read
     for (const Block& block : call.blocks) {
       for (Region region : {call.k, call.v}) {
@@ -199,9 +203,8 @@ TEST(Plan, WhatIsReadHasBeenWritten) {
             }
             for (const Access& access : accesses(op)) {
               if (!access.writes && access.region.tensor >= kGivenCount) {
-                each(access.region, [&](int tensor, std::int64_t h, std::int64_t row) {
-                  ok = ok && mark(tensor, h, row);
-                });
+                each(access.region,
+                     [&](int tensor, std::int64_t h, std::int64_t row) { ok = ok && mark(tensor, h, row); });
               }
             }
             for (const Access& access : accesses(op)) {
