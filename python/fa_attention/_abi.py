@@ -223,7 +223,7 @@ class MergeInputs(Struct):
 class MergeShape(Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
-        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned reserved", ctypes.c_int32),
+        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned sum", ctypes.c_int32),
     ]
 
 
