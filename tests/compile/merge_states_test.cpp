@@ -48,11 +48,9 @@ TEST_P(MergeStatesCompile, Floats) {
 }
 
 TEST_P(MergeStatesCompile, Sums) {
-  for (const int d : {8, 64, 128, 256, 512}) {
-    for (const bool float_result : {false, true}) {
-      expect_clean({.d_v = d, .states = float_result ? 2 : 1, .float_result = float_result, .sum = true});
-    }
-    expect_clean({.dtype = DType::f32, .d_v = d, .sum = true});
+  for (const int d : {64, 512}) {
+    expect_clean({.d_v = d, .states = 2, .float_result = true, .sum = true});
+    expect_clean({.d_v = d, .states = 1, .sum = true});
   }
 }
 
