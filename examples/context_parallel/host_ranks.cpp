@@ -1,5 +1,5 @@
-// Context parallelism without a GPU: four ranks, threads of this process, share a sequence. Each has its rows alone, and
-// all come to what one device comes to. Over GPUs the ranks are processes, and communicators are fa::use_nccl's.
+// Context parallelism without a GPU: four ranks, threads of this process, share a sequence. Each has its rows alone,
+// and all come to what one device comes to. Over GPUs the ranks are processes, and communicators are fa::use_nccl's.
 
 #include <algorithm>
 #include <cmath>

@@ -80,8 +80,15 @@ class Tensor {
 
 struct Tensors {
   explicit Tensors(std::int64_t rows)
-      : q(kHeads, rows), k(kKeyHeads, rows), v(kKeyHeads, rows), o(kHeads, rows), lse(kHeads, rows, true),
-        dout(kHeads, rows), dq(kHeads, rows), dk(kKeyHeads, rows), dv(kKeyHeads, rows) {}
+      : q(kHeads, rows),
+        k(kKeyHeads, rows),
+        v(kKeyHeads, rows),
+        o(kHeads, rows),
+        lse(kHeads, rows, true),
+        dout(kHeads, rows),
+        dq(kHeads, rows),
+        dk(kKeyHeads, rows),
+        dv(kKeyHeads, rows) {}
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
 };
 
@@ -138,8 +145,8 @@ int run(const ranks::Rank& rank) {
     const float off_dk = difference(how, whole.dk, own.dk, expected.dk);
     const float off_dv = difference(how, whole.dv, own.dv, expected.dv);
     std::printf("rank %d of %d, %s: o, dq, dk and dv differ by %.4f, %.4f, %.4f and %.4f\n", rank.rank, rank.size,
-                to_string(scheme), static_cast<double>(off_o), static_cast<double>(off_dq),
-                static_cast<double>(off_dk), static_cast<double>(off_dv));
+                to_string(scheme), static_cast<double>(off_o), static_cast<double>(off_dq), static_cast<double>(off_dk),
+                static_cast<double>(off_dv));
     right = right && std::max({off_o, off_dq, off_dk, off_dv}) < 0.02F;
   }
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");

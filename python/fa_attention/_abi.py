@@ -212,7 +212,7 @@ class State(ctypes.Structure):
 
 class MergeInputs(Struct):
     _fields_ = [
-        *_HEAD,
+        *_many("struct_size sum", ctypes.c_uint32),
         ("states", _Pointer(State)),
         ("state_count", ctypes.c_uint64),
         *_many("stacked stride_o stride_lse", ctypes.c_int64),

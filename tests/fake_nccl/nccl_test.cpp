@@ -1,5 +1,5 @@
-// Context parallelism over NCCL, with stand-ins of NCCL and of the driver: what is asked of them and in which order, and
-// what becomes of ranks that are late or fail. Nothing is computed or moved.
+// Context parallelism over NCCL, with stand-ins of NCCL and of the driver: what is asked of them and in which order,
+// and what becomes of ranks that are late or fail. Nothing is computed or moved.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -138,7 +138,8 @@ TEST_F(OverNccl, ARingIsTwoKernelsAndOneGroup) {
   EXPECT_EQ(count("send"), 6);
   // Sums of dQ of two calls and of dK and dV, and what they are rounded by.
   EXPECT_GE(std::ranges::count(kernels(), std::string("fa_merge_states")), 7);
-  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0) << "prepared calls allocate nothing";
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0)
+      << "prepared calls allocate nothing";
 }
 
 TEST_F(OverNccl, EverySchemeIsQueued) {
