@@ -63,12 +63,13 @@ class ContextParallel::Impl {
     call.lengths = checked_lengths(shape, lengths);
     // Calls that give everything, and lie as transfers take them: others are planned when they come.
     for (const bool dense : {true, false}) {
-      if (dense && config_.attention.varlen) continue;
-      call.dense_kv = dense && shape.b == 1;
+      if (dense && !can_be_dense(shape)) continue;
+      call.dense_kv = dense;
       call.has_sink_gradient = config_.attention.sink;
       find(call, false);
       if (with_backward) find(call, true);
     }
+    needed_lse_ = std::max(needed_lse_, lse_bytes(shape));
     reserve();
   }
 
@@ -241,13 +242,24 @@ class ContextParallel::Impl {
     return config_.reserved_multiprocessors == 0 ? 0 : std::max(left, 1);
   }
 
+  static Key key_of(const Call& call, bool backward) {
+    const ContextShape& s = call.shape;
+    return {backward, s.b,          s.h_q,         s.h_kv,        s.s_q,
+            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, call.has_sink_gradient};
+  }
+
+  /// Nothing can be compiled or allocated while a stream is captured.
+  void check_prepared(const Call& call, bool backward) const {
+    const bool has_memory = scratch_.size() >= needed_ && (!call.owned_lse || lse_.size() >= lse_bytes(call.shape));
+    if (has_memory && executors_.contains(key_of(call, backward))) return;
+    throw_invalid("stream", "captured", "a call of sizes that `prepare`, or an earlier call, has planned");
+  }
+
   /// The plan of a call, made when its sizes are new.
   Executor& find(Call& call, bool backward) {
     call.context.max_multiprocessors = multiprocessors(call);
     const ContextShape& s = call.shape;
-    Key key{backward, s.b,          s.h_q,         s.h_kv,        s.s_q,
-            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, call.has_sink_gradient};
-    std::unique_ptr<Executor>& found = executors_[std::move(key)];
+    std::unique_ptr<Executor>& found = executors_[key_of(call, backward)];
     if (found) return *found;
     Problem problem =
         problem_of(config_, layout_, communicator_->size(), s, call.lengths,
@@ -264,23 +276,32 @@ class ContextParallel::Impl {
     return *found;
   }
 
+  /// Calls that are queued may use the memory of before: the device ends them before it gives that back.
   void reserve() {
-    if (scratch_.size() >= needed_) return;
-    // Calls that are queued may use the memory of before: the device ends them first.
-    scratch_ = Buffer(*memory_, needed_);
+    if (scratch_.size() < needed_) scratch_ = Buffer(*memory_, needed_);
+    if (lse_.size() < needed_lse_) lse_ = Buffer(*memory_, needed_lse_);
+  }
+
+  /// Of the log-sum-exp of a call that does not ask for it.
+  std::size_t lse_bytes(const ContextShape& shape) const {
+    return static_cast<std::size_t>(shape.b * shape.h_q * (shape.s_q / communicator_->size())) * size_of(wide());
+  }
+
+  /// Whether tensors of this shape may lie in the order of heads, b and rows.
+  bool can_be_dense(const ContextShape& shape) const {
+    return config_.attention.varlen ? shape.h_kv == 1 : shape.b == 1;
   }
 
   void run(Call& call, bool backward, Stream stream) {
     const ContextShape& s = call.shape;
     if (s.b == 0 || s.h_q == 0 || (s.s_q == 0 && (!backward || s.s_kv == 0))) return;
+    if (memory_->is_capturing(stream)) check_prepared(call, backward);
     Executor& executor = find(call, backward);
-    const std::int64_t rows = s.s_q / communicator_->size();
-    const std::size_t lse_bytes = static_cast<std::size_t>(s.b * s.h_q * rows) * size_of(wide());
-    if (call.owned_lse && lse_.size() < lse_bytes) lse_ = Buffer(*memory_, lse_bytes);
+    if (call.owned_lse) needed_lse_ = std::max(needed_lse_, lse_bytes(s));
     reserve();
     if (call.owned_lse) {
       TensorView& lse = call.given[kLse];
-      lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, rows, 1});
+      lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, s.s_q / communicator_->size(), 1});
     }
     executor.run(attentions_, *communicator_, call.given, call.context, scratch_.at(0), stream);
   }
@@ -293,7 +314,7 @@ class ContextParallel::Impl {
   ClusterSpeeds speeds_;
   std::map<Key, std::unique_ptr<Executor>> executors_;
   Buffer scratch_, lse_;
-  std::size_t needed_ = 0;
+  std::size_t needed_ = 0, needed_lse_ = 0;
 };
 
 ContextParallel ContextParallel::create(const ContextParallelConfig& config, std::shared_ptr<Communicator> communicator,

@@ -86,6 +86,7 @@ const Attention& Attentions::of_call(const Call& call, bool accumulate, bool bac
   config.accumulate = accumulate;
   config.varlen = call.packed;
   config.zero_padding = call.packed && backward;
+  config.check_sequences = false;  // lengths are the plan's
   if (call.mask != BlockMask::placed) {
     config.causal = call.mask == BlockMask::causal;
     config.causal_align = CausalAlign::bottom_right;

@@ -176,6 +176,23 @@ TEST_F(OverNccl, PackedBatches) {
   parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)}, nullptr, lengths);
 }
 
+// What is not prepared cannot be captured.
+TEST_F(OverNccl, CapturesTakePreparedCalls) {
+  ContextParallel parallel = ContextParallel::create(config(Scheme::ring), use({.watch = false}));
+  const auto forward = [&] { parallel.forward({tensor(1, 8), tensor(2, 2), tensor(3, 2)}, {tensor(4, 8)}); };
+  *capturing_ = true;
+  EXPECT_THROW(forward(), Error);
+  EXPECT_EQ(count("end"), 0);
+  *capturing_ = false;
+  parallel.prepare({1, 8, 2, 8192, 8192}, false);
+  *capturing_ = true;
+  launches_().clear();
+  forward();
+  EXPECT_EQ(count("end"), 1);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+  *capturing_ = false;
+}
+
 // Late ranks: the bound ends what waits, in synchronize and by the thread that watches.
 TEST_F(OverNccl, ALateRankEndsSynchronize) {
   const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});

@@ -305,7 +305,7 @@ def test_merge(library):
     total = Tensor((1, 1, 2, 8))
     attention.bind_merge([(o, None), (o, None), (merged, None)], total, add=True)()
     expected = tuple(2 * a + c for a, c in zip(o.values(), merged.values()))
-    check(total.values() == expected, f"summed {total.values()}")
+    check(max(abs(a - c) for a, c in zip(total.values(), expected)) < 1e-5, f"summed {total.values()}")
     refused(ValueError, attention.bind_merge([(o, lse)] * 17, o, lse), "state_count", "17")
     refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
 
