@@ -569,7 +569,7 @@ typedef struct fa_state {
 /* States whose keys have nothing in common, all on the attention's device. */
 typedef struct fa_merge_inputs {
   uint32_t struct_size;
-  uint32_t reserved;      /* 0 */
+  uint32_t sum;           /* nonzero: o is the sum of all o, without weights; no lse and no sink then */
   const fa_state* states; /* listed: 1 to 16 of them. Stacked: the first of all */
   uint64_t state_count;   /* stacked: 1 */
   int64_t stacked;        /* above 0: how many states lie at equal distances, as slices of one tensor do */
@@ -590,7 +590,7 @@ typedef struct fa_merge_shape {
   int32_t has_result_dtype; /* nonzero: the merged o is of result_dtype, likewise */
   int32_t result_dtype;
   int32_t unaligned; /* nonzero: rows of o need not start at multiples of 16 bytes */
-  int32_t reserved;  /* 0 */
+  int32_t sum;       /* nonzero: its calls have fa_merge_inputs.sum */
 } fa_merge_shape;
 
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */

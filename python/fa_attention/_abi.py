@@ -221,7 +221,7 @@ class State(ctypes.Structure):
 
 class MergeInputs(Struct):
     _fields_ = [
-        *_HEAD,
+        *_many("struct_size sum", ctypes.c_uint32),
         ("states", _Pointer(State)),
         ("state_count", ctypes.c_uint64),
         *_many("stacked stride_o stride_lse", ctypes.c_int64),
@@ -232,7 +232,7 @@ class MergeInputs(Struct):
 class MergeShape(Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
-        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned reserved", ctypes.c_int32),
+        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned sum", ctypes.c_int32),
     ]
 
 

@@ -210,12 +210,13 @@ def append_shape(rotary_dims: int = 0, interleaved: bool = False, table_dtype: O
 
 
 def merge_shape(states_dtype: Optional[object] = None, result_dtype: Optional[object] = None, mixed: bool = False,
-                rows_aligned: bool = True) -> _abi.MergeShape:
+                rows_aligned: bool = True, add: bool = False) -> _abi.MergeShape:
     """What of a merge picks its kernel: the dtype of all o to merge, and of the merged one; None: the attention's. mixed: some
-    are float32, the others of the attention's dtype."""
+    are float32, the others of the attention's dtype. add: sums without weights."""
     given = {"states_dtype": states_dtype, "result_dtype": result_dtype}
     fields = {name: _views.dtype_code(name, dtype) for name, dtype in given.items() if dtype is not None}
-    return _abi.MergeShape(mixed=int(mixed), unaligned=int(not rows_aligned), **fields, **{f"has_{name}": 1 for name in fields})
+    return _abi.MergeShape(mixed=int(mixed), unaligned=int(not rows_aligned), sum=int(add), **fields,
+                           **{f"has_{name}": 1 for name in fields})
 
 
 def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
@@ -368,12 +369,13 @@ class Attention:
         return run
 
     def bind_merge(self, states: Sequence[tuple[Any, Any]], o: Any, lse: Any = None, sink: Any = None,
-                   stream: Optional[int] = None) -> Callable[[], None]:
+                   stream: Optional[int] = None, add: bool = False) -> Callable[[], None]:
         """A callable that merges partial results over different keys, pairs of o [b, h_q, s_q, d_v] and lse [b, h_q, s_q],
         into o and lse; it keeps the arrays alive. At most 16 of them. Each o is of the attention's dtype or float32. The
-        results may be arrays of one of the states. sink [h_q]: a logit that joins each row of a head, once."""
+        results may be arrays of one of the states. sink [h_q]: a logit that joins each row of a head, once. add: o is the
+        sum of all o, without weights; every lse is None then."""
         listed = (_abi.State * len(states))(*(_abi.State(**_pointers(o=part, lse=sums)) for part, sums in states))
-        inputs = _abi.MergeInputs(states=listed, state_count=len(states), sink=_pointer("sink", sink))
+        inputs = _abi.MergeInputs(states=listed, state_count=len(states), sink=_pointer("sink", sink), sum=int(add))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
         return self._run("fa_merge", (ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0),
                          (list(states), o, lse, sink, listed, inputs, outputs))

@@ -8,6 +8,7 @@
 #include <fa/fa.h>
 
 #include <fa/attention.hpp>
+#include <fa/c_bridge.hpp>
 #include <fa/compiler.hpp>
 
 #include "api/c_structs.hpp"
@@ -61,14 +62,8 @@ int guarded(Body&& body) noexcept {
   try {
     body();
     return FA_OK;
-  } catch (const Error& error) {
-    return remember(error);
-  } catch (const std::bad_alloc&) {
-    return remember(ErrorCode::out_of_memory, "out of host memory");
-  } catch (const std::exception& exception) {
-    return remember_unexpected(exception);
   } catch (...) {
-    return remember(ErrorCode::internal, "unexpected exception");
+    return c_bridge::remember_exception();
   }
 }
 
@@ -90,6 +85,21 @@ void find(decltype(find_kernels) look_up, const fa_config* config, const fa_shap
 }
 
 }  // namespace
+
+int c_bridge::remember_exception() noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return remember(error);
+  } catch (const std::bad_alloc&) {
+    return remember(ErrorCode::out_of_memory, "out of host memory");
+  } catch (const std::exception& exception) {
+    return remember_unexpected(exception);
+  } catch (...) {
+    return remember(ErrorCode::internal, "unexpected exception");
+  }
+}
+
 }  // namespace fa
 
 extern "C" {

@@ -195,7 +195,8 @@ void set_row_major_strides(TensorView& view) {
   }
 }
 
-/// A NULL tensor is one that was not given.
+}  // namespace
+
 TensorView to_view(const fa_tensor* source, const std::string& argument) {
   if (source == nullptr) {
     return {};
@@ -218,6 +219,8 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   }
   return view;
 }
+
+namespace {
 
 PackedSequences to_sequences(const fa_sequences* source) {
   if (source == nullptr) {
@@ -496,6 +499,7 @@ void read_merge(const fa_merge_inputs* source, GivenMerge* merge) {
   merge->inputs.stride_o = in.stride_o;
   merge->inputs.stride_lse = in.stride_lse;
   merge->inputs.sink = to_view(in.sink, "sink");
+  merge->inputs.sum = in.sum != 0;
 }
 
 MergeShape to_shape(const fa_merge_shape* source) {
@@ -505,6 +509,7 @@ MergeShape to_shape(const fa_merge_shape* source) {
   out.mixed = in.mixed != 0;
   if (in.has_result_dtype != 0) out.result = to_enum(in.result_dtype, DType::i32, "shape.result_dtype");
   out.aligned = in.unaligned == 0;
+  out.sum = in.sum != 0;
   return out;
 }
 

@@ -47,6 +47,13 @@ TEST_P(MergeStatesCompile, Floats) {
   }
 }
 
+TEST_P(MergeStatesCompile, Sums) {
+  for (const int d : {64, 512}) {
+    expect_clean({.d_v = d, .states = 2, .float_result = true, .sum = true});
+    expect_clean({.d_v = d, .states = 1, .sum = true});
+  }
+}
+
 // Forwards that add to a state, and what merges their splits.
 TEST_P(MergeStatesCompile, AccumulatingForwards) {
   for (const DType dtype : {DType::bf16, DType::f32}) {

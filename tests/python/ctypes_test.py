@@ -302,6 +302,10 @@ def test_merge(library):
     state, state_lse = Tensor((1, 1, 2, 8), [1.0] * 16), Tensor((1, 1, 2), [0.0, float("-inf")])
     accumulating.bind_forward(q, k, v, state, state_lse)()
     check(state.values() == (5.0,) * 8 + (9.0,) * 8, f"accumulated {state.values()}")
+    total = Tensor((1, 1, 2, 8))
+    attention.bind_merge([(o, None), (o, None), (merged, None)], total, add=True)()
+    expected = tuple(2 * a + c for a, c in zip(o.values(), merged.values()))
+    check(max(abs(a - c) for a, c in zip(total.values(), expected)) < 1e-5, f"summed {total.values()}")
     refused(ValueError, attention.bind_merge([(o, lse)] * 17, o, lse), "state_count", "17")
     refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
 

@@ -301,6 +301,8 @@ std::vector<NamedSpec> golden_list() {
       merge.dtype = dtype;
       merge.d_v = 128;
       specs.add("golden", plan::merge_specs(merge).front());
+      merge.sum = true;
+      specs.add("golden", plan::merge_specs(merge).front());
       Case accumulating;
       accumulating.name = fmt::format("golden {} {} accumulate", arch, to_string(dtype));
       accumulating.config.head_dim = 128;
