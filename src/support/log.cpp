@@ -1,6 +1,5 @@
 #include "support/log.hpp"
 
-#include <pthread.h>
 #include <spdlog/details/null_mutex.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
@@ -13,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa {
@@ -84,7 +84,7 @@ void lock_for_fork() {
 void unlock_after_fork() {
   if (!t_inside_callback) g_mutex.unlock();
 }
-[[maybe_unused]] const int kAtFork = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+[[maybe_unused]] const bool kAtFork = support::platform::around_fork(lock_for_fork, unlock_after_fork);
 
 /// Standard error until a callback is set.
 class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
