@@ -139,7 +139,7 @@ FileBytes read_private_file(Handle parent, const std::filesystem::path& name, st
   if (reading == Reading::use) mark_used(file.get(), status);
   FileBytes result{FileBytes::Status::read, std::vector<std::byte>(status.bytes), {}};
   if (read_all(file.get(), result.bytes)) return result;
-  if (errno == ESTALE) return {};  // removed by another host of a network file system
+  if (platform::removed_elsewhere(errno)) return {};
   return refused("cannot be read to its end");
 }
 

@@ -57,6 +57,8 @@ bool close(Handle file);
 
 /// How many bytes, less than asked for too, or -1.
 std::ptrdiff_t read(Handle file, std::span<std::byte> bytes);
+/// Whether that error of a read says that another host of a network file system has removed the file.
+bool removed_elsewhere(int error);
 std::ptrdiff_t read_at(Handle file, std::uint64_t offset, std::span<std::byte> bytes);
 std::ptrdiff_t write(Handle file, std::span<const std::byte> bytes);
 /// Through to the disk, where the file system knows how.

@@ -105,6 +105,10 @@ std::ptrdiff_t read_at(Handle file, std::uint64_t offset, std::span<std::byte> b
   return pread(static_cast<int>(file), bytes.data(), bytes.size(), static_cast<off_t>(offset));
 }
 
+bool removed_elsewhere(int error) {
+  return error == ESTALE;
+}
+
 std::ptrdiff_t write(Handle file, std::span<const std::byte> bytes) {
   return ::write(static_cast<int>(file), bytes.data(), bytes.size());
 }

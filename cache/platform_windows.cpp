@@ -448,6 +448,10 @@ std::ptrdiff_t read_at(Handle file, std::uint64_t offset, std::span<std::byte> b
   return -1;
 }
 
+bool removed_elsewhere(int error) {
+  return error == EBUSY;
+}
+
 std::ptrdiff_t write(Handle file, std::span<const std::byte> bytes) {
   const auto size = static_cast<DWORD>(std::min<std::size_t>(bytes.size(), 1U << 30U));
   DWORD count = 0;

@@ -74,15 +74,23 @@ LogLevel from_spdlog(spdlog::level::level_enum level) noexcept {
 }
 
 /// Makes calls of the callback one at a time. There from the start to the end of the process, so that fork finds it.
-constinit std::mutex g_mutex;
+std::mutex& log_mutex() {
+#if defined(_WIN32)
+  static auto* const mutex = new std::mutex;  // which no constant initialises there, and no process forks
+  return *mutex;
+#else
+  constinit static std::mutex mutex;
+  return mutex;
+#endif
+}
 
 /// A child of fork has the locks of its parent as they were, and of its threads only the one that forked: so that one
 /// takes the lock before. Inside of the callback it has it.
 void lock_for_fork() {
-  if (!t_inside_callback) g_mutex.lock();
+  if (!t_inside_callback) log_mutex().lock();
 }
 void unlock_after_fork() {
-  if (!t_inside_callback) g_mutex.unlock();
+  if (!t_inside_callback) log_mutex().unlock();
 }
 [[maybe_unused]] const bool kAtFork = support::platform::around_fork(lock_for_fork, unlock_after_fork);
 
@@ -129,7 +137,7 @@ struct Logger {
 };
 
 /// Ours alone: never registered, so that a host application's own spdlog neither sees nor changes it. Never destroyed,
-/// so that static destructors may still log. Under g_mutex, which a fork waits for; the guard of a static it would not.
+/// so that static destructors may still log. Under log_mutex, which a fork waits for; the guard of a static it would not.
 Logger& logger() {
   constinit static Logger* instance = nullptr;
   if (instance == nullptr) instance = new Logger;
@@ -143,7 +151,7 @@ void set_log_level(LogLevel level) noexcept {
 }
 
 void set_log_callback(LogCallback callback) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(log_mutex());
   logger().sink->set_callback(callback);
 }
 
@@ -160,7 +168,7 @@ bool inside_log_callback() noexcept {
 void log(LogLevel level, std::string_view message) noexcept {
   if (t_inside_callback || !log_enabled(level)) return;
   try {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(log_mutex());
     logger().logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
   } catch (...) {  // logging never fails a call
   }
