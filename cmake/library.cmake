@@ -59,7 +59,7 @@ set_target_properties(fa_internal PROPERTIES LINKER_LANGUAGE CXX)
 target_include_directories(fa_internal PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                               ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/templates)
 target_link_libraries(fa_internal PUBLIC ${fa_system_libraries} fa_flags CUDA::toolkit)
-if(NOT fa_shared)
+if(NOT fa_shared OR WIN32)  # else Windows looks for what libfa exports
   target_compile_definitions(fa_internal PUBLIC FA_STATIC)
 endif()
 

@@ -62,7 +62,7 @@ std::vector<fs::path> values_of(const std::string& variable) {
   if (variable != "PATH") return value.empty() ? std::vector<fs::path>() : std::vector<fs::path>{value};
   std::vector<fs::path> directories;
   std::istringstream list(value);
-  for (std::string directory; std::getline(list, directory, ';');) {
+  for (std::string directory; std::getline(list, directory, support::platform::list_separator());) {
     if (fs::path(directory).is_absolute()) directories.emplace_back(directory);
   }
   return directories;

@@ -41,6 +41,9 @@ int run_with_stack(std::size_t bytes, const std::function<void()>& work);
 /// why not.
 bool append_line(const std::string& file, std::string_view line);
 
+/// Between the paths of a list in an environment variable.
+char list_separator();
+
 unsigned long process_id();
 
 /// Empty where the variable is not set.

@@ -108,6 +108,10 @@ bool append_line(const std::string& file, std::string_view line) {
   return false;
 }
 
+char list_separator() {
+  return ':';
+}
+
 unsigned long process_id() {
   return static_cast<unsigned long>(getpid());
 }

@@ -146,6 +146,10 @@ bool append_line(const std::string& file, std::string_view line) {
   return written == line.size() || fail(error);
 }
 
+char list_separator() {
+  return ';';
+}
+
 unsigned long process_id() {
   return GetCurrentProcessId();
 }

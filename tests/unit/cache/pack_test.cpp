@@ -371,7 +371,9 @@ TEST(Pack, WhatAPinnedPackServesIsWhatWasHashed) {
     stream.write(reinterpret_cast<const char*>(after.data()), static_cast<std::streamsize>(after.size()));
   }
   fs::last_write_time(file, time);
+#if !defined(_WIN32)  // where a time is set to the second
   ASSERT_TRUE(trusting->load(numbered(0)).entry) << "the forgery looks like the file that was opened";
+#endif
   const Pack::Found found = pinned->load(numbered(0));
   EXPECT_FALSE(found.entry);
   EXPECT_NE(found.damage.find("pinned"), std::string::npos) << found.damage;

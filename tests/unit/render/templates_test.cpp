@@ -1,9 +1,6 @@
 #include "render/templates.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +11,7 @@
 
 #include "files.hpp"
 #include "render/embedded_templates.hpp"
+#include "tests/support/posix_names.hpp"
 
 // Templates are read once a process, so that each case with a directory of its own is a process of its own: this
 // program again, which then runs one test that prints what it found.
