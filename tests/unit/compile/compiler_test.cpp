@@ -84,7 +84,7 @@ TEST_F(Compile, BrokenKernelReportsLogOptionsAndSource) {
 TEST_F(Compile, KeepsTheSourceOnRequest) {
   const ScratchDirectory scratch;
   const fs::path directory = scratch.path() / "kept";
-  setenv("FA_KEEP_SOURCE", directory.c_str(), 1);
+  setenv("FA_KEEP_SOURCE", directory.string().c_str(), 1);
   const render::Source source{"fa_broken", "this is no kernel\n", {}};
   const auto error = failure(source, kHopper);
   unsetenv("FA_KEEP_SOURCE");
