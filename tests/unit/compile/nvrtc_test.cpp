@@ -10,6 +10,7 @@
 
 #include "compile/compiler.hpp"
 #include "sources.hpp"
+#include "tests/support/posix_names.hpp"
 
 namespace fa::compile {
 namespace {

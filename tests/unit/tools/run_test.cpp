@@ -1,6 +1,5 @@
 // `fa run` on the host device, as a shell would call it.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "support/attention_case.hpp"
 #include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tools/safetensors.hpp"
 
 namespace fa::test {
