@@ -224,10 +224,14 @@ struct BackwardDq {
     });
     const int first_key = key_tile(n_block) * kTileN;
     if constexpr (kDropout) {
-      const int64_t head = heads_before<Variant>(params, tile.batch) + tile.head;
-      Dropout(params.dropout, head)
-          .drop(dp, row_of_whole<Variant>(params, first_row + warp_row), key_of_whole<Variant>(params, first_key),
-                lane);
+      if constexpr (kPlaced<Variant>) {
+        Dropout(params.dropout, kernel::heads_before<Variant>(params, tile.batch) + tile.head)
+            .drop(dp, row_of_whole<Variant>(params, first_row + warp_row), key_of_whole<Variant>(params, first_key),
+                  lane);
+      } else {
+        const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
+        Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
+      }
     }
     if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
       bool full = false;
