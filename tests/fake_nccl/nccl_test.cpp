@@ -173,6 +173,12 @@ TEST_F(OverNccl, PackedBatches) {
   launches_().clear();
   parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse}, nullptr, lengths);
   EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 2) << "a call for all sequences";
+  // Prepared, such calls can be captured.
+  ContextParallel other = ContextParallel::create(packed, use({.watch = false}));
+  other.prepare({.h_q = 8, .h_kv = 2}, true, lengths);
+  *capturing_ = true;
+  other.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse}, nullptr, lengths);
+  *capturing_ = false;
   parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)}, nullptr, lengths);
 }
 
