@@ -610,8 +610,8 @@ typedef struct fa_shape {
   int32_t without_dk; /* likewise dk */
   int32_t without_dv; /* likewise dv */
   int32_t placed;     /* nonzero: its calls have a fa_shard_place */
+  int32_t strided;    /* nonzero: one with steps */
   int32_t bounded;    /* nonzero: its calls have max_multiprocessors */
-  uint32_t reserved;  /* 0 */
 } fa_shape;
 
 /* What a schedule is made for. The arrays are in memory of the attention's device, and are read when the kernel runs.

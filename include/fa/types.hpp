@@ -79,13 +79,14 @@ struct AttentionShape {
   std::int64_t total_kv = 0;
   Gradients gradients = {};  ///< of backward: which of dq, dk and dv its calls have outputs for
   bool placed = false;       ///< its calls have a ShardPlace
+  bool strided = false;      ///< one with steps
   bool bounded = false;      ///< its calls have max_multiprocessors
 };
 
 /// Where the tensors of a call stand in a larger attention, the whole (docs/shards.md). Row i is the whole's row
 /// q + i * q_step, and key j the whole's key kv + j * kv_step. Masks, windows, chunks, functions and dropout refer to
-/// the whole: bottom_right aligns its last row with its last key, functions see its indices and lengths, captured
-/// tensors and their gradients are the whole's, and so are dropout's random numbers. All other tensors are the call's.
+/// the whole. bottom_right aligns its last row with its last key. Functions see its indices and lengths. Captured
+/// tensors, their gradients and the mask of dropout are the whole's. All other tensors are the call's.
 ///
 /// So the parts of a whole come to the whole. Parts of b, h_q and q lie side by side; parts of kv are merged
 /// (Attention::merge). In backward dq is summed over parts of kv, dk and dv over parts of q, gradients of captures over

@@ -50,14 +50,6 @@ void clear_gradients(const api::VariantCall& variant, bool empty, Stream stream)
   }
 }
 
-template <class Call>
-void check_no_shard(const Call& call) {
-  if (call.place) support::throw_unsupported("place", "given", "none but the default on a GPU");
-  if (call.max_multiprocessors != 0) {
-    support::throw_unsupported("max_multiprocessors", call.max_multiprocessors, "0 on a GPU");
-  }
-}
-
 }  // namespace
 
 class Attention::Impl {
@@ -104,11 +96,11 @@ class Attention::Impl {
     if (!inputs.prefixes.empty()) return forward_shared(inputs, outputs, stream, workspace);
     const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
     api::check_takes_schedules(config_, inputs.schedule);
+    api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
     api::check_disjoint(inputs, outputs);
     if (call.empty && !config_.zero_padding) return;
     if (host_) return host_->forward(call, variant);
-    check_no_shard(call);
     const driver::ContextScope scope(context_->context());
     if (config_.page_size > 0) {
       packed_->check(call.sequences, call.cache, call.shape, call.k.shape[0], stream);
@@ -122,7 +114,8 @@ class Attention::Impl {
         call.shape,
         {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale},
         api::packed_args(config_, call.sequences, call.dropout, call.cache),
-        api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, stream, workspace);
+        api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, api::shard_of(call), stream,
+        workspace);
   }
 
   void forward_shared(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, Workspace workspace) {
@@ -167,7 +160,6 @@ class Attention::Impl {
     const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
     api::check_disjoint(inputs, outputs);
     if (host_) return host_->backward(call, variant);
-    check_no_shard(call);
     const driver::ContextScope scope(context_->context());
     packed_->check(call.sequences, call.shape, stream);
     packed_->clear(call.dq, call.sequences, call.shape, false, 0, stream);
@@ -179,7 +171,7 @@ class Attention::Impl {
         call.shape,
         {call.q, call.k, call.v, call.o, call.dout, call.lse, call.dlse, call.dq, call.dk, call.dv, variant.tensors()},
         api::packed_args(config_, call.sequences, call.dropout),
-        api::given_tiles(inputs.tiles, config_, functions_, variant), {}, stream, workspace);
+        api::given_tiles(inputs.tiles, config_, functions_, variant), {}, api::shard_of(call), stream, workspace);
   }
 
   void append(const AppendInputs& inputs, Stream stream) {

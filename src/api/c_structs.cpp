@@ -526,6 +526,7 @@ AttentionShape to_shape(const fa_shape* source) {
   out.total_kv = in.total_kv;
   out.gradients = {in.without_dq == 0, in.without_dk == 0, in.without_dv == 0};
   out.placed = in.placed != 0;
+  out.strided = in.strided != 0;
   out.bounded = in.bounded != 0;
   return out;
 }

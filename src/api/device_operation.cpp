@@ -42,7 +42,7 @@ DeviceOperation<Op>::DeviceOperation(const AttentionConfig& config, const Functi
 
 template <class Op>
 plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const noexcept {
-  return make_problem(config_, shape, context_.info().arch, &functions_.variants);
+  return make_problem(config_, shape, context_.info().arch, &functions_.of(shape));
 }
 
 /// Of calls that take a schedule. Where those that the copy engine has maps for do, schedules are theirs; else of those
@@ -58,15 +58,18 @@ plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape
 template <class Op>
 void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
                               const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
-                              Stream stream, const Workspace& workspace) {
+                              const Shard& shard, Stream stream, const Workspace& workspace) {
   plan::Problem wanted = problem(shape);
+  wanted.place = shard.place;
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
   wanted.given_schedule = takes_schedule(wanted, schedule);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
+  const int all = context_.info().multiprocessors;
+  const int multiprocessors = wanted.bounded ? std::min(shard.max_multiprocessors, all) : all;
   launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles,
-         wanted.given_schedule ? schedule : Schedule{}, stream, workspace);
+         wanted.given_schedule ? schedule : Schedule{}, multiprocessors, stream, workspace);
 }
 
 /// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
@@ -88,10 +91,10 @@ bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Sche
 template <class Op>
 void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
                                  const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-                                 const GivenTiles& tiles, const Schedule& schedule, Stream stream,
+                                 const GivenTiles& tiles, const Schedule& schedule, int multiprocessors, Stream stream,
                                  const Workspace& workspace) const {
   plan::CallPlan call;
-  plan::CallFacts facts{scale_, context_.info().multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  plan::CallFacts facts{scale_, multiprocessors, tiles.data != nullptr && tiles.filled, packed};
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (schedule.data != nullptr && attention.scheduled()) {
     const plan::ScheduleShape shape = plan::schedule_shape(wanted, attention, facts.multiprocessors);
@@ -265,6 +268,8 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
                                        Stream stream, const TuneOptions& options) const {
   plan::Problem measured = tune::representative(wanted, Op::kOperation == Operation::backward);
   if (Op::choose(measured, fixed()).slot() != choice.slot()) measured = wanted;
+  measured.place.reset();  // wherever its kind of calls stand
+  measured.bounded = false;
   const Choice measured_choice = Op::choose(measured, fixed());
   const plan::KernelSpec planned = Op::kernels(wanted, fixed(), config_.deterministic)[Role::attention].front();
   const Supply from = supply(wanted).serialized();
@@ -282,7 +287,8 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
     made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
   };
   contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, on, workspace);
+    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, context_.info().multiprocessors, on,
+           workspace);
   };
   return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);
 }

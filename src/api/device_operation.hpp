@@ -11,6 +11,7 @@
 #include "api/held_tiles.hpp"
 #include "api/operations.hpp"
 #include "api/packed.hpp"
+#include "api/place.hpp"
 #include "api/ready_table.hpp"
 #include "api/tuning.hpp"
 #include "api/variants.hpp"
@@ -29,7 +30,8 @@ class DeviceOperation {
                   const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
 
   void run(const AttentionShape& shape, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-           const GivenTiles& tiles, const Schedule& schedule, Stream stream, const Workspace& workspace);
+           const GivenTiles& tiles, const Schedule& schedule, const Shard& shard, Stream stream,
+           const Workspace& workspace);
   /// Queues the kernel that makes a schedule of a forward's calls, if they take any.
   void schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory, Stream stream);
   std::size_t schedule_size(const AttentionShape& shape) const;
@@ -58,7 +60,7 @@ class DeviceOperation {
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
               const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
-              const Schedule& schedule, Stream stream, const Workspace& workspace) const;
+              const Schedule& schedule, int multiprocessors, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const plan::Fixed fixed_;  ///< by its override

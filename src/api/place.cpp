@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "api/validate.hpp"
@@ -14,7 +15,9 @@ namespace {
 using support::throw_invalid;
 using support::throw_unsupported;
 
-constexpr std::int64_t kDropoutStep = 32;  // rows, and keys, that a call of the generator is shared by
+constexpr std::int64_t kMostRows = std::int64_t{1} << 29;  // of a call: no sum of a row and a key leaves 32 bits
+constexpr std::int64_t kTileRows = 1024;                   // and more than any tile has
+constexpr std::int64_t kDropoutStep = 32;                  // rows, and keys, that a call of the generator is shared by
 
 /// One axis of a place: of the call `count` entries, `step` apart, from `begin` on, of `whole` ones.
 struct Axis {
@@ -47,6 +50,12 @@ bool has_closed_form_mask(const AttentionConfig& config) noexcept {
   return config.causal || window_of(config.window_left) >= 0 || window_of(config.window_right) >= 0 || config.chunk > 0;
 }
 
+/// Behind the last row and key stand those of a tile.
+void check_room(std::string_view name, std::int64_t begin, std::int64_t count, std::int64_t step) {
+  if (step == 1 || begin + (count + kTileRows) * step <= kMaxLength) return;
+  throw_invalid(name, step, fmt::format("a step by which {} more rows, or keys, end before {}", kTileRows, kMaxLength));
+}
+
 void check_steps(const AttentionConfig& config, const ShardPlace& place) {
   if (!has_closed_form_mask(config)) return;
   if (place.q_step != place.kv_step) {
@@ -69,15 +78,14 @@ void check_dropout(const ShardPlace& place) {
   check("place.kv", place.kv, "place.kv_step", place.kv_step);
 }
 
-/// What has no places but that of the whole.
+}  // namespace
+
 void check_has_places(const AttentionConfig& config) {
   constexpr std::string_view kNone = "no place but the default with it";
   if (config.varlen) throw_unsupported("varlen", "true", kNone);
   if (config.page_size > 0) throw_unsupported("page_size", config.page_size, kNone);
   if (config.invariance != Invariance::none) throw_unsupported("invariance", to_string(config.invariance), kNone);
 }
-
-}  // namespace
 
 std::optional<ShardPlace> checked_place(const AttentionConfig& config, const AttentionShape& shape,
                                         const std::optional<ShardPlace>& given) {
@@ -88,6 +96,9 @@ std::optional<ShardPlace> checked_place(const AttentionConfig& config, const Att
   check_axis({"place.h_q", place.h_q, shape.h_q, "place.whole_h_q", place.whole_h_q, "", 1});
   check_axis({"place.q", place.q, shape.s_q, "place.whole_s_q", place.whole_s_q, "place.q_step", place.q_step});
   check_axis({"place.kv", place.kv, shape.s_kv, "place.whole_s_kv", place.whole_s_kv, "place.kv_step", place.kv_step});
+  if (std::max(shape.s_q, shape.s_kv) > kMostRows) {
+    throw_invalid("s_q, s_kv", std::max(shape.s_q, shape.s_kv), fmt::format("at most {} with a place", kMostRows));
+  }
   const std::int64_t group = shape.h_kv > 0 ? shape.h_q / shape.h_kv : 1;
   if (group > 0 && place.h_q % group != 0) {
     throw_invalid("place.h_q", place.h_q, fmt::format("a multiple of h_q / h_kv = {}", group));
@@ -98,10 +109,18 @@ std::optional<ShardPlace> checked_place(const AttentionConfig& config, const Att
   if (shape.s_q <= 1) place.q_step = place.kv_step;
   if (shape.s_kv <= 1) place.kv_step = place.q_step;
   if (shape.s_q <= 1 && shape.s_kv <= 1) place.q_step = place.kv_step = 1;
+  check_room("place.q_step", place.q, shape.s_q, place.q_step);
+  check_room("place.kv_step", place.kv, shape.s_kv, place.kv_step);
   check_steps(config, place);
   if (config.dropout > 0) check_dropout(place);
   if (place == support::resolved({}, sizes)) return std::nullopt;
   return place;
+}
+
+void check_unscheduled(int max_multiprocessors, const Schedule& schedule) {
+  if (max_multiprocessors == 0 || schedule.data == nullptr) return;
+  throw_invalid("max_multiprocessors", max_multiprocessors,
+                "0 with a schedule, which all multiprocessors take parts of");
 }
 
 int checked_multiprocessors(int given) {

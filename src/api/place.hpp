@@ -13,6 +13,23 @@ namespace fa::api {
 std::optional<ShardPlace> checked_place(const AttentionConfig& config, const AttentionShape& shape,
                                         const std::optional<ShardPlace>& given);
 
+/// Throws fa::Error(unsupported) for a configuration whose calls have none but the default.
+void check_has_places(const AttentionConfig& config);
+
+/// What a call on a GPU has of them.
+struct Shard {
+  std::optional<ShardPlace> place = std::nullopt;
+  int max_multiprocessors = 0;
+};
+
+template <class Call>
+Shard shard_of(const Call& call) {
+  return {call.place, call.max_multiprocessors};
+}
+
+/// Throws fa::Error(invalid_argument) for a schedule, which is one of all multiprocessors, where a call is bounded.
+void check_unscheduled(int max_multiprocessors, const Schedule& schedule);
+
 /// Throws fa::Error(invalid_argument).
 int checked_multiprocessors(int given);
 

@@ -75,6 +75,8 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.o_dtype = config.o_dtype.value_or(DType::bf16);
   problem.invariance = config.invariance;
   problem.gradients = shape.gradients;
+  problem.placed = shape.placed;
+  problem.bounded = shape.bounded;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -119,6 +121,8 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.invariance != Invariance::none && op == Operation::forward) {
     add(" --invariance {}", to_string(problem.invariance));
   }
+  if (problem.placed) command += problem.variants != nullptr && problem.variants->strided ? " --strided" : " --placed";
+  if (problem.bounded) command += " --bounded";
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.

@@ -190,6 +190,7 @@ void set_place(const AttentionConfig& config, const Inputs& inputs, Call& call) 
   call.place = checked_place(config, call.shape, inputs.place);
   call.max_multiprocessors = checked_multiprocessors(inputs.max_multiprocessors);
   call.shape.placed = call.place.has_value();
+  call.shape.strided = call.place && (call.place->q_step != 1 || call.place->kv_step != 1);
   call.shape.bounded = call.max_multiprocessors > 0;
 }
 
@@ -312,6 +313,8 @@ TensorView check_scale(const std::optional<DType>& stored, const char* name, con
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;
+  result.placed = result.placed || result.strided;
+  if (result.placed) check_has_places(config);
   if (config.varlen) {
     check_size("b", result.b);
     check_size("s_q", result.s_q);

@@ -21,6 +21,7 @@ using support::throw_invalid;
 
 // With these, no sum of a row, a key and a window leaves 32 bits.
 constexpr std::int64_t kMaxBoundedLength = std::int64_t{1} << 29;
+constexpr std::int64_t kMaxPlacedLength = kMaxBoundedLength / 2;  // of a whole: chunks begin before the first key, too
 
 std::string argument_of(std::string_view name) {
   return fmt::format("captures[{}]", name);
@@ -231,6 +232,12 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.mask = expression::without_spaces("mask", config.mask.expression);
   variants.captures = functions.program.captures;
   plan::describe_functions(functions.program, &variants);
+  const bool positions = expression::has_positions(functions.program);
+  functions.placed = variants;
+  functions.placed.placed = positions || config.chunk > 0 || config.dropout > 0;
+  functions.strided = functions.placed;
+  functions.strided.strided = positions;
+  plan::describe_functions(functions.program, &functions.strided);
   return functions;
 }
 
@@ -252,9 +259,9 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
     throw_invalid("sink", "given", "nothing, unless AttentionConfig::sink is set");
   }
   const bool bounded = window_of(config.window_left) >= 0 || window_of(config.window_right) >= 0 || config.chunk > 0;
-  if (bounded && std::max(lengths.s_q, lengths.s_kv) > kMaxBoundedLength) {
-    throw_invalid("s_q, s_kv", std::max(lengths.s_q, lengths.s_kv),
-                  fmt::format("at most {} with a window", kMaxBoundedLength));
+  const std::int64_t most = place ? kMaxPlacedLength : kMaxBoundedLength;
+  if (bounded && std::max(lengths.s_q, lengths.s_kv) > most) {
+    throw_invalid("s_q, s_kv", std::max(lengths.s_q, lengths.s_kv), fmt::format("at most {} with a window", most));
   }
   return call;
 }

@@ -17,7 +17,12 @@ namespace fa::api {
 struct Functions {
   expression::Program program;
   plan::Variants variants;
+  plan::Variants placed;   ///< of calls that are parts of a whole
+  plan::Variants strided;  ///< likewise, with steps between rows or keys
 
+  const plan::Variants& of(const AttentionShape& shape) const noexcept {
+    return !shape.placed ? variants : shape.strided ? strided : placed;
+  }
   bool any() const noexcept { return variants.any(); }
 };
 

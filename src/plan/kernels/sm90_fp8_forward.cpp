@@ -35,6 +35,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::split>("split").as("kSplit"),
     launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
 };
 static_assert(is_complete<Sm90Fp8Forward>(kFields));
 
