@@ -152,7 +152,7 @@ struct ClusterSpeeds {
   int ranks_of_node = 8;
 };
 
-/// Sizes of the whole.
+/// Sizes of the whole. Of packed batches the heads alone count.
 struct ContextShape {
   std::int64_t b = 1;
   std::int64_t h_q = 1;

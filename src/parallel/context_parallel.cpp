@@ -59,17 +59,17 @@ class ContextParallel::Impl {
 
   void prepare(const ContextShape& shape, bool with_backward, std::span<const std::int64_t> lengths) {
     Call call;
-    call.shape = shape;
-    call.lengths = checked_lengths(shape, lengths);
+    call.lengths = checked_lengths(lengths);
+    call.shape = whole_shape(shape, call.lengths);
     // Calls that give everything, and lie as transfers take them: others are planned when they come.
     for (const bool dense : {true, false}) {
-      if (dense && !can_be_dense(shape)) continue;
+      if (dense && !can_be_dense(call.shape)) continue;
       call.dense_kv = dense;
       call.has_sink_gradient = config_.attention.sink;
       find(call, false);
       if (with_backward) find(call, true);
     }
-    needed_lse_ = std::max(needed_lse_, lse_bytes(shape));
+    needed_lse_ = std::max(needed_lse_, lse_bytes(call.shape));
     reserve();
   }
 
@@ -101,12 +101,13 @@ class ContextParallel::Impl {
   }
 
   SchemeTime scheme(const ContextShape& shape, std::span<const std::int64_t> lengths) const {
-    const std::vector<std::int64_t> checked = checked_lengths(shape, lengths);
-    return scheme_times(config_, layout_, shape, checked, communicator_->size(), speeds_).front();
+    const std::vector<std::int64_t> checked = checked_lengths(lengths);
+    return scheme_times(config_, layout_, whole_shape(shape, checked), checked, communicator_->size(), speeds_).front();
   }
 
   Problem problem(const ContextShape& shape, std::span<const std::int64_t> lengths) const {
-    return problem_of(config_, layout_, communicator_->size(), shape, checked_lengths(shape, lengths),
+    const std::vector<std::int64_t> checked = checked_lengths(lengths);
+    return problem_of(config_, layout_, communicator_->size(), whole_shape(shape, checked), checked,
                       scheme(shape, lengths));
   }
 
@@ -163,11 +164,19 @@ class ContextParallel::Impl {
     return config_.attention.head_dim_v > 0 ? config_.attention.head_dim_v : config_.attention.head_dim;
   }
 
-  std::vector<std::int64_t> checked_lengths(const ContextShape&, std::span<const std::int64_t> lengths) const {
+  std::vector<std::int64_t> checked_lengths(std::span<const std::int64_t> lengths) const {
     const bool varlen = config_.attention.varlen;
     if (!varlen && !lengths.empty()) throw_invalid("lengths", "given", "nothing without varlen");
     check_lengths(layout_, communicator_->size(), lengths, "lengths");
     return {lengths.begin(), lengths.end()};
+  }
+
+  /// Rows of a packed batch are those of its sequences.
+  ContextShape whole_shape(ContextShape shape, const std::vector<std::int64_t>& lengths) const {
+    if (!config_.attention.varlen) return shape;
+    shape.b = 1;
+    shape.s_q = shape.s_kv = total(lengths);
+    return shape;
   }
 
   TensorView checked_tensor(const Call& call, const char* name, const TensorView& given, std::int64_t heads, bool is_q,
@@ -209,7 +218,7 @@ class ContextParallel::Impl {
     Call call;
     const std::int64_t n = communicator_->size();
     const bool varlen = config_.attention.varlen;
-    call.lengths = checked_lengths(call.shape, lengths);
+    call.lengths = checked_lengths(lengths);
     const ShardSize q = shard_size("q", inputs.q, varlen), k = shard_size("k", inputs.k, varlen);
     call.shape = {q.b, q.heads, k.heads, q.rows * n, k.rows * n};
     if (varlen && q.rows * n != total(call.lengths)) {
@@ -230,6 +239,7 @@ class ContextParallel::Impl {
       throw_invalid("sink", "given", "nothing without AttentionConfig::sink");
     }
     call.context.max_multiprocessors = inputs.max_multiprocessors;
+    call.context.may_be_unbounded = inputs.max_multiprocessors == 0;
     return call;
   }
 
