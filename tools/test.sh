@@ -4,6 +4,9 @@
 #   tools/test.sh                   what a change has to pass, in at most 30 minutes on 2 cores
 #   tools/test.sh --quick           the release build and its tests only
 #   tools/test.sh --full            everything, whatever it takes
+#   tools/test.sh --windows         the tests of a build for Windows, under Wine, and nothing else (docs/platforms.md)
+#   tools/test.sh --aarch64         likewise for 64-bit Arm, under QEMU
+#   tools/test.sh --nvrtc           likewise: kernels of every family by several versions of NVRTC
 #   tools/test.sh --since COMMIT    with clang-tidy over the files that differ from COMMIT (tools/tidy.sh has a default)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,8 +16,10 @@ mode=normal tidy=()
 while (($# > 0)); do
   case "$1" in
     --quick | --full) mode=${1#--} ;;
+    --windows | --aarch64) exec tools/cross_tests.sh "${1#--}" ;;
+    --nvrtc) exec tools/nvrtc_tests.sh ;;
     --since) tidy=(--since "${2:?"--since takes a commit"}") && shift ;;
-    *) echo "$0: argument '$1'; accepted are --quick, --full and --since COMMIT" >&2 && exit 2 ;;
+    *) echo "$0: argument '$1'; accepted are --quick, --full, --windows, --aarch64, --nvrtc and --since COMMIT" >&2 && exit 2 ;;
   esac
   shift
 done

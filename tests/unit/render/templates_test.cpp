@@ -211,7 +211,9 @@ TEST(Templates, FileInsteadOfADirectoryIsAnIoError) {
 // A kernel compiled without one of its headers' text would be a riddle.
 TEST(Templates, FileThatCannotBeReadIsAnIoError) {
   const Directory dangling;
-  fs::create_symlink("nowhere.cuh", dangling.path() / "common/aaa.cuh");
+  std::error_code error;
+  fs::create_symlink("nowhere.cuh", dangling.path() / "common/aaa.cuh", error);
+  if (error) GTEST_SKIP() << "no symbolic links can be made here";
   EXPECT_EQ(report_with(dangling.path()).substr(0, 3), "io ");
 }
 
