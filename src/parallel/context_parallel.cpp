@@ -239,6 +239,7 @@ class ContextParallel::Impl {
       throw_invalid("sink", "given", "nothing without AttentionConfig::sink");
     }
     call.context.max_multiprocessors = inputs.max_multiprocessors;
+    call.context.may_be_unbounded = inputs.max_multiprocessors == 0;
     return call;
   }
 

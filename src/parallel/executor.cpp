@@ -244,8 +244,25 @@ class Run {
     ForwardInputs inputs;
     set_common(op.call, inputs);
     const TensorView o = op.call.packed ? packed(view(op.call.o)) : view(op.call.o);
-    attentions_.of_call(op.call, op.accumulate, false)
-        .forward(inputs, {o, statistic(view(op.call.lse), op.call.packed)}, stream_, workspace_);
+    const ForwardOutputs outputs{o, statistic(view(op.call.lse), op.call.packed)};
+    const Attention& attention = attentions_.of_call(op.call, op.accumulate, false);
+    bounded(inputs, [&] { attention.forward(inputs, outputs, stream_, workspace_); });
+  }
+
+  /// Kernels that cannot be bounded take all multiprocessors: transfers wait for them then.
+  template <class Inputs, class Queue>
+  void bounded(Inputs& inputs, const Queue& queue) {
+    bool& refused = executor_.unbounded_[index_].value;
+    if (refused) inputs.max_multiprocessors = 0;
+    try {
+      return queue();
+    } catch (const Error& error) {
+      const bool of_bound = error.code() == ErrorCode::unsupported && error.field("argument") == "max_multiprocessors";
+      if (!of_bound || inputs.max_multiprocessors == 0 || !context_.may_be_unbounded) throw;
+    }
+    refused = true;
+    inputs.max_multiprocessors = 0;
+    queue();
   }
 
   void run(const Backward& op) {
@@ -256,8 +273,9 @@ class Run {
     inputs.lse = statistic(view(op.call.lse), op.call.packed);
     inputs.dout = given(op.dout);
     if (op.dlse.heads > 0) inputs.dlse = statistic(view(op.dlse), op.call.packed);
-    attentions_.of_call(op.call, false, true)
-        .backward(inputs, {given(op.dq), given(op.dk), given(op.dv)}, stream_, workspace_);
+    const BackwardOutputs outputs{given(op.dq), given(op.dk), given(op.dv)};
+    const Attention& attention = attentions_.of_call(op.call, false, true);
+    bounded(inputs, [&] { attention.backward(inputs, outputs, stream_, workspace_); });
   }
 
   void run(const SinkGradient& op) {
@@ -297,7 +315,7 @@ class Run {
 };
 
 Executor::Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory)
-    : problem_(problem), plan_(std::move(plan)), config_(config), memory_(memory) {
+    : problem_(problem), plan_(std::move(plan)), config_(config), memory_(memory), unbounded_(plan_.ops.size()) {
   offsets_.resize(plan_.tensors.size());
   for (std::size_t i = kGivenCount; i < plan_.tensors.size(); ++i) {
     const PlanTensor& tensor = plan_.tensors[i];
@@ -322,12 +340,19 @@ AttentionShape Executor::shape_of(const Call& call, bool bounded) const {
     shape.total_kv = call.k.rows;
   }
   shape.placed = call.mask == BlockMask::placed;
+  shape.strided = shape.placed && (call.blocks.front().q_step != 1 || call.blocks.front().kv_step != 1);
   shape.bounded = bounded;
   return shape;
 }
 
+/// With the bound, and as the call runs where its kernel takes none.
+std::vector<AttentionShape> Executor::shapes_of(const Call& call, const CallContext& context) const {
+  std::vector<AttentionShape> shapes{shape_of(call, false)};
+  if (context.max_multiprocessors > 0) shapes.push_back(shape_of(call, true));
+  return shapes;
+}
+
 void Executor::prepare(Attentions& attentions, const CallContext& context) {
-  const bool bounded = context.max_multiprocessors > 0;
   std::vector<std::int32_t> lengths;
   lengths_of_.assign(plan_.ops.size(), 0);
   std::size_t workspace = 0;
@@ -353,15 +378,17 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
     if (const auto* const forward = std::get_if<Forward>(&plan_.ops[i])) {
       const Attention& attention = attentions.of_call(forward->call, forward->accumulate, false);
-      const AttentionShape shape = shape_of(forward->call, bounded);
-      attention.prepare(shape);
-      workspace = std::max(workspace, attention.workspace_size(shape));
+      for (const AttentionShape& shape : shapes_of(forward->call, context)) {
+        attention.prepare(shape);
+        workspace = std::max(workspace, attention.workspace_size(shape));
+      }
       add_lengths(i, forward->call);
     } else if (const auto* const backward = std::get_if<Backward>(&plan_.ops[i])) {
       const Attention& attention = attentions.of_call(backward->call, false, true);
-      const AttentionShape shape = shape_of(backward->call, bounded);
-      attention.prepare_backward(shape);
-      workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      for (const AttentionShape& shape : shapes_of(backward->call, context)) {
+        attention.prepare_backward(shape);
+        workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      }
       add_lengths(i, backward->call);
     } else if (const auto* const sum = std::get_if<Sum>(&plan_.ops[i])) {
       prepare_sum(*sum);

@@ -43,6 +43,7 @@ struct CallContext {
   DropoutState dropout;
   TensorView sink;
   int max_multiprocessors = 0;
+  bool may_be_unbounded = true;  ///< a kernel that cannot be bounded so may take all
 };
 
 /// A plan with its memory, ready to run.
@@ -62,9 +63,13 @@ class Executor {
 
  private:
   friend class Run;
+  struct Flag {
+    bool value = false;
+  };
 
   DType dtype_of(Element element) const;
   AttentionShape shape_of(const Call& call, bool bounded) const;
+  std::vector<AttentionShape> shapes_of(const Call& call, const CallContext& context) const;
 
   const Problem problem_;
   const Plan plan_;
@@ -75,6 +80,7 @@ class Executor {
   std::size_t workspace_size_ = 0;
   Buffer lengths_;                       ///< cu_seqlens of packed calls
   std::vector<std::size_t> lengths_of_;  ///< by operation: where its cu_seqlens lie
+  mutable std::vector<Flag> unbounded_;  ///< by operation: its kernel was found to take no bound
 };
 
 }  // namespace fa::parallel

@@ -55,7 +55,6 @@ class OverNccl : public testing::Test {
     config.attention.cache.mode = CachePolicy::Mode::memory;
     config.attention.tune = TunePolicy::off;
     config.scheme = scheme;
-    config.reserved_multiprocessors = 0;
     return config;
   }
 
@@ -199,6 +198,33 @@ TEST_F(OverNccl, CapturesTakePreparedCalls) {
   *capturing_ = false;
 }
 
+// Kernels leave multiprocessors to transfers: 16 of 132, where they can.
+TEST_F(OverNccl, TransfersHaveRoom) {
+  ContextParallelConfig roomy = config(Scheme::ring);
+  for (const bool deterministic : {false, true}) {
+    roomy.attention.deterministic = deterministic;
+    ContextParallel parallel = ContextParallel::create(roomy, use({.watch = false}));
+    const TensorView o = tensor(4, 8), lse(at(5), DType::f32, {1, 8, 4096});
+    launches_().clear();
+    parallel.forward({tensor(1, 8), tensor(2, 2), tensor(3, 2)}, {o, lse});
+    parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), o, lse, tensor(6, 8)},
+                      {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
+    for (const fake_driver::Launch& launch : launches_()) {
+      const bool takes_bound =
+          launch.kernel == "fa_sm90_forward" || (launch.kernel == "fa_sm90_backward" && !deterministic);
+      EXPECT_TRUE(!takes_bound || launch.grid <= 116U) << launch.kernel << " " << launch.grid;
+    }
+    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 2) << "deterministic ones take no bound";
+  }
+  // What the caller asks for is not overruled.
+  roomy.attention.deterministic = true;
+  ContextParallel parallel = ContextParallel::create(roomy, use({.watch = false}));
+  const TensorView lse(at(5), DType::f32, {1, 8, 4096});
+  BackwardInputs inputs{tensor(1, 8), tensor(2, 2), tensor(3, 2), tensor(4, 8), lse, tensor(6, 8)};
+  inputs.max_multiprocessors = 8;
+  EXPECT_THROW(parallel.backward(inputs, {tensor(7, 8), tensor(8, 2), tensor(9, 2)}), Error);
+}
+
 // Late ranks: the bound ends what waits, in synchronize and by the thread that watches.
 TEST_F(OverNccl, ALateRankEndsSynchronize) {
   const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});
@@ -274,6 +300,24 @@ TEST_F(OverNccl, AGroupThatIsRefused) {
   comm_.end_result = 3;
   EXPECT_THROW(communicator->exchange({}, nullptr), Error);
   EXPECT_EQ(comm_.aborts, 1);
+}
+
+// Functions and windows have places, stripes too.
+TEST_F(OverNccl, PlacedCallsAreQueued) {
+  for (const ShardLayout layout : {ShardLayout::zigzag, ShardLayout::striped, ShardLayout::contiguous}) {
+    for (const bool window : {false, true}) {
+      ContextParallelConfig placed = config(Scheme::ring);
+      if (window) placed.attention.window_left = 1000;
+      if (!window) placed.attention.score = functions::alibi();
+      ContextParallel parallel = ContextParallel::create(placed, use({.watch = false}), layout);
+      const TensorView o = tensor(4, 8), lse(at(5), DType::f32, {1, 8, 4096});
+      ForwardInputs inputs{tensor(1, 8), tensor(2, 2), tensor(3, 2)};
+      if (!window) inputs.captures.add({"slope", TensorView(at(10), DType::f32, {8})});
+      launches_().clear();
+      parallel.forward(inputs, {o, lse});
+      EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 1);
+    }
+  }
 }
 
 TEST_F(OverNccl, BadCommunicators) {
