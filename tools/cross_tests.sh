@@ -14,17 +14,19 @@ case "$preset" in
     toolchain=mingw-w64 suffix=.exe
     packages=(g++-mingw-w64-x86-64 wine64 googletest)
     have() { command -v x86_64-w64-mingw32-g++-posix >/dev/null && { command -v wine64 || [[ -x /usr/lib/wine/wine64 ]]; } >/dev/null; }
-    run=(cmake/cross/wine.sh)
+    run=(cmake/cross/wine.sh) left_out='--gtest_filter=*'
     ;;
   aarch64)
     toolchain=aarch64-linux suffix=
     packages=(g++-aarch64-linux-gnu qemu-user googletest)
     have() { command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null; }
     run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    # Tests that start their own program anew: the system cannot run it without the emulator.
+    left_out='--gtest_filter=-*DeathTest*:Templates.*:RunCommand.*'
     ;;
   *) echo "$0: argument '$preset'; accepted are windows and aarch64" >&2 && exit 2 ;;
 esac
-have && [[ -d /usr/src/googletest ]] || apt_install "${packages[@]}"
+if ! have || [[ ! -d /usr/src/googletest ]]; then apt_install "${packages[@]}"; fi
 
 rooms=(support expression plan driver compile tune cache render api reference tools)
 targets=(fa fa_cli fa_c_abi_test)
@@ -41,7 +43,7 @@ passed=0 failed=0 skipped=0 failures=()
 run_tests() {  # run_tests NAME PROGRAM ARGUMENTS...
   local name=$1 log="build/$preset/$1.log" status=0 some
   shift
-  timeout 1200 "${run[@]}" "$@" --gtest_brief=1 >"$log" 2>&1 || status=$?
+  timeout 1200 "${run[@]}" "$@" --gtest_brief=1 "$left_out" >"$log" 2>&1 || status=$?
   some=$(sed -n -E 's/^\[  PASSED  \] ([0-9]+) tests?.*/\1/p' "$log")
   passed=$((passed + ${some:-0}))
   skipped=$((skipped + $(sed -n -E 's/^\[  SKIPPED \] ([0-9]+) tests?.*/\1/p' "$log" | head -1 || true)))
