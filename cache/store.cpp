@@ -459,7 +459,8 @@ std::filesystem::path default_directory(std::string* problem) {
   std::string names = "FA_CACHE_DIR";
   const std::span<const platform::CachePlace> places = platform::cache_places();
   for (const platform::CachePlace& place : places) {
-    if (const std::filesystem::path root = absolute(place.variable); !root.empty()) return (root / place.below).make_preferred();
+    if (const std::filesystem::path root = absolute(place.variable); !root.empty())
+      return (root / place.below).make_preferred();
     names += fmt::format("{}{}", &place == &places.back() ? " and " : ", ", place.variable);
   }
   if (passed_over.empty()) passed_over = fmt::format("none of {} is set", names);
