@@ -282,7 +282,7 @@ BuildLock Disk::lock(const Key& key, std::chrono::milliseconds wait, std::string
   if (!folder.valid()) return {};
   for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
     Descriptor file(platform::open_lock_file(folder.get(), name));
-    const bool leaving = !file.valid() && errno == EBUSY;  // the holder before us is about to let go
+    const bool leaving = !file.valid() && errno == EBUSY;  // the holder before us is removing it
     if (!file.valid() && !leaving) return {};
     if (file.valid() && platform::try_lock(file.get(), platform::Lock::exclusive)) {
       if (still_named(folder.get(), name, file.get())) return {std::move(folder), std::move(file), name};

@@ -106,20 +106,30 @@ void add_sink_gradient(Builder& builder, int rank) {
   builder.add(TakeSink{builder.whole(kDsink), builder.whole(sum)});
 }
 
+Builder builder_of(const Problem& problem, const Grid& grid) {
+  const auto me = static_cast<std::size_t>(grid.me);
+  return Builder(problem, rows_of(grid.q[me]), rows_of(grid.kv[me]));
+}
+
+/// q, k and v of this rank's heads, of all rows of its neighbours.
+void send_inputs(Ulysses& heads, Grid& grid) {
+  Local& local = grid.outer;
+  heads.send_heads(kQ, grid.q, local.q_rows(), &local.q);
+  heads.send_heads(kK, grid.kv, local.kv_rows(), &local.k);
+  heads.send_heads(kV, grid.kv, local.kv_rows(), &local.v);
+}
+
 }  // namespace
 
 Plan forward_plan(const Problem& problem, int rank) {
   Grid grid = grid_of(problem, rank);
-  Builder builder(problem, rows_of(grid.q[static_cast<std::size_t>(grid.me)]),
-                  rows_of(grid.kv[static_cast<std::size_t>(grid.me)]));
+  Builder builder = builder_of(problem, grid);
   if (problem.ulysses == 1) {
     scheme_forward(builder, grid.outer);
   } else {
     Local& local = grid.outer;
     Ulysses heads(builder, grid.inner, grid.me);
-    heads.send_heads(kQ, grid.q, local.q_rows(), &local.q);
-    heads.send_heads(kK, grid.kv, local.kv_rows(), &local.k);
-    heads.send_heads(kV, grid.kv, local.kv_rows(), &local.v);
+    send_inputs(heads, grid);
     heads.take_heads();
     local.o = heads.result("o", Element::own, local.h_q, local.q_rows(), problem.d_v);
     local.lse = heads.result("lse", Element::statistic, local.h_q, local.q_rows(), 1);
@@ -135,16 +145,13 @@ Plan forward_plan(const Problem& problem, int rank) {
 
 Plan backward_plan(const Problem& problem, int rank) {
   Grid grid = grid_of(problem, rank);
-  Builder builder(problem, rows_of(grid.q[static_cast<std::size_t>(grid.me)]),
-                  rows_of(grid.kv[static_cast<std::size_t>(grid.me)]));
+  Builder builder = builder_of(problem, grid);
   if (problem.ulysses == 1) {
     scheme_backward(builder, grid.outer);
   } else {
     Local& local = grid.outer;
     Ulysses heads(builder, grid.inner, grid.me);
-    heads.send_heads(kQ, grid.q, local.q_rows(), &local.q);
-    heads.send_heads(kK, grid.kv, local.kv_rows(), &local.k);
-    heads.send_heads(kV, grid.kv, local.kv_rows(), &local.v);
+    send_inputs(heads, grid);
     heads.send_heads(kO, grid.q, local.q_rows(), &local.o);
     heads.send_heads(kLse, grid.q, local.q_rows(), &local.lse);
     heads.send_heads(kDout, grid.q, local.q_rows(), &local.dout);

@@ -5,46 +5,26 @@
 
 #include "cache/disk.hpp"
 #include "faults.hpp"
+#include "quota_cases.hpp"
 #include "support.hpp"
 
 namespace fa::cache {
 namespace {
 
+using testing::age;
 using testing::builder;
+using testing::capped;
 using testing::entry_path;
 using testing::faults;
 using testing::FaultScope;
+using testing::fill;
 using testing::make_entry;
-using testing::make_key;
 using testing::no_build;
+using testing::numbered;
+using testing::stored;
 using testing::TemporaryDirectory;
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-
-Key numbered(int i) {
-  return make_key("spec " + std::to_string(i));
-}
-
-StoreOptions capped(const fs::path& directory, Limits limits) {
-  StoreOptions options;
-  options.directory = directory;
-  options.limits = limits;
-  return options;
-}
-
-void fill(const fs::path& directory, int count) {
-  Store store({directory, nullptr});
-  for (int i = 0; i < count; ++i) store.get(numbered(i), builder(numbered(i)));
-}
-
-/// As if the entry had last been used that long ago.
-void age(const fs::path& directory, int i, std::chrono::hours by) {
-  fs::last_write_time(entry_path(directory, numbered(i)), fs::file_time_type::clock::now() - by);
-}
-
-bool stored(const fs::path& directory, int i) {
-  return fs::exists(entry_path(directory, numbered(i)));
-}
 
 TEST(Quota, AReaderKeepsEvictionsAwayFromItsFile) {
   const TemporaryDirectory directory;
