@@ -20,7 +20,7 @@ by() {  # by VERSION POLICY
 }
 expect() {  # expect WORD VERSION POLICY: whether it compiles or finds what is stored
   local said
-  said=$(by "$2" "$3")
+  said=$(by "$2" "$3" 2>&1) || { echo "failed: NVRTC $2 under '$3'" && echo "$said" && exit 1; }
   grep -q "^$1" <<<"$said" || { echo "failed: NVRTC $2 under '$3': '$1' expected" && echo "$said" && exit 1; }
   echo "pass: NVRTC $2 under '$3': $1"
 }

@@ -80,9 +80,10 @@ enum class CompilePolicy : std::uint8_t {
   never,
   /// Where a kernel is missing, run at once what serves the call meanwhile: another that is stored, or ready for other
   /// shapes. The planned one is compiled on a thread of the Attention's, and runs as soon as it is there: o may then
-  /// differ in its last bits. Calls that nothing serves wait, as those do that bring a schedule or have a mask
-  /// function. A captured graph keeps its kernels. Refused with `deterministic` and `invariance`; nothing is tuned
-  /// (docs/tuning.md).
+  /// differ in its last bits. Calls that nothing serves wait, as those do that bring a schedule, have a mask
+  /// function or a bound of multiprocessors. Where the planned kernel cannot be had, a warning says so and the other
+  /// stays: `prepare` tries again, and throws. A captured graph keeps its kernels. Refused with `deterministic` and
+  /// `invariance`; nothing is tuned (docs/tuning.md).
   background,
 };
 
@@ -419,6 +420,7 @@ class FA_API Attention {
   std::shared_future<void> prepare_async(const AttentionShape& shape) const;
   std::shared_future<void> prepare_backward_async(const AttentionShape& shape) const;
   /// Whether `forward`, `backward` run their planned kernels for `shape` and wait for none; always on the host device.
+  /// It stays false where a kernel cannot be had: the future of prepare_async says why.
   bool is_ready(const AttentionShape& shape) const;
   bool backward_is_ready(const AttentionShape& shape) const;
 

@@ -69,7 +69,9 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   wanted.given_schedule = takes_schedule(wanted, schedule);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
-  const Ready& ready = get(wanted, choice, stream, Missing::stands_in);
+  const Ready* found = &get(wanted, choice, stream, Missing::stands_in);
+  if (found->interim && !takes_said_scratch(wanted, *found)) found = &get(wanted, choice, stream, Missing::waits);
+  const Ready& ready = *found;
   const int all = context_.info().multiprocessors;
   const int multiprocessors = wanted.bounded ? std::min(shard.max_multiprocessors, all) : all;
   launch(wanted, ready.fixed ? Op::choose(wanted, *ready.fixed) : choice, ready, tensors, packed, tiles,
@@ -194,10 +196,11 @@ Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream strea
 }
 
 /// Kernels that serve a call at once, without a compiler, while the planned ones are compiled; null where there are
-/// none. What is shared by calls, schedules and tile lists, is of one kernel: such calls wait for it.
+/// none. What is shared by calls, schedules and tile lists, is of one kernel: such calls wait for it. So do bounded
+/// ones, whose grids not every kernel has.
 template <class Op>
 const Ready* DeviceOperation<Op>::stand_in(const plan::Problem& wanted, std::uint64_t code) {
-  if (wanted.given_schedule || plan::needs_tile_lists(wanted)) return nullptr;
+  if (wanted.given_schedule || wanted.bounded || plan::needs_tile_lists(wanted)) return nullptr;
   const auto [choices, by, open] = preferred(wanted);
   const plan::Alternatives& specs = choices[Role::attention];
   std::optional<Ready> found = stored(wanted, choices);
@@ -249,14 +252,12 @@ std::optional<Ready> DeviceOperation<Op>::stored(const plan::Problem& wanted,
 template <class Op>
 std::optional<Ready> DeviceOperation<Op>::other_stored(const plan::Problem& wanted) {
   if (fixed().family != plan::Family::automatic || !fixed().fields().empty()) return std::nullopt;
-  const int multiprocessors = context_.info().multiprocessors;
-  const std::size_t most = Op::workspace_size(wanted, fixed(), config_.deterministic, multiprocessors).bytes;
   plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
   plan::Alternatives& specs = choices[Role::attention];
   specs = Op::candidates(wanted, fixed(), specs.front(), SIZE_MAX);
   if (!specs.empty()) {
     std::optional<Ready> candidate = stored(wanted, choices);
-    if (candidate) return candidate;
+    if (candidate && takes_said_scratch(wanted, *candidate)) return candidate;
   }
   std::vector<plan::Fixed> others;
   ready_.for_each([&](const Ready& ready) { others.push_back(plan::fixed_to(ready.specs[Role::attention])); });
@@ -265,13 +266,21 @@ std::optional<Ready> DeviceOperation<Op>::other_stored(const plan::Problem& want
     try {
       std::optional<Ready> found = stored(wanted, Op::kernels(wanted, other, config_.deterministic));
       if (!found) continue;
-      if (Op::workspace(wanted, Op::choose(wanted, other), found->specs, multiprocessors).bytes() > most) continue;
       found->fixed = other;
-      return found;
+      if (takes_said_scratch(wanted, *found)) return found;
     } catch (const Error&) {  // an override that does not fit the problem
     }
   }
   return std::nullopt;
+}
+
+/// Whether kernels that stand in need no more than `workspace_size` says of the planned ones.
+template <class Op>
+bool DeviceOperation<Op>::takes_said_scratch(const plan::Problem& wanted, const Ready& ready) const {
+  const int multiprocessors = context_.info().multiprocessors;
+  const Choice choice = Op::choose(wanted, ready.fixed ? *ready.fixed : fixed());
+  return Op::workspace(wanted, choice, ready.specs, multiprocessors).bytes() <=
+         Op::workspace_size(wanted, fixed(), config_.deterministic, multiprocessors).bytes;
 }
 
 template <class Op>
@@ -296,7 +305,7 @@ bool DeviceOperation<Op>::is_ready(const AttentionShape& shape) const noexcept {
   if (Op::runs_nothing(shape)) return true;
   const plan::Problem wanted = problem(shape);
   const Ready* const ready = ready_.find(tuning_.code(wanted, Op::choose(wanted, fixed()).slot()));
-  return ready != nullptr && !ready->interim;
+  return ready != nullptr && !ready->interim && !ready->open;
 }
 
 template <class Op>

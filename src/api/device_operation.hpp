@@ -74,6 +74,7 @@ class DeviceOperation {
   std::optional<Ready> stored(const plan::Problem& wanted, const plan::KernelChoices& choices) const;
   std::optional<Ready> other_stored(const plan::Problem& wanted);
   bool is_missing(const plan::KernelSpec& spec) const;
+  bool takes_said_scratch(const plan::Problem& wanted, const Ready& ready) const;
   void build_later(const plan::Problem& wanted, std::uint64_t code);
   Ready make(const plan::Problem& wanted, const plan::KernelChoices& choices, const Supply& from) const;
   Supply supply(const plan::Problem& wanted) const;

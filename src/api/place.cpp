@@ -39,7 +39,7 @@ void check_axis(const Axis& axis) {
   check_range(axis.begin_name, axis.begin, 0);
   check_range(axis.step_name, axis.step, 1);
   check_range(axis.whole_name, axis.whole, 0);
-  const std::int64_t end = axis.count == 0 ? axis.begin : axis.begin + (axis.count - 1) * axis.step + 1;
+  const std::int64_t end = support::end_of(axis.begin, axis.count, axis.step);
   const std::int64_t most = axis.whole == 0 ? kMaxLength : axis.whole;
   if (end <= most) return;
   throw_invalid(axis.begin_name, axis.begin,

@@ -59,6 +59,11 @@ Bucket bucket_of(const plan::Problem& problem) noexcept {
           problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv};
 }
 
+unsigned call_facts(const plan::Problem& problem) noexcept {
+  const bool strided = problem.variants != nullptr && problem.variants->strided;
+  return (problem.placed ? 1U : 0U) | (strided ? 2U : 0U) | (problem.bounded ? 4U : 0U);
+}
+
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
   const Bucket bucket = bucket_of(problem);
   std::uint64_t code = 0;
@@ -71,8 +76,7 @@ std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
   append(slot, kSlotBits);
   append((bucket.s_q * kLengths + bucket.s_kv) * kHeads + bucket.heads, kClassBits);
   append(bucket.group, kGroupBits);
-  const bool strided = problem.variants != nullptr && problem.variants->strided;
-  append((problem.placed ? 1 : 0) | (strided ? 2 : 0) | (problem.bounded ? 4 : 0), kFactBits);
+  append(call_facts(problem), kFactBits);
   return code | std::uint64_t{1} << kCodeBit;
 }
 

@@ -76,12 +76,6 @@ std::optional<VariantCase> case_of(const ShardKernels& shard, const Part& part) 
   return c;
 }
 
-double largest(const HostTensor& tensor) {
-  HostTensor zero = tensor;
-  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
-  return fa::test::compare(tensor.view(), zero.view()).max_abs;
-}
-
 /// Of the largest element: rounding of P, dS and results, and of a fast tanh.
 double tolerance(DType dtype) {
   return dtype == DType::bf16 ? 2e-2 : 3e-3;
@@ -89,7 +83,7 @@ double tolerance(DType dtype) {
 
 double error(const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
   return fa::test::compare(actual.view(), expected.view()).max_abs /
-         (tolerance(dtype) * std::max(largest(expected), terms));
+         (tolerance(dtype) * std::max(fa::test::largest(expected), terms));
 }
 
 ForwardCase forward_case(const ShardKernels& shard, const VariantCase& variant) {

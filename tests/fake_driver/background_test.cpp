@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fake_driver/launches_test.hpp"
@@ -23,17 +24,21 @@ namespace {
 
 using std::chrono::seconds;
 
-/// Compilations that wait at their start while it is closed, and which threads they are on.
+/// Compilations, all or those of specs with a word, that wait at their start while it is closed; and which threads they
+/// are on.
 class Gate {
  public:
-  void close() { set(false); }
+  void close(std::string word = "") {
+    word_ = std::move(word);
+    set(false);
+  }
   void open() { set(true); }
 
-  void pass() {
+  void pass(const std::string& spec) {
     std::unique_lock lock(mutex_);
     threads_.push_back(std::this_thread::get_id());
     changed_.notify_all();
-    EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [this] { return open_; }));
+    EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [&] { return open_ || spec.find(word_) == std::string::npos; }));
   }
 
   /// Waits for the start of compilation number `count`.
@@ -57,6 +62,7 @@ class Gate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool open_ = true;
+  std::string word_;
   std::vector<std::thread::id> threads_;
 };
 
@@ -75,7 +81,7 @@ class Background : public LaunchesTest {
     config_.compile = CompilePolicy::background;
     setenv("FA_FAKE_NVRTC_SPILLS", "0", 1);  // first choices alone are compiled
     config_.on_compile = [this](const CompileEvent& event) {
-      if (event.phase == CompileEvent::Phase::started) gate_.pass();
+      if (event.phase == CompileEvent::Phase::started) gate_.pass(event.spec);
     };
   }
 
@@ -180,17 +186,35 @@ TEST_F(Background, PrepareWaitsForThePlannedKernel) {
 }
 
 TEST_F(Background, StandInsTakeNoMoreScratchThanIsSaid) {
-  for (const auto& [s_q, s_kv] : {std::pair{1, 8192}, std::pair{64, 20000}, std::pair{4096, 4096}, std::pair{7, 7}}) {
-    const Attention attention = Attention::create(config_);
-    gate_.open();
-    attention.prepare(shape_of(300, 300));
-    attention.prepare(shape_of(1, 4096));
-    gate_.close();
+  const Attention attention = Attention::create(config_);
+  attention.prepare(shape_of(300, 300));
+  attention.prepare(shape_of(1, 4096));
+  gate_.close("backward");  // behind which all others of that thread wait
+  const std::size_t before = gate_.threads().size();
+  attention.prepare_backward_async(shape_of(300, 300));
+  gate_.expect_started(before + 1);
+  for (const auto& [s_q, s_kv] : {std::pair{1, 8192}, std::pair{64, 20000}, std::pair{4096, 4096}, std::pair{7, 7},
+                                  std::pair{100, 30000}, std::pair{16384, 64}, std::pair{5000, 9000}}) {
     const std::size_t size = attention.workspace_size(shape_of(s_q, s_kv));
     void* const memory = reinterpret_cast<void*>(std::uintptr_t{1} << 50);
     EXPECT_NO_THROW(forward(attention, s_q, s_kv, {memory, size})) << s_q << ' ' << s_kv;
-    gate_.open();
   }
+  gate_.open();
+}
+
+TEST_F(Background, ABoundedCallWaits) {
+  {
+    AttentionConfig generic = config_;
+    generic.kernel = KernelOverride{.kernel = "sm80", .text = "splits=1"};
+    Attention::create(generic).prepare(shape_of(4096, 4096));
+  }
+  const Attention attention = Attention::create(config_);
+  ForwardInputs in{tensor(1, 4096), tensor(2, 4096), tensor(3, 4096)};
+  in.max_multiprocessors = 20;
+  launches_().clear();
+  attention.forward(in, {tensor(4, 4096), {}});
+  ASSERT_FALSE(launches_().empty());
+  EXPECT_EQ(launches_().back().kernel, "fa_sm90_forward");
 }
 
 TEST_F(Background, BackwardHasStandInsToo) {

@@ -328,6 +328,12 @@ ErrorMetrics compare(const TensorView& actual, const TensorView& expected) {
   return metrics;
 }
 
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return compare(tensor.view(), std::as_const(zero).view()).max_abs;
+}
+
 double lse_max_abs_error(const TensorView& actual, const TensorView& expected) {
   return compare(actual, expected).max_abs;
 }

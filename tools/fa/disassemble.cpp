@@ -2,9 +2,11 @@
 
 #include <array>
 #include <filesystem>
+#include <sstream>
 
 #include <fa/error.hpp>
 
+#include "support/platform.hpp"
 #include "support/text.hpp"
 #include "system.hpp"
 
@@ -20,7 +22,11 @@ struct Tool {
 constexpr std::array<Tool, 2> kTools{{{"nvdisasm", "-c"}, {"cuobjdump", "-sass"}}};
 
 std::vector<fs::path> directories() {
-  std::vector<fs::path> found = program_directories();
+  std::vector<fs::path> found;
+  std::istringstream path(support::environment("PATH"));
+  for (std::string directory; std::getline(path, directory, support::platform::list_separator());) {
+    if (!directory.empty()) found.emplace_back(directory);
+  }
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
     const std::string root = support::environment(variable);
     if (!root.empty()) found.push_back(fs::path(root) / "bin");

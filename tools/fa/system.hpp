@@ -14,9 +14,6 @@ namespace fa::cli {
 
 bool stderr_is_terminal();
 
-/// The directories of PATH.
-std::vector<std::filesystem::path> program_directories();
-
 /// The program of that name in a directory; empty where there is none to be run.
 std::filesystem::path program_in(const std::filesystem::path& directory, const std::string& name);
 

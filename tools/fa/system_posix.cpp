@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <sstream>
 
 #include <fa/error.hpp>
 
@@ -106,15 +105,6 @@ std::string output_of(std::vector<std::string> command) {
 bool stderr_is_terminal() {
   static const bool answer = isatty(STDERR_FILENO) != 0;
   return answer;
-}
-
-std::vector<std::filesystem::path> program_directories() {
-  std::vector<std::filesystem::path> found;
-  std::istringstream path(support::environment("PATH"));
-  for (std::string directory; std::getline(path, directory, ':');) {
-    if (!directory.empty()) found.emplace_back(directory);
-  }
-  return found;
 }
 
 std::filesystem::path program_in(const std::filesystem::path& directory, const std::string& name) {

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <sstream>
 #include <system_error>
 
 #include <fa/error.hpp>
@@ -77,15 +76,6 @@ bool stderr_is_terminal() {
   static const bool answer = GetConsoleMode(console, &mode) != FALSE &&
                              SetConsoleMode(console, mode | ENABLE_VIRTUAL_TERMINAL_PROCESSING) != FALSE;
   return answer;
-}
-
-std::vector<fs::path> program_directories() {
-  std::vector<fs::path> found;
-  std::istringstream path(support::environment("PATH"));
-  for (std::string directory; std::getline(path, directory, ';');) {
-    if (!directory.empty()) found.emplace_back(directory);
-  }
-  return found;
 }
 
 fs::path program_in(const fs::path& directory, const std::string& name) {
