@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <initializer_list>
 #include <stdexcept>
@@ -48,14 +49,13 @@ class NcclGroup {
           "ncclCommInitRank");
   }
   ~NcclGroup() {
+    if (std::uncaught_exceptions() > 0) return;  // a failure may have aborted it: it is gone then
     if (comm_ != nullptr) function<int (*)(ncclComm*)>("ncclCommDestroy")(comm_);
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   ncclComm* comm() const { return comm_; }
-  /// Of a communicator that has been aborted: it is gone.
-  void forget() { comm_ = nullptr; }
 
  private:
   struct Id {

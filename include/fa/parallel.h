@@ -2,8 +2,8 @@
 #define FA_PARALLEL_H_
 
 /* The C ABI of fa_parallel: context parallelism, one attention over a sequence that many ranks share. It mirrors
- * <fa/parallel.hpp>; docs/context_parallel.md has the whole. Structs, errors and lifetimes are as fa.h says, and what
- * went wrong is in fa_last_error_*.
+ * <fa/parallel.hpp>, without the model of time and texts of plans; docs/context_parallel.md has the whole. Structs,
+ * errors and lifetimes are as fa.h says, and what went wrong is in fa_last_error_*.
  *
  *   fa_communicator* communicator = NULL;
  *   if (fa_communicator_of_nccl(comm, NULL, &communicator) != FA_OK) ...

@@ -202,7 +202,7 @@ FA_PARALLEL_API void unshard(const ShardCopy& how, const TensorView& part, const
 struct ContextMemory {
   std::size_t shard_kv = 0;      ///< K and V of the rank, for comparison
   std::size_t kv_in_flight = 0;  ///< keys and values of other ranks
-  std::size_t scratch = 0;       ///< all, with those
+  std::size_t scratch = 0;       ///< all tensors of a plan, with those; without the kernels' own workspaces
 };
 
 /// Attention of rows that ranks share. One for each rank; each call is made by all ranks, in the same order.

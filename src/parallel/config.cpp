@@ -148,7 +148,7 @@ Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int 
   return problem;
 }
 
-std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout) {
+std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout, const ClusterSpeeds& speeds) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   const auto add_bytes = [&hash](const void* data, std::size_t size) {
     for (std::size_t i = 0; i < size; ++i) {
@@ -170,6 +170,12 @@ std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout) {
         window_of(attention.window_right), attention.chunk, std::int64_t{attention.sink},
         std::int64_t{attention.varlen}, std::int64_t{attention.deterministic}}) {
     add(value);
+  }
+  if (config.scheme == Scheme::automatic) {  // which they choose
+    for (const double speed : {speeds.flops, speeds.backward_flops, speeds.link, speeds.network, speeds.latency,
+                               speeds.launch, speeds.memory, double(speeds.ranks_of_node)}) {
+      add(std::bit_cast<std::int64_t>(speed));
+    }
   }
   add(std::bit_cast<std::int32_t>(attention.dropout));
   add(attention.scale.has_value() ? std::int64_t{std::bit_cast<std::int32_t>(*attention.scale)}

@@ -3,6 +3,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "parallel/config.hpp"
 #include "parallel/errors.hpp"
@@ -79,7 +80,7 @@ class ContextParallel::Impl {
     // As numbers of 4 bytes, which every transport has: the hash twice.
     const Buffer buffer(*memory_, sizeof(std::uint64_t) * static_cast<std::size_t>(n));
     std::vector<std::uint64_t> all(static_cast<std::size_t>(n));
-    all[static_cast<std::size_t>(me)] = hash_of(config_, layout_);
+    all[static_cast<std::size_t>(me)] = hash_of(config_, layout_, speeds_);
     memory_->upload(buffer.at(0), all.data(), buffer.size());
     std::vector<Communicator::Transfer> transfers;
     for (int peer = 0; peer < n; ++peer) {
@@ -134,6 +135,7 @@ class ContextParallel::Impl {
     return parallel::to_string(backward ? backward_plan(problem, rank) : forward_plan(problem, rank));
   }
 
+  std::uint64_t hash() const { return hash_of(config_, layout_, speeds_); }
   const ContextParallelConfig& config() const noexcept { return config_; }
   ShardLayout layout() const noexcept { return layout_; }
   Communicator& communicator() const noexcept { return *communicator_; }
@@ -255,7 +257,7 @@ class ContextParallel::Impl {
   static Key key_of(const Call& call, bool backward) {
     const ContextShape& s = call.shape;
     return {backward, s.b,          s.h_q,         s.h_kv,        s.s_q,
-            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, call.has_sink_gradient};
+            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, backward && call.has_sink_gradient};
   }
 
   /// Nothing can be compiled or allocated while a stream is captured.
@@ -269,8 +271,8 @@ class ContextParallel::Impl {
   Executor& find(Call& call, bool backward) {
     call.context.max_multiprocessors = multiprocessors(call);
     const ContextShape& s = call.shape;
-    std::unique_ptr<Executor>& found = executors_[key_of(call, backward)];
-    if (found) return *found;
+    const Key key = key_of(call, backward);
+    if (const auto found = executors_.find(key); found != executors_.end()) return *found->second;
     Problem problem =
         problem_of(config_, layout_, communicator_->size(), s, call.lengths,
                    scheme_times(config_, layout_, s, call.lengths, communicator_->size(), speeds_).front());
@@ -282,14 +284,21 @@ class ContextParallel::Impl {
         problem, backward ? backward_plan(problem, rank) : forward_plan(problem, rank), config_.attention, *memory_);
     made->prepare(attentions_, call.context);
     needed_ = std::max(needed_, made->scratch_bytes());
-    found = std::move(made);
-    return *found;
+    return *executors_.emplace(key, std::move(made)).first->second;
   }
 
-  /// Calls that are queued may use the memory of before: the device ends them before it gives that back.
   void reserve() {
-    if (scratch_.size() < needed_) scratch_ = Buffer(*memory_, needed_);
-    if (lse_.size() < needed_lse_) lse_ = Buffer(*memory_, needed_lse_);
+    grow(scratch_, needed_);
+    grow(lse_, needed_lse_);
+  }
+
+  /// Graphs that were captured have the memory of before. Else it is given back first, once the device has ended the
+  /// calls that are queued.
+  void grow(Buffer& buffer, std::size_t needed) {
+    if (buffer.size() >= needed) return;
+    if (was_captured_ && buffer.size() > 0) captured_.push_back(std::move(buffer));
+    buffer = {};
+    buffer = Buffer(*memory_, needed);
   }
 
   /// Of the log-sum-exp of a call that does not ask for it.
@@ -299,13 +308,16 @@ class ContextParallel::Impl {
 
   /// Whether tensors of this shape may lie in the order of heads, b and rows.
   bool can_be_dense(const ContextShape& shape) const {
-    return config_.attention.varlen ? shape.h_kv == 1 : shape.b == 1;
+    return shape.h_kv == 1 || (!config_.attention.varlen && shape.b == 1);
   }
 
   void run(Call& call, bool backward, Stream stream) {
     const ContextShape& s = call.shape;
     if (s.b == 0 || s.h_q == 0 || (s.s_q == 0 && (!backward || s.s_kv == 0))) return;
-    if (memory_->is_capturing(stream)) check_prepared(call, backward);
+    if (memory_->is_capturing(stream)) {
+      check_prepared(call, backward);
+      was_captured_ = true;
+    }
     Executor& executor = find(call, backward);
     if (call.owned_lse) needed_lse_ = std::max(needed_lse_, lse_bytes(s));
     reserve();
@@ -313,7 +325,7 @@ class ContextParallel::Impl {
       TensorView& lse = call.given[kLse];
       lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, s.s_q / communicator_->size(), 1});
     }
-    executor.run(attentions_, *communicator_, call.given, call.context, scratch_.at(0), stream);
+    executor.run(*communicator_, call.given, call.context, scratch_.at(0), stream);
   }
 
   ContextParallelConfig config_;
@@ -324,6 +336,8 @@ class ContextParallel::Impl {
   ClusterSpeeds speeds_;
   std::map<Key, std::unique_ptr<Executor>> executors_;
   Buffer scratch_, lse_;
+  bool was_captured_ = false;
+  std::vector<Buffer> captured_;  ///< which graphs may have
   std::size_t needed_ = 0, needed_lse_ = 0;
 };
 
@@ -372,7 +386,7 @@ std::string ContextParallel::describe(const ContextShape& shape, bool backward,
 }
 
 std::uint64_t ContextParallel::hash() const {
-  return hash_of(impl_->config(), impl_->layout());
+  return impl_->hash();
 }
 
 const ContextParallelConfig& ContextParallel::config() const noexcept {

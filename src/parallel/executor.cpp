@@ -1,6 +1,8 @@
 #include "parallel/executor.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -135,10 +137,9 @@ const Attention& Attentions::of_statistic_sum() {
 /// One run of a plan.
 class Run {
  public:
-  Run(const Executor& executor, Attentions& attentions, Communicator& communicator, const GivenTensors& given,
-      const CallContext& context, void* scratch, Stream stream)
+  Run(const Executor& executor, Communicator& communicator, const GivenTensors& given, const CallContext& context,
+      void* scratch, Stream stream)
       : executor_(executor),
-        attentions_(attentions),
         communicator_(communicator),
         given_(given),
         context_(context),
@@ -153,12 +154,19 @@ class Run {
 
   void run() {
     const std::vector<Op>& ops = executor_.plan_.ops;
-    for (index_ = 0; index_ < ops.size(); ++index_) {
-      std::visit([this](const auto& op) { this->run(op); }, ops[index_]);
+    try {
+      for (index_ = 0; index_ < ops.size(); ++index_) {
+        std::visit([this](const auto& op) { this->run(op); }, ops[index_]);
+      }
+    } catch (const std::exception& problem) {
+      if (!groups_.empty()) communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
+      throw;
     }
   }
 
  private:
+  const Attention& attention() const { return *executor_.attention_of_[index_]; }
+
   TensorView view(const Region& region) const {
     const auto tensor = static_cast<std::size_t>(region.tensor);
     if (tensor < kGivenCount) return part_of(given_[tensor], region);
@@ -173,10 +181,6 @@ class Run {
     return part_of(whole, region);
   }
 
-  bool is_statistic(const Region& region) const {
-    return executor_.plan_.tensors[static_cast<std::size_t>(region.tensor)].element == Element::statistic;
-  }
-
   void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), stream_); }
 
   void run(const Clear& op) { executor_.memory_.clear(view(op.to), is_log_sum(op.to), stream_); }
@@ -188,7 +192,6 @@ class Run {
 
   void run(const Sum& op) {
     const TensorView to = view(op.to);
-    const Attention& attention = is_statistic(op.to) ? attentions_.of_statistic_sum() : attentions_.of_sum(to.shape[3]);
     std::vector<AttentionState> states;
     for (const Region& from : op.from) states.push_back({view(from), {}});
     // More than a call takes are summed into the first of them.
@@ -196,17 +199,16 @@ class Run {
     while (rest.size() > MergeInputs::kMaxListed) {
       const auto some = rest.first(MergeInputs::kMaxListed);
       const TensorView into = some.front().o;
-      attention.merge({.states = some, .sum = true}, {into}, stream_);
+      attention().merge({.states = some, .sum = true}, {into}, stream_);
       rest = rest.subspan(MergeInputs::kMaxListed - 1);
       rest.front().o = into;
     }
-    attention.merge({.states = rest, .sum = true}, {to}, stream_);
+    attention().merge({.states = rest, .sum = true}, {to}, stream_);
   }
 
   void run(const AddSink& op) {
     const AttentionState state{view(op.o), statistic(view(op.lse), false)};
-    attentions_.of_states().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse},
-                                  stream_);
+    attention().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse}, stream_);
   }
 
   void run(const Exchange& op) {
@@ -245,15 +247,14 @@ class Run {
     set_common(op.call, inputs);
     const TensorView o = op.call.packed ? packed(view(op.call.o)) : view(op.call.o);
     const ForwardOutputs outputs{o, statistic(view(op.call.lse), op.call.packed)};
-    const Attention& attention = attentions_.of_call(op.call, op.accumulate, false);
-    bounded(inputs, [&] { attention.forward(inputs, outputs, stream_, workspace_); });
+    bounded(inputs, [&] { attention().forward(inputs, outputs, stream_, workspace_); });
   }
 
   /// Kernels that cannot be bounded take all multiprocessors: transfers wait for them then.
   template <class Inputs, class Queue>
   void bounded(Inputs& inputs, const Queue& queue) {
     bool& refused = executor_.unbounded_[index_].value;
-    if (refused) inputs.max_multiprocessors = 0;
+    if (refused && context_.may_be_unbounded) inputs.max_multiprocessors = 0;
     try {
       return queue();
     } catch (const Error& error) {
@@ -274,8 +275,7 @@ class Run {
     inputs.dout = given(op.dout);
     if (op.dlse.heads > 0) inputs.dlse = statistic(view(op.dlse), op.call.packed);
     const BackwardOutputs outputs{given(op.dq), given(op.dk), given(op.dv)};
-    const Attention& attention = attentions_.of_call(op.call, false, true);
-    bounded(inputs, [&] { attention.backward(inputs, outputs, stream_, workspace_); });
+    bounded(inputs, [&] { attention().backward(inputs, outputs, stream_, workspace_); });
   }
 
   void run(const SinkGradient& op) {
@@ -291,7 +291,7 @@ class Run {
     BackwardOutputs outputs;
     const TensorView sums = view(op.dsink);
     outputs.dsink = TensorView(sums.data, sums.dtype, {executor_.problem_.h_q});
-    attentions_.of_sink().backward(inputs, outputs, stream_);
+    attention().backward(inputs, outputs, stream_, workspace_);
   }
 
   void run(const TakeSink& op) {
@@ -303,7 +303,6 @@ class Run {
   }
 
   const Executor& executor_;
-  Attentions& attentions_;
   Communicator& communicator_;
   const GivenTensors& given_;
   const CallContext& context_;
@@ -355,6 +354,7 @@ std::vector<AttentionShape> Executor::shapes_of(const Call& call, const CallCont
 void Executor::prepare(Attentions& attentions, const CallContext& context) {
   std::vector<std::int32_t> lengths;
   lengths_of_.assign(plan_.ops.size(), 0);
+  attention_of_.assign(plan_.ops.size(), nullptr);
   std::size_t workspace = 0;
   const auto add_lengths = [&](std::size_t op, const Call& call) {
     if (!call.packed) return;
@@ -362,18 +362,24 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     lengths.insert(lengths.end(), call.cu_q.begin(), call.cu_q.end());
     lengths.insert(lengths.end(), call.cu_kv.begin(), call.cu_kv.end());
   };
-  const auto prepare_sum = [&](const Sum& sum) {
+  const auto prepare_sum = [&](const Sum& sum) -> const Attention& {
     const PlanTensor& to = plan_.tensors[static_cast<std::size_t>(sum.to.tensor)];
     bool has_own = false, has_wide = false;
     for (const Region& from : sum.from) {
       (plan_.tensors[static_cast<std::size_t>(from.tensor)].element == Element::own ? has_own : has_wide) = true;
     }
-    if (to.element == Element::statistic) return attentions.of_statistic_sum().prepare_merge({.sum = true});
+    if (to.element == Element::statistic) {
+      const Attention& attention = attentions.of_statistic_sum();
+      attention.prepare_merge({.sum = true});
+      return attention;
+    }
     MergeShape shape{.mixed = has_own && has_wide, .sum = true};
     if (!has_own) shape.states = dtype_of(Element::wide);
     if (to.element == Element::wide) shape.result = dtype_of(Element::wide);
     if (dtype_of(Element::wide) == config_.dtype) shape = {.sum = true};
-    attentions.of_sum(to.columns).prepare_merge(shape);
+    const Attention& attention = attentions.of_sum(to.columns);
+    attention.prepare_merge(shape);
+    return attention;
   };
   for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
     if (const auto* const forward = std::get_if<Forward>(&plan_.ops[i])) {
@@ -382,6 +388,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
         attention.prepare(shape);
         workspace = std::max(workspace, attention.workspace_size(shape));
       }
+      attention_of_[i] = &attention;
       add_lengths(i, forward->call);
     } else if (const auto* const backward = std::get_if<Backward>(&plan_.ops[i])) {
       const Attention& attention = attentions.of_call(backward->call, false, true);
@@ -389,11 +396,24 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
         attention.prepare_backward(shape);
         workspace = std::max(workspace, attention.backward_workspace_size(shape));
       }
+      attention_of_[i] = &attention;
       add_lengths(i, backward->call);
     } else if (const auto* const sum = std::get_if<Sum>(&plan_.ops[i])) {
-      prepare_sum(*sum);
+      attention_of_[i] = &prepare_sum(*sum);
     } else if (std::holds_alternative<AddSink>(plan_.ops[i])) {
-      attentions.of_states().prepare_merge();
+      attention_of_[i] = &attentions.of_states();
+      attention_of_[i]->prepare_merge();
+    } else if (const auto* const sink = std::get_if<SinkGradient>(&plan_.ops[i])) {
+      const Attention& attention = attentions.of_sink();
+      const AttentionShape shape{.b = problem_.b,
+                                 .h_q = sink->q.heads,
+                                 .h_kv = sink->k.heads,
+                                 .s_q = sink->q.rows,
+                                 .s_kv = 0,
+                                 .gradients = {.dq = false, .dk = false, .dv = false}};
+      attention.prepare_backward(shape);
+      workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      attention_of_[i] = &attention;
     }
   }
   workspace_size_ = aligned(workspace);
@@ -403,9 +423,9 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   memory_.upload(lengths_.at(0), lengths.data(), lengths.size() * sizeof(std::int32_t));
 }
 
-void Executor::run(Attentions& attentions, Communicator& communicator, const GivenTensors& given,
-                   const CallContext& context, void* scratch, Stream stream) const {
-  Run(*this, attentions, communicator, given, context, scratch, stream).run();
+void Executor::run(Communicator& communicator, const GivenTensors& given, const CallContext& context, void* scratch,
+                   Stream stream) const {
+  Run(*this, communicator, given, context, scratch, stream).run();
 }
 
 }  // namespace fa::parallel

@@ -58,8 +58,10 @@ class Executor {
   /// Compiles what calls need, and takes memory of lengths. Scratch is given to `run`.
   void prepare(Attentions& attentions, const CallContext& context);
 
-  void run(Attentions& attentions, Communicator& communicator, const GivenTensors& given, const CallContext& context,
-           void* scratch, Stream stream) const;
+  /// Throws what calls throw. Where transfers are queued already, the communicator is aborted first: another call would
+  /// pair with what the others wait for.
+  void run(Communicator& communicator, const GivenTensors& given, const CallContext& context, void* scratch,
+           Stream stream) const;
 
  private:
   friend class Run;
@@ -78,9 +80,10 @@ class Executor {
   std::vector<std::size_t> offsets_;  ///< of scratch tensors
   std::size_t scratch_size_ = 0;      ///< with the workspace, which is last
   std::size_t workspace_size_ = 0;
-  Buffer lengths_;                       ///< cu_seqlens of packed calls
-  std::vector<std::size_t> lengths_of_;  ///< by operation: where its cu_seqlens lie
-  mutable std::vector<Flag> unbounded_;  ///< by operation: its kernel was found to take no bound
+  std::vector<const Attention*> attention_of_;  ///< by operation, where it has one
+  Buffer lengths_;                              ///< cu_seqlens of packed calls
+  std::vector<std::size_t> lengths_of_;         ///< by operation: where its cu_seqlens lie
+  mutable std::vector<Flag> unbounded_;         ///< by operation: its kernel was found to take no bound
 };
 
 }  // namespace fa::parallel

@@ -135,6 +135,8 @@ class CudaMemory final : public Memory {
   void upload(void* to, const void* from, std::size_t bytes) override {
     const CudaScope scope(context_);
     cuda_check(cuda().cuMemcpyHtoD(reinterpret_cast<CUdeviceptr>(to), from, bytes), "cuMemcpyHtoD");
+    // Which may return before the device has the bytes; streams that do not block would not wait for them.
+    cuda_check(cuda().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
   }
   void download(void* to, const void* from, std::size_t bytes) override {
     const CudaScope scope(context_);

@@ -73,7 +73,7 @@ double gather_time(double kernels, double bytes, double copied, int groups, doub
 SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& shares, const ClusterSpeeds& speeds) {
   const int u = problem.ulysses, n = problem.ranks / u;
   const Links links = links_of(speeds, problem.ranks, u);
-  const int hops = std::min(shares.hops / u, n - 1);
+  const int hops = std::min((shares.hops + u - 1) / u, n - 1);
   SchemeTime time;
   time.scheme = n == 1 && u > 1 ? Scheme::ulysses : problem.scheme;
   time.ulysses = u;
@@ -149,13 +149,16 @@ void add_choices(const ContextParallelConfig& config, int ranks, std::vector<Sch
 
 Shares shares_of(const Problem& problem) {
   Shares shares;
+  // Neighbours of a group of Ulysses share heads, and so their work, whatever the layout.
+  double of_group = 0;
   for (int rank = 0; rank < problem.ranks; ++rank) {
     double scores = 0;
     for (const Piece& piece : pieces_of(problem.layout, problem.ranks, problem.lengths_q, rank)) {
       scores += scores_of(problem, piece);
     }
     shares.scores += scores;
-    shares.greatest = std::max(shares.greatest, scores);
+    of_group = (rank % problem.ulysses == 0 ? 0 : of_group) + scores;
+    shares.greatest = std::max(shares.greatest, of_group / problem.ulysses);
   }
   shares.hops = hops_of(problem);
   return shares;
@@ -172,7 +175,6 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
       const Problem problem = problem_of(config, layout, ranks, shape, lengths, choice);
       const Shares shares = shares_of(problem);
       const std::size_t size = size_of(config.attention.dtype);
-      // Ulysses shares heads: its ranks have equal work whatever the layout, of their group's rows.
       SchemeTime time = time_of(problem, costs_of(problem, size, shares, speeds), shares, speeds);
       Problem single = problem;
       single.ranks = single.ulysses = 1;

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -122,11 +123,15 @@ class NcclCommunicator final : public Communicator {
     const int result = queue(group);
     busy_since_ = 0;
     if (result != Nccl::kSuccess) {
-      abort("rank " + std::to_string(rank_) + ": " + text_of(result, nullptr));
+      abort(problem_of(result));
       check();
     }
     cuda_check(cuda().cuEventRecord(done_[slot], stream_), "cuEventRecord");
-    if (!captured) expect(slot);
+    if (captured) {
+      forget(slot);  // whose event says nothing from now on
+    } else {
+      expect(slot);
+    }
     return number;
   }
 
@@ -157,7 +162,7 @@ class NcclCommunicator final : public Communicator {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!problem_.empty()) throw_failed(problem_);
     }
-    look_for_errors();
+    if (const int found = state(); found != Nccl::kSuccess && found != Nccl::kInProgress) abort(problem_of(found));
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!problem_.empty()) throw_failed(problem_);
   }
@@ -174,9 +179,10 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
+  /// A group that is queued. The bound counts from when the device has come to it.
   struct Expected {
     std::size_t slot = 0;
-    Clock::time_point until;
+    std::optional<Clock::time_point> since;
   };
 
   void nccl_check(int result, const char* call) const {
@@ -198,6 +204,7 @@ class NcclCommunicator final : public Communicator {
     };
     for (const Transfer& transfer : group) {
       if (transfer.count == 0) continue;
+      if (has_failed()) break;
       const auto count = static_cast<std::size_t>(transfer.count);
       const int type = type_of(transfer.dtype);
       keep(transfer.sends ? nccl().send(transfer.data, count, type, transfer.peer, comm_, stream_)
@@ -209,7 +216,7 @@ class NcclCommunicator final : public Communicator {
     const auto until = Clock::now() + options_.timeout;
     int state = Nccl::kInProgress;
     while (state == Nccl::kInProgress && Clock::now() < until) {
-      keep(nccl().comm_async_error(comm_, &state));
+      state = this->state();
       if (state == Nccl::kInProgress) std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (state == Nccl::kInProgress) abort(late());
@@ -220,16 +227,44 @@ class NcclCommunicator final : public Communicator {
   void expect(std::size_t slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(expected_, [slot](const Expected& other) { return other.slot == slot; });
-    expected_.push_back({slot, Clock::now() + options_.timeout});
+    expected_.push_back({slot, std::nullopt});
     changed_.notify_all();
   }
 
-  void look_for_errors() {
+  void forget(std::size_t slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(expected_, [slot](const Expected& other) { return other.slot == slot; });
+  }
+
+  bool has_failed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !problem_.empty();
+  }
+
+  /// What NCCL says of the communicator; kSystemError of one that was aborted, which nothing is asked of any more: the
+  /// lock keeps an abort of another thread away meanwhile.
+  int state() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return state_locked();
+  }
+  int state_locked() {
+    if (!problem_.empty()) return Nccl::kSystemError;
     int error = Nccl::kSuccess;
     const int result = nccl().comm_async_error(comm_, &error);
-    const int found = result != Nccl::kSuccess ? result : error;
-    if (found == Nccl::kSuccess || found == Nccl::kInProgress) return;
-    abort("rank " + std::to_string(rank_) + ": " + text_of(found, nullptr));
+    return result != Nccl::kSuccess ? result : error;
+  }
+
+  std::string problem_of(int result) const { return "rank " + std::to_string(rank_) + ": " + text_of(result, nullptr); }
+
+  /// Whether the first group that is not done has taken longer than the bound, since what is before it was done.
+  bool front_is_late() {
+    std::erase_if(expected_,
+                  [this](const Expected& group) { return cuda().cuEventQuery(done_[group.slot]) == CUDA_SUCCESS; });
+    if (expected_.empty()) return false;
+    Expected& front = expected_.front();
+    const auto now = Clock::now();
+    if (!front.since && cuda().cuEventQuery(ready_[front.slot]) == CUDA_SUCCESS) front.since = now;
+    return front.since && now - *front.since > options_.timeout;
   }
 
   /// Until the end of this object: ends what is late, and what NCCL has found to fail.
@@ -245,18 +280,14 @@ class NcclCommunicator final : public Communicator {
         changed_.wait_for(lock, std::chrono::milliseconds(100));
         continue;
       }
-      const auto now = Clock::now();
-      std::erase_if(expected_,
-                    [this](const Expected& group) { return cuda().cuEventQuery(done_[group.slot]) == CUDA_SUCCESS; });
-      bool is_late = busy_since != 0 && now - Clock::time_point(Clock::duration(busy_since)) > options_.timeout;
-      for (const Expected& group : expected_) is_late = is_late || now > group.until;
-      lock.unlock();
-      if (is_late) {
-        abort(late());
-      } else if (busy_since == 0) {
-        look_for_errors();
+      const auto busy_for = Clock::now() - Clock::time_point(Clock::duration(busy_since));
+      const bool is_late = front_is_late() || (busy_since != 0 && busy_for > options_.timeout);
+      const int found = is_late || busy_since != 0 ? Nccl::kSuccess : state_locked();
+      if (is_late || (found != Nccl::kSuccess && found != Nccl::kInProgress)) {
+        lock.unlock();
+        abort(is_late ? late() : problem_of(found));
+        lock.lock();
       }
-      lock.lock();
       changed_.wait_for(lock, kPoll);
     }
   }

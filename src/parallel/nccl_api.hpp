@@ -14,7 +14,7 @@ namespace fa::parallel {
 /// numbers against the header where there is one.
 struct Nccl {
   using Comm = ncclComm*;
-  enum Result : int { kSuccess = 0, kInvalidArgument = 4, kRemoteError = 6, kInProgress = 7 };
+  enum Result : int { kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kRemoteError = 6, kInProgress = 7 };
   enum Type : int { kInt8 = 0, kInt32 = 2, kHalf = 6, kFloat = 7, kDouble = 8, kBfloat16 = 9 };
 
   int version = 0;  ///< 21803 for 2.18.3

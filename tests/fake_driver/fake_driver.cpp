@@ -180,8 +180,13 @@ CUresult stream_wait(CUstream stream, CUevent event, unsigned) {
 CUresult stream_query(CUstream) {
   return done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
-CUresult event_query(CUevent) {
-  return done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+std::atomic<const void*>& reached() {
+  static std::atomic<const void*> event{nullptr};
+  return event;
+}
+
+CUresult event_query(CUevent event) {
+  return done() || event == reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult copy(CUdeviceptr, CUdeviceptr, std::size_t bytes, CUstream stream) {
   remember_call("copy", stream, nullptr, bytes);
@@ -285,6 +290,7 @@ const std::map<std::string_view, void*>& functions() {
     set("cuEventRecord", &event_record);
     set("cuStreamWaitEvent", &stream_wait);
     set("cuStreamQuery", &stream_query);
+    set("cuStreamSynchronize", &succeed<CUstream>);
     set("cuEventQuery", &event_query);
     set("cuMemcpyDtoDAsync", &copy);
     set("cuMemcpy2DAsync", &copy_2d);
@@ -325,6 +331,10 @@ __attribute__((visibility("default"))) std::vector<fake_driver::StreamCall>& fa_
 
 __attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_done() {
   return done();
+}
+
+__attribute__((visibility("default"))) std::atomic<const void*>& fa_fake_driver_reached() {
+  return reached();
 }
 
 __attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_capturing() {

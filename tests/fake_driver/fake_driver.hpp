@@ -37,6 +37,9 @@ inline constexpr const char* kStreamCalls = "fa_fake_driver_stream_calls";
 /// Whether streams and events say that they are done: not so, where a rank is late.
 using Done = std::atomic<bool>& (*)();
 inline constexpr const char* kDone = "fa_fake_driver_done";
+/// The one event that is done where the others are not.
+using Reached = std::atomic<const void*>& (*)();
+inline constexpr const char* kReached = "fa_fake_driver_reached";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 

@@ -49,6 +49,7 @@ FAKE int ncclCommCuDevice(void*, int* device) {
 }
 FAKE int ncclCommGetAsyncError(void* comm, int* error) {
   Communicator& c = of(comm);
+  if (c.aborts > 0) ++c.after_abort;
   if (c.polls_in_progress > 0) {
     --c.polls_in_progress;
     *error = 7;
@@ -71,10 +72,12 @@ FAKE int ncclGroupEnd() {
   return library().current->end_result;
 }
 FAKE int ncclSend(const void* data, std::size_t count, int type, int peer, void* comm, void* stream) {
+  if (of(comm).aborts > 0) ++of(comm).after_abort;
   remember(of(comm), {"send", data, count, type, peer, stream});
   return 0;
 }
 FAKE int ncclRecv(void* data, std::size_t count, int type, int peer, void* comm, void* stream) {
+  if (of(comm).aborts > 0) ++of(comm).after_abort;
   remember(of(comm), {"receive", data, count, type, peer, stream});
   return 0;
 }

@@ -27,6 +27,7 @@ struct Communicator {
   std::atomic<int> end_result{0};   ///< of ncclGroupEnd
   std::atomic<int> polls_in_progress{0};
   std::atomic<int> aborts{0};
+  std::atomic<int> after_abort{0};  ///< calls of a communicator that was aborted, which NCCL has freed
   std::mutex mutex;
   std::vector<Call> calls;  ///< guarded by mutex
 };

@@ -19,6 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Before anything asks for NCCL. Not by CTest, which passes one such variable on.
+const int g_named = setenv("FA_NCCL_PATH", FA_FAKE_NCCL, 1);
+
 void* at(std::uintptr_t page) {
   return reinterpret_cast<void*>((std::uintptr_t{1} << 50) + (page << 32));
 }
@@ -26,20 +29,23 @@ void* at(std::uintptr_t page) {
 class OverNccl : public testing::Test {
  protected:
   void SetUp() override {
-    const char* const nccl = std::getenv("FA_NCCL_PATH");
+    ASSERT_EQ(g_named, 0);
     void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
-    void* const fake = nccl == nullptr ? nullptr : dlopen(nccl, RTLD_NOW);
-    if (driver == nullptr || fake == nullptr || dlsym(driver, fake_driver::kStreamCalls) == nullptr) {
-      GTEST_SKIP() << "needs the fake driver and the fake NCCL: run it by CTest";
+    if (driver == nullptr || dlsym(driver, fake_driver::kStreamCalls) == nullptr) {
+      GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
     }
+    void* const fake = dlopen(FA_FAKE_NCCL, RTLD_NOW);
+    ASSERT_NE(fake, nullptr) << dlerror();
     launches_ = reinterpret_cast<fake_driver::Launches>(dlsym(driver, fake_driver::kLaunches));
     stream_calls_ = reinterpret_cast<fake_driver::StreamCalls>(dlsym(driver, fake_driver::kStreamCalls));
     done_ = &reinterpret_cast<fake_driver::Done>(dlsym(driver, fake_driver::kDone))();
+    reached_ = &reinterpret_cast<fake_driver::Reached>(dlsym(driver, fake_driver::kReached))();
     capturing_ = &reinterpret_cast<fake_driver::Capturing>(dlsym(driver, fake_driver::kCapturing))();
     library_ = &reinterpret_cast<fake_nccl::GetLibrary>(dlsym(fake, fake_nccl::kLibrary))();
     library_->current = &comm_;
     *done_ = true;
     *capturing_ = false;
+    *reached_ = nullptr;
     launches_().clear();
     stream_calls_().clear();
   }
@@ -76,6 +82,7 @@ class OverNccl : public testing::Test {
   fake_driver::Launches launches_ = nullptr;
   fake_driver::StreamCalls stream_calls_ = nullptr;
   std::atomic<bool>* done_ = nullptr;
+  std::atomic<const void*>* reached_ = nullptr;
   std::atomic<bool>* capturing_ = nullptr;
   fake_nccl::Library* library_ = nullptr;
   fake_nccl::Communicator comm_;
@@ -150,11 +157,13 @@ TEST_F(OverNccl, EverySchemeIsQueued) {
                           : tensor(page, heads);
       };
       launches_().clear();
+      comm_.calls.clear();
       const TensorView lse(at(5), DType::f32, {1, 8, 4096});
       parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse});
       parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)});
       EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 1) << to_string(scheme);
       EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 1) << to_string(scheme);
+      EXPECT_GE(count("send"), 4) << to_string(scheme);
       EXPECT_EQ(count("send"), count("receive"));
     }
   }
@@ -198,6 +207,31 @@ TEST_F(OverNccl, CapturesTakePreparedCalls) {
   *capturing_ = false;
 }
 
+// With sinks, and with one KV head of several requests, whose K and V lie as transfers take them.
+TEST_F(OverNccl, CapturesWithSinksAndOneHead) {
+  ContextParallelConfig with_sink = config(Scheme::ring);
+  with_sink.attention.sink = true;
+  ContextParallel parallel = ContextParallel::create(with_sink, use({.watch = false}));
+  parallel.prepare({2, 8, 1, 8192, 8192}, true);
+  const auto x = [&](std::uintptr_t page, std::int64_t heads) {
+    return TensorView(at(page), DType::bf16, {2, heads, 4096, 128});
+  };
+  const TensorView lse(at(5), DType::f32, {2, 8, 4096}), sink(at(10), DType::f32, {8}), dsink(at(11), DType::f32, {8});
+  ForwardInputs in{x(1, 8), x(2, 1), x(3, 1)};
+  in.sink = sink;
+  BackwardInputs back{x(1, 8), x(2, 1), x(3, 1), x(4, 8), lse, x(6, 8)};
+  back.sink = sink;
+  BackwardOutputs out{x(7, 8), x(8, 1), x(9, 1)};
+  out.dsink = dsink;
+  *capturing_ = true;
+  launches_().clear();
+  parallel.forward(in, {x(4, 8), lse});
+  parallel.backward(back, out);
+  *capturing_ = false;
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_backward_sink")), 1);
+}
+
 // Kernels leave multiprocessors to transfers: 16 of 132, where they can.
 TEST_F(OverNccl, TransfersHaveRoom) {
   ContextParallelConfig roomy = config(Scheme::ring);
@@ -216,10 +250,12 @@ TEST_F(OverNccl, TransfersHaveRoom) {
     }
     EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 2) << "deterministic ones take no bound";
   }
-  // What the caller asks for is not overruled.
+  // What the caller asks for is not overruled, whatever calls before found.
   roomy.attention.deterministic = true;
   ContextParallel parallel = ContextParallel::create(roomy, use({.watch = false}));
   const TensorView lse(at(5), DType::f32, {1, 8, 4096});
+  parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), tensor(4, 8), lse, tensor(6, 8)},
+                    {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
   BackwardInputs inputs{tensor(1, 8), tensor(2, 2), tensor(3, 2), tensor(4, 8), lse, tensor(6, 8)};
   inputs.max_multiprocessors = 8;
   EXPECT_THROW(parallel.backward(inputs, {tensor(7, 8), tensor(8, 2), tensor(9, 2)}), Error);
@@ -243,6 +279,11 @@ TEST_F(OverNccl, ALateRankEndsByTheWatch) {
   const auto communicator = use({.timeout = std::chrono::milliseconds(100)});
   *done_ = false;
   communicator->exchange({}, nullptr);
+  communicator->exchange({}, nullptr);
+  // While the device is busy with what was queued before, nobody is late.
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  EXPECT_EQ(comm_.aborts, 0);
+  *reached_ = stream_calls_().front().event;  // where the first group begins
   const auto until = Clock::now() + std::chrono::seconds(10);
   while (comm_.aborts == 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(comm_.aborts, 1);
@@ -254,9 +295,11 @@ TEST_F(OverNccl, TheWatchEndsNothingThatIsDone) {
   for (int i = 0; i < 100; ++i) communicator->wait(communicator->exchange({}, nullptr), nullptr);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   // Nor what was captured, whose events say nothing.
-  *capturing_ = true;
   *done_ = false;
   communicator->exchange({}, nullptr);
+  *capturing_ = true;
+  *reached_ = stream_calls_().back().event;
+  for (int i = 0; i < 64; ++i) communicator->exchange({}, nullptr);  // in the place of those before
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(comm_.aborts, 0);
   *done_ = true;
@@ -284,15 +327,22 @@ TEST_F(OverNccl, AnAsynchronousErrorEndsAll) {
 
 // Communicators that do not block say later that a group was queued.
 TEST_F(OverNccl, CommunicatorsThatDoNotBlock) {
-  const auto communicator = use({.timeout = std::chrono::milliseconds(200), .watch = false});
-  comm_.end_result = 7;
-  comm_.polls_in_progress = 5;
-  communicator->exchange({}, nullptr);
-  EXPECT_EQ(comm_.aborts, 0);
-  comm_.polls_in_progress = 1 << 30;
-  EXPECT_THROW(communicator->exchange({}, nullptr), Error);
-  EXPECT_EQ(comm_.aborts, 1);
+  for (const bool watch : {false, true}) {
+    comm_.aborts = 0;
+    comm_.end_result = 0;
+    comm_.polls_in_progress = 0;
+    const auto communicator = use({.timeout = std::chrono::milliseconds(200), .watch = watch});
+    comm_.end_result = 7;
+    comm_.polls_in_progress = 5;
+    communicator->exchange({}, nullptr);
+    EXPECT_EQ(comm_.aborts, 0);
+    comm_.polls_in_progress = 1 << 30;
+    EXPECT_THROW(communicator->exchange({}, nullptr), Error);
+    EXPECT_EQ(comm_.aborts, 1);
+    EXPECT_EQ(comm_.after_abort, 0) << "a communicator that is gone was asked";
+  }
   comm_.polls_in_progress = 0;
+  comm_.end_result = 0;
 }
 
 TEST_F(OverNccl, AGroupThatIsRefused) {

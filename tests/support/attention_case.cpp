@@ -7,6 +7,7 @@
 #include <ostream>
 #include <random>
 #include <span>
+#include <utility>
 
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"

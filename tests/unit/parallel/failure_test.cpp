@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "unit/parallel/parallel_case.hpp"
 
@@ -45,6 +48,7 @@ TEST_P(Failing, ARankThatThrowsEndsAll) {
   for (const std::uint64_t at : {0, 1, 2}) {
     LocalGroupOptions options;
     options.timeout = std::chrono::seconds(60);
+    options.max_delay = std::chrono::microseconds(2000);  // copies are under way when it happens
     options.on_exchange = [at](int rank, std::uint64_t group) {
       if (rank == 2 && group == at) throw std::runtime_error("the link is down");
     };
@@ -56,6 +60,44 @@ TEST_P(Failing, ARankThatThrowsEndsAll) {
     for (const std::string& problem : problems)
       EXPECT_NE(problem.find("the link is down"), std::string::npos) << problem;
   }
+}
+
+/// A rank whose `wait` fails, as a kernel's call between two transfers may.
+class Interrupted final : public Communicator {
+ public:
+  Interrupted(std::shared_ptr<Communicator> of, int waits) : of_(std::move(of)), waits_(waits) {}
+  int rank() const noexcept override { return of_->rank(); }
+  int size() const noexcept override { return of_->size(); }
+  Device device() const noexcept override { return of_->device(); }
+  std::uint64_t exchange(std::span<const Transfer> group, Stream stream) override {
+    return of_->exchange(group, stream);
+  }
+  void wait(std::uint64_t group, Stream stream) override {
+    if (waits_-- == 0) throw std::runtime_error("out of memory");
+    of_->wait(group, stream);
+  }
+  void synchronize(Stream stream) override { of_->synchronize(stream); }
+  void check() override { of_->check(); }
+  void abort(const std::string& problem) noexcept override { of_->abort(problem); }
+
+ private:
+  std::shared_ptr<Communicator> of_;
+  int waits_;
+};
+
+TEST_P(Failing, ACallThatThrowsBetweenTransfersEndsAll) {
+  const ParallelCase c = usual(GetParam());
+  LocalGroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  const auto group = make_local_group(c.ranks, options);
+  const auto begin = Clock::now();
+  const auto problems = test::run_ranks(c.ranks, [&](int rank) {
+    std::shared_ptr<Communicator> own = group[static_cast<std::size_t>(rank)];
+    if (rank == 2) own = std::make_shared<Interrupted>(own, 0);
+    run_rank(c, own);
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  for (const std::string& problem : problems) EXPECT_NE(problem.find("out of memory"), std::string::npos) << problem;
 }
 
 TEST_P(Failing, ALateRankEndsAllWithinTheBound) {

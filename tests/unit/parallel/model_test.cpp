@@ -74,6 +74,16 @@ TEST(Model, BalanceCounts) {
   EXPECT_NEAR(time(ShardLayout::contiguous) / time(ShardLayout::zigzag), 15.0 / 8, 0.05);
 }
 
+// Of ranks that share heads, the layout of rows changes nothing.
+TEST(Model, UlyssesIsBalancedByItself) {
+  ContextParallelConfig config = usual();
+  config.scheme = Scheme::ulysses;
+  const auto time = [&](ShardLayout layout) {
+    return compare_schemes(config, layout, of_tokens(1 << 18), 8).front().forward;
+  };
+  EXPECT_NEAR(time(ShardLayout::contiguous), time(ShardLayout::zigzag), time(ShardLayout::zigzag) / 1000);
+}
+
 TEST(Model, SharesOfWork) {
   parallel::Problem problem;
   problem.ranks = 4;
