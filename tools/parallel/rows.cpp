@@ -174,7 +174,7 @@ Times Bench::single(const Size& size, std::string& reason) {
       [&] { one.backward(backward, whole.backward_outputs(), ranks_.stream(), workspace); });
 }
 
-/// What a choice needs beside the shards, and how long it takes if it is as efficient as can be.
+/// What a choice needs beside the shards, and how long it takes if it is as efficient as the model says.
 std::string Bench::refusal_of(const Size& size, const Choice& choice, const Times& one) {
   const int n = ranks_.size();
   const auto parallel = fa::ContextParallel::create(config(choice), ranks_.shared(), options_.layout);
@@ -183,7 +183,8 @@ std::string Bench::refusal_of(const Size& size, const Choice& choice, const Time
   // A call has the rows of a rank at most, and with Ulysses some heads of more rows: as many.
   const fa::AttentionShape call = call_shape(size, size.tokens / n);
   const std::size_t workspace = std::max(alone.workspace_size(call), alone.backward_workspace_size(call));
-  double seconds = std::isfinite(one.both) ? one.both / 1e3 / n : 0;
+  const fa::SchemeTime model = parallel.scheme(size.shape(), size.lengths);
+  double seconds = std::isfinite(one.both) ? one.both / 1e3 / n : model.forward + model.backward;
   seconds *= seconds > options_.rounds.seconds ? options_.rounds.least : options_.rounds.least + 1;
   return refusal(scratch + workspace, seconds);
 }
