@@ -57,6 +57,7 @@ def parse(arguments=None):
     parser.add_argument("--commit", help="recorded in the results; default: git's HEAD")
     parser.add_argument("--output", type=pathlib.Path, help="default: bench/results/<gpu>.json")
     parser.add_argument("--rows", type=pathlib.Path, help="folder for the lines as the programs wrote them")
+    parser.add_argument("--merge", type=pathlib.Path, metavar="RESULTS", help="measure nothing: take the part of another file")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
     return parser.parse_args(arguments)
 
@@ -144,6 +145,19 @@ def write(output, rows, base):
     output.write_text(json.dumps(parallel_rows.merged(on_disk, rows, base), indent=1) + "\n")
 
 
+def output_of(args, gpu):
+    return args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
+
+
+def merge(args):
+    other = json.loads(args.merge.read_text())
+    rows = other.get(parallel_rows.PART, [])
+    output = output_of(args, other["gpu"])
+    base = {key: other[key] for key in ("gpu", "driver", "nvrtc", "templates", "commit", "method") if key in other}
+    write(output, rows, base)
+    print(f"wrote {output}: {len(rows)} rows")
+
+
 def measure(args, ranks, folder):
     """Runs both programs; the rows and what is known of the machine."""
     environment = dict(os.environ)
@@ -163,6 +177,9 @@ def measure(args, ranks, folder):
 
 def main():
     args = parse()
+    if args.merge:
+        merge(args)
+        return
     ranks = args.ranks or gpu_count()
     if args.dry_run:
         for command in (fa_command, peer_command):
@@ -180,7 +197,7 @@ def main():
     for row in rows:
         print("\n".join(parallel_rows.describe(row)), flush=True)
     if rows:
-        output = args.output or ROOT / "bench/results" / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()) + ".json")
+        output = output_of(args, gpu)
         base = {"gpu": gpu, "driver": info.get("driver", "unknown"), "nvrtc": info.get("nvrtc", {}).get("version", "unknown"),
                 "templates": info.get("templates", "unknown"), "commit": args.commit or commit(), "method": ""}
         write(output, rows, base)
