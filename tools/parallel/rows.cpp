@@ -189,10 +189,19 @@ std::string Bench::refusal_of(const Size& size, const Choice& choice, const Time
   return refusal(scratch + workspace, seconds);
 }
 
-Bench::Measured Bench::measure(const Size& size, const Choice& choice, const Tensors& own) {
+std::optional<Bench::Measured> Bench::measure(const Size& size, const Choice& choice, const Tensors& own,
+                                              std::string& reason) {
   auto parallel = fa::ContextParallel::create(config(choice), ranks_.shared(), options_.layout);
   parallel.check_agreement(ranks_.stream());
-  parallel.prepare(size.shape(), true, size.lengths);
+  try {
+    parallel.prepare(size.shape(), true, size.lengths);
+  } catch (const fa::Error& error) {
+    reason = error.what();
+  }
+  if (ranks_.greatest(reason.empty() ? 0 : 1) > 0) {
+    if (reason.empty()) reason = "another rank could not prepare it";
+    return std::nullopt;
+  }
   Measured measured;
   measured.chosen = parallel.scheme(size.shape(), size.lengths);
   const auto forward = [&] {
@@ -241,12 +250,13 @@ void Bench::row(const Size& size) {
     } catch (const fa::Error& error) {
       reason = error.what();
     }
-    if (!reason.empty()) {
+    const std::optional<Measured> measured = reason.empty() ? measure(size, choice, own, reason) : std::nullopt;
+    if (!measured) {
       print_refused(size, choice, reason);
       continue;
     }
-    all.push_back(measure(size, choice, own));
-    print(size, choice, one, all.back());
+    all.push_back(*measured);
+    print(size, choice, one, *measured);
   }
 }
 

@@ -68,7 +68,8 @@ class Bench {
   std::string refusal(std::size_t bytes, double seconds);
   Times single(const Size& size, std::string& reason);
   void row(const Size& size);
-  Measured measure(const Size& size, const Choice& choice, const Tensors& own);
+  /// Nothing where a rank cannot prepare its calls, for a reason.
+  std::optional<Measured> measure(const Size& size, const Choice& choice, const Tensors& own, std::string& reason);
   std::string refusal_of(const Size& size, const Choice& choice, const Times& one);
   void print(const Size& size, const Choice& choice, const Times& one, const Measured& measured);
   void print_refused(const Size& size, const Choice& choice, const std::string& reason);
