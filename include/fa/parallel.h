@@ -67,6 +67,13 @@ FA_PARALLEL_C_API int fa_communicator_rank(const fa_communicator* communicator, 
 /* Returns when `stream` and all transfers have run; FA_CUDA where a rank has failed or is late. */
 FA_PARALLEL_C_API int fa_communicator_synchronize(fa_communicator* communicator, void* stream);
 
+/* FA_CUDA where something has failed since; does not wait. */
+FA_PARALLEL_C_API int fa_communicator_check(fa_communicator* communicator);
+
+/* Ends the communication of all ranks, from any thread: their calls return FA_CUDA, with `problem` as the reason. NULL
+ * is "unknown". FA_OK where it had ended before. */
+FA_PARALLEL_C_API int fa_communicator_abort(fa_communicator* communicator, const char* problem);
+
 typedef struct fa_parallel_config {
   uint32_t struct_size;
   int32_t layout;                       /* enum fa_layout */

@@ -116,8 +116,9 @@ FA_PARALLEL_API std::vector<std::shared_ptr<Communicator>> make_local_group(int 
 /// NCCL 2.18 or later, opened at run time (libnccl.so.2; FA_NCCL_PATH names another file). The communicator is the
 /// application's: it outlives this object, and all its calls come from one thread at a time.
 struct NcclOptions {
-  /// How long groups that were queued may take, and ranks may be behind. Then the communicator is aborted: a late or
-  /// failed rank ends with an error on all others.
+  /// How long a group may take from when the device comes to it, and so how long ranks may be behind. Then the
+  /// communicator is aborted: a late or failed rank ends with an error on all others. Replays of graphs cannot be seen:
+  /// once a group was captured, `synchronize` bounds all that it waits for, kernels too.
   std::chrono::milliseconds timeout{60000};
   /// A thread watches groups that were queued outside of stream capture. Without it `synchronize` alone does.
   bool watch = true;
