@@ -46,7 +46,7 @@ def parse(arguments=None):
     parser.add_argument("--layout", default="zigzag")
     parser.add_argument("--packed", action="store_true", help="a packed batch; PyTorch has none")
     parser.add_argument("--no-single", action="store_true", help="not one GPU alone, nor efficiencies")
-    parser.add_argument("--reserved", type=int, default=16, help="multiprocessors that kernels leave to transfers")
+    parser.add_argument("--reserved", type=int, default=0, help="multiprocessors that kernels leave to transfers")
     parser.add_argument("--peers", type=parallel_rows.names_among(parallel_rows.PEERS), default=list(parallel_rows.PEERS),
                         help="of " + ",".join(parallel_rows.PEERS) + "; '' for none")
     parser.add_argument("--rotate", type=parallel_rows.names_among(parallel_rows.ROTATIONS), default=["allgather"])

@@ -80,9 +80,9 @@ typedef struct fa_parallel_config {
   const fa_config* attention;           /* the whole attention */
   int32_t scheme;                       /* enum fa_scheme */
   int32_t ulysses;                      /* ranks that share heads; 0: as the scheme has it */
-  int32_t head_groups;                  /* all_gather: pieces that K and V come in; 0: one a KV head */
+  int32_t head_groups;                  /* all_gather: pieces that K and V come in; 0: the library's choice */
   int32_t gradients;                    /* enum fa_gradient_transfer */
-  int32_t has_reserved_multiprocessors; /* nonzero: `reserved_multiprocessors` counts; zero: 16 */
+  int32_t has_reserved_multiprocessors; /* nonzero: `reserved_multiprocessors` counts; zero: 0 */
   int32_t reserved_multiprocessors;     /* that kernels leave to transfers */
 } fa_parallel_config;
 

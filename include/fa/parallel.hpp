@@ -134,11 +134,13 @@ struct ContextParallelConfig {
   /// Ranks next to each other that share heads (Ulysses); groups of them share rows by `scheme`, ring or all_gather. A
   /// divisor of the ranks and of h_kv. 0: with Scheme::ulysses all ranks, with automatic by the model, else 1.
   int ulysses = 0;
-  /// all_gather: pieces that K and V come in, a divisor of a rank's KV heads. 0: one a KV head.
+  /// all_gather: pieces that K and V come in, a divisor of a rank's KV heads. 0: four, or as many as keep the keys of
+  /// other ranks that are held at a time to two shards.
   int head_groups = 0;
   GradientTransfer gradients = GradientTransfer::f32;
-  /// Multiprocessors that kernels leave to transfers, on a GPU; 0: none.
-  int reserved_multiprocessors = 16;
+  /// Multiprocessors that kernels leave to transfers, on a GPU. 0: none. Transfers then run before a call's blocks, or
+  /// between them, which was the fastest wherever it was measured (docs/context_parallel.md).
+  int reserved_multiprocessors = 0;
 };
 
 /// Speeds that schemes are compared by (docs/scale.md).

@@ -4,7 +4,7 @@
 //   examples/context_parallel/launch.py 2 parallel_bench [--tokens 16384,65536,262144] [--heads 16/16,32/8]
 //       [--schemes ring,all_gather,ulysses,automatic,ring:2 | all] [--layout zigzag] [--full] [--packed]
 //       [--json FILE] [--repeats 10] [--least 3] [--seconds 4] [--limit SECONDS] [--limit-mb MB] [--no-single]
-//       [--reserved 16] [--timeout SECONDS]
+//       [--reserved 0] [--timeout SECONDS]
 //
 // A row: sizes, milliseconds of one GPU and of all, efficiency T1 / (n Tn), and what docs/scale.md's model says. Each
 // row is a median of --repeats rounds; behind --seconds of a row no more begin, once there are --least. ring:2 is two

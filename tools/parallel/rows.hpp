@@ -32,7 +32,7 @@ struct Options {
   bool causal = true;
   bool packed = false;
   bool single = true;
-  int reserved = 16;
+  int reserved = 0;
   Rounds rounds;
   double limit_s = 0;                         ///< 0: none
   double limit_mb = 0;                        ///< 0: what is free
