@@ -96,6 +96,24 @@ def test_rows_before_heads_a_sink_and_32_bits():
         torch.testing.assert_close(dsink, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_rows_with_gaps_are_copied():
+    q, k, v, _ = wholes()
+    one = q.clone().requires_grad_()
+    expected = attention(one, k, v, causal=True)
+    expected.sum().backward()  # a gradient whose strides are 0
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=True)
+        mine = shared.shard(q).transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+        o = shared(mine, shared.shard(k), shared.shard(v))
+        o.sum().backward()
+        return o.detach(), mine.grad
+
+    for parts, whole in zip(zip(*on_ranks(2, work)), (expected.detach(), one.grad)):
+        parts = [part.contiguous() for part in parts]
+        torch.testing.assert_close(together(parts, "zigzag", whole), whole, rtol=1e-10, atol=1e-10)
+
+
 def test_packed_batches():
     lengths = [32, 8, 24]
     generator = torch.Generator().manual_seed(3)

@@ -66,6 +66,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], parallel: ContextParallel,
                 lengths: Sequence[int]) -> Any:
+        q, k, v = _rows(q), _rows(k), _rows(v)
         made = parallel._made(q, k, v, sink is not None)
         heads, rows = (q.shape[1], q.shape[0]) if lengths else (q.shape[1], q.shape[2])
         o = torch.empty_strided(_sizes(q, v), _strides(q, v), dtype=q.dtype, device=q.device)
@@ -83,12 +84,17 @@ class _Shared(torch.autograd.Function):
         q, k, v, o, lse, sink = ctx.saved_tensors
         made, lengths = ctx.call
         # Other ranks wait for what this one sends, whether it has a gradient or not.
-        dout = torch.zeros_like(o) if dout is None else dout
+        dout = torch.zeros_like(o) if dout is None else _rows(dout)
         gradients = [torch.empty_like(t) for t in (q, k, v)]
         dsink = torch.empty_like(sink) if sink is not None and ctx.needs_input_grad[3] else None
         made.backward(q, k, v, o, lse, dout, *gradients, dlse=dlse.contiguous() if dlse is not None else None,
                       stream=_stream(q), lengths=lengths, sink=sink, dsink=dsink)
         return (*gradients, dsink, None, None)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Whose rows have no gaps; a copy where they have."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _sizes(q: Tensor, v: Tensor) -> tuple[int, ...]:
