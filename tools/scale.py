@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What docs/scale.md shows of measurements: the part context_parallel of files in bench/results (tools/compare_parallel.py).
+"""What docs/scale.md shows of the model and of measurements: the part context_parallel of files in bench/results, which
+tools/compare_parallel.py writes.
 
-    tools/scale.py table                 writes the section "Measured" of docs/scale.md anew
+    tools/scale.py table                 writes the model's tables and the section "Measured" of docs/scale.md anew
     tools/scale.py plot                  draws docs/scale.svg: the model by GPUs and tokens, and what was measured
 
 The model is asked by build/release/tools/parallel/parallel_model; `plot` needs matplotlib.
@@ -17,8 +18,8 @@ sys.path[:0] = [str(pathlib.Path(__file__).parent)]
 import compare_parallel_rows as parallel_rows  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BEGIN = "<!-- tools/scale.py table writes what is between these lines -->"
-END = "<!-- until here -->"
+MODEL, MEASURED = (tuple(f"<!-- {edge} of {what}, which tools/scale.py table writes -->" for edge in ("begin", "end"))
+                   for what in ("the model's tables", "measurements"))
 KEYS = ("forward", "forward_backward")
 HEADS = ((16, 16), (32, 8))
 SHORT = {"ring": "R", "all_gather": "G", "ulysses": "U"}
@@ -134,20 +135,33 @@ def section(rows):
     return "\n".join(text)
 
 
+def replaced(page, lines, text):
+    """The page with a text between two lines of it."""
+    begin, end = lines
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise SystemExit(f"the page has not once each, and in this order: {begin} and {end}")
+    return f"{page[: page.index(begin)]}{begin}\n\n{text.rstrip()}\n\n{page[page.index(end) :]}"
+
+
+def ask(program, *arguments):
+    return subprocess.run([str(program), *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
 def write_table(args, paths):
     page = args.page.read_text()
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise SystemExit(f"{args.page}: the lines {BEGIN!r} and {END!r} are not there once each")
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
     rows = rows_of(paths)
-    args.page.write_text(f"{before}{BEGIN}\n\n{section(rows).rstrip()}\n\n{END}{after}")
+    page = replaced(page, MEASURED, section(rows))
+    if args.model.exists():
+        tables = [f"{h_q} query heads and {h_kv} KV heads:\n\n{ask(args.model, 1, h_q, h_kv)}" for h_q, h_kv in HEADS]
+        page = replaced(page, MODEL, "\n".join(tables))
+    else:
+        print(f"note: {args.model} is not built, and the model's tables stay as they are")
+    args.page.write_text(page)
     print(f"wrote {args.page}: {len(rows)} rows")
 
 
 def ask_model(program, h_q, h_kv):
-    done = subprocess.run([str(program), "1", str(h_q), str(h_kv), "--json"], check=True, capture_output=True, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in ask(program, 1, h_q, h_kv, "--json").splitlines()]
 
 
 def choice_text(point):
