@@ -293,6 +293,35 @@ TEST_F(OverNccl, TransfersHaveRoom) {
   EXPECT_THROW(parallel.backward(inputs, {tensor(7, 8), tensor(8, 2), tensor(9, 2)}), Error);
 }
 
+// What NCCL's blocks delay is a small part of a call: beside transfers it has more thread blocks than multiprocessors.
+// A forward that would fill the GPU lets transfers start first.
+TEST_F(OverNccl, CallsBesideTransfersHaveMoreBlocks) {
+  for (const int reserved : {0, 16}) {
+    ContextParallelConfig some = config(Scheme::ring);
+    some.reserved_multiprocessors = reserved;
+    ContextParallel parallel = ContextParallel::create(some, use({.watch = false}));
+    const auto x = [](std::uintptr_t page, std::int64_t heads) {
+      return TensorView(at(page), DType::bf16, {1, heads, 16384, 128});
+    };
+    const TensorView lse(at(5), DType::f32, {1, 8, 16384});
+    parallel.prepare({1, 8, 2, 32768, 32768}, true);
+    stream_calls_().clear();
+    parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse});
+    const auto pauses = [&] {
+      return std::ranges::count_if(stream_calls_(), [](const auto& call) { return call.what == "set"; });
+    };
+    EXPECT_EQ(pauses(), 6) << "one pause, before the kernel beside the transfer";
+    launches_().clear();
+    parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)});
+    unsigned greatest = 0;
+    for (const fake_driver::Launch& launch : launches_()) {
+      if (launch.kernel == "fa_sm90_backward") greatest = std::max(greatest, launch.grid);
+    }
+    EXPECT_EQ(greatest > 132U, reserved == 0) << greatest;
+    EXPECT_LE(greatest, 16 * 132U);
+  }
+}
+
 // Late ranks: the bound ends what waits, in synchronize and by the thread that watches.
 TEST_F(OverNccl, ALateRankEndsSynchronize) {
   const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});
