@@ -221,7 +221,7 @@ class Run {
     // A forward that fills the GPU at once would let transfers wait until it ends.
     const bool fills =
         index_ + 1 < executor_.plan_.ops.size() && std::holds_alternative<Forward>(executor_.plan_.ops[index_ + 1]);
-    if (fills) executor_.memory_.pause(executor_.word_.at(0), stream_);
+    if (fills) executor_.memory_.pause(stream_);
   }
 
   void run(const Wait& op) { communicator_.wait(groups_[static_cast<std::size_t>(op.number)], stream_); }
@@ -429,7 +429,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     if (const auto* const wait = std::get_if<Wait>(&op)) waited = wait->number;
     beside_.push_back({under_way > waited});
   }
-  if (plan_.exchanges > 0) word_ = Buffer(memory_, sizeof(std::uint32_t));
+  if (plan_.exchanges > 0) memory_.load_pause();
   workspace_size_ = aligned(workspace);
   scratch_size_ += workspace_size_;
   if (lengths.empty()) return;

@@ -83,7 +83,6 @@ class Executor {
   std::size_t workspace_size_ = 0;
   std::vector<const Attention*> attention_of_;  ///< by operation, where it has one
   Buffer lengths_;                              ///< cu_seqlens of packed calls
-  Buffer word_;                                 ///< of pauses
   std::vector<Flag> beside_;                    ///< by operation: transfers are under way, or follow it at once
   std::vector<std::size_t> lengths_of_;         ///< by operation: where its cu_seqlens lie
   mutable std::vector<Flag> unbounded_;         ///< by operation: its kernel was found to take no bound

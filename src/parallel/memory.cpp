@@ -11,6 +11,7 @@
 
 #include "parallel/cuda.hpp"
 #include "parallel/errors.hpp"
+#include "parallel/pause.hpp"
 
 namespace fa::parallel {
 namespace {
@@ -68,7 +69,8 @@ class HostMemory final : public Memory {
 
   void upload(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void pause(void*, Stream) override {}
+  void load_pause() override {}
+  void pause(Stream) override {}
   bool is_capturing(Stream) const override { return false; }
   int multiprocessors() const noexcept override { return 0; }
 };
@@ -143,13 +145,13 @@ class CudaMemory final : public Memory {
     const CudaScope scope(context_);
     cuda_check(cuda().cuMemcpyDtoH(to, reinterpret_cast<CUdeviceptr>(from), bytes), "cuMemcpyDtoH");
   }
-  void pause(void* word, Stream stream) override {
-    constexpr int kSteps = 6;  // kernels of two microseconds, one after the other
+  void load_pause() override {
     const CudaScope scope(context_);
-    for (int i = 0; i < kSteps; ++i) {
-      cuda_check(cuda().cuMemsetD2D32Async(reinterpret_cast<CUdeviceptr>(word), 4, 0, 1, 1, stream),
-                 "cuMemsetD2D32Async");
-    }
+    pause_.load();
+  }
+  void pause(Stream stream) override {
+    const CudaScope scope(context_);
+    pause_.queue(stream);
   }
   bool is_capturing(Stream stream) const override {
     const CudaScope scope(context_);
@@ -167,6 +169,7 @@ class CudaMemory final : public Memory {
   }
 
   CudaContext context_;
+  Pause pause_;
 };
 
 }  // namespace
