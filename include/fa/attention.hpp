@@ -155,12 +155,15 @@ struct AttentionConfig {
   /// empty, and d_v is this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward
   /// only.
   int value_in_key = 0;
-  /// What K, and V, of a cache are stored as: e4m3 or i8, independent of each other and of `dtype`, which is f16 or
-  /// bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the cache
-  /// is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
-  /// multiples of 16, and rows of the cache start at multiples of 16 bytes (docs/quantized_caches.md).
+  /// What K, and V, of a cache are stored as: e4m3, i8 or u4x2, independent of each other and of `dtype`, which is f16
+  /// or bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the
+  /// cache is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
+  /// multiples of 16, of u4x2 of `group_size`. Rows of the cache start at multiples of 16 bytes
+  /// (docs/quantized_caches.md).
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
+  /// With a k_dtype or v_dtype of u4x2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32.
+  int group_size = 0;
   /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16 or f16; none: bf16. An
   /// element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
   /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused.
@@ -216,7 +219,8 @@ struct ForwardInputs {
   /// SharedPrefix::kMaxLevels. A schedule is of the requests' own keys then. Read during the call only.
   std::span<const SharedPrefix> prefixes = {};
   /// With AttentionConfig::k_dtype, or v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. With a dtype
+  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. Of u4x2: of
+  /// the config's dtype, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. With a dtype
   /// of e4m3 or e5m2: f32, [b, h_kv], optional.
   TensorView k_scale = {};
   TensorView v_scale = {};

@@ -55,10 +55,20 @@ DType o_dtype_of(const AttentionConfig& config) noexcept;
 /// Throws fa::Error(unsupported) for an operation that has no meaning for 8-bit floats.
 void check_not_fp8(const AttentionConfig& config, const char* operation);
 
-/// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv]; undefined, and refused if it is given,
-/// where they are not. Throws fa::Error(invalid_argument).
-TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
-                       const char* of_name, const TensorView& of);
+/// Columns of a group of u4x2, or 0 where nothing is stored so; and elements of a row of d columns.
+int group_size_of(const AttentionConfig& config) noexcept;
+std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) noexcept;
+
+/// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv], or with offsets in 4 bits, of rank 4;
+/// undefined, and refused if it is given, where they are not. Throws fa::Error(invalid_argument).
+TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,
+                       const TensorView& given, const char* of_name, const TensorView& of);
+
+/// The scales of heads, or with `rows` of rows, of 8-bit floats `of` as [b, h, s]; undefined where none are given.
+TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
+                           bool rows);
+/// The scales of rows of a packed q, [h_q, total_q], as [1, h, total].
+TensorView check_packed_scale(const char* name, const TensorView& given, const TensorView& of);
 
 /// A state as views of rank 4 and 3, held to the shape of `like` unless that is null; lse may be missing where it is
 /// not `needed`. Throws fa::Error(invalid_argument) with the names of its tensors.

@@ -60,6 +60,7 @@ const char* element_name(DType dtype) {
     case DType::e4m3:
     case DType::i8:
     case DType::e5m2:
+    case DType::u4x2:
       break;
   }
   return "fa::kernel::f32";

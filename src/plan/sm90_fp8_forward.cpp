@@ -39,8 +39,10 @@ constexpr Tile kLargest[] = {{128, 96, 2, 1, false, false, 32}, {128, 64, 2, 1, 
 constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, false, false, 32}};
 
 /// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
-std::span<const Tile> tiles_for(int d_qk, int d_v, bool single_level) noexcept {
-  if (single_level && std::max(d_qk, d_v) <= 128) return kMedium;  // O is of the tensor cores then, beside S
+std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexcept {
+  const int d_qk = problem.d_qk, d_v = problem.d_v;
+  // O is of the tensor cores then, beside S; what knows sequences does not fit three consumers' registers.
+  if ((single_level || problem.varlen) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
   if (d_qk <= 128 && d_v == 96) return kThreeOf96;
   if (d_qk <= 128 && d_v <= 128) return kMedium;
@@ -92,6 +94,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
                           ? problem.d_v
                           : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
   own.half_output = problem.o_dtype == DType::f16;
+  own.byte_output = problem.o_dtype == DType::e4m3;
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }
@@ -140,7 +143,7 @@ void check_fp8(const Problem& problem, const Choice& choice) {
 
 int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {
   const bool single_level = fixed.flag("single_level", false);
-  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v, single_level).front().tile_m);
+  return fixed.number("tile_m", tiles_for(problem, single_level).front().tile_m);
 }
 
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {
@@ -185,7 +188,7 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
 std::vector<KernelSpec> sm90_fp8_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   std::vector<KernelSpec> specs;
-  for (const Tile& tile : tiles_for(problem.d_qk, problem.d_v, fixed.flag("single_level", false))) {
+  for (const Tile& tile : tiles_for(problem, fixed.flag("single_level", false))) {
     KernelSpec spec = with_tile(problem, fixed, choice, tile);
     const std::string reason = sm90_fp8_forward_refusal(spec);
     if (!reason.empty()) {

@@ -2,6 +2,7 @@
 #define FA_SRC_REFERENCE_GEOMETRY_HPP_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -46,7 +47,7 @@ struct Geometry {
             q.shape[2],
             s_kv,
             q.shape[3],
-            v.shape[3],
+            v.dtype == DType::u4x2 ? 2 * v.shape[3] : v.shape[3],
             causal,
             align,
             std::min(variant.window_left, most),
@@ -150,6 +151,8 @@ void load(const TensorView& t, std::int64_t offset, std::int64_t stride, std::in
       return load_strided<std::int8_t>(from, stride, count, to, [](std::int8_t x) { return x; });
     case DType::e5m2:
       return load_strided<std::uint8_t>(from, stride, count, to, decode_e5m2);
+    case DType::u4x2:  // bytes: which code is where, u4.hpp knows
+      return load_strided<std::uint8_t>(from, stride, count, to, [](std::uint8_t x) { return x; });
   }
 }
 
@@ -174,6 +177,8 @@ inline void store_element(const TensorView& t, std::int64_t offset, double value
       return put(encode_i8(value));
     case DType::e5m2:
       return put(encode_e5m2(value));
+    case DType::u4x2:
+      return put(std::isnan(value) ? std::uint8_t{255} : static_cast<std::uint8_t>(value));
   }
 }
 

@@ -8,8 +8,8 @@ namespace fa::kernel {
 
 /// What elements of 8 bits stand for: their values times a scale. Strides are in elements; null: 1.
 struct Fp8ScaleParams {
-  const float* q;  // [b, h_q, s_q]
-  const float* k;  // [b, h_kv]
+  const float* q;  // [b, h_q, s_q]; of a packed batch [h_q, total_q]
+  const float* k;  // [b, h_kv], b sequences of a packed batch
   const float* v;  // [b, h_kv]
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h;

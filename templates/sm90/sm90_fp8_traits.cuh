@@ -27,12 +27,20 @@ namespace fa::sm90 {
 ///
 /// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
-/// (common/switches.cuh) and a Variant without a mask function (common/variant.cuh).
+/// (common/switches.cuh), kByteOutput, and a Variant without a mask function (common/variant.cuh).
+template <class Config>
+FA_DEVICE constexpr bool writes_bytes() {
+  if constexpr (requires { Config::kByteOutput; }) return Config::kByteOutput;
+  return false;
+}
+
 template <class C>
 struct Fp8Traits {
   using Config = C;
   using T = typename Config::Element;
-  using Output = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
+  static constexpr bool kByteOutput = writes_bytes<Config>();
+  using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
+  using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
   using Params = kernel::Sm90Fp8Params;
 
@@ -170,8 +178,9 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
   FA_DEVICE float q_scale(const Query& query, int head, int position) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
     if (scales.q == nullptr) return 1.f;
-    return ptx::ld_global_nc(scales.q + query.tile.batch * scales.stride_q_b + head * scales.stride_q_h +
-                             position * scales.stride_q_s);
+    const int64_t first = kernel::offset_of_rows<Traits::kVarlen>(this->lengths_of(query), query.tile.batch,
+                                                                  scales.stride_q_b, scales.stride_q_s);
+    return ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h + position * scales.stride_q_s);
   }
   FA_DEVICE float k_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;

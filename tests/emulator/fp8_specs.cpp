@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <stdexcept>
 
 #include "plan/sm90_fp8_forward.hpp"
@@ -17,6 +18,7 @@ struct Shape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, stages, q_buffers, value_columns;
   bool causal, take_turns, ahead, single_level, half_output, pack_gqa;
+  bool byte_output = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -31,38 +33,53 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 80, 48, 64, 96, 2, 2, 16, true, false, true, false, false, true},
     {DType::e4m3, 128, 112, 128, 128, 2, 1, 112, true, true, false, true, true, false},
     {DType::e5m2, 16, 144, 128, 160, 1, 2, 144, false, true, true, false, false, false},
+    {DType::e4m3, 64, 96, 128, 96, 2, 1, 48, true, false, false, false, false, false, true},
 };
+constexpr Shape kPackedShapes[] = {
+    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
+    {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
+    {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
+};
+
+std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
+  std::vector<KernelSpec> found;
+  for (const Shape& shape : shapes) {
+    KernelSpec spec;
+    auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = shape.tile_m;
+    spec.tile_n = shape.tile_n;
+    spec.stages = shape.stages;
+    spec.causal = shape.causal;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.varlen = varlen;
+    own.q_buffers = shape.q_buffers;
+    own.value_columns = shape.value_columns;
+    own.take_turns = shape.take_turns;
+    own.ahead = shape.ahead;
+    own.single_level = shape.single_level;
+    own.half_output = shape.half_output;
+    own.byte_output = shape.byte_output;
+    spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
+    const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
+    if (!refusal.empty()) throw std::logic_error(refusal);
+    found.push_back(spec);
+  }
+  return found;
+}
 
 }  // namespace
 
 const std::vector<KernelSpec>& fp8_specs() {
-  static const std::vector<KernelSpec> specs = [] {
-    std::vector<KernelSpec> found;
-    for (const Shape& shape : kShapes) {
-      KernelSpec spec;
-      auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
-      spec.arch = {9, 0, 'a'};
-      spec.dtype = shape.dtype;
-      spec.d_qk = shape.d_qk;
-      spec.d_v = shape.d_v;
-      spec.tile_m = shape.tile_m;
-      spec.tile_n = shape.tile_n;
-      spec.stages = shape.stages;
-      spec.causal = shape.causal;
-      spec.pack_gqa = shape.pack_gqa;
-      own.q_buffers = shape.q_buffers;
-      own.value_columns = shape.value_columns;
-      own.take_turns = shape.take_turns;
-      own.ahead = shape.ahead;
-      own.single_level = shape.single_level;
-      own.half_output = shape.half_output;
-      spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
-      const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
-      if (!refusal.empty()) throw std::logic_error(refusal);
-      found.push_back(spec);
-    }
-    return found;
-  }();
+  static const std::vector<KernelSpec> specs = specs_of(kShapes, false);
+  return specs;
+}
+
+const std::vector<KernelSpec>& fp8_packed_specs() {
+  static const std::vector<KernelSpec> specs = specs_of(kPackedShapes, true);
   return specs;
 }
 
@@ -206,6 +223,18 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "bits[r] = ptx::max3(bits[r], ptx::shfl_xor(bits[r], 2), kBitsBelowAll);",
        "",
        {}},
+      {"fp8_bytes_of_columns_exchanged",
+       kEpilogue,
+       "ptx::convert_e4m3(slice[i] * factor, slice[i + 4] * factor, slice[i + 1] * factor,",
+       "ptx::convert_e4m3(slice[i] * factor, slice[i + 1] * factor, slice[i + 4] * factor,",
+       {},
+       std::size(kShapes) - 1},
+      {"fp8_scales_of_the_first_sequence",
+       "sm90/sm90_fp8_traits.cuh",
+       "ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h",
+       "ptx::ld_global_nc(scales.q + first * 0 + head * scales.stride_q_h",
+       {},
+       std::size(kShapes)},
       {"fp8_negative_scores_in_the_order_of_bits",
        kSoftmax,
        "rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);",

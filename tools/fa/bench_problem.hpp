@@ -1,6 +1,7 @@
 #ifndef FA_TOOLS_FA_BENCH_PROBLEM_HPP_
 #define FA_TOOLS_FA_BENCH_PROBLEM_HPP_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -59,6 +60,7 @@ struct BenchProblem {
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;  ///< of u4x2; 0: 32
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
@@ -90,6 +92,8 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
 
 /// What elements of normal_block are times of: 1 but for i8.
 float scale_of_block(DType dtype);
+/// What a code of u4x2 stands for there: scale and offset.
+inline constexpr std::array<double, 2> kPairOfBlock{0.375, -2.8125};
 
 /// The tensors of one problem on a GPU, as often as `sets` says: a call over another set finds nothing in caches.
 class BenchTensors {

@@ -34,6 +34,8 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.value_in_key = options.value_in_key;
   config.k_dtype = options.k_dtype;
   config.v_dtype = options.v_dtype;
+  config.group_size = options.group_size;
+  config.o_dtype = options.o_dtype;
   config.invariance = options.invariance;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
@@ -80,7 +82,8 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
   command.add_option("--value-in-key", options->value_in_key, "V is the first so many columns of K; 0: of its own")
       ->group(group);
-  add_stored_options(command, &options->k_dtype, &options->v_dtype);
+  add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
+  add_o_dtype_option(command, &options->o_dtype);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   add_invariance_option(command, &options->invariance);
   add_packed_options(command, &options->packed);

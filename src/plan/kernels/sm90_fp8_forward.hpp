@@ -13,6 +13,7 @@ struct Sm90Fp8Forward {
   bool ahead = false;         ///< scores of the next KV tile are made while O takes what this one adds
   bool single_level = false;  ///< the tensor cores add to O itself
   bool half_output = false;   ///< O is f16, else bf16
+  bool byte_output = false;   ///< O is e4m3
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Fp8Forward&, const Sm90Fp8Forward&) = default;

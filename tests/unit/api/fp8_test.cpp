@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -39,10 +41,13 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
     refused("head_dim", [](AttentionConfig& c) { c.head_dim = 272; });
     refused("head_dim_v", [](AttentionConfig& c) { c.head_dim_v = 40; });
     refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::f32; });
-    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::e4m3; });
+    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::e5m2; });
+    refused("zero_padding", [](AttentionConfig& c) {
+      c.o_dtype = DType::e4m3;
+      c.varlen = c.zero_padding = true;
+    });
     refused("k_dtype", [](AttentionConfig& c) { c.k_dtype = DType::e4m3; });
     refused("v_dtype", [](AttentionConfig& c) { c.v_dtype = DType::i8; });
-    refused("varlen", [](AttentionConfig& c) { c.varlen = true; });
     refused("page_size", [](AttentionConfig& c) { c.page_size = 16; });
     refused("dropout", [](AttentionConfig& c) { c.dropout = 0.5f; });
     refused("accumulate", [](AttentionConfig& c) { c.accumulate = true; });
@@ -115,6 +120,84 @@ TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
       }
     }
   }
+}
+
+TEST(Fp8, OutputsOfBytesAreThoseOfF16Rounded) {
+  Call wide(DType::e4m3, DType::f16), bytes(DType::e4m3, DType::e4m3);
+  wide.run();
+  bytes.run();
+  for (std::int64_t i = 0; i < 2 * 4 * 5 * 32; ++i) {
+    const std::int64_t b = i / 640, h = i / 160 % 4, s = i / 32 % 5, d = i % 32;
+    const double o = wide.outputs.o.at(b, h, s, d);
+    EXPECT_NEAR(bytes.outputs.o.at(b, h, s, d), o, std::max(std::abs(o) / 15.5, 0x1p-10)) << i;
+  }
+  EXPECT_EQ(bytes.outputs.lse.bytes(), wide.outputs.lse.bytes());
+  Call nan(DType::e4m3, DType::e4m3);
+  nan.inputs.q.bytes()[5] = std::byte{0x7f};
+  nan.run();
+  EXPECT_EQ(nan.outputs.o.bytes()[3], std::byte{0x7f});
+}
+
+/// Bit for bit what calls of the sequences alone give.
+TEST(Fp8, PackedBatchesAreTheirSequences) {
+  const std::vector<std::int32_t> cu{0, 3, 3, 8}, cu_keys{0, 4, 6, 13};
+  AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 8, .s_kv = 13, .d_qk = 32, .d_v = 32, .dtype = DType::e4m3};
+  const AttentionInputs inputs = make_inputs(c);
+  AttentionOutputs packed = make_outputs(c), alone = make_outputs(c);
+  HostTensor q_scale(DType::f32, 1, 4, 8), k_scale(DType::f32, 3, 2, 1), v_scale(DType::f32, 3, 2, 1);
+  for (std::int64_t i = 0; i < 32; ++i) q_scale.set(0, i / 8, i % 8, 0, 0.5 + static_cast<double>(i) / 16);
+  for (std::int64_t i = 0; i < 6; ++i) {
+    k_scale.set(i / 2, i % 2, 0, 0, 0.5 - static_cast<double>(i) / 8);
+    v_scale.set(i / 2, i % 2, 0, 0, 1 + static_cast<double>(i) / 4);
+  }
+  const auto total = [](const TensorView& view) {  // [1, h, total, d] as [total, h, d]
+    const std::array<std::int64_t, 3> shape{view.shape[2], view.shape[1], view.shape[3]};
+    const std::array<std::int64_t, 3> strides{view.strides[2], view.strides[1], view.strides[3]};
+    return TensorView(view.data, view.dtype, shape, strides);
+  };
+  const auto of_heads = [](const HostTensor& scale, std::int64_t sequences) {
+    return TensorView(static_cast<const void*>(scale.bytes().data()), DType::f32, {sequences, 2});
+  };
+  AttentionConfig config = config_of(DType::e4m3);
+  config.varlen = true;
+  ForwardInputs in{total(inputs.q.view()), total(inputs.k.view()), total(inputs.v.view())};
+  in.sequences.b = 3;
+  in.sequences.cu_seqlens_q = cu.data();
+  in.sequences.cu_seqlens_kv = cu_keys.data();
+  in.q_scale = TensorView(static_cast<const void*>(q_scale.bytes().data()), DType::f32, {4, 8});
+  in.k_scale = of_heads(k_scale, 3);
+  in.v_scale = of_heads(v_scale, 3);
+  const ForwardOutputs out{total(packed.o.view()), TensorView(packed.lse.view().data, DType::f32, {4, 8})};
+  const Attention attention = Attention::create(config, Device::host());
+  attention.forward(in, out);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto rows = [&](TensorView view, const std::vector<std::int32_t>& of) {
+      view.data = static_cast<std::byte*>(view.data) + of[i] * view.strides[2] * std::int64_t(size_of(view.dtype));
+      view.shape[2] = of[i + 1] - of[i];
+      return view;
+    };
+    if (cu[i] == cu[i + 1]) continue;
+    ForwardInputs one{rows(inputs.q.view(), cu), rows(inputs.k.view(), cu_keys), rows(inputs.v.view(), cu_keys)};
+    one.q_scale = rows(q_scale.view(), cu);
+    const auto head = [&](const HostTensor& scale) {
+      return TensorView(static_cast<const void*>(scale.bytes().data() + i * 8), DType::f32, {1, 2});
+    };
+    one.k_scale = head(k_scale);
+    one.v_scale = head(v_scale);
+    Attention::create(config_of(DType::e4m3), Device::host())
+        .forward(one, {rows(alone.o.view(), cu), rows(alone.lse.view(), cu)});
+  }
+  EXPECT_EQ(packed.o.bytes(), alone.o.bytes());
+  EXPECT_EQ(packed.lse.bytes(), alone.lse.bytes());
+  const auto refused = [&](const char* argument, auto change) {
+    ForwardInputs wrong = in;
+    change(wrong);
+    expect_invalid(argument, [&] { attention.forward(wrong, out); });
+  };
+  refused("q_scale", [](ForwardInputs& wrong) { wrong.q_scale.shape[1] = 7; });
+  refused("q_scale", [](ForwardInputs& wrong) { wrong.q_scale.rank = 1; });
+  refused("k_scale", [](ForwardInputs& wrong) { wrong.k_scale.shape[0] = 1; });
+  refused("v_scale", [](ForwardInputs& wrong) { wrong.v_scale.dtype = DType::f16; });
 }
 
 TEST(Fp8, AScaleOfAHeadIsThatOfItsRows) {

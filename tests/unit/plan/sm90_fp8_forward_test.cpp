@@ -56,6 +56,18 @@ TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   Problem half = fp8(128);
   half.o_dtype = DType::f16;
   EXPECT_TRUE(plan_forward(half, {}).kernel.as<Sm90Fp8Forward>().half_output);
+  half.o_dtype = DType::e4m3;
+  EXPECT_TRUE(plan_forward(half, {}).kernel.as<Sm90Fp8Forward>().byte_output);
+  EXPECT_NE(canonical(plan_forward(half, {}).kernel).find("byte_output=1"), std::string::npos);
+}
+
+TEST(Sm90Fp8Forward, PackedBatchesHaveTwoConsumers) {
+  Problem packed = fp8(128);
+  packed.varlen = true;
+  packed.total_q = packed.total_kv = 9000;
+  const KernelSpec spec = plan_forward(packed, {}).kernel;
+  EXPECT_TRUE(spec.varlen);
+  EXPECT_EQ(spec.tile_m, 128) << "what knows sequences does not fit three consumers' registers";
 }
 
 TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
