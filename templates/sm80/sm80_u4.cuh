@@ -37,20 +37,31 @@ struct U4Keys {
     const uint32_t own = scales + lane / 4 * kWord;
     FA_UNROLL
     for (int c = 0; c + 1 < kHeadDim / 32; c += 2) {
-      uint32_t a[4][kMTiles][4];
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
+      uint32_t a[2][2][kMTiles][4];  // of 32 columns each
+      const auto load = [&](int half) {
         FA_UNROLL
-        for (int i = 0; i < 4; ++i) load_a(a[i][m], m, 2 * c + i);
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int i = 0; i < 2; ++i) load_a(a[half][i][m], m, 2 * (c + half) + i);
+        }
+      };
+      constexpr bool kOnce = kNTiles == 2;  // loaded when they are wanted: beside a wide O registers are few
+      if constexpr (!kOnce) {
+        load(0);
+        load(1);
       }
       FA_UNROLL
       for (int n = 0; n < kNTiles; n += 2) {
         uint32_t b[4];  // keys 8n..8n+7 at columns 32c.. and 32c+32.., then keys 8n+8..8n+15
         ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, 16 * c));
         FA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          multiply(s, n + i / 2, a[i % 2 * 2], a[i % 2 * 2 + 1], b[i],
-                   own + (group_of(c + i % 2) * kPitch + 8 * (n + i / 2)) * kWord);
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (kOnce) load(half);
+          FA_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            multiply(s, n + i, a[half][0], a[half][1], b[half + 2 * i],
+                     own + (group_of(c + half) * kPitch + 8 * (n + i)) * kWord);
+          }
         }
       }
     }
