@@ -1,18 +1,11 @@
 #include "cache/disk.hpp"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <map>
-#include <memory>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -56,24 +49,15 @@ std::string source_name(const std::string& digest) {
 }
 
 /// False once the holder before us has removed the name from the file that we have open.
-bool still_named(int folder, const std::string& name, int file) {
-  struct stat by_name {};
-  struct stat by_file {};
-  return fstatat(folder, name.c_str(), &by_name, AT_SYMLINK_NOFOLLOW) == 0 && fstat(file, &by_file) == 0 &&
-         by_name.st_ino == by_file.st_ino && by_name.st_dev == by_file.st_dev;
+bool still_named(Handle folder, const std::string& name, Handle file) {
+  platform::Status by_name;
+  platform::Status by_file;
+  return platform::status_at(folder, name, &by_name) && platform::status_of(file, &by_file) &&
+         by_name.inode == by_file.inode && by_name.device == by_file.device;
 }
 
 std::vector<std::string> names_in(Descriptor folder) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(folder.get()), &closedir);
-  if (stream == nullptr) return {};
-  folder.release();
-  std::vector<std::string> names;
-  // The stream is ours alone, which is all that readdir asks of threads.
-  while (const dirent* item = readdir(stream.get())) {  // NOLINT(concurrency-mt-unsafe)
-    const std::string_view name(static_cast<const char*>(item->d_name));
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  return names;
+  return folder.valid() ? platform::names_in(folder.release()) : std::vector<std::string>();
 }
 
 std::filesystem::path normalized(const std::filesystem::path& root) {
@@ -82,7 +66,7 @@ std::filesystem::path normalized(const std::filesystem::path& root) {
   return normal;
 }
 
-std::optional<Entry> load_named(int folder, const std::string& name, std::string* problem) {
+std::optional<Entry> load_named(Handle folder, const std::string& name, std::string* problem) {
   const FileBytes content = read_private_file(folder, name, kMaxEntryBytes);
   *problem = content.problem;
   if (content.status != FileBytes::Status::read) return std::nullopt;
@@ -108,9 +92,8 @@ BuildLock::BuildLock(Descriptor folder, Descriptor file, std::string name)
 
 BuildLock::~BuildLock() {
   if (!held()) return;
-  unlinkat(folder_.get(), name_.c_str(), 0);
-  // Where the name could not be removed: a child forked meanwhile has the descriptor too, so closing is not unlocking.
-  flock(file_.get(), LOCK_UN);
+  platform::remove_file(folder_.get(), name_);
+  platform::unlock(file_.get());  // where the name could not be removed
 }
 
 std::optional<Disk> Disk::open(const std::filesystem::path& root, std::string* problem) {
@@ -133,7 +116,7 @@ struct Disk::File {
   std::vector<std::string> folders;
   std::string digest;
   std::uint64_t bytes = 0;
-  struct timespec used {};
+  platform::Time used;
 };
 
 std::vector<std::vector<std::string>> Disk::all_entry_folders() const {
@@ -171,12 +154,12 @@ std::vector<Disk::File> Disk::files() const {
     std::map<std::string, File> by_digest;
     for (const std::string& name : names_in(open_folder(names, Missing::fail, &problem))) {
       const bool entry = name.ends_with(kEntrySuffix);
-      struct stat status {};
+      platform::Status status;
       if (!entry && !name.ends_with(kSourceSuffix)) continue;
-      if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+      if (!platform::status_at(folder.get(), name, &status)) continue;
       File& file = by_digest[name.substr(0, name.rfind('.'))];
-      file.bytes += static_cast<std::uint64_t>(status.st_size);
-      if (entry || file.used.tv_sec == 0) file.used = status.st_mtim;
+      file.bytes += status.bytes;
+      if (entry || file.used.seconds == 0) file.used = status.modified;
     }
     for (auto& [digest, file] : by_digest) {
       file.folders = names;
@@ -204,9 +187,8 @@ Collected Disk::collect(const Limits& limits) const {
     result.left.bytes += file.bytes;
   }
   if (!over(result.left, limits)) return result;
-  std::ranges::sort(all, [](const File& a, const File& b) {
-    return std::tie(a.used.tv_sec, a.used.tv_nsec, a.digest) < std::tie(b.used.tv_sec, b.used.tv_nsec, b.digest);
-  });
+  std::ranges::sort(
+      all, [](const File& a, const File& b) { return std::tie(a.used, a.digest) < std::tie(b.used, b.digest); });
   for (const File& file : all) {
     // Room for the next ones is worth every entry but the last, which may have just been written.
     const bool last = &file == &all.back();
@@ -214,7 +196,7 @@ Collected Disk::collect(const Limits& limits) const {
     std::string problem;
     const Descriptor folder = open_folder(file.folders, Missing::fail, &problem);
     if (!folder.valid() || !remove_idle_file(folder.get(), entry_name(file.digest), file.used)) continue;
-    unlinkat(folder.get(), source_name(file.digest).c_str(), 0);
+    platform::remove_file(folder.get(), source_name(file.digest));
     ++result.removed.entries;
     result.removed.bytes += file.bytes;
     --result.left.entries;
@@ -231,8 +213,8 @@ void Disk::remove(const std::filesystem::path& entry) const {
   std::string problem;
   const Descriptor folder = open_folder({names[0], names[1], names[2]}, Missing::fail, &problem);
   if (!folder.valid()) return;
-  unlinkat(folder.get(), names[3].c_str(), 0);
-  unlinkat(folder.get(), source_name(names[3].substr(0, names[3].rfind('.'))).c_str(), 0);
+  platform::remove_file(folder.get(), names[3]);
+  platform::remove_file(folder.get(), source_name(names[3].substr(0, names[3].rfind('.'))));
 }
 
 Descriptor Disk::open_folder(const std::vector<std::string>& names, Missing missing, std::string* problem) const {
@@ -275,18 +257,18 @@ bool Disk::publish(const Entry& entry, std::string* problem) const {
     write(source_name(digest), std::as_bytes(std::span(entry.source)), folder.get(), problem);
   }
   if (!write(entry_name(digest), bytes, folder.get(), problem)) return false;
-  fsync(folder.get());  // best effort: an entry lost to a power cut is built again
+  platform::flush(folder.get());  // best effort: an entry lost to a power cut is built again
   return true;
 }
 
-bool Disk::write(const std::string& name, std::span<const std::byte> bytes, int folder, std::string* problem) const {
+bool Disk::write(const std::string& name, std::span<const std::byte> bytes, Handle folder, std::string* problem) const {
   const Descriptor temporaries = open_folder({version_folder(), "tmp"}, Missing::create, problem);
   if (!temporaries.valid()) return false;
   const std::string temporary = temporary_name(name);
   if (!write_private_file(temporaries.get(), temporary, bytes, problem)) return false;
-  if (renameat(temporaries.get(), temporary.c_str(), folder, name.c_str()) == 0) return true;
+  if (platform::rename_file(temporaries.get(), temporary, folder, name)) return true;
   *problem = error_text(errno);
-  unlinkat(temporaries.get(), temporary.c_str(), 0);
+  platform::remove_file(temporaries.get(), temporary);
   return false;
 }
 
@@ -299,11 +281,12 @@ BuildLock Disk::lock(const Key& key, std::chrono::milliseconds wait, std::string
   Descriptor folder = open_folder({version_folder(), "locks"}, Missing::create, &reason);
   if (!folder.valid()) return {};
   for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
-    Descriptor file(openat(folder.get(), name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (!file.valid()) return {};
-    if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    Descriptor file(platform::open_lock_file(folder.get(), name));
+    const bool leaving = !file.valid() && errno == EBUSY;  // the holder before us is removing it
+    if (!file.valid() && !leaving) return {};
+    if (file.valid() && platform::try_lock(file.get(), platform::Lock::exclusive)) {
       if (still_named(folder.get(), name, file.get())) return {std::move(folder), std::move(file), name};
-    } else if (errno != EWOULDBLOCK && errno != EINTR) {
+    } else if (!leaving && errno != EWOULDBLOCK && errno != EINTR) {
       *problem = fmt::format("files under {} cannot be locked ({})", root_.string(), error_text(errno));
       return {};
     }
@@ -331,9 +314,9 @@ void Disk::remove_stale_files() const {
   if (!folder.valid()) return;
   const std::time_t now = std::time(nullptr);
   for (const std::string& name : names_in(open_folder(folder_names, Missing::fail, &problem))) {
-    struct stat status {};
-    const bool known = fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
-    if (known && now - status.st_mtime > kStaleSeconds) unlinkat(folder.get(), name.c_str(), 0);
+    platform::Status status;
+    const bool known = platform::status_at(folder.get(), name, &status);
+    if (known && now - status.modified.seconds > kStaleSeconds) platform::remove_file(folder.get(), name);
   }
 }
 

@@ -90,7 +90,7 @@ class Disk {
   std::vector<std::vector<std::string>> all_entry_folders() const;
   struct File;
   std::vector<File> files() const;
-  bool write(const std::string& name, std::span<const std::byte> bytes, int folder, std::string* problem) const;
+  bool write(const std::string& name, std::span<const std::byte> bytes, Handle folder, std::string* problem) const;
 
   std::filesystem::path root_;
 };

@@ -1,6 +1,5 @@
 #include "cache/entry.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -201,7 +200,7 @@ std::optional<Acceptance> parse_acceptance(std::string_view text) {
 }
 
 std::optional<Entry> read_entry(const std::filesystem::path& file, std::string* problem) {
-  const FileBytes content = read_private_file(AT_FDCWD, file.string(), kMaxEntryBytes);
+  const FileBytes content = read_private_file(platform::kHere, file, kMaxEntryBytes);
   switch (content.status) {
     case FileBytes::Status::absent:
       return refuse(problem, "cannot be opened");

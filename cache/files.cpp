@@ -1,17 +1,10 @@
 #include "cache/files.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <sys/random.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <ctime>
 #include <optional>
@@ -20,27 +13,14 @@
 namespace fa::cache {
 namespace {
 
-constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-constexpr mode_t kDirectoryMode = 0700;
-constexpr mode_t kFileMode = 0600;
-constexpr mode_t kOthersWrite = 022;
+using platform::kHere;
+using platform::Kind;
+using platform::Links;
+using platform::Readers;
+using platform::Status;
 
-std::string writable_problem(const struct stat& status) {
-  if ((status.st_mode & kOthersWrite) != 0) {
-    return fmt::format("can be written by other users (mode {:04o}; chmod go-w makes it usable)",
-                       static_cast<unsigned>(status.st_mode) & 07777U);
-  }
-  return {};
-}
-
-/// What keeps an open file from being ours alone; empty when nothing does.
-std::string ownership_problem(const struct stat& status) {
-  if (status.st_uid != geteuid()) return fmt::format("belongs to another user (uid {})", status.st_uid);
-  return writable_problem(status);
-}
-
-Descriptor checked_directory(int descriptor, const std::string& name, std::string* problem) {
-  Descriptor directory(descriptor);
+Descriptor checked_directory(Handle handle, const std::string& name, std::string* problem) {
+  Descriptor directory(handle);
   if (!directory.valid()) {
     const int error = errno;
     const bool in_the_way = error == ENOTDIR || error == ELOOP;
@@ -48,32 +28,32 @@ Descriptor checked_directory(int descriptor, const std::string& name, std::strin
         fmt::format("{} {}", name, in_the_way ? "is not a directory, or it is a symbolic link" : error_text(error));
     return {};
   }
-  struct stat status {};
-  if (fstat(directory.get(), &status) != 0) {
+  Status status;
+  if (!platform::status_of(directory.get(), &status)) {
     *problem = fmt::format("{}: {}", name, error_text(errno));
     return {};
   }
-  if (const std::string reason = ownership_problem(status); !reason.empty()) {
+  if (const std::string reason = platform::ownership_problem(directory.get(), status); !reason.empty()) {
     *problem = fmt::format("{} {}", name, reason);
     return {};
   }
   return directory;
 }
 
-bool make_directory(const std::filesystem::path& path) {
-  return mkdirat(AT_FDCWD, path.c_str(), kDirectoryMode) == 0 || errno == EEXIST;
+bool make_directory(Handle parent, const std::filesystem::path& path) {
+  return platform::make_directory(parent, path) || errno == EEXIST;
 }
 
 bool make_directories(const std::filesystem::path& path) {
-  if (make_directory(path)) return true;
+  if (make_directory(kHere, path)) return true;
   if (errno != ENOENT || !path.has_relative_path()) return false;
-  return make_directories(path.parent_path()) && make_directory(path);
+  return make_directories(path.parent_path()) && make_directory(kHere, path);
 }
 
 /// With errno 0 where the file ends too early.
-bool read_all(int file, std::span<std::byte> bytes) {
+bool read_all(Handle file, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = read(file, bytes.data(), bytes.size());
+    const std::ptrdiff_t count = platform::read(file, bytes);
     if (count < 0 && errno == EINTR) continue;
     if (count == 0) errno = 0;
     if (count <= 0) return false;
@@ -83,33 +63,10 @@ bool read_all(int file, std::span<std::byte> bytes) {
 }
 
 /// A file is marked as used once an hour at most: enough to tell what is idle, and no write for each of many processes.
-void mark_used(int file, const struct stat& status) {
-  constexpr std::time_t kGranularity = 3600;
-  if (std::time(nullptr) - status.st_mtime < kGranularity) return;
-  const struct timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
-  futimens(file, times);  // a read-only file system keeps its times, and evicts nothing either
-}
-
-bool write_all(int file, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(file, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = ENOSPC;
-    if (count <= 0) return false;
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
-
-bool flush(int file) {
-  // Some file systems know no fsync; the rename stays atomic there, and the digest catches the rest.
-  return fsync(file) == 0 || errno == EINVAL || errno == ENOSYS || errno == ENOTSUP;
-}
-
-/// Writing past the limit would not only fail: its signal ends a process that does not expect it.
-bool within_file_size_limit(std::size_t size) {
-  struct rlimit limit {};
-  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || size <= limit.rlim_cur;
+void mark_used(Handle file, const Status& status) {
+  constexpr std::int64_t kGranularity = 3600;
+  if (std::time(nullptr) - status.modified.seconds < kGranularity) return;
+  platform::touch(file);
 }
 
 std::filesystem::path parent_of(const std::filesystem::path& file) {
@@ -119,13 +76,13 @@ std::filesystem::path parent_of(const std::filesystem::path& file) {
 /// To what the links of a regular file, or of one that does not exist yet, lead. Links of /proc lead to open files,
 /// which a rename would leave behind.
 bool follow_links(Destination* destination) {
-  constexpr int kMostLinks = 40;  // as the kernel has it
+  constexpr int kMostLinks = 40;  // as Linux has it
   std::error_code error;
   for (int i = 0; i < kMostLinks; ++i) {
-    struct stat status {};
-    if (lstat(destination->path.c_str(), &status) != 0 || !S_ISLNK(status.st_mode)) return true;
+    Status status;
+    if (!platform::status_at(kHere, destination->path, &status) || status.kind != Kind::link) return true;
     const std::filesystem::path parent = std::filesystem::canonical(parent_of(destination->path), error);
-    destination->in_place = parent.native().starts_with("/proc/");
+    destination->in_place = parent.generic_string().starts_with("/proc/");
     if (destination->in_place) return true;
     const std::filesystem::path target = std::filesystem::read_symlink(destination->path, error);
     if (error) return false;
@@ -141,69 +98,68 @@ FileBytes refused(std::string problem) {
 }  // namespace
 
 Descriptor::~Descriptor() {
-  if (descriptor_ >= 0) close(descriptor_);
+  if (valid()) platform::close(descriptor_);
 }
 
 std::string error_text(int error) {
   return std::generic_category().message(error);
 }
 
-Descriptor open_private_directory(int parent, const std::string& name, Missing missing, std::string* problem) {
-  int descriptor = openat(parent, name.c_str(), kDirectoryFlags);
-  if (descriptor < 0 && errno == ENOENT && missing == Missing::create &&
-      (mkdirat(parent, name.c_str(), kDirectoryMode) == 0 || errno == EEXIST)) {
-    descriptor = openat(parent, name.c_str(), kDirectoryFlags);
+Descriptor open_private_directory(Handle parent, const std::string& name, Missing missing, std::string* problem) {
+  Handle directory = platform::open_directory(parent, name);
+  if (directory == platform::kNone && errno == ENOENT && missing == Missing::create && make_directory(parent, name)) {
+    directory = platform::open_directory(parent, name);
   }
-  return checked_directory(descriptor, name, problem);
+  return checked_directory(directory, name, problem);
 }
 
 Descriptor open_private_root(const std::filesystem::path& root, Missing missing, std::string* problem) {
-  int descriptor = openat(AT_FDCWD, root.c_str(), kDirectoryFlags);
-  if (descriptor < 0 && errno == ENOENT && missing == Missing::create && make_directories(root)) {
-    descriptor = openat(AT_FDCWD, root.c_str(), kDirectoryFlags);
+  Handle directory = platform::open_directory(kHere, root);
+  if (directory == platform::kNone && errno == ENOENT && missing == Missing::create && make_directories(root)) {
+    directory = platform::open_directory(kHere, root);
   }
-  return checked_directory(descriptor, root.string(), problem);
+  return checked_directory(directory, root.string(), problem);
 }
 
-FileBytes read_private_file(int parent, const std::string& name, std::uint64_t limit, Reading reading) {
-  // O_NONBLOCK: opening a FIFO must not wait for its writer.
-  const Descriptor file(openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+FileBytes read_private_file(Handle parent, const std::filesystem::path& name, std::uint64_t limit, Reading reading) {
+  const Descriptor file(platform::open_file(parent, name));
   if (!file.valid()) {
     if (errno == ELOOP || errno == EACCES || errno == ENXIO) return refused(error_text(errno));
     return {};
   }
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) return {};
-  if (!S_ISREG(status.st_mode)) return refused("not a regular file");
-  if (std::string reason = ownership_problem(status); !reason.empty()) return refused(std::move(reason));
-  const auto size = static_cast<std::uint64_t>(status.st_size);
-  if (size > limit) return refused(fmt::format("{} bytes are too many", size));
+  Status status;
+  if (!platform::status_of(file.get(), &status)) return {};
+  if (status.kind != Kind::regular) return refused("not a regular file");
+  if (std::string reason = platform::ownership_problem(file.get(), status); !reason.empty()) {
+    return refused(std::move(reason));
+  }
+  if (status.bytes > limit) return refused(fmt::format("{} bytes are too many", status.bytes));
   // Whether the lock is granted or not, what is open can be read; it only keeps an eviction from choosing this file.
-  flock(file.get(), LOCK_SH | LOCK_NB);
+  platform::try_lock(file.get(), platform::Lock::shared);
   if (reading == Reading::use) mark_used(file.get(), status);
-  FileBytes result{FileBytes::Status::read, std::vector<std::byte>(size), {}};
+  FileBytes result{FileBytes::Status::read, std::vector<std::byte>(status.bytes), {}};
   if (read_all(file.get(), result.bytes)) return result;
-  if (errno == ESTALE) return {};  // removed by another host of a network file system
+  if (platform::removed_elsewhere(errno)) return {};
   return refused("cannot be read to its end");
 }
 
-Descriptor open_shipped_file(const std::filesystem::path& file, struct stat* status, std::string* problem) {
-  Descriptor descriptor(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!descriptor.valid() || fstat(descriptor.get(), status) != 0) {
+Descriptor open_shipped_file(const std::filesystem::path& file, Status* status, std::string* problem) {
+  Descriptor descriptor(platform::open_file(kHere, file, Links::follow));
+  if (!descriptor.valid() || !platform::status_of(descriptor.get(), status)) {
     *problem = error_text(errno);
     return {};
   }
-  if (!S_ISREG(status->st_mode)) {
+  if (status->kind != Kind::regular) {
     *problem = "not a regular file";
     return {};
   }
-  *problem = status->st_uid == 0 ? writable_problem(*status) : ownership_problem(*status);
+  *problem = platform::shipped_problem(descriptor.get(), *status);
   return problem->empty() ? std::move(descriptor) : Descriptor();
 }
 
-bool read_at(int file, std::uint64_t offset, std::span<std::byte> bytes) {
+bool read_at(Handle file, std::uint64_t offset, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = pread(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const std::ptrdiff_t count = platform::read_at(file, offset, bytes);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return false;
     bytes = bytes.subspan(static_cast<std::size_t>(count));
@@ -212,48 +168,58 @@ bool read_at(int file, std::uint64_t offset, std::span<std::byte> bytes) {
   return true;
 }
 
-bool remove_idle_file(int parent, const std::string& name, const struct timespec& used) {
-  const Descriptor file(openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  if (file.valid()) {
-    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-    struct stat status {};
-    const bool same = fstat(file.get(), &status) == 0 && status.st_mtim.tv_sec == used.tv_sec &&
-                      status.st_mtim.tv_nsec == used.tv_nsec;
-    if (!same) return false;
+bool write_all(Handle file, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const std::ptrdiff_t count = platform::write(file, bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = ENOSPC;
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
-  return unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT;
+  return true;
+}
+
+bool remove_idle_file(Handle parent, const std::string& name, const platform::Time& used) {
+  const Descriptor file(platform::open_file(parent, name));
+  if (file.valid()) {
+    if (!platform::try_lock(file.get(), platform::Lock::exclusive) && errno == EWOULDBLOCK) return false;
+    Status status;
+    if (!platform::status_of(file.get(), &status) || status.modified != used) return false;
+  }
+  return platform::remove_file(parent, name) || errno == ENOENT;
 }
 
 namespace {
 
-/// Writes a new file of that mode through to the disk; on failure nothing is left behind.
-bool write_new_file(int parent, const std::string& name, mode_t mode, std::span<const std::byte> bytes,
+/// Writes a new file through to the disk; on failure nothing is left behind.
+bool write_new_file(Handle parent, const std::filesystem::path& name, Readers readers, std::span<const std::byte> bytes,
                     std::string* problem) {
-  if (!within_file_size_limit(bytes.size())) {
+  if (bytes.size() > platform::file_size_limit()) {
     *problem = error_text(EFBIG);
     return false;
   }
-  Descriptor file(openat(parent, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
+  Descriptor file(platform::create_file(parent, name, readers));
   if (!file.valid()) {
     *problem = error_text(errno);
     return false;
   }
-  bool written = write_all(file.get(), bytes) && flush(file.get());
+  bool written = write_all(file.get(), bytes) && platform::flush(file.get());
   int error = errno;
-  if (close(file.release()) != 0 && written) {
+  if (!platform::close(file.release()) && written) {
     written = false;
     error = errno;
   }
   if (written) return true;
   *problem = error_text(error);
-  unlinkat(parent, name.c_str(), 0);
+  platform::remove_file(parent, name);
   return false;
 }
 
 }  // namespace
 
-bool write_private_file(int parent, const std::string& name, std::span<const std::byte> bytes, std::string* problem) {
-  return write_new_file(parent, name, kFileMode, bytes, problem);
+bool write_private_file(Handle parent, const std::string& name, std::span<const std::byte> bytes,
+                        std::string* problem) {
+  return write_new_file(parent, name, Readers::owner, bytes, problem);
 }
 
 std::optional<Destination> find_destination(const std::filesystem::path& file, std::string* problem) {
@@ -261,51 +227,45 @@ std::optional<Destination> find_destination(const std::filesystem::path& file, s
     *problem = std::move(reason);
     return std::nullopt;
   };
-  struct stat status {};
-  const bool exists = stat(file.c_str(), &status) == 0;
+  Status status;
+  const bool exists = platform::status_at(kHere, file, &status, Links::follow);
   if (!exists && errno != ENOENT) return refuse(error_text(errno));
   if (file.empty() || !file.has_filename()) return refuse("not the name of a file");
-  if (exists && S_ISDIR(status.st_mode)) return refuse("is a directory");
-  Destination destination{file, exists && !S_ISREG(status.st_mode)};
+  if (exists && status.kind == Kind::directory) return refuse("is a directory");
+  Destination destination{file, exists && status.kind != Kind::regular};
   if (!destination.in_place && !follow_links(&destination)) return refuse(error_text(ELOOP));
   if (destination.in_place) {
-    return access(file.c_str(), W_OK) == 0 ? std::optional(std::move(destination)) : refuse(error_text(errno));
+    return platform::writable(file, status.kind) ? std::optional(std::move(destination)) : refuse(error_text(errno));
   }
   const std::filesystem::path parent = parent_of(destination.path);
-  if (access(parent.c_str(), W_OK | X_OK) != 0)
+  if (!platform::writable(parent, Kind::directory))
     return refuse(fmt::format("{}: {}", parent.string(), error_text(errno)));
   return destination;
 }
 
 bool write_in_place(const Destination& destination, std::span<const std::byte> bytes, std::string* problem) {
-  Descriptor file(openat(AT_FDCWD, destination.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
-  const bool written = file.valid() && write_all(file.get(), bytes) && close(file.release()) == 0;
+  Descriptor file(platform::open_to_write(destination.path));
+  const bool written = file.valid() && write_all(file.get(), bytes) && platform::close(file.release());
   if (!written) *problem = error_text(errno);
   return written;
 }
 
 bool write_shared_file(const std::filesystem::path& named, std::span<const std::byte> bytes, std::string* problem) {
-  constexpr mode_t kSharedMode = 0644;
   const std::optional<Destination> destination = find_destination(named, problem);
   if (!destination) return false;
   if (destination->in_place) return write_in_place(*destination, bytes, problem);
   const std::filesystem::path& file = destination->path;
   const std::filesystem::path temporary = file.parent_path() / temporary_name("." + file.filename().string());
-  if (!write_new_file(AT_FDCWD, temporary.string(), kSharedMode, bytes, problem)) return false;
-  if (renameat(AT_FDCWD, temporary.c_str(), AT_FDCWD, file.c_str()) == 0) return true;
+  if (!write_new_file(kHere, temporary, Readers::everybody, bytes, problem)) return false;
+  if (platform::rename_file(kHere, temporary, kHere, file)) return true;
   *problem = error_text(errno);
-  unlinkat(AT_FDCWD, temporary.c_str(), 0);
+  platform::remove_file(kHere, temporary);
   return false;
 }
 
 std::string temporary_name(const std::string& stem) {
   static std::atomic<unsigned> counter{0};
-  // Not std::random_device: linked into a wheel, that asks for a newer C library than the rest does.
-  std::uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != sizeof random) {
-    random = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
-  }
-  return fmt::format("{}.{}.{}.{:016x}", stem, getpid(), counter.fetch_add(1), random);
+  return fmt::format("{}.{}.{}.{:016x}", stem, platform::process_id(), counter.fetch_add(1), platform::random_number());
 }
 
 }  // namespace fa::cache

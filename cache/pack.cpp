@@ -1,7 +1,6 @@
 #include "cache/pack.hpp"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -49,14 +48,13 @@ std::map<DigestBytes, std::vector<std::byte>> encode_all(const std::vector<Entry
 
 }  // namespace
 
-Pack::Identity Pack::identity_of(const struct stat& status) {
-  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec,
-          status.st_mtim.tv_nsec};
+Pack::Identity Pack::identity_of(const platform::Status& status) {
+  return {status.device, status.inode, status.bytes, status.modified};
 }
 
 std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* problem,
                                const std::optional<Sha256Bytes>& pin) {
-  struct stat status {};
+  platform::Status status;
   const Descriptor descriptor = open_shipped_file(file, &status, problem);
   Pack pack;
   std::error_code error;  // a program may change its working directory later
@@ -74,7 +72,7 @@ std::optional<Pack> Pack::open(const std::filesystem::path& file, std::string* p
   return std::nullopt;
 }
 
-bool Pack::read_index(int file, std::vector<std::byte>* head, std::string* problem) {
+bool Pack::read_index(Handle file, std::vector<std::byte>* head, std::string* problem) {
   const auto refuse = [problem](const char* reason) {
     *problem = reason;
     return false;
@@ -111,7 +109,7 @@ bool Pack::read_index(int file, std::vector<std::byte>* head, std::string* probl
   return end == identity_.bytes || refuse("its size is not that of its entries");
 }
 
-bool Pack::check_pin(int file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem) {
+bool Pack::check_pin(Handle file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem) {
   Sha256 whole;
   whole.update(head);
   std::vector<std::byte> bytes;
@@ -151,7 +149,7 @@ Pack::Found Pack::read_item(std::size_t i) const {
     return Found{std::nullopt, fmt::format("an entry of {}: {}", file_.string(), reason)};
   };
   std::string problem;
-  struct stat status {};
+  platform::Status status;
   const Descriptor file = open_shipped_file(file_, &status, &problem);
   if (!file.valid()) return damaged(problem);
   if (identity_of(status) != identity_) return damaged("the file has changed since it was opened");

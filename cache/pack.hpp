@@ -1,8 +1,6 @@
 #ifndef FA_CACHE_PACK_HPP_
 #define FA_CACHE_PACK_HPP_
 
-#include <sys/stat.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "cache/digest.hpp"
+#include "cache/platform.hpp"
 #include "cache/sha256.hpp"
 #include "cache/store.hpp"
 
@@ -61,14 +60,13 @@ class Pack {
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
     std::uint64_t bytes = 0;
-    std::int64_t seconds = 0;
-    std::int64_t nanoseconds = 0;
+    platform::Time modified;
     friend bool operator==(const Identity&, const Identity&) = default;
   };
-  static Identity identity_of(const struct stat& status);
+  static Identity identity_of(const platform::Status& status);
   /// `*head`: header, index and its digest, as they were read.
-  bool read_index(int file, std::vector<std::byte>* head, std::string* problem);
-  bool check_pin(int file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem);
+  bool read_index(platform::Handle file, std::vector<std::byte>* head, std::string* problem);
+  bool check_pin(platform::Handle file, std::span<const std::byte> head, const Sha256Bytes& pin, std::string* problem);
   Found read_item(std::size_t i) const;
 
   std::filesystem::path file_;

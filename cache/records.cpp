@@ -1,9 +1,6 @@
 #include "cache/records.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,21 +27,6 @@ Descriptor open_temporaries(const std::filesystem::path& root, std::string* prob
   const std::string version = fmt::format("v{}", kSchemaVersion);
   const Descriptor folder = open_private_directory(parent.get(), version, Missing::create, problem);
   return folder.valid() ? open_private_directory(folder.get(), "tmp", Missing::create, problem) : Descriptor();
-}
-
-/// Gives a file a second name, or fails with EEXIST when that name is taken. Where the file system has no links, a
-/// rename that takes no name away from another file does it, and what it leaves to be removed is gone already.
-bool name_exclusively(int from, const std::string& old_name, int to, const std::string& name) {
-  if (linkat(from, old_name.c_str(), to, name.c_str(), 0) == 0) return true;
-  if (errno == EEXIST) return false;
-  if (renameat2(from, old_name.c_str(), to, name.c_str(), RENAME_NOREPLACE) == 0) return true;
-  if (errno != EINVAL && errno != ENOSYS) return false;
-  // Neither: two writers may then both believe to be the first, for as long as they run.
-  if (faccessat(to, name.c_str(), F_OK, 0) == 0) {
-    errno = EEXIST;
-    return false;
-  }
-  return renameat(from, old_name.c_str(), to, name.c_str()) == 0;
 }
 
 }  // namespace
@@ -74,9 +56,9 @@ std::optional<std::string> Records::publish(const std::string& name, std::string
   if (!temporaries.valid()) return std::nullopt;
   const std::string temporary = temporary_name(name);
   if (!write_private_file(temporaries.get(), temporary, std::as_bytes(std::span(text)), problem)) return std::nullopt;
-  const bool first = name_exclusively(temporaries.get(), temporary, folder.get(), name);
+  const bool first = platform::name_exclusively(temporaries.get(), temporary, folder.get(), name);
   const int error = errno;
-  unlinkat(temporaries.get(), temporary.c_str(), 0);
+  platform::remove_file(temporaries.get(), temporary);
   if (first) return std::string(text);
   if (error == EEXIST) {
     if (std::optional<std::string> other = read(name, problem)) return other;
@@ -88,7 +70,7 @@ std::optional<std::string> Records::publish(const std::string& name, std::string
 void Records::remove(const std::string& name) const {
   std::string problem;
   const Descriptor folder = open_folder(root_, Missing::fail, &problem);
-  if (folder.valid()) unlinkat(folder.get(), name.c_str(), 0);
+  if (folder.valid()) platform::remove_file(folder.get(), name);
 }
 
 std::vector<std::string> Records::names() const {

@@ -2,16 +2,16 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -21,6 +21,7 @@
 #include "cache/disk.hpp"
 #include "cache/entry.hpp"
 #include "cache/pack.hpp"
+#include "cache/platform.hpp"
 
 namespace fa::cache {
 namespace {
@@ -345,12 +346,12 @@ auto sort_key(const Key& key) {
 
 /// Sizes and time of use, from the file system.
 void add_file_facts(const std::filesystem::path& path, StoredEntry* item) {
-  struct stat status {};
-  if (lstat(path.c_str(), &status) != 0) return;
-  item->file_bytes = static_cast<std::uint64_t>(status.st_size);
-  item->last_used = std::chrono::system_clock::from_time_t(status.st_mtime);
+  platform::Status status;
+  if (!platform::status_at(platform::kHere, path, &status)) return;
+  item->file_bytes = status.bytes;
+  item->last_used = std::chrono::system_clock::from_time_t(static_cast<std::time_t>(status.modified.seconds));
   const std::filesystem::path source = std::filesystem::path(path).replace_extension(".cu");
-  if (lstat(source.c_str(), &status) == 0) item->file_bytes += static_cast<std::uint64_t>(status.st_size);
+  if (platform::status_at(platform::kHere, source, &status)) item->file_bytes += status.bytes;
 }
 
 /// One spelling for each directory. Its own last component stays as given: a root must not be a symbolic link.
@@ -447,8 +448,7 @@ std::filesystem::path default_directory(std::string* problem) {
   std::string& passed_over = problem != nullptr ? *problem : ignored;
   passed_over.clear();
   const auto absolute = [&passed_over](const char* name) {
-    const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only, as every program does
-    std::filesystem::path path = value == nullptr ? "" : value;
+    std::filesystem::path path = platform::environment_path(name);
     if (path.is_absolute()) return path;
     if (!path.empty() && passed_over.empty()) {
       passed_over = fmt::format("{} = {} is not an absolute path", name, path.string());
@@ -456,9 +456,14 @@ std::filesystem::path default_directory(std::string* problem) {
     return std::filesystem::path();
   };
   if (std::filesystem::path own = absolute("FA_CACHE_DIR"); !own.empty()) return own;
-  if (const std::filesystem::path caches = absolute("XDG_CACHE_HOME"); !caches.empty()) return caches / "fa";
-  if (const std::filesystem::path home = absolute("HOME"); !home.empty()) return home / ".cache" / "fa";
-  if (passed_over.empty()) passed_over = "none of FA_CACHE_DIR, XDG_CACHE_HOME and HOME is set";
+  std::string names = "FA_CACHE_DIR";
+  const std::span<const platform::CachePlace> places = platform::cache_places();
+  for (const platform::CachePlace& place : places) {
+    if (const std::filesystem::path root = absolute(place.variable); !root.empty())
+      return (root / place.below).make_preferred();
+    names += fmt::format("{}{}", &place == &places.back() ? " and " : ", ", place.variable);
+  }
+  if (passed_over.empty()) passed_over = fmt::format("none of {} is set", names);
   return {};
 }
 

@@ -1,5 +1,10 @@
 # The library that users link, and a static one with everything visible for the tests and tools of this project.
 
+set(fa_system_libraries Threads::Threads ${CMAKE_DL_LIBS})
+if(WIN32)
+  list(APPEND fa_system_libraries ntdll advapi32)
+endif()
+
 get_property(rooms GLOBAL PROPERTY FA_ROOMS)
 set(objects "")
 foreach(room IN LISTS rooms)
@@ -12,7 +17,7 @@ else()
   add_library(fa STATIC ${objects})
 endif()
 add_library(fa::fa ALIAS fa)
-target_link_libraries(fa PRIVATE Threads::Threads ${CMAKE_DL_LIBS} $<BUILD_INTERFACE:fa_flags>)
+target_link_libraries(fa PRIVATE ${fa_system_libraries} $<BUILD_INTERFACE:fa_flags>)
 target_include_directories(fa PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                      $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
@@ -53,8 +58,8 @@ add_library(fa_internal STATIC EXCLUDE_FROM_ALL ${objects})
 set_target_properties(fa_internal PROPERTIES LINKER_LANGUAGE CXX)
 target_include_directories(fa_internal PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                               ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/templates)
-target_link_libraries(fa_internal PUBLIC Threads::Threads ${CMAKE_DL_LIBS} fa_flags CUDA::toolkit)
-if(NOT fa_shared)
+target_link_libraries(fa_internal PUBLIC ${fa_system_libraries} fa_flags CUDA::toolkit)
+if(NOT fa_shared OR WIN32)  # else Windows looks for what libfa exports
   target_compile_definitions(fa_internal PUBLIC FA_STATIC)
 endif()
 

@@ -1,11 +1,7 @@
 #include "tools/safetensors.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -28,6 +24,7 @@
 namespace fa::tools {
 namespace {
 
+namespace platform = cache::platform;
 using Json = nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensor bytes are copied as they are");
@@ -288,40 +285,33 @@ class OutputFile {
  public:
   explicit OutputFile(const Blame& blame) : blame_(blame), destination_(find(blame)) {
     if (destination_.in_place) {
-      descriptor_ = ::open(destination_.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
-      if (descriptor_ < 0) fail("open it");
+      file_ = cache::Descriptor(platform::open_to_write(destination_.path));
+      if (!file_.valid()) fail("open it");
       return;
     }
-    static std::atomic<unsigned> counter{0};
-    do {  // a process of this number may have died here before
-      path_ = destination_.path.string() + ".tmp-" + std::to_string(getpid()) + "-" + std::to_string(counter++);
-      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    } while (descriptor_ < 0 && errno == EEXIST);
-    if (descriptor_ < 0) fail("create a file beside it");
+    path_ = destination_.path;
+    path_ += cache::temporary_name(".tmp");
+    file_ = cache::Descriptor(platform::create_file(platform::kHere, path_, platform::Readers::system_default));
+    if (file_.valid()) return;
+    path_.clear();
+    fail("create a file beside it");
   }
   ~OutputFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    if (!path_.empty()) ::unlink(path_.c_str());
+    { const cache::Descriptor closed = std::move(file_); }
+    if (!path_.empty()) platform::remove_file(platform::kHere, path_);
   }
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(const void* data, std::size_t size) {
-    const char* at = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t written = ::write(descriptor_, at, size);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("write");
-      at += written;
-      size -= static_cast<std::size_t>(written);
-    }
+    if (!cache::write_all(file_.get(), {static_cast<const std::byte*>(data), size})) fail("write");
   }
 
   void finish() {
-    if (!destination_.in_place && ::fsync(descriptor_) != 0) fail("write");
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail("write");
+    if (!destination_.in_place && !platform::flush(file_.get())) fail("write");
+    if (!platform::close(file_.release())) fail("write");
     if (destination_.in_place) return;
-    if (::rename(path_.c_str(), destination_.path.c_str()) != 0) fail("replace it");
+    if (!platform::rename_file(platform::kHere, path_, platform::kHere, destination_.path)) fail("replace it");
     path_.clear();
   }
 
@@ -336,8 +326,8 @@ class OutputFile {
 
   const Blame& blame_;
   cache::Destination destination_;
-  std::string path_;  ///< of the temporary file, while there is one
-  int descriptor_ = -1;
+  std::filesystem::path path_;  ///< of the temporary file, while there is one
+  cache::Descriptor file_;
 };
 
 using Named = std::pair<const std::string, Tensor>;

@@ -4,6 +4,9 @@
 #   tools/test.sh                   what a change has to pass, in at most 30 minutes on 2 cores
 #   tools/test.sh --quick           the release build and its tests only
 #   tools/test.sh --full            everything, whatever it takes
+#   tools/test.sh --windows         the tests of a build for Windows, under Wine, and nothing else (docs/platforms.md)
+#   tools/test.sh --aarch64         likewise for 64-bit Arm, under QEMU
+#   tools/test.sh --nvrtc           likewise: kernels of every family by several versions of NVRTC
 #   tools/test.sh --since COMMIT    with clang-tidy over the files that differ from COMMIT (tools/tidy.sh has a default)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,8 +16,10 @@ mode=normal tidy=()
 while (($# > 0)); do
   case "$1" in
     --quick | --full) mode=${1#--} ;;
+    --windows | --aarch64) exec tools/cross_tests.sh "${1#--}" ;;
+    --nvrtc) exec tools/nvrtc_tests.sh ;;
     --since) tidy=(--since "${2:?"--since takes a commit"}") && shift ;;
-    *) echo "$0: argument '$1'; accepted are --quick, --full and --since COMMIT" >&2 && exit 2 ;;
+    *) echo "$0: argument '$1'; accepted are --quick, --full, --windows, --aarch64, --nvrtc and --since COMMIT" >&2 && exit 2 ;;
   esac
   shift
 done
@@ -118,7 +123,8 @@ check_install() {  # check_install KIND BUILD_DIR
       -DCMAKE_PREFIX_PATH="$prefix" >/dev/null &&
     cmake --build "build/consumer-$kind" &&
     "build/consumer-$kind/consumer" && [[ $("build/consumer-$kind/readme") == 0.5 ]] &&
-    "build/consumer-$kind/consumer_c" && check_c_only "$kind" "$prefix"
+    "build/consumer-$kind/consumer_c" && "build/consumer-$kind/consumer_parallel" &&
+    "build/consumer-$kind/consumer_parallel_c" && check_c_only "$kind" "$prefix"
 }
 
 check_c_only() {  # check_c_only KIND PREFIX
@@ -136,7 +142,11 @@ check_pkg_config() {  # check_pkg_config KIND
     c++ -std=c++20 -x c++ - "${flags[@]}" -o "$program" <<<'#include <fa/attention.hpp>
       int main() { return fa::Device::host() == fa::Device::current() || fa::version() == nullptr; }' &&
     cc -std=c99 tests/consumer/main.c "${flags[@]}" -o "$program-c" &&
-    LD_LIBRARY_PATH="$(dirname "$folder")" "$program" && LD_LIBRARY_PATH="$(dirname "$folder")" "$program-c"
+    flags=$(PKG_CONFIG_PATH="$folder" pkg-config --cflags --libs fa_parallel) &&
+    read -ra flags <<<"$flags" &&
+    c++ -std=c++20 tests/consumer/parallel.cpp "${flags[@]}" -o "$program-parallel" &&
+    LD_LIBRARY_PATH="$(dirname "$folder")" "$program" && LD_LIBRARY_PATH="$(dirname "$folder")" "$program-c" &&
+    LD_LIBRARY_PATH="$(dirname "$folder")" "$program-parallel"
 }
 
 check_subproject() {  # check_subproject EXPECTED_FA OPTIONS...
@@ -161,12 +171,14 @@ check_size() {
 
 # The driver and NVRTC are opened at run time: a program that links fa starts on a machine with neither.
 check_links() {
-  ! readelf -d build/release/libfa.so | grep -E 'NEEDED.*(libcuda|libnvrtc|libcudart)'
+  ! readelf -d build/release/libfa.so build/release/libfa_parallel.so |
+    grep -E 'NEEDED.*(libcuda|libnvrtc|libcudart|libnccl)'
 }
 
 # Names of a dependency in the dynamic symbol table would collide with the user's own copy of it.
 check_symbols() {
-  ! nm -D --defined-only -C build/release/libfa.so | cut -d ' ' -f 3- |
+  ! nm -D --defined-only -C build/release/libfa.so build/release/libfa_parallel.so | grep -v '^$' | grep -v ':$' |
+    cut -d ' ' -f 3- |
     grep -v -E '^((typeinfo|vtable|typeinfo name) for )?fa(::|_)' | head -5 | grep .
 }
 
@@ -247,9 +259,9 @@ if [[ $mode != quick ]]; then
 
   stage 3 "ThreadSanitizer"
   configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
-  cmake --build build/tsan -j "$jobs" --target fa_unit_cache fa_unit_tune fa_threads_tests
+  cmake --build build/tsan -j "$jobs" --target fa_unit_cache fa_unit_tune fa_unit_parallel fa_threads_tests fa_fake_nccl_tests
   # The tests that kill processes in the middle of a write are about files, not threads.
-  run_ctest tsan build/tsan -R 'Store|^(ReadyTable|Tuner|Threads)\.'
+  run_ctest tsan build/tsan -R 'Store|^(ReadyTable|Tuner|Threads|OverNccl|Failure|Agreement|Parallel[A-Z][a-z]+)\.|/(Parallel|Failing)\.'
   [[ $mode != full ]] || run_ctest tsan-again build/tsan -R '^(ReadyTable|Tuner|Threads)\.' --repeat until-fail:50
 fi
 

@@ -42,6 +42,7 @@ host=() kernel=()
 for file in "${files[@]}"; do
   file=${file#"$PWD"/}
   case "$file" in
+    *_windows.cpp) ;;  # needs that system's headers
     src/*.[ch]pp | cache/*.[ch]pp | tools/*.[ch]pp) host+=("$file") ;;
     templates/ptx/*) ;;  # inline PTX: the emulator has its own
     templates/*.cuh) kernel+=("$file") ;;

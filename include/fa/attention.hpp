@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -77,6 +78,13 @@ enum class CompilePolicy : std::uint8_t {
   /// Take the best kernel that is stored. Without any, fail with ErrorCode::cache_miss (fields: kernel, key, command);
   /// its message has the `fa` command that would build the kernel. Never opens NVRTC.
   never,
+  /// Where a kernel is missing, run at once what serves the call meanwhile: another that is stored, or ready for other
+  /// shapes. The planned one is compiled on a thread of the Attention's, and runs as soon as it is there: o may then
+  /// differ in its last bits. Calls that nothing serves wait, as those do that bring a schedule, have a mask
+  /// function or a bound of multiprocessors. Where the planned kernel cannot be had, a warning says so and the other
+  /// stays: `prepare` tries again, and throws. A captured graph keeps its kernels. Refused with `deterministic` and
+  /// `invariance`; nothing is tuned (docs/tuning.md).
+  background,
 };
 
 /// Whether the fastest of several kernels is found out by trying them (docs/tuning.md). FA_TUNE (off, cached, on) in
@@ -123,7 +131,7 @@ struct AttentionConfig {
   /// without it. Gradients of captures are not, and are refused on a GPU with it.
   bool deterministic = false;
   CachePolicy cache = {};
-  CompilePolicy compile = CompilePolicy::allow;         ///< never: nothing is tuned either
+  CompilePolicy compile = CompilePolicy::allow;         ///< else nothing is tuned either
   TunePolicy tune = TunePolicy::on;                     ///< with `deterministic`: the library's own tables alone
   std::optional<KernelOverride> kernel = std::nullopt;  ///< of forward
   std::optional<KernelOverride> kernel_backward = std::nullopt;  ///< of backward
@@ -226,6 +234,11 @@ struct ForwardInputs {
   TensorView v_scale = {};
   /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], any strides; optional: 1.
   TensorView q_scale = {};
+  /// Where the call stands in a larger attention; nothing: it is the whole.
+  std::optional<ShardPlace> place = std::nullopt;
+  /// The multiprocessors that the attention kernel takes at a time, so that others have room beside it
+  /// (docs/shards.md); 0: all. The host device ignores it.
+  int max_multiprocessors = 0;
 };
 
 /// What forward writes, whole but for the padding of packed batches. With AttentionConfig::accumulate it is read first,
@@ -254,6 +267,8 @@ struct BackwardInputs {
   PackedSequences sequences = {};  ///< those of forward
   DropoutState dropout = {};       ///< that of forward
   MaskTiles tiles = {};            ///< of backward: not those of forward
+  std::optional<ShardPlace> place = std::nullopt;  ///< that of forward
+  int max_multiprocessors = 0;                     ///< as in forward
 };
 
 /// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
@@ -288,8 +303,8 @@ struct KernelInfo {
   int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
   int shared_bytes = 0;  ///< a thread block
   int threads = 0;       ///< a thread block
-  /// What preferred it to others: "planner", "table" (comes with the library), "record" (in the cache directory) or
-  /// "tuner" (just now).
+  /// What preferred it to others: "planner", "table" (comes with the library), "record" (in the cache directory),
+  /// "tuner" (just now) or "stand-in" (CompilePolicy::background, while the planned one is compiled).
   std::string chosen_by = {};
 };
 
@@ -402,6 +417,16 @@ class FA_API Attention {
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
   /// until that is done; throws the errors of `forward`.
   void prepare(const AttentionShape& shape) const;
+
+  /// `prepare` on a thread of the Attention's, whose destructor waits for what has begun and drops the rest: its
+  /// futures are broken promises. The future has what `prepare` throws. Throws fa::Error(invalid_argument) for a wrong
+  /// shape. AttentionConfig::on_compile tells the progress, on that thread.
+  std::shared_future<void> prepare_async(const AttentionShape& shape) const;
+  std::shared_future<void> prepare_backward_async(const AttentionShape& shape) const;
+  /// Whether `forward`, `backward` run their planned kernels for `shape` and wait for none; always on the host device.
+  /// It stays false where a kernel cannot be had: the future of prepare_async says why.
+  bool is_ready(const AttentionShape& shape) const;
+  bool backward_is_ready(const AttentionShape& shape) const;
 
   /// Bytes of scratch that `forward` needs for `shape`, whatever the strides of its tensors, if their rows are aligned
   /// as `shape` says. It is often 0. Causal attention on Hopper takes 256, and 4 b (h_q + h_kv) more with a score

@@ -116,7 +116,7 @@ enum fa_invariance { FA_INVARIANCE_NONE = 0, FA_INVARIANCE_BATCH = 1, FA_INVARIA
 enum fa_cache_mode { FA_CACHE_DISK = 0, FA_CACHE_MEMORY = 1 };
 
 /* Whether a kernel may be compiled when the cache has none. */
-enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1 };
+enum fa_compile_policy { FA_COMPILE_ALLOW = 0, FA_COMPILE_NEVER = 1, FA_COMPILE_BACKGROUND = 2 };
 
 /* Whether the fastest of several kernels is found out by trying them. FA_TUNE (off, cached, on) in the environment
  * overrides it. */
@@ -405,6 +405,29 @@ typedef struct fa_shared_prefix_shape {
   int64_t begin;    /* nonzero: fa_shared_prefix.begin is given */
 } fa_shared_prefix_shape;
 
+/* Where the tensors of a call stand in a larger attention, the whole (docs/shards.md). Row i is the whole's row q + i *
+ * q_step, and key j the whole's key kv + j * kv_step. Masks, windows, chunks, functions and dropout refer to the whole,
+ * and captured tensors and their gradients are the whole's. All other tensors are the call's.
+ *
+ * Parts of b, h_q and q lie side by side; parts of kv are merged (fa_merge). In backward dq is summed over parts of kv,
+ * dk and dv over parts of q, gradients of captures over all. Causal masks, windows and chunks take equal steps, and
+ * chunks steps that divide them. Dropout takes steps of 1, and begins q and kv that are multiples of 32. Packed
+ * batches, pages and invariance take none but the default. */
+typedef struct fa_shard_place {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  int64_t b;         /* in the whole, the call's first batch entry */
+  int64_t h_q;       /* its first query head, a multiple of h_q / h_kv */
+  int64_t q;         /* position of its first query row */
+  int64_t kv;        /* position of its first key */
+  int64_t q_step;    /* 0: 1 */
+  int64_t kv_step;   /* likewise */
+  int64_t whole_b;   /* sizes of the whole; 0: it ends with the call's last entry, head, row or key */
+  int64_t whole_h_q;
+  int64_t whole_s_q;
+  int64_t whole_s_kv;
+} fa_shard_place;
+
 /* What fa_forward reads, all on the attention's device. */
 typedef struct fa_forward_inputs {
   uint32_t struct_size;
@@ -429,7 +452,12 @@ typedef struct fa_forward_inputs {
    */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  const fa_tensor* q_scale; /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_shard_place* place; /* where the call stands in a larger attention; NULL: it is the whole */
+  /* The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. The host
+   * device ignores it. */
+  int32_t max_multiprocessors;
+  uint32_t reserved_2; /* 0 */
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
@@ -458,8 +486,11 @@ typedef struct fa_backward_inputs {
   const fa_dropout_state* dropout; /* that of fa_forward */
   const fa_captured* captures;     /* as in forward */
   uint64_t capture_count;
-  const fa_tensor* sink;      /* likewise */
-  const fa_mask_tiles* tiles; /* of backward: not those of forward; may be NULL */
+  const fa_tensor* sink;       /* likewise */
+  const fa_mask_tiles* tiles;  /* of backward: not those of forward; may be NULL */
+  const fa_shard_place* place; /* that of forward */
+  int32_t max_multiprocessors; /* as in forward */
+  uint32_t reserved_2;         /* 0 */
 } fa_backward_inputs;
 
 /* What fa_backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and
@@ -554,7 +585,7 @@ typedef struct fa_state {
 /* States whose keys have nothing in common, all on the attention's device. */
 typedef struct fa_merge_inputs {
   uint32_t struct_size;
-  uint32_t reserved;      /* 0 */
+  uint32_t sum;           /* nonzero: o is the sum of all o, without weights; no lse and no sink then */
   const fa_state* states; /* listed: 1 to 16 of them. Stacked: the first of all */
   uint64_t state_count;   /* stacked: 1 */
   int64_t stacked;        /* above 0: how many states lie at equal distances, as slices of one tensor do */
@@ -575,7 +606,7 @@ typedef struct fa_merge_shape {
   int32_t has_result_dtype; /* nonzero: the merged o is of result_dtype, likewise */
   int32_t result_dtype;
   int32_t unaligned; /* nonzero: rows of o need not start at multiples of 16 bytes */
-  int32_t reserved;  /* 0 */
+  int32_t sum;       /* nonzero: its calls have fa_merge_inputs.sum */
 } fa_merge_shape;
 
 /* Sizes of one call. b, h_q, s_q and s_kv may be 0. */
@@ -594,7 +625,9 @@ typedef struct fa_shape {
   int32_t without_dq; /* nonzero: calls of fa_backward have no output dq */
   int32_t without_dk; /* likewise dk */
   int32_t without_dv; /* likewise dv */
-  uint32_t reserved;  /* 0 */
+  int32_t placed;     /* nonzero: its calls have a fa_shard_place */
+  int32_t strided;    /* nonzero: one with steps */
+  int32_t bounded;    /* nonzero: its calls have max_multiprocessors */
 } fa_shape;
 
 /* What a schedule is made for. The arrays are in memory of the attention's device, and are read when the kernel runs.
@@ -631,7 +664,7 @@ typedef struct fa_kernel_info {
   char name[64];      /* entry point */
   char origin[16];    /* "compiled", "pack", "disk", "memory" or "host" */
   char spec[512];     /* every choice of the planner, in one line */
-  char chosen_by[16]; /* "planner", "table", "record" or "tuner" */
+  char chosen_by[16]; /* "planner", "table", "record", "tuner" or "stand-in" */
 } fa_kernel_info;
 
 /* What became of look-ups in one cache of this process: every attention with an equal cache configuration shares it. */
@@ -733,6 +766,15 @@ FA_C_API int fa_merge_kernel_info_get(const fa_attention* attention, const fa_me
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
+
+/* The same for fa_forward and fa_backward, on a thread of the attention's, of which fa_destroy waits for what has
+ * begun. What goes wrong there, on_compile hears, and the call that needs the kernel returns. */
+FA_C_API int fa_prepare_async(const fa_attention* attention, const fa_shape* shape);
+FA_C_API int fa_prepare_backward_async(const fa_attention* attention, const fa_shape* shape);
+
+/* *ready becomes 1 where fa_forward, fa_backward run their planned kernels for `shape` and wait for none, else 0. */
+FA_C_API int fa_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready);
+FA_C_API int fa_backward_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready);
 
 /* Bytes of scratch that fa_forward needs for `shape`, whatever the strides of its tensors, if their rows are aligned as
  * `shape` says; often 0. */

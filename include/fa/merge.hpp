@@ -33,6 +33,9 @@ struct MergeInputs {
   /// [h_q], f32 (f64 for f64): a logit that joins the sum of each row of a head, as AttentionConfig::sink does,
   /// whatever that is. It enters once: either here, or in one of the states. Optional.
   TensorView sink = {};
+  /// o = sum_i o_i instead, without weights: of gradients that calls over different rows or keys have left. States and
+  /// the result have no lse then, and there is no sink.
+  bool sum = false;
 };
 
 /// What picks the kernel of a merge, besides the configuration.
@@ -41,6 +44,7 @@ struct MergeShape {
   bool mixed = false;                          ///< some of them are f32, the others of the config's dtype
   std::optional<DType> result = std::nullopt;  ///< of the merged o, likewise
   bool aligned = true;                         ///< rows of o, of all, start at multiples of 16 bytes
+  bool sum = false;                            ///< MergeInputs::sum
 };
 
 }  // namespace fa

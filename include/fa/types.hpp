@@ -78,6 +78,36 @@ struct AttentionShape {
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
   Gradients gradients = {};  ///< of backward: which of dq, dk and dv its calls have outputs for
+  bool placed = false;       ///< its calls have a ShardPlace
+  bool strided = false;      ///< one with steps
+  bool bounded = false;      ///< its calls have max_multiprocessors
+};
+
+/// Where the tensors of a call stand in a larger attention, the whole (docs/shards.md). Row i is the whole's row
+/// q + i * q_step, and key j the whole's key kv + j * kv_step. Masks, windows, chunks, functions and dropout refer to
+/// the whole. bottom_right aligns its last row with its last key. Functions see its indices and lengths. Captured
+/// tensors, their gradients and the mask of dropout are the whole's. All other tensors are the call's.
+///
+/// So the parts of a whole come to the whole. Parts of b, h_q and q lie side by side; parts of kv are merged
+/// (Attention::merge). In backward dq is summed over parts of kv, dk and dv over parts of q, gradients of captures over
+/// all. Each call is given o and lse of all keys then, and a sink counts in one part of kv alone.
+///
+/// Causal masks, windows and chunks take equal steps, and chunks steps that divide them. Dropout takes steps of 1, and
+/// begins q and kv that are multiples of 32. Packed batches, pages and invariance take none but the default.
+struct ShardPlace {
+  std::int64_t b = 0;    ///< in the whole, the call's first batch entry
+  std::int64_t h_q = 0;  ///< its first query head, a multiple of h_q / h_kv
+  std::int64_t q = 0;    ///< position of its first query row
+  std::int64_t kv = 0;   ///< position of its first key
+  std::int64_t q_step = 1;
+  std::int64_t kv_step = 1;
+  // Sizes of the whole; 0: it ends with the call's last entry, head, row or key.
+  std::int64_t whole_b = 0;
+  std::int64_t whole_h_q = 0;
+  std::int64_t whole_s_q = 0;
+  std::int64_t whole_s_kv = 0;
+
+  friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
 
 /// Where the sequences of a packed batch lie (AttentionConfig::varlen). Of q, o and their gradients sequence i has the

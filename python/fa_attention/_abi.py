@@ -120,6 +120,13 @@ class DropoutState(Struct):
     ]
 
 
+class ShardPlace(Struct):
+    _fields_ = [
+        *_many("struct_size reserved", ctypes.c_uint32),
+        *_many("b h_q q kv q_step kv_step whole_b whole_h_q whole_s_q whole_s_kv", ctypes.c_int64),
+    ]
+
+
 class Captured(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("tensor", _Pointer(Tensor)), ("number", ctypes.c_double)]
 
@@ -142,6 +149,8 @@ _VARIANTS: list[tuple[str, Any]] = [
     ("tiles", _Pointer(MaskTiles)),
 ]
 _HEAD: list[tuple[str, Any]] = _many("struct_size reserved", ctypes.c_uint32)
+_SHARD: list[tuple[str, Any]] = [("place", _Pointer(ShardPlace)), ("max_multiprocessors", ctypes.c_int32),
+                                 ("reserved_2", ctypes.c_uint32)]
 
 
 class ScheduleMemory(Struct):
@@ -160,7 +169,7 @@ class SharedPrefixShape(ctypes.Structure):
 class ForwardInputs(Struct):
     _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache)),
                 ("schedule", _Pointer(ScheduleMemory)), ("prefixes", _Pointer(SharedPrefix)),
-                ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale q_scale", _Pointer(Tensor))]
+                ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale q_scale", _Pointer(Tensor)), *_SHARD]
 
 
 class ForwardOutputs(Struct):
@@ -168,7 +177,7 @@ class ForwardOutputs(Struct):
 
 
 class BackwardInputs(Struct):
-    _fields_ = [*_HEAD, *_many("q k v o lse dout dlse", _Pointer(Tensor)), *_VARIANTS]
+    _fields_ = [*_HEAD, *_many("q k v o lse dout dlse", _Pointer(Tensor)), *_VARIANTS, *_SHARD]
 
 
 class BackwardOutputs(Struct):
@@ -212,7 +221,7 @@ class State(ctypes.Structure):
 
 class MergeInputs(Struct):
     _fields_ = [
-        *_HEAD,
+        *_many("struct_size sum", ctypes.c_uint32),
         ("states", _Pointer(State)),
         ("state_count", ctypes.c_uint64),
         *_many("stacked stride_o stride_lse", ctypes.c_int64),
@@ -223,7 +232,7 @@ class MergeInputs(Struct):
 class MergeShape(Struct):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
-        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned reserved", ctypes.c_int32),
+        *_many("has_states_dtype states_dtype mixed has_result_dtype result_dtype unaligned sum", ctypes.c_int32),
     ]
 
 
@@ -236,8 +245,7 @@ class Shape(Struct):
         ("struct_size", ctypes.c_uint32),
         ("unaligned", ctypes.c_int32),
         *_many("b h_q h_kv s_q s_kv total_q total_kv", ctypes.c_int64),
-        *_many("without_dq without_dk without_dv", ctypes.c_int32),
-        ("reserved", ctypes.c_uint32),
+        *_many("without_dq without_dk without_dv placed strided bounded", ctypes.c_int32),
     ]
 
 

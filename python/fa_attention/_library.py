@@ -16,6 +16,7 @@ _CHECKOUT = _PACKAGE.parent.parent / "build" / "release"
 
 _STATUS_FUNCTIONS: dict[str, int] = {  # how many arguments
     "fa_create": 3, "fa_forward": 5, "fa_backward": 5, "fa_prepare": 2, "fa_prepare_backward": 2, "fa_workspace_size": 3,
+    "fa_prepare_async": 2, "fa_prepare_backward_async": 2, "fa_is_ready": 3, "fa_backward_is_ready": 3,
     "fa_backward_workspace_size": 3, "fa_mask_tiles_size": 3, "fa_backward_mask_tiles_size": 3, "fa_kernel_info_get": 3,
     "fa_backward_kernel_info_get": 3, "fa_cache_counters_get": 2, "fa_find_kernel": 4, "fa_find_backward_kernel": 4,
     "fa_append": 3, "fa_schedule": 4, "fa_schedule_size": 3, "fa_merge": 4, "fa_dropout_mask": 7, "fa_set_nvrtc_path": 1,

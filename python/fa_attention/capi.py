@@ -20,7 +20,7 @@ from ._views import aligned
 __all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
            "FAMILIES", "INVARIANCES", "Library", "TUNE_POLICIES", "Unsupported", "aligned", "append_shape", "dropout_state",
            "find_append_kernel", "find_kernel", "find_merge_kernel", "function", "load", "mask_tiles", "merge_shape",
-           "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences"]
+           "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences", "shard_place"]
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 CACHE_MODES = {"disk": 0, "memory": 1}
@@ -137,6 +137,14 @@ def dropout_state(seed: int = 0, offset: int = 0, device: Any = None) -> _abi.Dr
     return result
 
 
+def shard_place(b: int = 0, h_q: int = 0, q: int = 0, kv: int = 0, q_step: int = 1, kv_step: int = 1, whole_b: int = 0,
+                whole_h_q: int = 0, whole_s_q: int = 0, whole_s_kv: int = 0) -> _abi.ShardPlace:
+    """Where the arrays of a call stand in a larger attention (docs/shards.md): its first batch entry, query head, row and key,
+    the steps between rows and between keys, and the sizes of the whole; 0: it ends with the call's own."""
+    return _abi.ShardPlace(b=b, h_q=h_q, q=q, kv=kv, q_step=q_step, kv_step=kv_step, whole_b=whole_b, whole_h_q=whole_h_q,
+                           whole_s_q=whole_s_q, whole_s_kv=whole_s_kv)
+
+
 def _declared(name: str, dtype: object, requires_grad: bool = False) -> _abi.Capture:
     return _abi.Capture(name=name.encode(), dtype=_views.dtype_code(f"dtype of capture {name}", dtype),
                         requires_grad=int(bool(requires_grad)))
@@ -183,9 +191,13 @@ def _variants(sequences: Optional[_abi.Sequences], dropout: Optional[_abi.Dropou
             "tiles": _reference(tiles), **captured(captures)}
 
 
-def _shape(sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> _abi.Shape:
+def _shape(sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = (), kinds: Sequence[str] = ()) -> _abi.Shape:
     names = ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
-    return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)), **{f"without_{name}": 1 for name in without})
+    for kind in kinds:
+        if kind not in ("placed", "strided", "bounded"):
+            raise ValueError(f"kinds has {kind!r}: accepted are 'placed', 'strided' and 'bounded'")
+    return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)), **{f"without_{name}": 1 for name in without},
+                      **dict.fromkeys(kinds, 1))
 
 
 def append_shape(rotary_dims: int = 0, interleaved: bool = False, table_dtype: Optional[object] = None,
@@ -198,12 +210,13 @@ def append_shape(rotary_dims: int = 0, interleaved: bool = False, table_dtype: O
 
 
 def merge_shape(states_dtype: Optional[object] = None, result_dtype: Optional[object] = None, mixed: bool = False,
-                rows_aligned: bool = True) -> _abi.MergeShape:
+                rows_aligned: bool = True, add: bool = False) -> _abi.MergeShape:
     """What of a merge picks its kernel: the dtype of all o to merge, and of the merged one; None: the attention's. mixed: some
-    are float32, the others of the attention's dtype."""
+    are float32, the others of the attention's dtype. add: sums without weights."""
     given = {"states_dtype": states_dtype, "result_dtype": result_dtype}
     fields = {name: _views.dtype_code(name, dtype) for name, dtype in given.items() if dtype is not None}
-    return _abi.MergeShape(mixed=int(mixed), unaligned=int(not rows_aligned), **fields, **{f"has_{name}": 1 for name in fields})
+    return _abi.MergeShape(mixed=int(mixed), unaligned=int(not rows_aligned), sum=int(add), **fields,
+                           **{f"has_{name}": 1 for name in fields})
 
 
 def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
@@ -290,18 +303,21 @@ class Attention:
                      sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
                      cache: Optional[_abi.PagedCache] = None, schedule: Optional[_abi.ScheduleMemory] = None,
                      prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
-                     v_scale: Any = None, q_scale: Any = None) -> Callable[[], None]:
+                     v_scale: Any = None, q_scale: Any = None, place: Optional[_abi.ShardPlace] = None,
+                     max_multiprocessors: int = 0) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
         the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
-        q_scale [b, h_q, s_q] or [b, h_q]."""
+        q_scale [b, h_q, s_q] or [b, h_q]. place: what `shard_place` makes, of a part of a larger attention;
+        max_multiprocessors: how many the attention kernel takes at a time, 0 all."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
-                                    schedule=_reference(schedule), **_prefixes(prefixes))
+                                    schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
+                                    max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
         keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
-                q_scale)
+                q_scale, place)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 
     def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,
@@ -354,12 +370,13 @@ class Attention:
         return run
 
     def bind_merge(self, states: Sequence[tuple[Any, Any]], o: Any, lse: Any = None, sink: Any = None,
-                   stream: Optional[int] = None) -> Callable[[], None]:
+                   stream: Optional[int] = None, add: bool = False) -> Callable[[], None]:
         """A callable that merges partial results over different keys, pairs of o [b, h_q, s_q, d_v] and lse [b, h_q, s_q],
         into o and lse; it keeps the arrays alive. At most 16 of them. Each o is of the attention's dtype or float32. The
-        results may be arrays of one of the states. sink [h_q]: a logit that joins each row of a head, once."""
+        results may be arrays of one of the states. sink [h_q]: a logit that joins each row of a head, once. add: o is the
+        sum of all o, without weights; every lse is None then."""
         listed = (_abi.State * len(states))(*(_abi.State(**_pointers(o=part, lse=sums)) for part, sums in states))
-        inputs = _abi.MergeInputs(states=listed, state_count=len(states), sink=_pointer("sink", sink))
+        inputs = _abi.MergeInputs(states=listed, state_count=len(states), sink=_pointer("sink", sink), sum=int(add))
         outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
         return self._run("fa_merge", (ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0),
                          (list(states), o, lse, sink, listed, inputs, outputs))
@@ -368,29 +385,36 @@ class Attention:
                       dlse: Any = None, stream: Optional[int] = None, workspace: Any = None,
                       sequences: Optional[_abi.Sequences] = None, dropout: Optional[_abi.DropoutState] = None,
                       captures: Optional[Mapping[str, Any]] = None, sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
-                      dcaptures: Optional[Mapping[str, Any]] = None, dsink: Any = None) -> Callable[[], None]:
+                      dcaptures: Optional[Mapping[str, Any]] = None, dsink: Any = None,
+                      place: Optional[_abi.ShardPlace] = None, max_multiprocessors: int = 0) -> Callable[[], None]:
         """Likewise for backward; dcaptures: fp32 arrays for the gradients of captures, by name. Of dq, dk and dv those that
         are None are not computed."""
         inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
-                                     **_variants(sequences, dropout, captures, sink, tiles))
+                                     **_variants(sequences, dropout, captures, sink, tiles), place=_reference(place),
+                                     max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **captured(dcaptures))
-        keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink)
+        keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink, place)
         return self._bind("fa_backward", inputs, outputs, stream, workspace, keep)
 
-    def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> Any:
-        shape = _shape(sizes, rows_aligned, without)
+    def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = (),
+             kinds: Sequence[str] = ()) -> Any:
+        shape = _shape(sizes, rows_aligned, without, kinds)
         self.lib.call(name, self.handle, ctypes.addressof(shape), ctypes.addressof(result))
         return result
 
-    def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = ()) -> int:
-        return int(self._get(name, ctypes.c_size_t(), sizes, rows_aligned, without).value)
+    def _size(self, name: str, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = (),
+              kinds: Sequence[str] = ()) -> int:
+        return int(self._get(name, ctypes.c_size_t(), sizes, rows_aligned, without, kinds).value)
 
-    def workspace_size(self, *sizes: int, rows_aligned: bool = True) -> int:
-        return self._size("fa_workspace_size", sizes, rows_aligned)
+    def workspace_size(self, *sizes: int, rows_aligned: bool = True, kinds: Sequence[str] = ()) -> int:
+        """kinds: "placed" of calls that have a `shard_place`, "strided" of one with steps, "bounded" of calls that have
+        max_multiprocessors."""
+        return self._size("fa_workspace_size", sizes, rows_aligned, (), kinds)
 
-    def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> int:
+    def backward_workspace_size(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = (),
+                                kinds: Sequence[str] = ()) -> int:
         """without: of "dq", "dk" and "dv" those that the call does not compute."""
-        return self._size("fa_backward_workspace_size", sizes, rows_aligned, without)
+        return self._size("fa_backward_workspace_size", sizes, rows_aligned, without, kinds)
 
     def _shared(self, name: str, sizes: Sequence[int], prefixes: Sequence[tuple[int, int, int, bool]], rows_aligned: bool,
                 *more: int) -> None:
@@ -409,13 +433,25 @@ class Attention:
         self._shared("fa_shared_workspace_size", sizes, prefixes, rows_aligned, ctypes.addressof(size))
         return int(size.value)
 
-    def prepare(self, *sizes: int, rows_aligned: bool = True) -> None:
+    def prepare(self, *sizes: int, rows_aligned: bool = True, kinds: Sequence[str] = ()) -> None:
         """Compiles and loads what a forward of these sizes needs, so that the call itself can be captured."""
-        shape = _shape(sizes, rows_aligned)
+        shape = _shape(sizes, rows_aligned, (), kinds)
         self.lib.call("fa_prepare", self.handle, ctypes.addressof(shape))
 
-    def prepare_backward(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> None:
-        shape = _shape(sizes, rows_aligned, without)
+    def prepare_async(self, *sizes: int, rows_aligned: bool = True) -> None:
+        """`prepare` on a thread of the attention's. Calls meanwhile wait for what they need of it."""
+        shape = _shape(sizes, rows_aligned)
+        self.lib.call("fa_prepare_async", self.handle, ctypes.addressof(shape))
+
+    def is_ready(self, *sizes: int, rows_aligned: bool = True) -> bool:
+        """Whether a forward of these sizes waits for no compiler."""
+        shape, ready = _shape(sizes, rows_aligned), ctypes.c_int32()
+        self.lib.call("fa_is_ready", self.handle, ctypes.addressof(shape), ctypes.addressof(ready))
+        return bool(ready.value)
+
+    def prepare_backward(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = (),
+                         kinds: Sequence[str] = ()) -> None:
+        shape = _shape(sizes, rows_aligned, without, kinds)
         self.lib.call("fa_prepare_backward", self.handle, ctypes.addressof(shape))
 
     def prepare_append(self, shape: _abi.AppendShape) -> None:
@@ -451,11 +487,12 @@ class Attention:
     def backward_mask_tiles_size(self, *sizes: int, rows_aligned: bool = True) -> int:
         return self._size("fa_backward_mask_tiles_size", sizes, rows_aligned)
 
-    def kernel_info(self, *sizes: int, rows_aligned: bool = True) -> Any:
-        return self._get("fa_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned)
+    def kernel_info(self, *sizes: int, rows_aligned: bool = True, kinds: Sequence[str] = ()) -> Any:
+        return self._get("fa_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned, (), kinds)
 
-    def backward_kernel_info(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = ()) -> Any:
-        return self._get("fa_backward_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned, without)
+    def backward_kernel_info(self, *sizes: int, rows_aligned: bool = True, without: Sequence[str] = (),
+                             kinds: Sequence[str] = ()) -> Any:
+        return self._get("fa_backward_kernel_info_get", _abi.KernelInfo(), sizes, rows_aligned, without, kinds)
 
 
 def find_kernel(library: Library, arch: str, sizes: Union[tuple[int, ...], list[int]], head_dim: int, dtype: object,

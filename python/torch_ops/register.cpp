@@ -23,6 +23,18 @@ class Arguments {
     return torch::stable::detail::to<Value>(*next_++);
   }
   Tensor tensor() { return Tensor(get<AtenTensorHandle>()); }
+  /// Empty for one that is undefined.
+  Tensor tensor_or_none() {
+    const auto handle = get<AtenTensorHandle>();
+    bool defined = false;
+    fa_torch::check(aoti_torch_is_defined(handle, &defined), "a tensor");
+    if (defined) return Tensor(handle);
+    aoti_torch_delete_tensor_object(handle);
+    return {};
+  }
+  void skip_tensors(int count) {
+    for (; count > 0; --count) aoti_torch_delete_tensor_object(get<AtenTensorHandle>());
+  }
   Tensor optional_tensor() {
     const auto given = get<std::optional<AtenTensorHandle>>();
     return given ? Tensor(*given) : Tensor();
@@ -133,6 +145,57 @@ void attend_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   stack[2] = put(result.dv);
 }
 
+// PyTorch keeps a node of its own C++ for one attention whose kernels others may give, the "overrideable" one. A call
+// whose o alone is wanted goes by it: autograd then runs no Python. dropout_p carries the number of the options, as -1
+// - number.
+
+std::int64_t options_in(double dropout_p) {
+  if (dropout_p < 0) return static_cast<std::int64_t>(-1 - dropout_p);
+  throw std::invalid_argument("_scaled_dot_product_fused_attention_overrideable: accepted are calls of fa_attention");
+}
+
+/// Another handle of `tensor`, for what only the derivative of other kernels needs.
+StableIValue again(const Tensor& tensor) {
+  AtenTensorHandle handle = nullptr;
+  fa_torch::check(aoti_torch_new_tensor_handle(tensor.get(), &handle), "a tensor");
+  return torch::stable::detail::from(handle);
+}
+
+void node_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  arguments.optional_tensor();
+  const std::int64_t number = options_in(arguments.get<double>());
+  fa_torch::Forward result = fa_torch::forward(std::move(q), std::move(k), std::move(v), number, {}, true);
+  for (const int n : {2, 3, 6, 7, 8}) stack[n] = again(result.lse);
+  stack[0] = put(result.o);
+  stack[1] = put(result.lse);
+  for (const int n : {4, 5}) stack[n] = torch::stable::detail::from(std::int64_t{0});
+}
+
+void node_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor dout = arguments.tensor_or_none();
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  arguments.skip_tensors(1);
+  auto needed = arguments.get<std::vector<bool>>();
+  Tensor o = arguments.tensor(), lse = arguments.tensor();
+  arguments.skip_tensors(2);
+  arguments.get<std::int64_t>();
+  arguments.get<std::int64_t>();
+  const std::int64_t number = options_in(arguments.get<double>());
+  arguments.get<bool>();
+  arguments.skip_tensors(2);
+  needed.resize(3);
+  needed.push_back(false);
+  fa_torch::Backward result = fa_torch::backward(std::move(dout), {}, std::move(q), std::move(k), std::move(v),
+                                                 std::move(o), std::move(lse), number, {}, needed);
+  stack[0] = put(result.dq);
+  stack[1] = put(result.dk);
+  stack[2] = put(result.dv);
+  stack[3] = put(result.dsink);
+}
+
 void options(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Arguments arguments(stack);
   const Options given = options_from(arguments);
@@ -183,4 +246,14 @@ STABLE_TORCH_LIBRARY_IMPL(fa_attention, CUDA, library) {
   library.impl("_attend", attend);
   library.impl("_attend_lse", attend_lse);
   library.impl("_attend_backward", attend_backward);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  library.impl("_scaled_dot_product_fused_attention_overrideable", node_forward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", node_backward);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("_scaled_dot_product_fused_attention_overrideable", node_forward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", node_backward);
 }

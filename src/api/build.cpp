@@ -218,7 +218,7 @@ cache::Lookup get_kernel(const plan::KernelSpec& wanted, cache::Store& store, co
   spec.debug |= supply.debug;
   const cache::Key key = cache_key(spec);
   cache::Store::Build builder;
-  if (supply.compile == CompilePolicy::allow) builder = [&] { return build(spec, supply); };
+  if (supply.compile != CompilePolicy::never) builder = [&] { return build(spec, supply); };
   cache::Store::Substitutes substitutes;
   if (!supply.exact) substitutes = [&] { return substitute_keys(spec); };
   const char* const who = impatient();

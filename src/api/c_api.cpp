@@ -8,6 +8,7 @@
 #include <fa/fa.h>
 
 #include <fa/attention.hpp>
+#include <fa/c_bridge.hpp>
 #include <fa/compiler.hpp>
 
 #include "api/c_structs.hpp"
@@ -61,14 +62,8 @@ int guarded(Body&& body) noexcept {
   try {
     body();
     return FA_OK;
-  } catch (const Error& error) {
-    return remember(error);
-  } catch (const std::bad_alloc&) {
-    return remember(ErrorCode::out_of_memory, "out of host memory");
-  } catch (const std::exception& exception) {
-    return remember_unexpected(exception);
   } catch (...) {
-    return remember(ErrorCode::internal, "unexpected exception");
+    return c_bridge::remember_exception();
   }
 }
 
@@ -90,6 +85,21 @@ void find(decltype(find_kernels) look_up, const fa_config* config, const fa_shap
 }
 
 }  // namespace
+
+int c_bridge::remember_exception() noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return remember(error);
+  } catch (const std::bad_alloc&) {
+    return remember(ErrorCode::out_of_memory, "out of host memory");
+  } catch (const std::exception& exception) {
+    return remember_unexpected(exception);
+  } catch (...) {
+    return remember(ErrorCode::internal, "unexpected exception");
+  }
+}
+
 }  // namespace fa
 
 extern "C" {
@@ -203,6 +213,36 @@ int fa_prepare(const fa_attention* attention, const fa_shape* shape) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");
     attention->attention.prepare(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_prepare_async(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_async(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_prepare_backward_async(const fa_attention* attention, const fa_shape* shape) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_backward_async(fa::api::c::to_shape(shape));
+  });
+}
+
+int fa_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(ready, "ready");
+    *ready = attention->attention.is_ready(fa::api::c::to_shape(shape)) ? 1 : 0;
+  });
+}
+
+int fa_backward_is_ready(const fa_attention* attention, const fa_shape* shape, int32_t* ready) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    fa::api::c::require(ready, "ready");
+    *ready = attention->attention.backward_is_ready(fa::api::c::to_shape(shape)) ? 1 : 0;
   });
 }
 

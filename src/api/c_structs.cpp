@@ -196,7 +196,8 @@ void set_row_major_strides(TensorView& view) {
   }
 }
 
-/// A NULL tensor is one that was not given.
+}  // namespace
+
 TensorView to_view(const fa_tensor* source, const std::string& argument) {
   if (source == nullptr) {
     return {};
@@ -219,6 +220,8 @@ TensorView to_view(const fa_tensor* source, const std::string& argument) {
   }
   return view;
 }
+
+namespace {
 
 PackedSequences to_sequences(const fa_sequences* source) {
   if (source == nullptr) {
@@ -260,6 +263,16 @@ MaskTiles to_tiles(const fa_mask_tiles* source) {
   }
   const fa_mask_tiles in = read_struct(source, "tiles");
   return {in.data, in.size, in.filled != 0};
+}
+
+std::optional<ShardPlace> to_place(const fa_shard_place* source) {
+  if (source == nullptr) {
+    return std::nullopt;
+  }
+  const fa_shard_place in = read_struct(source, "place");
+  const auto step = [](std::int64_t given) { return given == 0 ? 1 : given; };
+  return ShardPlace{in.b,       in.h_q,       in.q,         in.kv,        step(in.q_step), step(in.kv_step),
+                    in.whole_b, in.whole_h_q, in.whole_s_q, in.whole_s_kv};
 }
 
 RotaryEmbedding to_rotary(const fa_rotary_embedding* source) {
@@ -324,7 +337,7 @@ AttentionConfig to_config(const fa_config* source) {
   out.deterministic = in.deterministic != 0;
   out.cache.mode = to_enum(in.cache_mode, CachePolicy::Mode::memory, "config.cache_mode");
   out.cache.directory = in.cache_directory == nullptr ? "" : in.cache_directory;
-  out.compile = to_enum(in.compile, CompilePolicy::never, "config.compile");
+  out.compile = to_enum(in.compile, CompilePolicy::background, "config.compile");
   out.tune = to_tune_policy(in.tune);
   out.host_f64 = in.host_f64 != 0;
   set_variants(in, &out);
@@ -370,7 +383,9 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           {},  // read_prefixes
           to_view(in.k_scale, "k_scale"),
           to_view(in.v_scale, "v_scale"),
-          to_view(in.q_scale, "q_scale")};
+          to_view(in.q_scale, "q_scale"),
+          to_place(in.place),
+          in.max_multiprocessors};
 }
 
 void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes) {
@@ -426,7 +441,8 @@ BackwardInputs to_inputs(const fa_backward_inputs* source) {
           to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
           to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
           to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_tiles(in.tiles)};
+          to_dropout(in.dropout),   to_tiles(in.tiles),
+          to_place(in.place),       in.max_multiprocessors};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {
@@ -485,6 +501,7 @@ void read_merge(const fa_merge_inputs* source, GivenMerge* merge) {
   merge->inputs.stride_o = in.stride_o;
   merge->inputs.stride_lse = in.stride_lse;
   merge->inputs.sink = to_view(in.sink, "sink");
+  merge->inputs.sum = in.sum != 0;
 }
 
 MergeShape to_shape(const fa_merge_shape* source) {
@@ -494,6 +511,7 @@ MergeShape to_shape(const fa_merge_shape* source) {
   out.mixed = in.mixed != 0;
   if (in.has_result_dtype != 0) out.result = to_enum(in.result_dtype, DType::i32, "shape.result_dtype");
   out.aligned = in.unaligned == 0;
+  out.sum = in.sum != 0;
   return out;
 }
 
@@ -509,6 +527,9 @@ AttentionShape to_shape(const fa_shape* source) {
   out.total_q = in.total_q;
   out.total_kv = in.total_kv;
   out.gradients = {in.without_dq == 0, in.without_dk == 0, in.without_dv == 0};
+  out.placed = in.placed != 0;
+  out.strided = in.strided != 0;
+  out.bounded = in.bounded != 0;
   return out;
 }
 

@@ -89,6 +89,8 @@ void write_struct(Struct* target, Struct values) {
   std::memcpy(target, &values, std::min<std::size_t>(size, sizeof values));
 }
 
+/// A NULL tensor is one that was not given.
+TensorView to_view(const fa_tensor* source, const std::string& argument);
 Device to_device(fa_device device);
 AttentionConfig to_config(const fa_config* source);
 ForwardInputs to_inputs(const fa_forward_inputs* source);

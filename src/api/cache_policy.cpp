@@ -9,6 +9,7 @@
 #include "api/build.hpp"
 #include "cache/sha256.hpp"
 #include "support/log.hpp"
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -86,7 +87,7 @@ std::vector<std::filesystem::path> cache_packs(const CachePolicy& policy) {
   std::vector<std::filesystem::path> packs(policy.packs.begin(), policy.packs.end());
   const std::string listed = support::environment("FA_CACHE_PACKS");
   for (std::string_view rest = listed; !rest.empty();) {
-    const std::string_view file = rest.substr(0, rest.find(':'));
+    const std::string_view file = rest.substr(0, rest.find(support::platform::list_separator()));
     if (!file.empty()) packs.emplace_back(file);
     rest.remove_prefix(std::min(file.size() + 1, rest.size()));
   }

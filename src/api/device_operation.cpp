@@ -1,6 +1,7 @@
 #include "api/device_operation.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <future>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "api/problem.hpp"
 #include "api/recording.hpp"
 #include "api/schedule.hpp"
+#include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "support/log.hpp"
 #include "tune/bucket.hpp"
@@ -28,7 +30,7 @@ ReadyKernel ready_kernel(const ChosenKernel& chosen, const driver::ContextRef& c
 template <class Op>
 DeviceOperation<Op>::DeviceOperation(const AttentionConfig& config, const Functions& functions, double scale,
                                      const driver::ContextRef& context, std::shared_ptr<cache::Store> store,
-                                     DevicePacked& packed)
+                                     DevicePacked& packed, BuildQueue& builds)
     : config_(config),
       fixed_(read_override(config, Op::kOperation)),
       functions_(functions),
@@ -36,13 +38,14 @@ DeviceOperation<Op>::DeviceOperation(const AttentionConfig& config, const Functi
       context_(context),
       store_(std::move(store)),
       packed_(packed),
+      builds_(builds),
       tuning_(config_, context_, Op::kOperation) {
   Op::check_override(config_, fixed(), functions_.variants, context_.info().arch);
 }
 
 template <class Op>
 plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const noexcept {
-  return make_problem(config_, shape, context_.info().arch, &functions_.variants);
+  return make_problem(config_, shape, context_.info().arch, &functions_.of(shape));
 }
 
 /// Of calls that take a schedule. Where those that the copy engine has maps for do, schedules are theirs; else of those
@@ -58,15 +61,21 @@ plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape
 template <class Op>
 void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
                               const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
-                              Stream stream, const Workspace& workspace) {
+                              const Shard& shard, Stream stream, const Workspace& workspace) {
   plan::Problem wanted = problem(shape);
+  wanted.place = shard.place;
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
   wanted.given_schedule = takes_schedule(wanted, schedule);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
-  launch(wanted, choice, get(wanted, choice, stream), tensors, packed, tiles,
-         wanted.given_schedule ? schedule : Schedule{}, stream, workspace);
+  const Ready* found = &get(wanted, choice, stream, Missing::stands_in);
+  if (found->interim && !takes_said_scratch(wanted, *found)) found = &get(wanted, choice, stream, Missing::waits);
+  const Ready& ready = *found;
+  const int all = context_.info().multiprocessors;
+  const int multiprocessors = wanted.bounded ? std::min(shard.max_multiprocessors, all) : all;
+  launch(wanted, ready.fixed ? Op::choose(wanted, *ready.fixed) : choice, ready, tensors, packed, tiles,
+         wanted.given_schedule ? schedule : Schedule{}, multiprocessors, stream, workspace);
 }
 
 /// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
@@ -88,10 +97,10 @@ bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Sche
 template <class Op>
 void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
                                  const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-                                 const GivenTiles& tiles, const Schedule& schedule, Stream stream,
+                                 const GivenTiles& tiles, const Schedule& schedule, int multiprocessors, Stream stream,
                                  const Workspace& workspace) const {
   plan::CallPlan call;
-  plan::CallFacts facts{scale_, context_.info().multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  plan::CallFacts facts{scale_, multiprocessors, tiles.data != nullptr && tiles.filled, packed};
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (schedule.data != nullptr && attention.scheduled()) {
     const plan::ScheduleShape shape = plan::schedule_shape(wanted, attention, facts.multiprocessors);
@@ -107,7 +116,7 @@ template <class Op>
 void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory,
                                    Stream stream) {
   const plan::Problem wanted = scheduled_problem(shape);
-  const Ready& ready = get(wanted, Op::choose(wanted, fixed()), stream);
+  const Ready& ready = get(wanted, Op::choose(wanted, fixed()), stream, Missing::waits);
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (!attention.scheduled()) return;
   plan::CallFacts facts{scale_, context_.info().multiprocessors, false, packed};
@@ -136,22 +145,26 @@ std::size_t DeviceOperation<Op>::schedule_size(const AttentionShape& shape) cons
 
 /// The ready kernels of a call: a look-up without locks once they exist.
 template <class Op>
-const Ready& DeviceOperation<Op>::get(const plan::Problem& wanted, const Choice& choice, Stream stream) {
+const Ready& DeviceOperation<Op>::get(const plan::Problem& wanted, const Choice& choice, Stream stream,
+                                      Missing missing) {
   const std::uint64_t code = tuning_.code(wanted, choice.slot());
   const Ready* ready = ready_.find(code);
-  if (ready != nullptr && !ready->open) return *ready;
+  const bool serves = ready != nullptr && !ready->open;
+  if (serves && (missing == Missing::stands_in || !ready->interim)) return *ready;
+  if (serves) return ready_.put(code, first_ready(wanted, stream));
+  if (config_.compile == CompilePolicy::background && missing == Missing::stands_in) {
+    if (const Ready* const other = stand_in(wanted, code)) return *other;
+  }
   return settle(
       ready_, tuning_, code, stream, [&] { return first_ready(wanted, stream); },
       [&](const Ready& known) { decide(wanted, choice, known, stream, {}); });
 }
 
-/// With the attention kernel that is known to be best, or else the planner's.
+/// The attention kernel that is known to be best first, else the planner's.
 template <class Op>
-Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream stream) const {
-  plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
-  plan::Alternatives& specs = choices[Role::attention];
-  const char* by = kByPlanner;
-  bool open = false;
+typename DeviceOperation<Op>::Preferred DeviceOperation<Op>::preferred(const plan::Problem& wanted) const {
+  Preferred result{Op::kernels(wanted, fixed(), config_.deterministic)};
+  plan::Alternatives& specs = result.choices[Role::attention];
   if (tuning_.sources().any()) {
     const auto all_candidates = [&] {
       plan::Alternatives all = Op::candidates(wanted, fixed(), specs.front(), SIZE_MAX);
@@ -161,18 +174,138 @@ Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream strea
     const auto known = tuning_.known(tuning_.key(wanted, specs.front()), all_candidates);
     if (known) record_request(specs);  // what a machine asks for that does not know
     if (known) specs.insert(specs.begin(), known->spec);
-    if (known) by = known->by;
+    if (known) result.by = known->by;
     const bool backward = Op::kOperation == Operation::backward;
     const bool alone = specs.front().op() == plan::Op::backward_dq;  // it has no rivals
-    open = !known && !alone && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
+    result.open = !known && !alone && tuning_.sources().tunes && tune::worth_tuning(wanted, backward);
   }
+  return result;
+}
+
+template <class Op>
+Ready DeviceOperation<Op>::first_ready(const plan::Problem& wanted, Stream stream) const {
+  const auto [choices, by, open] = preferred(wanted);
+  const plan::KernelSpec& first = choices[Role::attention].front();
   const Supply from = supply(wanted).serialized();
   std::unique_ptr<Prefetch> candidates;
-  if (open && tuning_.may_begin(stream)) candidates = prefetch(wanted, specs.front(), from, {});
+  if (open && tuning_.may_begin(stream)) candidates = prefetch(wanted, first, from, {});
   Ready ready = make(wanted, choices, from);
   ready.open = open;
-  ready.info.chosen_by = ready.specs[Role::attention] == specs.front() ? by : kByPlanner;
+  ready.info.chosen_by = ready.specs[Role::attention] == first ? by : kByPlanner;
   return ready;
+}
+
+/// Kernels that serve a call at once, without a compiler, while the planned ones are compiled; null where there are
+/// none. What is shared by calls, schedules and tile lists, is of one kernel: such calls wait for it. So do bounded
+/// ones, whose grids not every kernel has.
+template <class Op>
+const Ready* DeviceOperation<Op>::stand_in(const plan::Problem& wanted, std::uint64_t code) {
+  if (wanted.given_schedule || wanted.bounded || plan::needs_tile_lists(wanted)) return nullptr;
+  const auto [choices, by, open] = preferred(wanted);
+  const plan::Alternatives& specs = choices[Role::attention];
+  std::optional<Ready> found = stored(wanted, choices);
+  if (found) {
+    const auto taken = std::ranges::find(specs, found->specs[Role::attention]);
+    found->interim = std::any_of(specs.begin(), taken, [&](const plan::KernelSpec& spec) { return is_missing(spec); });
+    found->info.chosen_by = taken == specs.begin() ? by : kByPlanner;
+    if (!found->interim) return &ready_.put_first(code, std::move(*found));
+  } else {
+    found = other_stored(wanted);
+    if (!found) return nullptr;
+    found->interim = true;
+  }
+  found->info.chosen_by = kByStandIn;
+  const Ready& placed = ready_.put_first(code, std::move(*found));
+  if (placed.interim) build_later(wanted, code);
+  return &placed;
+}
+
+template <class Op>
+bool DeviceOperation<Op>::is_missing(const plan::KernelSpec& spec) const {
+  Supply never(config_);
+  never.compile = CompilePolicy::never;
+  try {
+    get_kernel(spec, *store_, never);
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+/// Kernels of these, without a compiler.
+template <class Op>
+std::optional<Ready> DeviceOperation<Op>::stored(const plan::Problem& wanted,
+                                                 const plan::KernelChoices& choices) const {
+  Supply never = supply(wanted);
+  never.compile = CompilePolicy::never;
+  never.command = nullptr;
+  try {
+    return make(wanted, choices, never);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::cache_miss) throw;
+    return std::nullopt;
+  }
+}
+
+/// Another kernel that the planner accepts for the problem: a candidate, one that serves other shapes here, or one of
+/// the family that serves everything. It takes no more scratch memory than was said.
+template <class Op>
+std::optional<Ready> DeviceOperation<Op>::other_stored(const plan::Problem& wanted) {
+  if (fixed().family != plan::Family::automatic || !fixed().fields().empty()) return std::nullopt;
+  plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
+  plan::Alternatives& specs = choices[Role::attention];
+  specs = Op::candidates(wanted, fixed(), specs.front(), SIZE_MAX);
+  if (!specs.empty()) {
+    std::optional<Ready> candidate = stored(wanted, choices);
+    if (candidate && takes_said_scratch(wanted, *candidate)) return candidate;
+  }
+  std::vector<plan::Fixed> others;
+  ready_.for_each([&](const Ready& ready) { others.push_back(plan::fixed_to(ready.specs[Role::attention])); });
+  others.push_back({plan::Family::sm80, {{"splits", 1}}});
+  for (const plan::Fixed& other : others) {
+    try {
+      std::optional<Ready> found = stored(wanted, Op::kernels(wanted, other, config_.deterministic));
+      if (!found) continue;
+      found->fixed = other;
+      if (takes_said_scratch(wanted, *found)) return found;
+    } catch (const Error&) {  // an override that does not fit the problem
+    }
+  }
+  return std::nullopt;
+}
+
+/// Whether kernels that stand in need no more than `workspace_size` says of the planned ones.
+template <class Op>
+bool DeviceOperation<Op>::takes_said_scratch(const plan::Problem& wanted, const Ready& ready) const {
+  const int multiprocessors = context_.info().multiprocessors;
+  const Choice choice = Op::choose(wanted, ready.fixed ? *ready.fixed : fixed());
+  return Op::workspace(wanted, choice, ready.specs, multiprocessors).bytes() <=
+         Op::workspace_size(wanted, fixed(), config_.deterministic, multiprocessors).bytes;
+}
+
+template <class Op>
+void DeviceOperation<Op>::build_later(const plan::Problem& wanted, std::uint64_t code) {
+  {
+    const std::scoped_lock lock(building_mutex_);
+    if (!building_.insert(code).second) return;
+  }
+  builds_.start([this, wanted, code] {
+    try {
+      const driver::ContextScope scope(context_.context());
+      ready_.put(code, first_ready(wanted, nullptr));
+    } catch (const std::exception& problem) {
+      support::logf(LogLevel::warning, "a kernel that another stands in for cannot be had: {}", problem.what());
+    }
+  });
+}
+
+/// Whether a call of the shape runs its planned kernels, and waits for none.
+template <class Op>
+bool DeviceOperation<Op>::is_ready(const AttentionShape& shape) const noexcept {
+  if (Op::runs_nothing(shape)) return true;
+  const plan::Problem wanted = problem(shape);
+  const Ready* const ready = ready_.find(tuning_.code(wanted, Op::choose(wanted, fixed()).slot()));
+  return ready != nullptr && !ready->interim && !ready->open;
 }
 
 template <class Op>
@@ -228,11 +361,11 @@ KernelInfo DeviceOperation<Op>::prepare(const AttentionShape& shape) {
   if (Op::runs_nothing(shape)) return {};
   const driver::ContextScope scope(context_.context());
   plan::Problem wanted = problem(shape);
-  KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr).info;
+  KernelInfo info = get(wanted, Op::choose(wanted, fixed()), nullptr, Missing::waits).info;
   if constexpr (Op::kOperation == Operation::forward) {
     if (wanted.paged() && Op::choose(wanted, fixed()).own_parts) {
       wanted.given_schedule = true;  // calls that bring one have another kernel
-      get(wanted, Op::choose(wanted, fixed()), nullptr);
+      get(wanted, Op::choose(wanted, fixed()), nullptr, Missing::waits);
     }
   }
   return info;
@@ -265,6 +398,8 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
                                        Stream stream, const TuneOptions& options) const {
   plan::Problem measured = tune::representative(wanted, Op::kOperation == Operation::backward);
   if (Op::choose(measured, fixed()).slot() != choice.slot()) measured = wanted;
+  measured.place.reset();  // wherever its kind of calls stand
+  measured.bounded = false;
   const Choice measured_choice = Op::choose(measured, fixed());
   const plan::KernelSpec planned = Op::kernels(wanted, fixed(), config_.deterministic)[Role::attention].front();
   const Supply from = supply(wanted).serialized();
@@ -282,7 +417,8 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
     made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
   };
   contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, on, workspace);
+    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, context_.info().multiprocessors, on,
+           workspace);
   };
   return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);
 }

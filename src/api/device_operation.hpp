@@ -2,15 +2,22 @@
 #define FA_SRC_API_DEVICE_OPERATION_HPP_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <vector>
 
 #include <fa/attention.hpp>
 
 #include "api/build.hpp"
+#include "api/build_queue.hpp"
 #include "api/execute.hpp"
 #include "api/held_tiles.hpp"
 #include "api/operations.hpp"
 #include "api/packed.hpp"
+#include "api/place.hpp"
 #include "api/ready_table.hpp"
 #include "api/tuning.hpp"
 #include "api/variants.hpp"
@@ -24,16 +31,20 @@ namespace fa::api {
 template <class Op>
 class DeviceOperation {
  public:
-  /// All but `store` outlive it. Throws fa::Error for a kernel override that can never fit.
+  /// All but `store` outlive it; `builds` ends before. Throws fa::Error for a kernel override that can never fit.
   DeviceOperation(const AttentionConfig& config, const Functions& functions, double scale,
-                  const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed);
+                  const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed,
+                  BuildQueue& builds);
 
   void run(const AttentionShape& shape, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-           const GivenTiles& tiles, const Schedule& schedule, Stream stream, const Workspace& workspace);
+           const GivenTiles& tiles, const Schedule& schedule, const Shard& shard, Stream stream,
+           const Workspace& workspace);
   /// Queues the kernel that makes a schedule of a forward's calls, if they take any.
   void schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory, Stream stream);
   std::size_t schedule_size(const AttentionShape& shape) const;
   KernelInfo prepare(const AttentionShape& shape);
+  /// Whether a call of the shape runs its planned kernels, and waits for none.
+  bool is_ready(const AttentionShape& shape) const noexcept;
   /// The greatest of what calls of the shape take, and of the part that tile lists are.
   std::size_t workspace_size(const AttentionShape& shape) const;
   std::size_t mask_tiles_size(const AttentionShape& shape) const;
@@ -48,8 +59,23 @@ class DeviceOperation {
   plan::Problem problem(const AttentionShape& shape) const noexcept;
   plan::Problem scheduled_problem(const AttentionShape& shape) const noexcept;
   bool takes_schedule(const plan::Problem& wanted, const Schedule& schedule) const noexcept;
-  const Ready& get(const plan::Problem& wanted, const Choice& choice, Stream stream);
+  /// Whether a call may run others than the planned kernels while these are compiled.
+  enum class Missing : std::uint8_t { waits, stands_in };
+  /// The kernels in the order of preference, and who says so.
+  struct Preferred {
+    plan::KernelChoices choices;
+    const char* by = kByPlanner;
+    bool open = false;
+  };
+  const Ready& get(const plan::Problem& wanted, const Choice& choice, Stream stream, Missing missing);
+  Preferred preferred(const plan::Problem& wanted) const;
   Ready first_ready(const plan::Problem& wanted, Stream stream) const;
+  const Ready* stand_in(const plan::Problem& wanted, std::uint64_t code);
+  std::optional<Ready> stored(const plan::Problem& wanted, const plan::KernelChoices& choices) const;
+  std::optional<Ready> other_stored(const plan::Problem& wanted);
+  bool is_missing(const plan::KernelSpec& spec) const;
+  bool takes_said_scratch(const plan::Problem& wanted, const Ready& ready) const;
+  void build_later(const plan::Problem& wanted, std::uint64_t code);
   Ready make(const plan::Problem& wanted, const plan::KernelChoices& choices, const Supply& from) const;
   Supply supply(const plan::Problem& wanted) const;
   std::unique_ptr<Prefetch> prefetch(const plan::Problem& wanted, const plan::KernelSpec& first, const Supply& from,
@@ -58,7 +84,7 @@ class DeviceOperation {
                     const TuneOptions& options) const;
   void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
               const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
-              const Schedule& schedule, Stream stream, const Workspace& workspace) const;
+              const Schedule& schedule, int multiprocessors, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const plan::Fixed fixed_;  ///< by its override
@@ -67,9 +93,12 @@ class DeviceOperation {
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;
   DevicePacked& packed_;
+  BuildQueue& builds_;
 
   Tuning tuning_;
   ReadyTable<Ready> ready_;
+  std::mutex building_mutex_;         ///< guards building_
+  std::set<std::uint64_t> building_;  ///< codes of what is compiled, or was, on the thread of builds_
 };
 
 extern template class DeviceOperation<ForwardOperation>;

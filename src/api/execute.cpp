@@ -4,12 +4,14 @@
 #include <optional>
 
 #include "api/scratch.hpp"
+#include "driver/nvtx.hpp"
 #include "plan/mask_tiles.hpp"
 
 namespace fa::api {
 
 void execute(plan::CallPlan& call, const plan::Problem& problem, const Ready& ready, const GivenTiles& tiles,
              Stream stream, const Workspace& workspace) {
+  const driver::NvtxRange range(ready.info.spec.c_str());
   const plan::WorkspaceLayout& layout = call.workspace;
   const bool given = tiles.data != nullptr;
   check_tiles(tiles, layout.list_bytes());

@@ -2,12 +2,14 @@
 #define FA_SRC_API_EXECUTE_HPP_
 
 #include <memory>
+#include <optional>
 
 #include <fa/attention.hpp>
 
 #include "api/held_tiles.hpp"
 #include "driver/driver.hpp"
 #include "plan/call_plan.hpp"
+#include "plan/fixed.hpp"
 
 namespace fa::api {
 
@@ -24,6 +26,9 @@ struct Ready {
   plan::ByRole<ReadyKernel> kernels;
   KernelInfo info;    ///< of the attention kernel, with the times of all
   bool open = false;  ///< tuning may find a better one
+  /// In the place of the planned ones, which are compiled meanwhile; `fixed` then chooses what else a call does.
+  bool interim = false;
+  std::optional<plan::Fixed> fixed = std::nullopt;
 };
 
 /// Queues the steps of `call` in `workspace` or memory of the stream's pool, its tile lists in those of `tiles` where

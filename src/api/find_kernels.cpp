@@ -56,7 +56,7 @@ std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const Attent
   api::validate(config, false);
   const api::Functions functions = api::read_functions(config, false);
   plan::Problem problem =
-      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
+      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.of(shape));
   if (problem.b == 0 || problem.h_q == 0 || problem.s_q == 0) return {};
   const plan::Fixed fixed = api::read_override(config, api::Operation::forward);
   const plan::ForwardPlan planned = plan::plan_forward(problem, fixed);
@@ -93,7 +93,7 @@ std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, con
   api::check_has_backward(config);
   const api::Functions functions = api::read_functions(config, false);
   const plan::Problem problem =
-      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.variants);
+      api::make_problem(config, api::checked(config, shape), plan::parse_target(arch), &functions.of(shape));
   if (problem.b == 0 || problem.h_q == 0 || (problem.s_q == 0 && problem.s_kv == 0)) return {};
   const plan::BackwardPlan planned =
       plan::plan_backward(problem, api::read_override(config, api::Operation::backward), config.deterministic);

@@ -44,6 +44,11 @@ void HostAttention::set_common(const Call& call, const VariantCall& variant, Arg
   args->causal_align = config_.causal_align;
   args->dropout = dropout_mask(config_, call.dropout);
   args->variant = variant_args(config_, functions_, variant);
+  if (call.place) {
+    const ShardPlace& place = *call.place;
+    args->variant.place = place;
+    args->dropout = args->dropout.part(place.b * place.whole_h_q + place.h_q, place.q, place.kv);
+  }
   args->f64 = config_.host_f64 || config_.dtype == DType::f64;
 }
 

@@ -111,6 +111,16 @@ void check_disjoint(const MergeCall& call) {
   if (overlap(lse, call.sink)) refuse_shared("lse", "sink");
 }
 
+/// Sums have neither logarithms nor a sink.
+void check_sum(const MergeInputs& inputs, const ForwardOutputs& outputs) {
+  for (std::size_t i = 0; i < inputs.states.size(); ++i) {
+    if (inputs.states[i].lse.defined()) throw_invalid(kNames[i].lse, "given", "nothing with `sum`");
+  }
+  if (outputs.lse.defined()) throw_invalid("lse", "given", "nothing with `sum`");
+  if (inputs.sink.defined()) throw_invalid("sink", "given", "nothing with `sum`");
+  if (inputs.stride_lse != 0) throw_invalid("stride_lse", inputs.stride_lse, "0 with `sum`");
+}
+
 plan::MergeProblem problem_of(const AttentionConfig& config) noexcept {
   plan::MergeProblem problem;
   problem.dtype = config.dtype;
@@ -138,6 +148,7 @@ plan::MergeProblem problem_of(const AttentionConfig& config, const MergeCall& ca
   }
   problem.states = kind_of(config, has_own, has_floats);
   problem.float_result = call.merged.o.dtype != config.dtype;
+  problem.sum = call.sum;
   return problem;
 }
 
@@ -146,6 +157,7 @@ std::uint64_t code_of(const plan::MergeProblem& problem) noexcept {
   auto code = static_cast<std::uint64_t>(problem.states);
   code = code << 1 | (problem.float_result ? 1 : 0);
   code = code << 1 | (problem.aligned ? 1 : 0);
+  code = code << 1 | (problem.sum ? 1 : 0);
   return code << 1 | 1;
 }
 
@@ -161,13 +173,15 @@ DType checked_dtype(const AttentionConfig& config, const std::optional<DType>& g
 MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, const ForwardOutputs& outputs) {
   check_not_fp8(config, "merge");
   check_count(inputs);
+  if (inputs.sum) check_sum(inputs, outputs);
   MergeCall call;
+  call.sum = inputs.sum;
   call.merged = check_state(config, {"o", "lse"}, {outputs.o, outputs.lse}, nullptr, false);
   check_writable("o", call.merged.o);
   if (call.merged.lse.defined()) check_writable("lse", call.merged.lse);
   call.listed = inputs.states.size();
   for (std::size_t i = 0; i < call.listed; ++i) {
-    call.states[i] = check_state(config, {kNames[i].o, kNames[i].lse}, inputs.states[i], &call.merged.o, true);
+    call.states[i] = check_state(config, {kNames[i].o, kNames[i].lse}, inputs.states[i], &call.merged.o, !call.sum);
   }
   call.stacked = inputs.stacked;
   if (call.stacked > 0) {
@@ -192,12 +206,14 @@ plan::MergeProblem merge_problem(const AttentionConfig& config, const MergeShape
   problem.states = kind_of(config, shape.mixed || states == config.dtype, shape.mixed || states != config.dtype);
   problem.float_result = result != config.dtype;
   problem.aligned = shape.aligned;
+  problem.sum = shape.sum;
   return problem;
 }
 
 void merge_on_host(const MergeCall& call) {
   if (call.empty) return;
-  reference::merge_states({call.given(), call.stacked, call.stride_o, call.stride_lse, call.merged, call.sink});
+  reference::merge_states(
+      {call.given(), call.stacked, call.stride_o, call.stride_lse, call.merged, call.sink, call.sum});
 }
 
 KernelInfo host_merge_info(const AttentionConfig& config) {

@@ -25,6 +25,7 @@ struct MergeCall {
   std::int64_t stride_lse = 0;
   AttentionState merged;
   TensorView sink;
+  bool sum = false;
   plan::MergeProblem problem;  ///< without the architecture
   bool empty = false;          ///< no row
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <string_view>
 
 #include "api/build.hpp"
@@ -12,6 +11,7 @@
 #include "plan/backward.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
+#include "support/text.hpp"
 
 namespace fa::api {
 namespace {
@@ -77,6 +77,8 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.o_dtype = config.o_dtype.value_or(DType::bf16);
   problem.invariance = config.invariance;
   problem.gradients = shape.gradients;
+  problem.placed = shape.placed;
+  problem.bounded = shape.bounded;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
   return problem;
@@ -94,7 +96,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
                                     to_string(problem.dtype), problem.d_qk);
   const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {
-    fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
+    support::append_format(command, format, std::forward<Values>(values)...);
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
   if (op == Operation::backward && problem.gradients != Gradients{}) {
@@ -122,6 +124,8 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.invariance != Invariance::none && op == Operation::forward) {
     add(" --invariance {}", to_string(problem.invariance));
   }
+  if (problem.placed) command += problem.variants != nullptr && problem.variants->strided ? " --strided" : " --placed";
+  if (problem.bounded) command += " --bounded";
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.

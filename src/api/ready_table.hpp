@@ -35,6 +35,13 @@ class ReadyTable {
     return place(code, std::move(ready), true);
   }
 
+  /// All that was ever put, while nothing is.
+  template <typename Visit>
+  void for_each(const Visit& visit) {
+    const std::scoped_lock lock(mutex_);
+    for (const Ready& ready : kept_) visit(ready);
+  }
+
   /// Keeps what stands there, if anything does.
   const Ready& put_first(std::uint64_t code, Ready ready) {
     const std::scoped_lock lock(mutex_);

@@ -1,8 +1,6 @@
 #include "api/recording.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,6 +16,7 @@
 
 #include "plan/parse_spec.hpp"
 #include "support/log.hpp"
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -26,21 +25,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
-
-/// One write, so that lines of processes do not mix.
-bool append_line(const std::string& file, const std::string& line) {
-  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (descriptor < 0) return false;
-  ssize_t written = 0;
-  do {
-    written = ::write(descriptor, line.data(), line.size());
-  } while (written < 0 && errno == EINTR);
-  const int problem = written < 0 ? errno : ENOSPC;
-  ::close(descriptor);
-  if (written == static_cast<ssize_t>(line.size())) return true;
-  errno = problem;
-  return false;
-}
 
 std::string line_of(std::span<const plan::KernelSpec> specs) {
   Json kernels = Json::array();
@@ -68,7 +52,7 @@ void record_request(std::span<const plan::KernelSpec> specs) {
   static bool warned = false;
   const std::string line = line_of(specs);
   const std::scoped_lock lock(mutex);
-  if (!recorded.insert(file + '\n' + line).second || append_line(file, line) || warned) return;
+  if (!recorded.insert(file + '\n' + line).second || support::platform::append_line(file, line) || warned) return;
   warned = true;
   support::logf(LogLevel::warning, "FA_RECORD = {}: what is asked for cannot be recorded there: {}", file,
                 std::strerror(errno));

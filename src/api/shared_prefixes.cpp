@@ -199,7 +199,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
   call.own.prefixes = {};
   const ForwardCall own = check_forward(config_, call.own, outputs);
   check_takes_schedules(config_, inputs.schedule);
-  check_variants(config_, functions_, own.shape, call.own);
+  check_variants(config_, functions_, own.shape, own.place, call.own);
   check_disjoint(call.own, outputs);
   call.shape = own.shape;
   call.out = outputs;
@@ -241,6 +241,7 @@ ForwardInputs SharedPrefixes::level_inputs(const ForwardCall& call, const Forwar
   result.sequences.max_s_kv = prefix.max_length;
   result.cache.block_table = prefix.block_table;
   result.cache.seq_begin = prefix.begin;
+  result.max_multiprocessors = inputs.max_multiprocessors;
   return result;
 }
 

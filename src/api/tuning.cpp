@@ -66,11 +66,12 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   if (config.accumulate && op == Operation::forward) return {};                      // nor any that add to a state
   if (config.k_dtype || config.v_dtype || size_of(config.dtype) == 1) return {};     // nor any over 8 bits
   if (policy == TunePolicy::off || read_override(config, op).fixes_tile()) return {};
-  const bool compiles = config.compile == CompilePolicy::allow;
+  const bool compiles = config.compile != CompilePolicy::never;
   // No table has the kernels of a deterministic dq. Where nothing may be compiled, a table's kernel may be absent; what
   // runs must not depend on that.
   if (config.deterministic) return {.tables = compiles && op == Operation::forward};
-  return {.tables = true, .records = true, .tunes = compiles && policy == TunePolicy::on};
+  const bool waits = config.compile == CompilePolicy::allow;
+  return {.tables = true, .records = true, .tunes = waits && policy == TunePolicy::on};
 }
 
 Tuning::Tuning(const AttentionConfig& config, const driver::ContextRef& context, Operation op)

@@ -33,6 +33,7 @@ inline constexpr const char* kByPlanner = "planner";
 inline constexpr const char* kByTable = "table";
 inline constexpr const char* kByRecord = "record";
 inline constexpr const char* kByTuner = "tuner";
+inline constexpr const char* kByStandIn = "stand-in";
 
 /// What may decide about a kernel besides the planner.
 struct TuneSources {
@@ -72,9 +73,11 @@ class Tuning {
 
   const TuneSources& sources() const noexcept { return sources_; }
 
-  /// What calls look their kernels up by: the bucket, or where nothing is tuned the planner's slot alone.
+  /// What calls look their kernels up by: the bucket, or where nothing is tuned the planner's slot. Either with the
+  /// facts that slots have not.
   std::uint64_t code(const plan::Problem& problem, int slot) const noexcept {
-    return sources_.any() ? tune::bucket_code(problem, slot) : std::uint64_t{1} << 63 | static_cast<unsigned>(slot);
+    if (sources_.any()) return tune::bucket_code(problem, slot);
+    return std::uint64_t{1} << 63 | std::uint64_t{tune::call_facts(problem)} << 32 | static_cast<unsigned>(slot);
   }
 
   tune::RecordKey key(const plan::Problem& problem, const plan::KernelSpec& planned) const;

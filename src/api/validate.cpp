@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "api/paged.hpp"
+#include "api/place.hpp"
 #include "api/views.hpp"
 #include "support/text.hpp"
 
@@ -184,6 +185,15 @@ void check_dropout(const AttentionConfig& config, const DropoutState& state) {
   }
 }
 
+template <class Inputs, class Call>
+void set_place(const AttentionConfig& config, const Inputs& inputs, Call& call) {
+  call.place = checked_place(config, call.shape, inputs.place);
+  call.max_multiprocessors = checked_multiprocessors(inputs.max_multiprocessors);
+  call.shape.placed = call.place.has_value();
+  call.shape.strided = call.place && (call.place->q_step != 1 || call.place->kv_step != 1);
+  call.shape.bounded = call.max_multiprocessors > 0;
+}
+
 /// The first columns of k, in the place of a v that is not given.
 TensorView value_in_key(const AttentionConfig& config, const TensorView& given, const TensorView& k) {
   if (given.defined()) throw_invalid("v", "given", "nothing with value_in_key: V is the first columns of k");
@@ -289,6 +299,8 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;
+  result.placed = result.placed || result.strided;
+  if (result.placed) check_has_places(config);
   if (config.varlen) {
     check_size("b", result.b);
     check_size("s_q", result.s_q);
@@ -443,6 +455,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   if (paged) check_sizes(shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;
   check_dropout(config, call.dropout);
+  set_place(config, inputs, call);
   return call;
 }
 
@@ -493,6 +506,7 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   set_packed(config, call.sequences, call.shape);
   call.empty = call.empty || call.shape.b == 0;
   check_dropout(config, call.dropout);
+  set_place(config, inputs, call);
   return call;
 }
 

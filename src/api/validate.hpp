@@ -94,7 +94,9 @@ struct ForwardCall {
   DropoutState dropout;
   PagedCache cache;
   AttentionShape shape;
-  bool empty = false;  ///< no output element: nothing to do
+  bool empty = false;               ///< no output element: nothing to do
+  std::optional<ShardPlace> place;  ///< with the sizes of its whole; nothing: it is the whole
+  int max_multiprocessors = 0;      ///< 0: all
 };
 
 /// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
@@ -115,7 +117,9 @@ struct BackwardCall {
   PackedSequences sequences;
   DropoutState dropout;
   AttentionShape shape;
-  bool empty = false;  ///< no output element: nothing to do. Without it s_q, h_q or s_kv may still be 0
+  bool empty = false;               ///< no output element: nothing to do. Without it s_q, h_q or s_kv may still be 0
+  std::optional<ShardPlace> place;  ///< as in forward
+  int max_multiprocessors = 0;      ///< likewise
 };
 
 /// Throws fa::Error(invalid_argument) for anything that backward must not be launched with.

@@ -201,7 +201,12 @@ void validate(const AttentionConfig& config, bool host) {
   }
   check_enum("causal_align", config.causal_align, CausalAlign::top_left, "bottom_right or top_left");
   check_enum("cache.mode", config.cache.mode, CachePolicy::Mode::memory, "disk or memory");
-  check_enum("compile", config.compile, CompilePolicy::never, "allow or never");
+  check_enum("compile", config.compile, CompilePolicy::background, "allow, never or background");
+  if (config.compile == CompilePolicy::background) {
+    const bool fixed = config.deterministic || config.invariance != Invariance::none;
+    const char* const which = config.deterministic ? "deterministic" : "invariance";
+    if (fixed) throw_invalid("compile", "background", fmt::format("allow or never with {}: bits would change", which));
+  }
   check_enum("tune", config.tune, TunePolicy::on, "off, cached or on");
   if (!(config.dropout >= 0 && config.dropout < 1)) {
     throw_invalid("dropout", config.dropout, "a probability from 0 to below 1");

@@ -21,6 +21,7 @@ using support::throw_invalid;
 
 // With these, no sum of a row, a key and a window leaves 32 bits.
 constexpr std::int64_t kMaxBoundedLength = std::int64_t{1} << 29;
+constexpr std::int64_t kMaxPlacedLength = kMaxBoundedLength / 2;  // of a whole: chunks begin before the first key, too
 
 std::string argument_of(std::string_view name) {
   return fmt::format("captures[{}]", name);
@@ -136,7 +137,9 @@ void check_names(const Captures& given, const std::vector<expression::Capture>& 
   }
 }
 
-expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape) {
+expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape,
+                               const std::optional<ShardPlace>& place) {
+  if (place) return {place->whole_b, place->whole_h_q, place->whole_s_q, place->whole_s_kv};
   return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen || config.page_size > 0};
 }
 
@@ -229,19 +232,26 @@ Functions read_functions(const AttentionConfig& config, bool host) {
   variants.mask = expression::without_spaces("mask", config.mask.expression);
   variants.captures = functions.program.captures;
   plan::describe_functions(functions.program, &variants);
+  const bool positions = expression::has_positions(functions.program);
+  functions.placed = variants;
+  functions.placed.placed = positions || config.chunk > 0 || config.dropout > 0;
+  functions.strided = functions.placed;
+  functions.strided.strided = positions;
+  plan::describe_functions(functions.program, &functions.strided);
   return functions;
 }
 
 namespace {
 
 VariantCall check_inputs(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                         const TensorView& sink, const Captures& captures) {
+                         const std::optional<ShardPlace>& place, const TensorView& sink, const Captures& captures) {
   VariantCall call;
   const std::vector<expression::Capture>& wanted = functions.program.captures;
   check_names(captures, wanted);
   call.count = wanted.size();
   for (std::size_t i = 0; i < wanted.size(); ++i) call.captures[i] = checked_capture(wanted[i], captures);
-  if (!wanted.empty()) check_indices(functions.program, call.views(), lengths_of(config, shape));
+  const expression::Lengths lengths = lengths_of(config, shape, place);
+  if (!wanted.empty()) check_indices(functions.program, call.views(), lengths);
   if (config.sink) {
     if (!sink.defined()) throw_invalid("sink", "nothing", "a tensor [h_q], as the configuration says");
     call.sink = checked_sink("sink", config, sink, shape.h_q);
@@ -249,9 +259,9 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
     throw_invalid("sink", "given", "nothing, unless AttentionConfig::sink is set");
   }
   const bool bounded = window_of(config.window_left) >= 0 || window_of(config.window_right) >= 0 || config.chunk > 0;
-  if (bounded && std::max(shape.s_q, shape.s_kv) > kMaxBoundedLength) {
-    throw_invalid("s_q, s_kv", std::max(shape.s_q, shape.s_kv),
-                  fmt::format("at most {} with a window", kMaxBoundedLength));
+  const std::int64_t most = place ? kMaxPlacedLength : kMaxBoundedLength;
+  if (bounded && std::max(lengths.s_q, lengths.s_kv) > most) {
+    throw_invalid("s_q, s_kv", std::max(lengths.s_q, lengths.s_kv), fmt::format("at most {} with a window", most));
   }
   return call;
 }
@@ -259,13 +269,14 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
 }  // namespace
 
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const ForwardInputs& inputs) {
-  return check_inputs(config, functions, shape, inputs.sink, inputs.captures);
+                           const std::optional<ShardPlace>& place, const ForwardInputs& inputs) {
+  return check_inputs(config, functions, shape, place, inputs.sink, inputs.captures);
 }
 
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-  VariantCall call = check_inputs(config, functions, shape, inputs.sink, inputs.captures);
+                           const std::optional<ShardPlace>& place, const BackwardInputs& inputs,
+                           const BackwardOutputs& outputs) {
+  VariantCall call = check_inputs(config, functions, shape, place, inputs.sink, inputs.captures);
   const std::vector<expression::Capture>& wanted = functions.program.captures;
   check_names(outputs.captures, wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) {

@@ -17,7 +17,12 @@ namespace fa::api {
 struct Functions {
   expression::Program program;
   plan::Variants variants;
+  plan::Variants placed;   ///< of calls that are parts of a whole
+  plan::Variants strided;  ///< likewise, with steps between rows or keys
 
+  const plan::Variants& of(const AttentionShape& shape) const noexcept {
+    return !shape.placed ? variants : shape.strided ? strided : placed;
+  }
   bool any() const noexcept { return variants.any(); }
 };
 
@@ -42,13 +47,14 @@ struct VariantCall {
   plan::VariantTensors tensors() const { return {views(), sink, dsink}; }
 };
 
-/// Throws fa::Error(invalid_argument) for captures or sinks that a call must not be launched with.
+/// Throws fa::Error(invalid_argument) for captures or sinks that a call of `place` must not be launched with.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const ForwardInputs& inputs);
+                           const std::optional<ShardPlace>& place, const ForwardInputs& inputs);
 
 /// The same of backward, with the gradients of sinks and captures.
 VariantCall check_variants(const AttentionConfig& config, const Functions& functions, const AttentionShape& shape,
-                           const BackwardInputs& inputs, const BackwardOutputs& outputs);
+                           const std::optional<ShardPlace>& place, const BackwardInputs& inputs,
+                           const BackwardOutputs& outputs);
 
 /// Holds the memory that a call gives for tile lists, if any, to what they take. Throws fa::Error: invalid_argument,
 /// out_of_memory.

@@ -1,8 +1,6 @@
 #include "compile/compiler.hpp"
 
 #include <fmt/format.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +17,7 @@
 
 #include "compile/nvrtc.hpp"
 #include "support/log.hpp"
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa::compile {
@@ -40,30 +39,20 @@ class LargeStackCall {
   explicit LargeStackCall(std::function<void()> work) : work_(std::move(work)) {}
 
   void run() {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, kStackBytes);
-    pthread_t thread;
-    const int result = pthread_create(&thread, &attributes, &LargeStackCall::entry, this);
-    pthread_attr_destroy(&attributes);
+    const int result = support::platform::run_with_stack(kStackBytes, [this] {
+      try {
+        work_();
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    });
     if (result != 0) {
       throw Error(ErrorCode::out_of_memory, std::string("no thread for the compiler: ") + std::strerror(result));
     }
-    pthread_join(thread, nullptr);
     if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
-  static void* entry(void* self) {
-    auto* call = static_cast<LargeStackCall*>(self);
-    try {
-      call->work_();
-    } catch (...) {
-      call->failure_ = std::current_exception();
-    }
-    return nullptr;
-  }
-
   std::function<void()> work_;
   std::exception_ptr failure_;
 };
@@ -177,7 +166,7 @@ std::string keep_source(const render::Source& source) {
   if (directory.empty()) return {};
   const auto digest = std::hash<std::string>{}(source.unit);
   const auto path = std::filesystem::path(directory) / fmt::format("{}_{:016x}.cu", source.kernel_name, digest);
-  const std::filesystem::path temporary = path.string() + fmt::format(".{}.tmp", getpid());
+  const std::filesystem::path temporary = path.string() + fmt::format(".{}.tmp", support::platform::process_id());
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   std::ofstream file(temporary, std::ios::binary);

@@ -1,4 +1,3 @@
-#include <elf.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "compile/compiler.hpp"
+#include "support/elf64.hpp"
 
 namespace fa::compile {
 namespace {
@@ -26,6 +26,7 @@ constexpr std::uint8_t kRegisterCount = 0x2f;
 
 constexpr std::uint64_t kReservedShared = 1024;  // bytes of each block, from compute capability 9.0
 
+namespace elf64 = support::elf64;
 using Bytes = std::span<const std::byte>;
 
 [[noreturn]] void throw_malformed(const char* reason) {
@@ -47,7 +48,7 @@ T read(Bytes bytes, std::uint64_t offset) {
 std::string_view read_string(Bytes table, std::uint64_t offset) {
   if (offset >= table.size()) throw_malformed("a name lies outside of its table");
   const char* begin = reinterpret_cast<const char*>(table.data()) + offset;
-  return {begin, strnlen(begin, table.size() - static_cast<std::size_t>(offset))};
+  return {begin, std::find(begin, begin + (table.size() - static_cast<std::size_t>(offset)), '\0')};
 }
 
 int clamp_to_int(std::uint64_t value) {
@@ -56,9 +57,9 @@ int clamp_to_int(std::uint64_t value) {
 
 class CubinReader {
  public:
-  explicit CubinReader(Bytes bytes) : bytes_(bytes), header_(read<Elf64_Ehdr>(bytes, 0)) {
-    if (std::memcmp(header_.e_ident, ELFMAG, SELFMAG) != 0) throw_malformed("it is no ELF file");
-    if (header_.e_ident[EI_CLASS] != ELFCLASS64 || header_.e_shentsize != sizeof(Elf64_Shdr)) {
+  explicit CubinReader(Bytes bytes) : bytes_(bytes), header_(read<elf64::Header>(bytes, 0)) {
+    if (std::memcmp(header_.e_ident, elf64::kMagic, sizeof elf64::kMagic) != 0) throw_malformed("it is no ELF file");
+    if (header_.e_ident[elf64::kClassIndex] != elf64::kClass64 || header_.e_shentsize != sizeof(elf64::Section)) {
       throw_malformed("it is no 64-bit ELF file");
     }
     names_ = contents(section(header_.e_shstrndx));
@@ -75,7 +76,7 @@ class CubinReader {
   }
 
   struct Instructions {
-    Elf64_Word info;  ///< registers and barriers
+    std::uint32_t info;  ///< registers and barriers
     std::vector<std::byte> bytes;
 
     friend bool operator==(const Instructions&, const Instructions&) = default;
@@ -85,7 +86,7 @@ class CubinReader {
   std::map<std::string, Instructions> instructions() const {
     std::map<std::string, Instructions> sections;
     for (unsigned index = 0; index < header_.e_shnum; ++index) {
-      const Elf64_Shdr header = section(index);
+      const elf64::Section header = section(index);
       const std::string_view name = read_string(names_, header.sh_name);
       if (!name.starts_with(".text.")) continue;
       const Bytes bytes = contents(header);
@@ -104,20 +105,20 @@ class CubinReader {
     return clamp_to_int(section_of_kernel->sh_size - std::min(section_of_kernel->sh_size, reserved));
   }
 
-  Elf64_Shdr section(std::uint64_t index) const {
+  elf64::Section section(std::uint64_t index) const {
     if (index >= header_.e_shnum) throw_malformed("a section does not exist");
     if (header_.e_shoff > bytes_.size()) throw_malformed("a part lies outside of the file");
-    return read<Elf64_Shdr>(bytes_, header_.e_shoff + index * sizeof(Elf64_Shdr));
+    return read<elf64::Section>(bytes_, header_.e_shoff + index * sizeof(elf64::Section));
   }
 
-  Bytes contents(const Elf64_Shdr& header) const {
-    if (header.sh_type == SHT_NOBITS) throw_malformed("a section has no contents");
+  Bytes contents(const elf64::Section& header) const {
+    if (header.sh_type == elf64::kNoBits) throw_malformed("a section has no contents");
     return slice(bytes_, header.sh_offset, header.sh_size);
   }
 
-  std::optional<Elf64_Shdr> find_section(std::string_view name) const {
+  std::optional<elf64::Section> find_section(std::string_view name) const {
     for (unsigned index = 0; index < header_.e_shnum; ++index) {
-      const Elf64_Shdr candidate = section(index);
+      const elf64::Section candidate = section(index);
       if (read_string(names_, candidate.sh_name) == name) return candidate;
     }
     return std::nullopt;
@@ -128,9 +129,9 @@ class CubinReader {
     if (!table) throw_malformed("it has no symbols");
     const Bytes symbols = contents(*table);
     const Bytes strings = contents(section(table->sh_link));
-    for (std::uint32_t index = 0; index < symbols.size() / sizeof(Elf64_Sym); ++index) {
-      const auto symbol = read<Elf64_Sym>(symbols, index * sizeof(Elf64_Sym));
-      if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && read_string(strings, symbol.st_name) == name) return index;
+    for (std::uint32_t index = 0; index < symbols.size() / sizeof(elf64::Symbol); ++index) {
+      const auto symbol = read<elf64::Symbol>(symbols, index * sizeof(elf64::Symbol));
+      if ((symbol.st_info & 0xfU) == elf64::kFunction && read_string(strings, symbol.st_name) == name) return index;
     }
     throw_malformed("the kernel has no symbol");
   }
@@ -156,7 +157,7 @@ class CubinReader {
   }
 
   Bytes bytes_;
-  Elf64_Ehdr header_;
+  elf64::Header header_;
   Bytes names_;
 };
 

@@ -1,7 +1,8 @@
 #include "compile/nvrtc.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <fa/compiler.hpp>
 #include <fa/error.hpp>
@@ -9,10 +10,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "support/dynamic_library.hpp"
 #include "support/log.hpp"
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa::compile {
@@ -20,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using support::DynamicLibrary;
-
-constexpr std::array<const char*, 2> kSonames = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 std::mutex g_mutex;  // guards g_host_path and the opening
 std::string g_host_path;
@@ -41,11 +42,11 @@ bool has_directory(const fs::path& path) {
 }
 
 /// Subdirectories of `parent` whose names start with `prefix`, newest version first.
-std::vector<fs::path> children(const fs::path& parent, std::string_view prefix) {
+std::vector<fs::path> children(const fs::path& parent, const std::string& prefix) {
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::directory_iterator it(parent, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().native().starts_with(prefix)) found.push_back(it->path());
+    if (it->path().filename().string().starts_with(prefix)) found.push_back(it->path());
   }
   const auto newer = [](const fs::path& a, const fs::path& b) {
     const auto length = [](const fs::path& path) { return path.native().size(); };
@@ -55,35 +56,45 @@ std::vector<fs::path> children(const fs::path& parent, std::string_view prefix) 
   return found;
 }
 
-void add_toolkit(std::vector<fs::path>& directories, const fs::path& root) {
-  directories.push_back(root / "lib64");
-  directories.push_back(root / "lib");
+/// What "$NAME" of a pattern stands for.
+std::vector<fs::path> values_of(const std::string& variable) {
+  const std::string value = support::environment(variable.c_str());
+  if (variable != "PATH") return value.empty() ? std::vector<fs::path>() : std::vector<fs::path>{value};
+  std::vector<fs::path> directories;
+  std::istringstream list(value);
+  for (std::string directory; std::getline(list, directory, support::platform::list_separator());) {
+    if (fs::path(directory).is_absolute()) directories.emplace_back(directory);
+  }
+  return directories;
 }
 
-void add_python_environment(std::vector<fs::path>& directories, const fs::path& root) {
-  for (const fs::path& python : children(root / "lib", "python")) {
-    const fs::path packages = python / "site-packages" / "nvidia";
-    directories.push_back(packages / "cu13" / "lib");
-    directories.push_back(packages / "cuda_nvrtc" / "lib");
+/// The directories that a pattern of support::platform stands for.
+std::vector<fs::path> expand(std::string_view pattern) {
+  std::vector<fs::path> roots{fs::path()};
+  if (pattern.starts_with('$')) {
+    const std::size_t end = std::min(pattern.find('/'), pattern.size());
+    roots = values_of(std::string(pattern.substr(1, end - 1)));
+    pattern.remove_prefix(std::min(end + 1, pattern.size()));
   }
+  for (const fs::path& part : fs::path(pattern)) {
+    const std::string name = part.string();
+    std::vector<fs::path> next;
+    for (const fs::path& root : roots) {
+      if (!name.ends_with('*')) {
+        next.push_back(root / part);
+        continue;
+      }
+      for (fs::path& child : children(root, name.substr(0, name.size() - 1))) next.push_back(std::move(child));
+    }
+    roots = std::move(next);
+  }
+  return roots;
 }
 
 std::vector<fs::path> known_directories() {
   std::vector<fs::path> directories;
-  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
-    const std::string root = support::environment(variable);
-    if (!root.empty()) add_toolkit(directories, root);
-  }
-  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    const std::string root = support::environment(variable);
-    if (root.empty()) continue;
-    add_python_environment(directories, root);
-    directories.push_back(fs::path(root) / "lib");
-  }
-  add_toolkit(directories, "/usr/local/cuda");
-  for (const fs::path& toolkit : children("/usr/local", "cuda-")) add_toolkit(directories, toolkit);
-  for (const char* directory : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"}) {
-    directories.emplace_back(directory);
+  for (const char* pattern : support::platform::compiler_directories()) {
+    for (fs::path& directory : expand(pattern)) directories.push_back(std::move(directory));
   }
   return directories;
 }
@@ -107,7 +118,7 @@ bool resolve_all(const DynamicLibrary& library, Nvrtc& api) {
 
 /// NVRTC opens its builtins by bare name, which the loader does not find beside an NVRTC that was opened by path.
 void open_builtins(const Nvrtc& api) {
-  const std::string name = "libnvrtc-builtins.so." + api.version_text();
+  const std::string name = support::platform::compiler_builtins(api.major, api.minor);
   std::error_code error;
   const fs::path resolved = fs::canonical(api.path, error);
   for (const fs::path& directory : {fs::path(api.path).parent_path(), resolved.parent_path()}) {
@@ -156,7 +167,7 @@ std::unique_ptr<Nvrtc> open(const std::string& name, Attempts& attempts) {
 }
 
 std::unique_ptr<Nvrtc> open_in(const fs::path& directory, Attempts& attempts) {
-  for (const char* soname : kSonames) {
+  for (const char* soname : support::platform::compiler_libraries()) {
     const fs::path file = directory / soname;
     if (!has_entry(file)) continue;
     if (auto api = open(file.string(), attempts)) return api;
@@ -168,17 +179,19 @@ std::unique_ptr<Nvrtc> open_in(const fs::path& directory, Attempts& attempts) {
 std::unique_ptr<Nvrtc> open_ordered(const std::string& path, Attempts& attempts) {
   if (!has_directory(path)) return open(path, attempts);
   auto api = open_in(path, attempts);
-  if (!api && attempts.empty()) attempts.push_back(path + ": holds neither libnvrtc.so.13 nor libnvrtc.so.12");
+  if (!api && attempts.empty())
+    attempts.push_back(
+        fmt::format("{}: holds neither {}", path, fmt::join(support::platform::compiler_libraries(), " nor ")));
   return api;
 }
 
 std::unique_ptr<Nvrtc> search(Attempts& attempts) {
-  for (const char* soname : kSonames) {
+  for (const char* soname : support::platform::compiler_libraries()) {
     DynamicLibrary loaded = DynamicLibrary::open_loaded(soname);
     if (!loaded) continue;
     if (auto api = adopt(std::move(loaded), soname, attempts)) return api;
   }
-  for (const char* soname : kSonames) {
+  for (const char* soname : support::platform::compiler_libraries()) {
     if (auto api = open(soname, attempts)) return api;
   }
   for (const fs::path& directory : known_directories()) {
@@ -191,7 +204,7 @@ std::unique_ptr<Nvrtc> search(Attempts& attempts) {
   std::string tried;
   for (const std::string& attempt : attempts) tried += "\n  " + attempt;
   const std::string remedy =
-      orderer.empty() ? "install NVRTC of CUDA 12 or 13 (libnvrtc.so and libnvrtc-builtins.so), or name its file in "
+      orderer.empty() ? "install NVRTC of CUDA 12 or 13 (its library and that of its builtins), or name its file in "
                         "FA_NVRTC_PATH"
                       : "correct or clear " + orderer;
   throw Error(ErrorCode::no_compiler,

@@ -10,6 +10,7 @@
 
 #include "support/dynamic_library.hpp"
 #include "support/log.hpp"
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa::driver {
@@ -18,7 +19,6 @@ namespace {
 using support::DynamicLibrary;
 
 constexpr int kOldestDriver = 12000;
-constexpr std::array<const char*, 2> kLibraries = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"};
 constexpr const char* kInstall = "install an NVIDIA driver of CUDA 12.0 (525.60) or newer";
 
 using GetProcAddress = CUresult(CUDAAPI*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
@@ -34,11 +34,12 @@ std::atomic<const Api*> g_api{nullptr};
 
 DynamicLibrary open_driver() {
   std::string problem;
-  for (const char* name : kLibraries) {
+  const auto libraries = support::platform::driver_libraries();
+  for (const char* name : libraries) {
     std::string* first = problem.empty() ? &problem : nullptr;
     if (DynamicLibrary library = DynamicLibrary::open(name, first)) return library;
   }
-  throw_no_driver("the driver library libcuda.so.1 cannot be opened (" + problem + ")",
+  throw_no_driver(fmt::format("the driver library {} cannot be opened ({})", libraries.front(), problem),
                   std::string(kInstall) + ", and in a container pass the GPU through; Device::host() needs neither");
 }
 

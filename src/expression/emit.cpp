@@ -5,17 +5,19 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "expression/function_text.hpp"
+#include "support/text.hpp"
 
 namespace fa::expression {
 namespace {
 
 // Not every function reads both.
 constexpr const char* kArguments = "[[maybe_unused]] const Params& params, [[maybe_unused]] const Place& at";
+// Of a call that is a part of a whole.
+constexpr const char* kPlacedArguments = "[[maybe_unused]] const Params& params, [[maybe_unused]] const Place& in_call";
 
 /// A score function that ends in a product with a positive constant leaves that to the softmax.
 std::pair<NodeId, double> without_factor(const Program& program) {
@@ -76,8 +78,12 @@ std::optional<NodeId> added_to_score(const Program& program) {
 
 class Emitter {
  public:
-  Emitter(const Program& program, Part part, bool approximate)
-      : program_(program), part_(part), approximate_(approximate) {
+  Emitter(const Program& program, Part part, bool approximate, Positions positions)
+      : program_(program),
+        part_(part),
+        approximate_(approximate),
+        positions_(positions),
+        arguments_(placed() ? kPlacedArguments : kArguments) {
     if (!program.score) return;
     std::vector<NodeId> roots{without_factor(program).first};
     if (part != Part::values) roots.push_back(program.score_derivative);
@@ -125,9 +131,25 @@ class Emitter {
   }
 
  private:
+  bool placed() const { return positions_ != Positions::of_call; }
+  bool strided() const { return positions_ == Positions::of_whole_in_steps; }
+
+  /// The statements of a function, for elements of the whole where the call is a part of one.
+  std::string body(const FunctionText& function) const {
+    if (!placed()) return function.statements();
+    return fmt::format("    [[maybe_unused]] const Place at = fa::kernel::in_whole<{}>(params, in_call);\n{}",
+                       strided(), function.statements());
+  }
+
+  /// Steps in memory, a braced list, as those from element to element of the call.
+  std::string steps_of_call(const char* type, const std::string& steps) const {
+    if (!strided()) return steps;
+    return fmt::format("fa::kernel::steps_of_call<true>(params, fa::kernel::CapturedSteps<{}>{})", type, steps);
+  }
+
   template <class... Values>
   void line(fmt::format_string<Values...> format, Values&&... values) {
-    fmt::format_to(std::back_inserter(text_), format, std::forward<Values>(values)...);
+    support::append_format(text_, format, std::forward<Values>(values)...);
   }
 
   template <class Get>
@@ -179,9 +201,9 @@ class Emitter {
       const std::string value = function.steps_in_memory(
           loads_[i], fmt::format("static_cast<const {}*>(capture.data)", type).c_str(), "strides");
       line("\n  static FA_DEVICE fa::kernel::CapturedSteps<const {}> load({}, fa::kernel::Constant<{}>) {{\n{}", type,
-           kArguments, i, function.statements());
+           arguments_, i, body(function));
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n    return {};\n  }}\n", load.index,
-           value);
+           steps_of_call(fmt::format("const {}", type).c_str(), value));
     }
   }
 
@@ -195,9 +217,9 @@ class Emitter {
     FunctionText function(program_, approximate_, fixed_);
     std::string values;
     for (std::size_t i = 0; i < fixed_.size(); ++i) {
-      fmt::format_to(std::back_inserter(values), "    fixed[{}] = {};\n", i, function.load(fixed_[i], false));
+      support::append_format(values, "    fixed[{}] = {};\n", i, function.load(fixed_[i], false));
     }
-    line("\n  static FA_DEVICE void fix({}{}) {{\n{}{}  }}\n", kArguments, fixed, function.statements(), values);
+    line("\n  static FA_DEVICE void fix({}{}) {{\n{}{}  }}\n", arguments_, fixed, body(function), values);
     score(fmt::format("{}, const float (&fixed)[{}]", loaded(), fixed_.size()), fixed_);
   }
 
@@ -205,13 +227,13 @@ class Emitter {
     const std::array root{without_factor(program_).first};
     FunctionText function(program_, approximate_, root, loads_, fixed);
     const std::string value = function.value(root[0]);
-    line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw{}) {{\n{}    return {};\n  }}\n", kArguments,
-         given, function.statements(), value);
+    line("\n  static FA_DEVICE float score({}, [[maybe_unused]] float raw{}) {{\n{}    return {};\n  }}\n", arguments_,
+         given, body(function), value);
   }
 
   void affine() {
     const auto added = added_to_score(program_);
-    if (!added) return no_affine();
+    if (!added || strided()) return no_affine();
     FunctionText function(program_, approximate_, std::array{*added});
     const auto found = function.affine(*added);
     if (!found) return no_affine();
@@ -222,7 +244,7 @@ class Emitter {
     line(
         "\n  static FA_DEVICE fa::kernel::AffineRow affine({}) {{\n{}    return {{fa::kernel::affine_factor({}({}), "
         "params.inverse_scale), {}}};\n  }}\n",
-        kArguments, function.statements(), subtracted ? "-" : "", found->factor, found->base);
+        arguments_, body(function), subtracted ? "-" : "", found->factor, found->base);
   }
 
   void no_affine() { line("  [[maybe_unused]] static constexpr bool kAffine = false;\n"); }
@@ -235,7 +257,7 @@ class Emitter {
     line(
         "\n  static FA_DEVICE float slope({}, [[maybe_unused]] float raw,\n"
         "                               float& by_score{}) {{\n{}    by_score = {};\n    return {};\n  }}\n",
-        kArguments, loaded(), function.statements(), by_score, value);
+        arguments_, loaded(), body(function), by_score, value);
   }
 
   /// The gradients of captures are sums over many keys: a fast tanh would bias them where it is flat.
@@ -264,26 +286,27 @@ class Emitter {
     line(
         "\n  static FA_DEVICE float slopes({}, [[maybe_unused]] float raw,\n"
         "                                float& by_score, [[maybe_unused]] float (&by_capture)[{}]{}) {{\n{}{}  }}\n",
-        kArguments, std::max<std::size_t>(program_.gradients.size(), 1), loaded(), function.statements(), last);
+        arguments_, std::max<std::size_t>(program_.gradients.size(), 1), loaded(), body(function), last);
   }
 
   void mask() {
     const std::array root{*program_.mask};
     FunctionText function(program_, approximate_, root);
     const std::string value = function.value(root[0]);
-    line("\n  static FA_DEVICE bool keep({}) {{\n{}    return {};\n  }}\n", kArguments, function.statements(), value);
-    if (!program_.kept_keys) return;
+    line("\n  static FA_DEVICE bool keep({}) {{\n{}    return {};\n  }}\n", arguments_, body(function), value);
+    if (!program_.kept_keys || placed()) return;  // of packed batches and pages, which are no parts of a whole
     FunctionText bound(program_, approximate_, std::array{*program_.kept_keys});
     const std::string end = bound.value(*program_.kept_keys);
     line("  [[maybe_unused]] static constexpr bool kKeepsFirst = true;  // all keys before kept_keys\n");
-    line("\n  static FA_DEVICE int kept_keys({}) {{\n{}    return {};\n  }}\n", kArguments, bound.statements(), end);
+    line("\n  static FA_DEVICE int kept_keys({}) {{\n{}    return {};\n  }}\n", arguments_, body(bound), end);
   }
 
   /// The gradient's elements for steps of query and key, where they are steps in memory.
   std::string gradient_steps(const CapturedGradient& gradient) const {
     FunctionText function(program_, approximate_, program_.graph[gradient.load].inputs());
     const std::string steps = function.steps_in_memory(gradient.load, "capture.gradient", "gradient_strides");
-    return steps.empty() ? "" : fmt::format("{}    return {};\n", function.statements(), steps);
+    if (steps.empty()) return {};
+    return fmt::format("{}    return {};\n", body(function), steps_of_call("float", steps));
   }
 
   void gradient_targets() {
@@ -291,14 +314,14 @@ class Emitter {
       const Node& load = program_.graph[program_.gradients[i].load];
       FunctionText function(program_, approximate_, load.inputs());
       const std::string indices = function.indices(program_.gradients[i].load);
-      line("\n  static FA_DEVICE float* gradient_target({}, fa::kernel::Constant<{}>) {{\n{}", kArguments, i,
-           function.statements());
+      line("\n  static FA_DEVICE float* gradient_target({}, fa::kernel::Constant<{}>) {{\n{}", arguments_, i,
+           body(function));
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n", load.index);
       line("    return capture.gradient + fa::kernel::element_offset(capture.gradient_strides{});\n  }}\n", indices);
       const std::string steps = gradient_steps(program_.gradients[i]);
       if (steps.empty()) continue;
       line("\n  static FA_DEVICE fa::kernel::CapturedSteps<float> gradient_steps({}, fa::kernel::Constant<{}>) {{\n",
-           kArguments, i);
+           arguments_, i);
       line("    const fa::kernel::CaptureParams& capture = params.captures[{}];\n{}  }}\n", load.index, steps);
     }
   }
@@ -306,6 +329,8 @@ class Emitter {
   const Program& program_;
   const Part part_;
   const bool approximate_;
+  const Positions positions_;
+  const char* const arguments_;
   std::vector<NodeId> loads_;
   std::vector<NodeId> fixed_;
   std::string text_;
@@ -325,8 +350,18 @@ bool is_affine(const Program& program) {
   return added && FunctionText(program, false, std::array{*added}).affine(*added).has_value();
 }
 
-std::string emit(const Program& program, Part part, bool approximate) {
-  return Emitter(program, part, approximate).run();
+bool has_positions(const Program& program) {
+  std::vector<NodeId> roots;
+  if (program.score) roots.push_back(*program.score);
+  if (program.mask) roots.push_back(*program.mask);
+  return std::ranges::any_of(program.needed(roots), [&](NodeId id) {
+    const Node& node = program.graph[id];
+    return node.op == Op::input && static_cast<Input>(node.index) != Input::score;
+  });
+}
+
+std::string emit(const Program& program, Part part, bool approximate, Positions positions) {
+  return Emitter(program, part, approximate, positions).run();
 }
 
 }  // namespace fa::expression

@@ -15,9 +15,16 @@ enum class Part : std::uint8_t {
   gradients,  ///< and those by captures
 };
 
+/// Which indices and lengths functions see.
+enum class Positions : std::uint8_t {
+  of_call,
+  of_whole,           ///< that the call is a part of, at a launch parameter (templates/common/shard_place.cuh)
+  of_whole_in_steps,  ///< likewise, with steps between rows and between keys
+};
+
 /// The members of a kernel's Variant (templates/common/variant.cuh) that come of its functions, as CUDA C++.
 /// `approximate`: hyperbolic tangents may have an error of 2^-11, as 16-bit elements have.
-std::string emit(const Program& program, Part part, bool approximate);
+std::string emit(const Program& program, Part part, bool approximate, Positions positions = Positions::of_call);
 
 /// Whether the score function reads one captured tensor of 16-bit elements along the keys, so that a kernel may keep a
 /// tile of it in registers.
@@ -26,6 +33,9 @@ bool loads_ahead(const Program& program);
 /// Whether the score function adds to the score, or takes from it, a product that is affine in the key: ALiBi, and
 /// biases by distance.
 bool is_affine(const Program& program);
+
+/// Whether a function reads an index or a length.
+bool has_positions(const Program& program);
 
 }  // namespace fa::expression
 

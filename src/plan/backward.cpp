@@ -96,7 +96,9 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
   const BackwardFamily& family = backward_family(choice.family);
   choice.splits = choose_splits(problem, fixed, family);
   if (family.split_blocks == nullptr) return choice;
-  const int planned = fixed.has("splits") ? 1 : family.split_blocks(problem, choice.splits);
+  // Clusters are no persistent grid.
+  const bool alone = fixed.has("splits") || problem.bounded;
+  const int planned = alone ? 1 : family.split_blocks(problem, choice.splits);
   choice.split_blocks = std::clamp(fixed.number("split_blocks", planned), 1, BackwardChoice::kMaxSplitBlocks);
   if (choice.split_blocks > 1) choice.splits = 1;
   return choice;

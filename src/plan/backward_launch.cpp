@@ -148,7 +148,8 @@ std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multip
   const int cluster = main.cluster();
   const int pair = main.kernel().cluster;
   const bool ordered = main.ordered_dq();
-  if (cluster == 1 && main.kernel().persistent && !long_tiles && !unequal && !ordered) {
+  const bool stays = problem.bounded || (!long_tiles && !unequal);
+  if (cluster == 1 && main.kernel().persistent && stays && !ordered) {
     params.heads_in_flight = balanced_heads(params.n_blocks * splits, entries * problem.h_kv, multiprocessors);
     return std::min<std::int64_t>(grid, multiprocessors);
   }
@@ -214,7 +215,7 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
   params.scale_log2 = static_cast<float>(scale * kLog2e);
   if (problem.varlen) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) {
-    params.dropout = packed.dropout;
+    params.dropout = placed_dropout(problem, packed.dropout);
     params.scale = static_cast<float>(scale / params.dropout.keep);
   }
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);

@@ -39,6 +39,14 @@ void check_tiles(std::int64_t tiles) {
   support::throw_invalid("b * h_q * s_q", tiles, fmt::format("at most {} query tiles", kMaxTiles));
 }
 
+/// A call that leaves multiprocessors to others has no more thread blocks than it may take.
+void check_bound(const Problem& problem, const KernelSpec& spec, std::int64_t grid, int multiprocessors) {
+  if (!problem.bounded || grid <= multiprocessors) return;
+  support::throw_unsupported(
+      "max_multiprocessors", multiprocessors,
+      fmt::format("0, or {} and more, for this call: its kernel, {}, has no persistent grid", grid, kernel_name(spec)));
+}
+
 void bind_lists(std::byte* memory, std::size_t classes, kernel::VariantParams& variant,
                 kernel::MaskTilesParams& lists) noexcept {
   lists.lists = reinterpret_cast<std::int32_t*>(memory);
@@ -107,6 +115,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   const ForwardGrid grid = forward_params(problem, tensors, facts.scale, choice.splits, attention,
                                           facts.multiprocessors, facts.packed, params);
   check_tiles(grid.tiles);
+  check_bound(problem, attention, grid.grid, facts.multiprocessors);
   const bool given = facts.schedule != nullptr;
   remake(call.workspace, [&] {
     return forward_workspace(problem, choice, forward_needs(problem, attention, facts.multiprocessors, given));
@@ -158,6 +167,8 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   const BackwardGrids grids =
       backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps}, rows,
                       facts.multiprocessors, facts.packed, params, all.dq);
+  check_bound(problem, main, grids.main, facts.multiprocessors);
+  check_bound(problem, dq, grids.dq, facts.multiprocessors);
   remake(call.workspace, [&] { return backward_workspace(problem, choice, backward_needs(problem, main, dq), rows); });
   // The first is launched in order: for what the caller has queued before it, no kernel waits.
   const auto add = [&](Role role, std::int64_t grid, void* with) {

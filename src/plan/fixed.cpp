@@ -136,6 +136,20 @@ std::vector<std::pair<std::string_view, int>> Fixed::fields() const {
   return all;
 }
 
+Fixed fixed_to(const KernelSpec& spec) {
+  Fixed fixed(spec.family());
+  fixed.kernel = &spec.kernel();
+  for (const Field& field : spec.kernel().fields) {
+    if (field.help.empty()) continue;
+    if (field.get != nullptr) {
+      fixed.set(field.name, field.get(spec));
+    } else if (field.name == "splits" && !spec.split) {
+      fixed.set(field.name, 1);
+    }
+  }
+  return fixed;
+}
+
 Fixed read_override(const KernelOverride& given, Op op, std::string_view argument) {
   const std::vector<const Kernel*> kernels = meant(given.kernel, op);
   if (kernels.empty()) {

@@ -54,6 +54,9 @@ class Fixed {
   std::vector<std::pair<const Field*, int>> fields_;
 };
 
+/// What an override fixes that names this attention kernel with all its fields.
+Fixed fixed_to(const KernelSpec& spec);
+
 /// Reads an override of kernels that do `op` (forward or backward). Throws fa::Error(invalid_argument) that names the
 /// field and what is accepted; `argument` is the override's own name.
 Fixed read_override(const KernelOverride& given, Op op, std::string_view argument);

@@ -176,7 +176,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
   }
   if (problem.ragged()) params.sequences = sequence_params(problem, packed.sequences);
-  if (problem.dropout) params.dropout = packed.dropout;
+  if (problem.dropout) params.dropout = placed_dropout(problem, packed.dropout);
   if (problem.paged()) {
     params.paged = packed.paged;
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
@@ -200,7 +200,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   }
   if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;
   launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
-  if (persistent && (problem.ragged() || needs_tile_lists(problem))) {
+  if (persistent && comes_in_waves(problem) && !spec.bounded) {
     launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);
   }
   return launch;

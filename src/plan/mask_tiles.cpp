@@ -49,6 +49,10 @@ bool needs_tile_lists(const Problem& problem) noexcept {
   return problem.variants != nullptr && !problem.variants->mask.empty() && !problem.ragged();
 }
 
+bool comes_in_waves(const Problem& problem) noexcept {
+  return problem.ragged() || needs_tile_lists(problem);
+}
+
 KernelSpec mask_tiles_spec(const KernelSpec& attention) {
   KernelSpec spec;
   if (attention.op() == Op::backward) {
@@ -118,6 +122,12 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
         std::int64_t{problem.causal}, std::int64_t{causal_shift(problem)},
         variants.left_window ? problem.window_left : -1, variants.chunked ? problem.chunk : 0,
         std::int64_t{problem.causal_align == CausalAlign::top_left}}) {
+    tag = mix_tag(tag, static_cast<std::uint64_t>(value));
+  }
+  if (!problem.place) return tag;
+  const ShardPlace& place = *problem.place;
+  for (const std::int64_t value : {place.b, place.h_q, place.q, place.kv, place.q_step, place.kv_step, place.whole_b,
+                                   place.whole_h_q, place.whole_s_q, place.whole_s_kv}) {
     tag = mix_tag(tag, static_cast<std::uint64_t>(value));
   }
   return tag;

@@ -18,6 +18,9 @@ namespace fa::plan {
 /// batch or over pages, whose tiles only the device knows, look at every tile that masks in closed form leave.
 bool needs_tile_lists(const Problem& problem) noexcept;
 
+/// Whether tiles of a persistent forward differ so that its grid comes in waves, unless it is bounded.
+bool comes_in_waves(const Problem& problem) noexcept;
+
 /// The kernel that lists the tiles of a mask function for `attention`: a forward, backward or backward_dq kernel.
 KernelSpec mask_tiles_spec(const KernelSpec& attention);
 

@@ -39,7 +39,7 @@ std::array<std::size_t, 3> axes_of(const TensorView& merged) noexcept {
 
 Alternatives merge_specs(const MergeProblem& problem) {
   KernelSpec spec;
-  spec.own = MergeStates{problem.states, problem.float_result};
+  spec.own = MergeStates{problem.states, problem.float_result, problem.sum};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_v = problem.d_v;
@@ -76,7 +76,7 @@ void plan_call(const MergeProblem&, const KernelSpec& kernel, const MergeTensors
     params.o[i] = states[i].o.data;
     params.lse[i] = static_cast<const float*>(states[i].lse.data);
     set_strides(states[i].o, params.stride_o[i]);
-    set_strides(states[i].lse, params.stride_lse[i]);
+    if (states[i].lse.defined()) set_strides(states[i].lse, params.stride_lse[i]);
     if (states[i].o.dtype == DType::f32) params.floats |= 1U << i;
   }
   params.merged_o = merged.data;

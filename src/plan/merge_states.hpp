@@ -20,6 +20,7 @@ struct MergeProblem {
   int states = 0;             ///< as MergeStates::states
   bool float_result = false;  ///< and the dtype is another
   bool aligned = true;        ///< rows of o of all states and of the result start at multiples of 16 bytes
+  bool sum = false;           ///< without weights: there are no logarithms
 };
 
 /// The tensors of a merge, o as views of rank 4 [b, h_q, s_q, d_v], lse of rank 3.

@@ -78,8 +78,11 @@ std::vector<expression::Capture> captures_of(std::string_view text) {
 
 /// Whether `name` is a word of variants, which is read then.
 bool read_variant(std::string_view name, std::string_view value, Variants* variants) {
-  const std::pair<std::string_view, bool*> flags[] = {
-      {"left_window", &variants->left_window}, {"chunked", &variants->chunked}, {"sink", &variants->sink}};
+  const std::pair<std::string_view, bool*> flags[] = {{"left_window", &variants->left_window},
+                                                      {"chunked", &variants->chunked},
+                                                      {"sink", &variants->sink},
+                                                      {"placed", &variants->placed},
+                                                      {"strided", &variants->strided}};
   for (const auto& [flag, member] : flags) {
     if (name == flag) return *member = value == "1", true;
   }

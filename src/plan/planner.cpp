@@ -43,7 +43,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 }  // namespace
 
 std::int64_t visible_keys(const Problem& problem) noexcept {
-  const bool top_left = problem.causal && problem.causal_align == CausalAlign::top_left;
+  const bool top_left = !problem.placed && problem.causal && problem.causal_align == CausalAlign::top_left;
   std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;
   if (problem.variants != nullptr && problem.variants->left_window) {
     // Distances beyond all keys are cut to these, and no sum leaves 64 bits.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
@@ -36,6 +37,8 @@ struct Problem {
   DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16, f16 or e4m3
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
+  bool placed = false;                       ///< calls have places in larger attentions
+  bool bounded = false;                      ///< fewer multiprocessors than there are take a call's tiles
   std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
@@ -48,6 +51,7 @@ struct Problem {
   std::int64_t window_left = 0;
   std::int64_t window_right = 0;  ///< keys kept behind the diagonal
   std::int64_t chunk = 0;
+  std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole; likewise
 
   /// What to plan for: of a packed batch without maximum lengths, twice the mean.
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }

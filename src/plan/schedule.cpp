@@ -142,7 +142,7 @@ ScheduleShape schedule_shape(const Problem& problem, const KernelSpec& attention
       std::max<std::int64_t>(ceil_div(problem.s_kv, attention.tile_n) / kernel::kFewestTiles, 1);
   std::int64_t most = 0;
   if (__builtin_mul_overflow(shape.slots * heads_of(problem, attention), pieces, &most)) most = INT64_MAX;
-  const std::int64_t blocks = std::int64_t{multiprocessors} * attention.min_blocks;
+  const std::int64_t blocks = std::int64_t{multiprocessors} * (problem.bounded ? 1 : attention.min_blocks);
   shape.parts = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, std::max<std::int64_t>(most, 1)));
   return shape;
 }

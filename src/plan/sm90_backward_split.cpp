@@ -57,7 +57,9 @@ Tiles tiles_of(const Problem& problem) noexcept {
   const std::int64_t n_blocks = (s_kv + kKeysPerTile - 1) / kKeysPerTile;
   const double rows_per_step = std::max(problem.d_qk, problem.d_v) > 64 ? 64 : 128;
   const double group = static_cast<double>(problem.h_q) / static_cast<double>(problem.h_kv);
-  const std::int64_t shift = problem.causal ? causal_shift(problem) : 0;
+  Problem anywhere = problem;  // kernels do not depend on where a call stands
+  anywhere.place.reset();
+  const std::int64_t shift = problem.causal ? causal_shift(anywhere) : 0;
   const std::int64_t samples = std::min<std::int64_t>(n_blocks, kSamples);
   const std::int64_t most = most_rows(problem);
   Tiles tiles;

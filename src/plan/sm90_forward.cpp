@@ -1,4 +1,5 @@
 #include "plan/sm90_forward.hpp"
+#include "plan/mask_tiles.hpp"
 
 #include <fmt/format.h>
 
@@ -155,6 +156,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.positive_scale = problem.positive_scale;
   spec.aligned = true;
   spec.varlen = problem.varlen;
+  spec.bounded = problem.bounded && comes_in_waves(problem);
   spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
   spec.accumulate = problem.accumulate;

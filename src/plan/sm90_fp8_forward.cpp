@@ -1,4 +1,5 @@
 #include "plan/sm90_fp8_forward.hpp"
+#include "plan/mask_tiles.hpp"
 
 #include <fmt/format.h>
 
@@ -79,6 +80,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = true;  // signs of scales are known to the device alone
   spec.varlen = problem.varlen;
+  spec.bounded = problem.bounded && comes_in_waves(problem);
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);

@@ -1,4 +1,5 @@
 #include "plan/sm90_wide_forward.hpp"
+#include "plan/mask_tiles.hpp"
 
 #include <fmt/format.h>
 
@@ -41,6 +42,7 @@ KernelSpec with_stages(const Problem& problem, const Choice& choice, int stages)
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
   spec.varlen = problem.varlen;
+  spec.bounded = problem.bounded && comes_in_waves(problem) && !choice.scheduled;
   spec.page_size = problem.page_size;
   spec.tile_m = spec.tile_n = kSm90WideTile;
   spec.warps = sm90_wide_forward_warps(spec);

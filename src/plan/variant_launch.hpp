@@ -21,6 +21,9 @@ struct VariantTensors {
 /// diagonal of its sequence.
 int causal_shift(const Problem& problem) noexcept;
 
+/// `params` for a call of `problem` and its place.
+kernel::DropoutParams placed_dropout(const Problem& problem, kernel::DropoutParams params) noexcept;
+
 /// What the kernels of `problem` read besides the usual parameters. `scale` is that of scores.
 kernel::VariantParams variant_params(const Problem& problem, const VariantTensors& tensors, double scale) noexcept;
 

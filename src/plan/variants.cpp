@@ -10,7 +10,7 @@ namespace fa::plan {
 
 void describe_functions(const expression::Program& program, Variants* variants) {
   variants->loads_ahead = expression::loads_ahead(program);
-  variants->affine = expression::is_affine(program);
+  variants->affine = expression::is_affine(program) && !variants->strided;
   if (program.score) {
     const expression::Graph& graph = program.graph;
     variants->constant_slopes =
@@ -29,6 +29,8 @@ std::string canonical(const Variants& variants) {
   if (variants.left_window) text += " left_window=1";
   if (variants.chunked) text += " chunked=1";
   if (variants.sink) text += " sink=1";
+  if (variants.placed) text += " placed=1";
+  if (variants.strided) text += " strided=1";
   if (!variants.score.empty()) text += " score=" + variants.score;
   if (!variants.mask.empty()) text += " mask=" + variants.mask;
   std::string captures;

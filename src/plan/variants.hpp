@@ -14,6 +14,8 @@ struct Variants {
   bool left_window = false;  ///< keys far before the diagonal are hidden
   bool chunked = false;      ///< keys of another chunk are hidden
   bool sink = false;         ///< one logit a head takes part in every sum
+  bool placed = false;       ///< functions, chunks and dropout see positions of a whole that the call is a part of
+  bool strided = false;      ///< with steps between its rows and between its keys
   std::string score;         ///< the functions, without spaces
   std::string mask;
   std::vector<expression::Capture> captures;
@@ -23,7 +25,7 @@ struct Variants {
   bool loads_ahead = false;      ///< what that of the score says: a tile of a captured tensor may lie in registers
   bool affine = false;           ///< likewise: it adds a product that is affine in the key
 
-  bool any() const noexcept { return left_window || chunked || sink || !score.empty() || !mask.empty(); }
+  bool any() const noexcept { return left_window || chunked || sink || placed || !score.empty() || !mask.empty(); }
 
   /// Whether keys are hidden that causality does not hide.
   bool hides_keys() const noexcept { return left_window || chunked || !mask.empty(); }

@@ -105,7 +105,12 @@ std::array<double, 2> u4_range(std::span<const double> group, DType dtype) {
   }
   const double offset = round_to(dtype, low + 0.0);  // never -0
   const float half_range = static_cast<float>(high) * 0.5F - static_cast<float>(offset) * 0.5F;
-  return {round_to(dtype, half_range / 7.5F), offset};
+  double scale = round_to(dtype, half_range / 7.5F);
+  // Rounded up, it may have code 15 stand for infinity.
+  if (std::isinf(round_to(dtype, std::fma(15.F, static_cast<float>(scale), static_cast<float>(offset))))) {
+    scale = round_to(dtype, scale * (dtype == DType::f16 ? 1 - 0x1p-11 : 1 - 0x1p-8));
+  }
+  return {scale, offset};
 }
 
 /// Row `to` of a cache of 4 bits becomes `row`; its groups' scales and offsets are from `pairs_at` on.

@@ -178,7 +178,7 @@ class Backward {
       Point point{row / g_.s_q / g_.h_q, row / g_.s_q % g_.h_q, row % g_.s_q, 0, 0};
       load_row(a_.q, point.b, point.h, point.q, q);
       load_row(a_.dout, point.b, point.h, point.q, dout);
-      if (a_.dropout.active()) a_.dropout.row(row / g_.s_q, point.q, 0, g_.s_kv, keep.data());
+      if (a_.dropout.active()) a_.dropout.row(g_.head_of_whole(point.b, point.h), point.q, 0, g_.s_kv, keep.data());
       const std::int64_t end = g_.visible_keys(point.q);
       for (point.kv = g_.first_key(point.q); point.kv < end; ++point.kv) {
         load_row(a_.k, point.b, g_.kv_head(point.h), point.kv, k);
@@ -312,7 +312,7 @@ class Backward {
 
   void fill_keep(std::int64_t b, std::int64_t h, std::int64_t i0, std::int64_t rows, std::int64_t j0, std::int64_t keys,
                  Scratch<Acc>& s) const {
-    const std::int64_t head = b * g_.h_q + h;
+    const std::int64_t head = g_.head_of_whole(b, h);
     for (std::int64_t n = 0; n < rows; ++n) a_.dropout.row(head, i0 + n, j0, keys, s.keep[n].data());
   }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "reference/convert.hpp"
+#include "support/shard_place.hpp"
 
 namespace fa::reference {
 namespace {
@@ -52,8 +53,7 @@ Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, cons
     : program_(program),
       order_(program.needed(roots)),
       captures_(variant.captures),
-      lengths_(variant.part.whole.s_q != 0 ? variant.part.whole : lengths),
-      part_(variant.part),
+      place_(support::resolved(variant.place, {lengths.b, lengths.h_q, lengths.s_q, lengths.s_kv})),
       values_(static_cast<std::size_t>(program.graph.size())) {}
 
 void Evaluator::run(const Point& point) {
@@ -96,17 +96,17 @@ Value Evaluator::evaluate(const Node& node, const Point& point) const {
     case Input::score:
       return {0, point.score};
     case Input::b:
-      return {static_cast<std::int32_t>(part_.b + point.b), 0};
+      return {static_cast<std::int32_t>(place_.b + point.b), 0};
     case Input::h:
-      return {static_cast<std::int32_t>(part_.h + point.h), 0};
+      return {static_cast<std::int32_t>(place_.h_q + point.h), 0};
     case Input::q:
-      return {static_cast<std::int32_t>(part_.q + point.q), 0};
+      return {static_cast<std::int32_t>(place_.q + point.q * place_.q_step), 0};
     case Input::kv:
-      return {static_cast<std::int32_t>(part_.kv + point.kv), 0};
+      return {static_cast<std::int32_t>(place_.kv + point.kv * place_.kv_step), 0};
     case Input::s_q:
-      return {static_cast<std::int32_t>(lengths_.s_q), 0};
+      return {static_cast<std::int32_t>(place_.whole_s_q), 0};
     case Input::s_kv:
-      return {static_cast<std::int32_t>(lengths_.s_kv), 0};
+      return {static_cast<std::int32_t>(place_.whole_s_kv), 0};
   }
   return {};
 }

@@ -40,8 +40,7 @@ class Evaluator {
   const expression::Program& program_;
   std::vector<expression::NodeId> order_;
   std::span<const expression::CapturedView> captures_;
-  expression::Lengths lengths_;
-  VariantArgs::Part part_;
+  ShardPlace place_;
   std::vector<expression::Value> values_;
 };
 

@@ -203,7 +203,7 @@ class Forward {
 
   /// Dropout of P, after the row's sum has taken it whole.
   void drop(const Point& point, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
-    a_.dropout.row(point.b * g_.h_q + point.h, point.q, point.kv, visible, s.keep.data());
+    a_.dropout.row(g_.head_of_whole(point.b, point.h), point.q, point.kv, visible, s.keep.data());
     const auto kept = static_cast<Acc>(a_.dropout.scale());
     for (std::int64_t j = first; j < visible; ++j) s.scores[j] = s.keep[j] != 0 ? s.scores[j] * kept : Acc(0);
   }
@@ -223,7 +223,7 @@ class Forward {
   /// The sink is a key of value 0.
   void add_sink(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
     Acc sink = 0;
-    load(a_.variant.sink, (a_.variant.part.h + tile.h) * a_.variant.sink.strides[0], 1, 1, &sink);
+    load(a_.variant.sink, tile.h * a_.variant.sink.strides[0], 1, 1, &sink);
     const Acc old_max = s.max[i];
     const Acc new_max = sink > old_max ? sink : old_max;
     const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;

@@ -37,22 +37,27 @@ class Merge {
     double base = sink;
     for (std::int64_t i = 0; i < count_; ++i) {
       double& lse = row.lse[static_cast<std::size_t>(i)];
+      if (args_.sum) {
+        lse = 0;
+        continue;
+      }
       const TensorView& view = state(i).lse;
       load(view, i * stride_lse() + row_offset(view, b, h, s), 1, 1, &lse);
       if (lse == kInfinity) lse = -kInfinity;
       if (lse > base) base = lse;
     }
     if (base == -kInfinity || std::isnan(base)) base = 0;
-    double weights = std::exp(sink - base);
+    double weights = args_.sum ? 0.0 : std::exp(sink - base);
     for (std::int64_t i = 0; i < count_; ++i) {
       const double lse = row.lse[static_cast<std::size_t>(i)];
       if (lse == -kInfinity) continue;
-      const double weight = std::exp(lse - base);
+      const double weight = args_.sum ? 1.0 : std::exp(lse - base);
       weights += weight;
       const TensorView& view = state(i).o;
       load(view, i * stride_o() + row_offset(view, b, h, s), 1, d_v, row.state.data());
       for (std::size_t c = 0; c < row.sum.size(); ++c) row.sum[c] += weight * row.state[c];
     }
+    if (args_.sum) weights = 1;
     const std::int64_t at = row_offset(merged, b, h, s);
     for (std::int64_t c = 0; c < d_v; ++c) {
       store_element(merged, at + c, weights == 0 ? 0.0 : row.sum[static_cast<std::size_t>(c)] / weights);

@@ -16,6 +16,7 @@ struct MergeArgs {
   std::int64_t stride_lse = 0;
   AttentionState merged;  ///< may be one of the states; lse may be undefined
   TensorView sink;        ///< [h_q], may be undefined
+  bool sum = false;       ///< without weights: there are no logarithms
 };
 
 /// Computed in double and rounded once (docs/numerics.md). A row is read whole before it is written.

@@ -122,7 +122,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.k_scale = scales_of(args.k_scale, i);
     part.v_scale = scales_of(args.v_scale, i);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.part.b = i;
+    part.variant.place.b = i;
     forward(part);
   }
   if (clear) clear_padding(args, sequences);
@@ -150,7 +150,7 @@ BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& s
     part.*tensor = rows_of(args.*tensor, keys);
   }
   part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-  part.variant.part.b = i;
+  part.variant.place.b = i;
   part.variant.accumulate = true;
   return part;
 }

@@ -40,7 +40,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, const Pa
       part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
     }
     part.paged = keys_of(sequences, cache, i);
-    part.variant.part.b = i;
+    part.variant.place.b = i;
     forward(part);
   }
   if (clear) clear_padding(args, sequences);

@@ -11,11 +11,14 @@
 
 namespace fa::reference {
 
+/// How many threads this machine runs at once; asked of the system once.
+int hardware_threads();
+
 /// How many threads `items` work items of `cost` arithmetic operations each deserve; at least 1.
 inline int thread_count(std::int64_t items, double cost) {
   constexpr double kWorthAThread = 1e6;
   const double by_cost = static_cast<double>(items) * cost / kWorthAThread;
-  const double hardware = std::max(1u, std::thread::hardware_concurrency());
+  const double hardware = hardware_threads();
   return static_cast<int>(std::clamp(std::min(by_cost, static_cast<double>(items)), 1.0, hardware));
 }
 

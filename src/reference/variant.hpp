@@ -5,6 +5,7 @@
 #include <span>
 
 #include <fa/tensor.hpp>
+#include <fa/types.hpp>
 
 #include "expression/program.hpp"
 #include "expression/ranges.hpp"
@@ -22,11 +23,7 @@ struct VariantArgs {
   std::int64_t chunk = 0;   ///< 0: none
   bool accumulate = false;  ///< dsink and gradients of captures are added to
 
-  /// Where a part of a larger problem stands in it, and that one's lengths (0: those of the tensors), for functions.
-  struct Part {
-    std::int64_t b = 0, h = 0, q = 0, kv = 0;
-    expression::Lengths whole = {};
-  } part = {};
+  ShardPlace place = {};
 
   bool has_score() const { return program != nullptr && program->score.has_value(); }
   bool has_mask() const { return program != nullptr && program->mask.has_value(); }

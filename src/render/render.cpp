@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <iterator>
 #include <set>
 #include <span>
 #include <string>
@@ -26,6 +25,7 @@
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
+#include "support/text.hpp"
 
 namespace fa::render {
 namespace {
@@ -65,8 +65,7 @@ class LayoutAsserts {
     text_ = fmt::format("static_assert(sizeof(fa::kernel::{}) == {});\n", type, size);
   }
   void field(std::string_view name, std::size_t offset) {
-    fmt::format_to(std::back_inserter(text_), "static_assert(FA_OFFSETOF(fa::kernel::{}, {}) == {});\n", type_, name,
-                   offset);
+    support::append_format(text_, "static_assert(FA_OFFSETOF(fa::kernel::{}, {}) == {});\n", type_, name, offset);
   }
   const std::string& text() const { return text_; }
 
@@ -182,15 +181,19 @@ std::string stored_layout() {
 std::string variant(const plan::KernelSpec& spec) {
   const plan::Variants& variants = spec.variants;
   const expression::Part part = spec.kernel().unit.part;
+  const auto positions = variants.strided  ? expression::Positions::of_whole_in_steps
+                         : variants.placed ? expression::Positions::of_whole
+                                           : expression::Positions::of_call;
   return fmt::format(
       "struct KernelVariant {{\n"
       "  [[maybe_unused]] static constexpr bool kLeftWindow = {};\n"
       "  [[maybe_unused]] static constexpr bool kChunked = {};\n"
       "  [[maybe_unused]] static constexpr bool kSink = {};\n"
-      "{}}};\n\n",
+      "{}{}}};\n\n",
       boolean(variants.left_window), boolean(variants.chunked), boolean(variants.sink),
+      variants.placed ? "  [[maybe_unused]] static constexpr bool kPlaced = true;\n" : "",
       expression::emit(expression::Program::parse(variants.score, variants.mask, variants.captures), part,
-                       spec.dtype != DType::f32));
+                       spec.dtype != DType::f32, positions));
 }
 
 std::string sm90_backward_layout() {
@@ -313,13 +316,13 @@ std::string render_unit(const plan::KernelSpec& spec) {
   const std::string cluster = blocks > 1 ? fmt::format(", {}", blocks) : "";
   return fmt::format(
       "// {}\n{}"
-      "#include <{}>\n\n"
+      "#include <{}>\n{}\n"
       "{}\n{}{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
       "{}({}, fa::kernel::{}, {}, {}{}) {{ fa::{}<Config>(params); }}\n",
-      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header, layout,
-      has_variant ? variant(spec) : "", config(spec), room_asserts(spec),
-      blocks > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), params, spec.threads(), spec.min_blocks,
-      cluster, unit.function);
+      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header,
+      spec.variants.placed ? "#include <common/shard_place.cuh>\n" : "", layout, has_variant ? variant(spec) : "",
+      config(spec), room_asserts(spec), blocks > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), params,
+      spec.threads(), spec.min_blocks, cluster, unit.function);
 }
 
 /// What a reader, and nvcc with its default of C++17, has to know about a flattened source. It is no part of the unit,

@@ -1,8 +1,9 @@
 #include "support/dynamic_library.hpp"
 
-#include <dlfcn.h>
-#include <link.h>
-#include <sys/stat.h>
+#include <filesystem>
+#include <system_error>
+
+#include "support/platform.hpp"
 
 namespace fa::support {
 
@@ -12,36 +13,30 @@ DynamicLibrary& DynamicLibrary::operator=(DynamicLibrary&& other) noexcept {
 }
 
 DynamicLibrary::~DynamicLibrary() {
-  if (handle_ != nullptr) dlclose(handle_);
+  if (handle_ != nullptr) platform::close_library(handle_);
 }
 
 DynamicLibrary DynamicLibrary::open(const std::string& name, std::string* problem) {
   // The loader would wait for who writes to a FIFO.
-  struct stat status {};
-  if (name.find('/') != std::string::npos && stat(name.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  std::error_code error;
+  const bool is_path = name.find_first_of("/\\") != std::string::npos;
+  if (is_path && std::filesystem::exists(name, error) && !std::filesystem::is_regular_file(name, error)) {
     if (problem != nullptr) *problem = name + ": is not a regular file";
     return {};
   }
-  void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr && problem != nullptr) {
-    const char* reason = dlerror();
-    *problem = reason == nullptr ? name + ": cannot be opened" : reason;
-  }
-  return DynamicLibrary(handle);
+  return DynamicLibrary(platform::open_library(name, problem));
 }
 
 DynamicLibrary DynamicLibrary::open_loaded(const std::string& name) {
-  return DynamicLibrary(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
+  return DynamicLibrary(platform::open_loaded_library(name));
 }
 
 void* DynamicLibrary::symbol(const char* name) const noexcept {
-  return handle_ == nullptr ? nullptr : dlsym(handle_, name);
+  return handle_ == nullptr ? nullptr : platform::find_symbol(handle_, name);
 }
 
 std::string DynamicLibrary::path() const {
-  link_map* map = nullptr;
-  if (handle_ == nullptr || dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return {};
-  return map->l_name;
+  return handle_ == nullptr ? std::string() : platform::library_path(handle_);
 }
 
 }  // namespace fa::support

@@ -1,18 +1,19 @@
 #include "support/log.hpp"
 
-#include <pthread.h>
 #include <spdlog/details/null_mutex.h>
 #include <spdlog/logger.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "support/platform.hpp"
 #include "support/text.hpp"
 
 namespace fa {
@@ -74,19 +75,28 @@ LogLevel from_spdlog(spdlog::level::level_enum level) noexcept {
 }
 
 /// Makes calls of the callback one at a time. There from the start to the end of the process, so that fork finds it.
-constinit std::mutex g_mutex;
+std::mutex& log_mutex() {
+#if defined(_WIN32)
+  static auto* const mutex = new std::mutex;  // which no constant initialises there, and no process forks
+  return *mutex;
+#else
+  constinit static std::mutex mutex;
+  return mutex;
+#endif
+}
 
 /// A child of fork has the locks of its parent as they were, and of its threads only the one that forked: so that one
 /// takes the lock before. Inside of the callback it has it.
 void lock_for_fork() {
-  if (!t_inside_callback) g_mutex.lock();
+  if (!t_inside_callback) log_mutex().lock();
 }
 void unlock_after_fork() {
-  if (!t_inside_callback) g_mutex.unlock();
+  if (!t_inside_callback) log_mutex().unlock();
 }
-[[maybe_unused]] const int kAtFork = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+[[maybe_unused]] const bool kAtFork = support::platform::around_fork(lock_for_fork, unlock_after_fork);
 
-/// Standard error until a callback is set.
+/// Standard error until a callback is set. Not spdlog's own: on Windows that keeps the file which standard error was at
+/// the start, and fails when it is replaced.
 class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   void set_callback(LogCallback& callback) { callback_.swap(callback); }
@@ -94,7 +104,10 @@ class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     if (!callback_) {
-      stderr_.log(message);
+      spdlog::memory_buf_t line;
+      formatter_->format(message, line);
+      std::fwrite(line.data(), 1, line.size(), stderr);
+      std::fflush(stderr);
       return;
     }
     t_inside_callback = true;
@@ -105,17 +118,10 @@ class Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> 
     t_inside_callback = false;
   }
 
-  void flush_() override { stderr_.flush(); }
-
-  void set_pattern_(const std::string& pattern) override { stderr_.set_pattern(pattern); }
-
-  void set_formatter_(std::unique_ptr<spdlog::formatter> formatter) override {
-    stderr_.set_formatter(std::move(formatter));
-  }
+  void flush_() override { std::fflush(stderr); }
 
  private:
   LogCallback callback_;
-  spdlog::sinks::stderr_sink_st stderr_;
 };
 
 struct Logger {
@@ -124,12 +130,14 @@ struct Logger {
 
   Logger() {
     logger.set_level(spdlog::level::trace);  // g_level decides
-    logger.set_pattern("%Y-%m-%d %H:%M:%S.%e %n %l: %v");
+    logger.set_formatter(std::make_unique<spdlog::pattern_formatter>("%Y-%m-%d %H:%M:%S.%e %n %l: %v",
+                                                                     spdlog::pattern_time_type::local, "\n"));
   }
 };
 
 /// Ours alone: never registered, so that a host application's own spdlog neither sees nor changes it. Never destroyed,
-/// so that static destructors may still log. Under g_mutex, which a fork waits for; the guard of a static it would not.
+/// so that static destructors may still log. Under log_mutex, which a fork waits for; the guard of a static it would
+/// not.
 Logger& logger() {
   constinit static Logger* instance = nullptr;
   if (instance == nullptr) instance = new Logger;
@@ -143,7 +151,7 @@ void set_log_level(LogLevel level) noexcept {
 }
 
 void set_log_callback(LogCallback callback) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(log_mutex());
   logger().sink->set_callback(callback);
 }
 
@@ -160,7 +168,7 @@ bool inside_log_callback() noexcept {
 void log(LogLevel level, std::string_view message) noexcept {
   if (t_inside_callback || !log_enabled(level)) return;
   try {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(log_mutex());
     logger().logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
   } catch (...) {  // logging never fails a call
   }

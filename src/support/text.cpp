@@ -1,7 +1,8 @@
 #include "support/text.hpp"
 
-#include <cstdlib>
 #include <fa/error.hpp>
+
+#include "support/platform.hpp"
 
 namespace fa::support {
 namespace {
@@ -24,8 +25,7 @@ void throw_unsupported_text(std::string_view argument, std::string_view value, s
 }
 
 std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
+  return platform::environment(name);
 }
 
 }  // namespace fa::support

@@ -13,11 +13,12 @@ constexpr int kMostLengths = 32;  // 65536
 constexpr int kMostHeads = 12;    // 4096
 // Fields of a code, from its lowest bit on. The highest bit is set in every code.
 constexpr int kSlotBits = std::bit_width(static_cast<unsigned>(kSlots - 1));
-constexpr int kLengthBits = std::bit_width(static_cast<unsigned>(kMostLengths));
-constexpr int kHeadBits = std::bit_width(static_cast<unsigned>(kMostHeads));
+constexpr int kLengths = kMostLengths + 1, kHeads = kMostHeads + 1;
+constexpr int kClassBits = std::bit_width(static_cast<unsigned>(kLengths * kLengths * kHeads - 1));
 constexpr int kGroupBits = 31;  // of a number of heads
+constexpr int kFactBits = 3;
 constexpr int kCodeBit = 63;
-static_assert(kSlotBits + 2 * kLengthBits + kHeadBits + kGroupBits <= kCodeBit, "fields of a code overlap");
+static_assert(kSlotBits + kClassBits + kGroupBits + kFactBits <= kCodeBit, "fields of a code overlap");
 // Multiply-adds and bytes that take a data-centre GPU some 10 us.
 constexpr double kWorthMultiplyAdds = 2e9;
 constexpr double kWorthBytes = 32e6;
@@ -58,6 +59,11 @@ Bucket bucket_of(const plan::Problem& problem) noexcept {
           problem.h_kv == 0 ? 1 : problem.h_q / problem.h_kv};
 }
 
+unsigned call_facts(const plan::Problem& problem) noexcept {
+  const bool strided = problem.variants != nullptr && problem.variants->strided;
+  return (problem.placed ? 1U : 0U) | (strided ? 2U : 0U) | (problem.bounded ? 4U : 0U);
+}
+
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
   const Bucket bucket = bucket_of(problem);
   std::uint64_t code = 0;
@@ -68,10 +74,9 @@ std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {
     used += bits;
   };
   append(slot, kSlotBits);
-  append(bucket.s_q, kLengthBits);
-  append(bucket.s_kv, kLengthBits);
-  append(bucket.heads, kHeadBits);
+  append((bucket.s_q * kLengths + bucket.s_kv) * kHeads + bucket.heads, kClassBits);
   append(bucket.group, kGroupBits);
+  append(call_facts(problem), kFactBits);
   return code | std::uint64_t{1} << kCodeBit;
 }
 

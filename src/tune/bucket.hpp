@@ -27,6 +27,9 @@ Bucket bucket_of(const plan::Problem& problem) noexcept;
 /// What a slot is below. A code has room for it.
 inline constexpr int kSlots = plan::Choice::kSlots;
 
+/// Facts of a call that kernels are made for and no slot holds, as bits: its place, that place's steps, its bound.
+unsigned call_facts(const plan::Problem& problem) noexcept;
+
 /// The bucket and the planner's choice in one number, never 0: what a call is looked up by. `slot` is one of a
 /// plan::Choice or a plan::BackwardChoice. Equal codes mean equal slots and equal buckets.
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept;

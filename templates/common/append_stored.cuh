@@ -206,7 +206,7 @@ struct AppendStored : Append<Config> {
       }
       const T rounded_offset = ptx::convert<T>(least + zero);
       offset = to_float(rounded_offset);
-      const T rounded_scale = ptx::convert<T>(half_distance(most, offset) / 7.5f);
+      const T rounded_scale = scale_of(offset, most);
       scale = to_float(rounded_scale);
       if (column < kHeadDim && column % Stored::kGroup == 0) {
         ptx::st_global(pair, rounded_scale);
@@ -221,6 +221,14 @@ struct AppendStored : Append<Config> {
       codes |= encode_u4(ptx::multiply(half_distance(values[i], offset), factor)) << (i % 2 * 16 + i / 2 * 4);
     }
     return codes;
+  }
+
+  /// A 15th of the way, rounded to the nearest, or down where code 15 would stand for infinity.
+  static FA_DEVICE T scale_of(float offset, float most) {
+    T scale = ptx::convert<T>(half_distance(most, offset) / 7.5f);
+    const float greatest = to_float(ptx::convert<T>(ptx::fma(15.f, to_float(scale), offset)));
+    if (greatest == kInfinity) --scale.bits;
+    return scale;
   }
 
   /// Of any two floats it is finite.

@@ -5,7 +5,15 @@
 
 namespace fa::kernel {
 
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 3
+// Which know no constant expression of that value.
+struct Infinity {
+  FA_DEVICE operator float() const { return __int_as_float(0x7f800000); }
+};
+inline constexpr Infinity kInfinity{};
+#else
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+#endif
 inline constexpr float kLn2 = 0.693147180559945309f;
 inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr int kWarpSize = 32;

@@ -14,12 +14,19 @@
 
 namespace fa::kernel {
 
+template <class Config>
+FA_DEVICE constexpr bool wants_sum() {
+  if constexpr (requires { Config::kSum; }) return Config::kSum;
+  return false;
+}
+
 /// Merges partial results of attention over different keys: o = sum_i exp(lse_i - lse) o_i with
-/// lse = log sum_i exp(lse_i), to which a sink adds its logit once. A warp has kRowsOfWarp rows side by side, a lane
+/// lse = log sum_i exp(lse_i), to which a sink adds its logit once. With kSum o is the sum of all o_i, and there are no
+/// logarithms. A warp has kRowsOfWarp rows side by side, a lane
 /// pieces of 16 bytes of kRows such rows. All that is read of a row is read before anything of it is written.
 ///
 /// Config: Element, kHeadDimV, kStates (what o of the states is made of: 0: Element, 1: floats, 2: either),
-/// kFloatResult, kAligned, kWarps; optionally kOverlaps.
+/// kFloatResult, kAligned, kWarps; optionally kOverlaps, kSum.
 template <class Config>
 struct MergeStates {
   using T = typename Config::Element;
@@ -32,6 +39,7 @@ struct MergeStates {
   static constexpr int kRows = kPiecesOfLane > 1 ? 1 : 2;
   static constexpr int kRowsOfBlock = kRows * Config::kWarps * kRowsOfWarp;
   static constexpr bool kMixed = Config::kStates == 2;
+  static constexpr bool kSum = wants_sum<Config>();
   static constexpr int kFloatChunks = kColumns / kPieceElements<float>;  // of a piece of floats
   static constexpr int kChunks = Config::kStates == 0 ? 1 : kFloatChunks;
   static constexpr int kLoads = 8;  // of 16 bytes, that a lane has under way
@@ -71,14 +79,18 @@ struct MergeStates {
     load(pieces, rows, 0);
     Sums sums[kRows];
     FA_UNROLL
-    for (int r = 0; r < kRows; ++r) sums[r].base = greatest(rows[r]);
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (!kSum) sums[r].base = greatest(rows[r]);
+    }
     for (int first = 0; first < params.states; first += kBatch) {
       if (first > 0) load(pieces, rows, first);
       add(sums, pieces, rows, first);
     }
     if constexpr (kOverlaps<Config>) ptx::griddepcontrol_launch_dependents();  // what is left takes no time
     FA_UNROLL
-    for (int r = 0; r < kRows; ++r) add_sink(sums[r], rows[r]);
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (!kSum) add_sink(sums[r], rows[r]);
+    }
     ptx::sync_warp();  // every lane has read the logarithms of its row, in whose place the result's may be
     FA_UNROLL
     for (int r = 0; r < kRows; ++r) store(sums[r], rows[r]);
@@ -182,10 +194,13 @@ struct MergeStates {
       FA_UNROLL
       for (int r = 0; r < kRows; ++r) {
         if (first + i >= params.states || !rows[r].exists) continue;
-        const float lse = lse_of(rows[r], first + i);
-        if (lse == -kInfinity) continue;  // whatever its o holds
-        const float part = weight(lse, sums[r].base);
-        sums[r].weights += part;
+        float part = 1.f;
+        if constexpr (!kSum) {
+          const float lse = lse_of(rows[r], first + i);
+          if (lse == -kInfinity) continue;  // whatever its o holds
+          part = weight(lse, sums[r].base);
+          sums[r].weights += part;
+        }
         FA_UNROLL
         for (int j = 0; j < kPiecesOfLane; ++j) {
           FA_UNROLL
@@ -203,7 +218,7 @@ struct MergeStates {
 
   FA_DEVICE void store(Sums& sums, const Row& row) const {
     if (!row.exists) return;
-    const float inverse = sums.weights == 0.f ? 0.f : 1.f / sums.weights;
+    const float inverse = kSum ? 1.f : sums.weights == 0.f ? 0.f : 1.f / sums.weights;
     const int64_t start = offset(row, params.stride_merged_o);
     FA_UNROLL
     for (int i = 0; i < kPiecesOfLane; ++i) {
@@ -213,7 +228,7 @@ struct MergeStates {
       for (int c = 0; c < kColumns; ++c) sums.o[i][c] *= inverse;
       store_columns_of(sums.o[i], start + piece * kColumns);
     }
-    if (params.merged_lse != nullptr && lane == 0) {
+    if (!kSum && params.merged_lse != nullptr && lane == 0) {
       ptx::st_global(params.merged_lse + offset(row, params.stride_merged_lse),
                      sums.weights == 0.f ? -kInfinity : sums.base + kLn2 * ptx::lg2(sums.weights));
     }

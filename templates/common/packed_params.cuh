@@ -45,6 +45,8 @@ struct DropoutParams {
   uint32_t low_threshold;  // bits 0 to 7, as the highest ones
   float keep;              // 1 - p
   float inverse_keep;      // 1 / keep
+  int32_t heads;  // placed kernels: query heads of a batch entry of the whole; with `state` `offset` is what is
+                  // added to that one
 };
 
 }  // namespace fa::kernel

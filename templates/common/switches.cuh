@@ -104,6 +104,12 @@ FA_DEVICE constexpr bool wants_ordered_dq() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_to_be_bounded() {
+  if constexpr (requires { Config::kBounded; }) return Config::kBounded;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_dk() {
   if constexpr (requires { Config::kWithoutDk; }) return !Config::kWithoutDk;
   return true;
@@ -155,6 +161,8 @@ template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
+template <class Config>
+inline constexpr bool kBounded = wants_to_be_bounded<Config>();  // no grid of waves: all blocks run at once
 template <class Config>
 inline constexpr bool kWantsDk = wants_dk<Config>();
 template <class Config>

@@ -39,6 +39,13 @@ struct Either<First, Second, false> {
   using type = Second;
 };
 
+/// Whether the call may be a part of a larger attention, the whole, whose positions functions, chunks and dropout see
+/// (shard_place.cuh).
+template <class Variant>
+inline constexpr bool kPlaced = false;
+template <class Variant>
+requires(Variant::kPlaced) inline constexpr bool kPlaced<Variant> = true;
+
 /// How many captured tensors score is given the values of (Variant::kLoads, load): those whose elements lie at steps
 /// along the keys. Ahead: one of 16-bit elements, of which a kernel may keep a tile.
 template <class Variant>
@@ -420,6 +427,13 @@ FA_DEVICE int first_key_of(const Request& request) {
   return request.first_position;
 }
 
+/// Keys of the first key's chunk that are not the call's.
+template <class Variant, class Params>
+FA_DEVICE int keys_before_chunk(const Params& params) {
+  if constexpr (kPlaced<Variant>) return params.variant.chunk_keys;
+  return 0;
+}
+
 /// Row `row` (a query position) keeps keys from keys_begin(row) to before keys_end(row). Neither ever decreases.
 template <class Variant, class Params, class Lengths>
 FA_DEVICE int keys_begin(const Params& params, const Lengths& lengths, int row) {
@@ -429,7 +443,7 @@ FA_DEVICE int keys_begin(const Params& params, const Lengths& lengths, int row) 
   }
   if constexpr (Variant::kChunked) {
     const int chunk = floor_quotient(row + diagonal_of(params, lengths), params.variant.chunk);
-    begin = maximum(begin, chunk * params.variant.chunk);
+    begin = maximum(begin, chunk * params.variant.chunk - keys_before_chunk<Variant>(params));
   }
   return begin;
 }
@@ -439,7 +453,7 @@ FA_DEVICE int keys_end(const Params& params, const Lengths& lengths, int row) {
   if constexpr (kCausal) end = minimum(end, row + lengths.causal_shift + 1);
   if constexpr (Variant::kChunked) {
     const int chunk = floor_quotient(row + diagonal_of(params, lengths), params.variant.chunk);
-    end = minimum(end, (chunk + 1) * params.variant.chunk);
+    end = minimum(end, (chunk + 1) * params.variant.chunk - keys_before_chunk<Variant>(params));
   }
   return end;
 }
@@ -450,7 +464,8 @@ FA_DEVICE int rows_begin(const Params& params, const Lengths& lengths, int key) 
   int begin = 0;
   if constexpr (kCausal) begin = maximum(begin, key - lengths.causal_shift);
   if constexpr (Variant::kChunked) {
-    begin = maximum(begin, key / params.variant.chunk * params.variant.chunk - diagonal_of(params, lengths));
+    const int chunk = (key + keys_before_chunk<Variant>(params)) / params.variant.chunk;
+    begin = maximum(begin, chunk * params.variant.chunk - diagonal_of(params, lengths));
   }
   return begin;
 }
@@ -461,7 +476,8 @@ FA_DEVICE int rows_end(const Params& params, const Lengths& lengths, int key) {
     end = minimum(end, key + params.variant.window_left - diagonal_of(params, lengths) + 1);
   }
   if constexpr (Variant::kChunked) {
-    end = minimum(end, (key / params.variant.chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
+    const int chunk = (key + keys_before_chunk<Variant>(params)) / params.variant.chunk;
+    end = minimum(end, (chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
   }
   return end;
 }
@@ -479,8 +495,8 @@ FA_DEVICE int keeping_end(const Params& params, const Lengths& lengths) {
     end = minimum(end, lengths.s_kv + params.variant.window_left - diagonal_of(params, lengths));
   }
   if constexpr (Variant::kChunked) {
-    end = minimum(
-        end, ((lengths.s_kv - 1) / params.variant.chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
+    const int chunk = (lengths.s_kv - 1 + keys_before_chunk<Variant>(params)) / params.variant.chunk;
+    end = minimum(end, (chunk + 1) * params.variant.chunk - diagonal_of(params, lengths));
   }
   return end;
 }

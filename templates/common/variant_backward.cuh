@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
@@ -236,10 +237,12 @@ struct VariantScores {
   /// Of kDrawnTiles n8 tiles of queries from `first_query` on, and all keys of the warp.
   FA_DEVICE void draw(uint32_t (&drops)[kMTiles], int first_query) const {
     const int lane = thread % kWarpSize;
-    const Dropout dropout(params.dropout, static_cast<int64_t>(batch) * params.h_q + head);
+    const Dropout dropout(params.dropout, heads_before<Variant>(params, batch) + head);
+    const int query_drawn = row_of_whole<Variant>(params, first_query);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      drops[m] = dropout.draw_transposed<kDrawnTiles>(key - lane / 4 + 16 * m, first_query, lane);
+      const int key_drawn = key_of_whole<Variant>(params, key - lane / 4 + 16 * m);
+      drops[m] = dropout.draw_transposed<kDrawnTiles>(key_drawn, query_drawn, lane);
     }
   }
 

@@ -17,7 +17,7 @@ struct CaptureParams {
   int64_t strides[kMaxCaptureRank];
   int64_t gradient_strides[kMaxCaptureRank];
   uint32_t bits;  // of the number, an f32 or an i32
-  int32_t unused;
+  int32_t place;  // not of the capture: the entry of its number of the call's place (shard_place.cuh); placed kernels
 };
 
 /// What kernels with a score or mask function, a bounded mask or sinks are launched with besides.
@@ -38,8 +38,8 @@ struct VariantParams {
   // Of kernels that leave out what is out of an affine score function's reach: bits of the greatest squared norms among
   // rows of q and of k. [b, h_q], then [b, h_kv]. row_norms writes them, over zeros.
   uint32_t* norms;
-  int32_t b;  // batch entries, below which a Place's is
-  int32_t unused;
+  int32_t b;           // batch entries, below which a Place's is
+  int32_t chunk_keys;  // placed kernels: keys of the first key's chunk that are before it; `diagonal` counts them
 };
 
 /// Launch parameters of the kernel that writes tile lists.

@@ -68,17 +68,15 @@ FA_DEVICE Chunk ld_global_nc_chunk(const void* address) {
 /// can be read anywhere: so that the compiler may execute it anywhere, and once for many.
 FA_DEVICE float ld_global_nc_of(int which, const float* address, const float* other) {
   float value;
-  [[maybe_unused]] size_t from;  // picked
-  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%1];"
-      : "=f"(value), "=&l"(from)
+  asm("{\n.reg .b64 picked;\nslct.b64.s32 picked, %1, %2, %3;\nld.global.nc.f32 %0, [picked];\n}"
+      : "=f"(value)
       : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
   return value;
 }
 FA_DEVICE int32_t ld_global_nc_of(int which, const int32_t* address, const int32_t* other) {
   int32_t value;
-  [[maybe_unused]] size_t from;  // picked
-  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.s32 %0, [%1];"
-      : "=r"(value), "=&l"(from)
+  asm("{\n.reg .b64 picked;\nslct.b64.s32 picked, %1, %2, %3;\nld.global.nc.s32 %0, [picked];\n}"
+      : "=r"(value)
       : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
   return value;
 }
@@ -86,9 +84,8 @@ template <class T>
 FA_DEVICE T ld_global_nc_of(int which, const T* address, const T* other) {
   static_assert(sizeof(T) == 2, "a 16-bit storage type");
   T value;
-  [[maybe_unused]] size_t from;  // picked
-  asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.b16 %0, [%1];"
-      : "=h"(value.bits), "=&l"(from)
+  asm("{\n.reg .b64 picked;\nslct.b64.s32 picked, %1, %2, %3;\nld.global.nc.b16 %0, [picked];\n}"
+      : "=h"(value.bits)
       : "l"(__cvta_generic_to_global(address)), "l"(__cvta_generic_to_global(other)), "r"(which));
   return value;
 }
@@ -126,9 +123,13 @@ FA_DEVICE void red_add_f32(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
 }
 FA_DEVICE void red_add_f32x4(float* address, const float (&value)[4]) {
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 1  // before PTX 8.1
+  for (int i = 0; i < 4; ++i) red_add_f32(address + i, value[i]);
+#else
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "f"(value[0]),
                "f"(value[1]), "f"(value[2]), "f"(value[3])
                : "memory");
+#endif
 }
 
 /// red.global.max.u32: likewise.

@@ -4,6 +4,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <common/online_softmax.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -320,9 +321,8 @@ struct Backward : BackwardOutputs<Config> {
   FA_DEVICE void differentiate_dropped(const Place& place, int query, uint32_t deltas, Fragment<kMTiles, kNTiles>& p,
                                        Fragment<kMTiles, kNTiles>& ds) const {
     const int dropper = ptx::thread_index();  // anew, as above
-    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + query_head(place);
-    const Dropout dropout(params.dropout, heads_before);
-    const int first_query = place.m_block * kTileM + query;
+    const Dropout dropout(params.dropout, heads_before<Variant>(params, tile.batch) + query_head(place));
+    const int first_query = row_of_whole<Variant>(params, place.m_block * kTileM + query);
     constexpr int kDrawnTiles = Dropout::drawn_tiles(kNTiles);
     uint32_t drops[kMTiles];  // of kDrawnTiles neighbouring n
     FA_UNROLL
@@ -332,7 +332,7 @@ struct Backward : BackwardOutputs<Config> {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         if (n % kDrawnTiles == 0) {
-          const int key = first_key + warp_key + 16 * m;
+          const int key = key_of_whole<Variant>(params, first_key + warp_key + 16 * m);
           drops[m] = dropout.draw_transposed<kDrawnTiles>(key, first_query + 8 * n, dropper % kWarpSize);
         }
         FA_UNROLL

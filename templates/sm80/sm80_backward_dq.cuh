@@ -5,6 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <common/elements.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
@@ -223,8 +224,14 @@ struct BackwardDq {
     });
     const int first_key = key_tile(n_block) * kTileN;
     if constexpr (kDropout) {
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
-      Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
+      if constexpr (kPlaced<Variant>) {
+        Dropout(params.dropout, kernel::heads_before<Variant>(params, tile.batch) + tile.head)
+            .drop(dp, row_of_whole<Variant>(params, first_row + warp_row), key_of_whole<Variant>(params, first_key),
+                  lane);
+      } else {
+        const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + tile.head;
+        Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
+      }
     }
     if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
       bool full = false;

@@ -163,7 +163,9 @@ struct ForwardBlock : ForwardTraits<Config> {
       KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
                      thread);
     }
-    if constexpr (kStoredKeys) StoredScales<ForwardBlock>{*this}.load_k(stage, first);
+    if constexpr (kStoredKeys) {
+      StoredScales<ForwardBlock>{*this}.load_k(stage, first);
+    }
   }
 
   FA_DEVICE void load_v(int n_block, int stage) const {
@@ -176,7 +178,9 @@ struct ForwardBlock : ForwardTraits<Config> {
       VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
                      thread);
     }
-    if constexpr (kStoredValues) StoredScales<ForwardBlock>{*this}.load_v(stage, first);
+    if constexpr (kStoredValues) {
+      StoredScales<ForwardBlock>{*this}.load_v(stage, first);
+    }
   }
 
   FA_DEVICE PagedKeys<kPageSize> paged_keys() const {

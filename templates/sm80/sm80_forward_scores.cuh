@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/kept_keys.cuh>
 #include <common/mask.cuh>
@@ -96,20 +97,22 @@ struct ForwardScores : ForwardBlock<Config> {
 
   /// Dropout of P, after the row sums have taken it whole.
   FA_DEVICE void drop(Fragment<kMTiles, kNTiles>& p, int key) const {
-    const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q;
+    const int64_t before = heads_before<Variant>(params, tile.batch);
+    const int key_drawn = key_of_whole<Variant>(params, key);
     if constexpr (Config::kPackGqa) {
-      const Dropout dropout(params.dropout, heads_before);
+      const Dropout dropout(params.dropout, before);
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
           const int row = fragment_row(m, r);
-          dropout.drop_row<kNTiles>([&](int n, int e) -> float& { return p[m][n][2 * r + e]; }, rows.position(row),
-                                    rows.query_head(row), key, lane);
+          dropout.drop_row<kNTiles>([&](int n, int e) -> float& { return p[m][n][2 * r + e]; },
+                                    row_of_whole<Variant>(params, rows.position(row)), rows.query_head(row), key_drawn,
+                                    lane);
         }
       }
     } else {
-      Dropout(params.dropout, heads_before + tile.head).drop(p, warp_row, key, lane);
+      Dropout(params.dropout, before + tile.head).drop(p, row_of_whole<Variant>(params, warp_row), key_drawn, lane);
     }
   }
 

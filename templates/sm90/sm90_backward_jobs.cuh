@@ -117,7 +117,9 @@ struct BackwardJobs : BackwardBlock<Config> {
 
   /// Of a row of the statistics.
   FA_DEVICE int64_t row_index(const Job& job, const Query& query) const {
-    if constexpr (kOrdered && !kVarlen) return int64_t{first_row_group(job, query)} * kernel::kRowGroup;
+    if constexpr (kOrdered && !kVarlen) {
+      return static_cast<int64_t>(first_row_group(job, query)) * kernel::kRowGroup;
+    }
     return kernel::padded_rows_before<kVarlen>(params, job.lengths, job.tile.batch, query.head) +
            query.m_block * kTileM;
   }

@@ -4,6 +4,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/variant_backward.cuh>
@@ -234,11 +235,20 @@ struct BackwardProducts : BackwardRows<Config> {
 
   /// Which elements of P^T are dropped.
   FA_DEVICE void draw(Drops& drops, const Job& work, const Place& place, int first_key) const {
-    const kernel::Dropout dropout(params.dropout, static_cast<int64_t>(work.tile.batch) * params.h_q + place.head);
-    const int lane = lane_index();
-    FA_UNROLL
-    for (int i = 0; i < kTileM / 64; ++i) {
-      drops[i] = dropout.draw_transposed<8>(first_key, place.m_block * kTileM + 64 * i, lane);
+    if constexpr (kernel::kPlaced<Variant>) {
+      const kernel::Dropout dropout(params.dropout,
+                                    kernel::heads_before<Variant>(params, work.tile.batch) + place.head);
+      const int key = kernel::key_of_whole<Variant>(params, first_key);
+      const int query = kernel::row_of_whole<Variant>(params, place.m_block * kTileM);
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 64; ++i) drops[i] = dropout.draw_transposed<8>(key, query + 64 * i, lane_index());
+    } else {
+      const kernel::Dropout dropout(params.dropout, static_cast<int64_t>(work.tile.batch) * params.h_q + place.head);
+      const int lane = lane_index();
+      FA_UNROLL
+      for (int i = 0; i < kTileM / 64; ++i) {
+        drops[i] = dropout.draw_transposed<8>(first_key, place.m_block * kTileM + 64 * i, lane);
+      }
     }
   }
   FA_DEVICE static bool dropped(const Drops& drops, int i) {

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_DROPOUT_WARPS_CUH_
 
 #include <common/dropout.cuh>
+#include <common/dropout_place.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
@@ -19,6 +20,7 @@ struct DropoutWarps : Schedule<Traits> {
   using Rows = typename Base::Rows;
   using Mask = typename Base::Mask;
   using Config = typename Base::Config;
+  using Variant = typename Base::Variant;
   using Cursor = typename Base::Cursor;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kPSteps, Base::kLists, Base::kDropoutWarps,
       Base::kKeepsRowBits, Base::kRowBlocks, Base::kBlocksTogether, Base::params, Base::q_empty, Base::mask_full,
@@ -37,8 +39,8 @@ struct DropoutWarps : Schedule<Traits> {
       release(q_empty(q_slot.index), lane);  // of Q they need the descriptor alone
       q_slot.advance();
       const ForwardTile& tile = cursor.query.tile;
-      const int64_t heads_before = static_cast<int64_t>(tile.batch) * params.h_q + (Config::kPackGqa ? 0 : tile.head);
-      const kernel::Dropout dropout(params.dropout, dropout_shared(), heads_before);
+      const int64_t before = kernel::heads_before<Variant>(params, tile.batch) + (Config::kPackGqa ? 0 : tile.head);
+      const kernel::Dropout dropout(params.dropout, dropout_shared(), before);
       const kernel::PhiloxStream stream = dropout.stream();
       if constexpr (kKeepsRowBits) {
         FA_UNROLL
@@ -133,7 +135,8 @@ struct DropoutWarps : Schedule<Traits> {
       for (int r = 0; r < 2; ++r) {
         const int place = first_row + lane / 4 + 8 * r;
         parts[step % 2][step / 8] |=
-            dropout.draw_row(r, rows.position(place), rows.query_head(place), n * kTileN + 16 * step, lane)
+            dropout.draw_row(r, kernel::row_of_whole<Variant>(params, rows.position(place)), rows.query_head(place),
+                             kernel::key_of_whole<Variant>(params, n * kTileN) + 16 * step, lane)
             << 8 * (step / 2 % 4);
       }
     }
@@ -143,7 +146,8 @@ struct DropoutWarps : Schedule<Traits> {
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void store_row_bits(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
-    stream.row(kernel::Dropout::row_of(first_row_of(tile) + row, lane)).store(row_bits_shared(row, lane));
+    const int first = kernel::row_of_whole<Variant>(params, first_row_of(tile) + row);
+    stream.row(kernel::Dropout::row_of(first, lane)).store(row_bits_shared(row, lane));
   }
   FA_DEVICE kernel::PhiloxPart row_bits(int row, int lane) const {
     return kernel::PhiloxPart::load(row_bits_shared(row, lane));
@@ -152,11 +156,12 @@ struct DropoutWarps : Schedule<Traits> {
   /// Of KV tile n, for the same warp.
   FA_DEVICE void store_column_bits(const kernel::PhiloxStream& stream, int warp, int n, int lane) const {
     constexpr int kColumns = kTileN / 4;
+    const int first_column = kernel::key_of_whole<Variant>(params, 0) / 4 + n * kColumns;
     FA_UNROLL
     for (int first = 0; first < kColumns; first += kWarpSize) {
       const int column = first + lane;
       if (kColumns - first >= kWarpSize || column < kColumns) {
-        stream.column(static_cast<uint32_t>(n * kColumns + column)).store(column_bits_shared(warp, column));
+        stream.column(static_cast<uint32_t>(first_column + column)).store(column_bits_shared(warp, column));
       }
     }
   }

@@ -61,7 +61,7 @@ struct ForwardTraits {
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kRagged;                    // of tiles that are not empty
   static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;  // tiles before some need no function
-  static constexpr bool kWaves = kRagged || kLists;
+  static constexpr bool kWaves = (kRagged || kLists) && !kernel::kBounded<Config>;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
   // The tensor cores add what an affine score function grows by from key to key, but for tiles of two signs of the

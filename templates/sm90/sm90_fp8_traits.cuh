@@ -59,7 +59,7 @@ struct Fp8Traits {
   static constexpr bool kPaged = false;
   static constexpr bool kRagged = kVarlen;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
-  static constexpr bool kWaves = kRagged;
+  static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
   static constexpr bool kPingpong = Config::kTakeTurns;
   static constexpr bool kSingleLevel = Config::kSingleLevel;
   // The next product S is on its way while O takes the last columns of the one before: S and P need registers of their

@@ -256,7 +256,6 @@ struct SummedSoftmax : RowStatistics {
   // Marks of far rows in `offset`: P of any key that is seen is infinite, that of others 0. Under the second, for
   // scores that the first would hide, that of others is NaN.
   static constexpr float kFar = -3.40282347e38f;
-  static constexpr float kFarthest = -kInfinity;
   static constexpr float kLowest = -1e38f;  // scaled score that the first mark is for
 
   // Lanes of a quad whose `sum` holds all of a far row: its sum, and its greatest score.
@@ -264,7 +263,7 @@ struct SummedSoftmax : RowStatistics {
   static constexpr int kScoreLane = 1;
 
   FA_DEVICE bool is_far(int r) const { return offset[r] <= kFar; }
-  FA_DEVICE static float mark(float greatest) { return greatest < kLowest ? kFarthest : kFar; }
+  FA_DEVICE static float mark(float greatest) { return greatest < kLowest ? -kInfinity : kFar; }
 
   /// A row's reference becomes `best`, before the scale, if that is greater: a score where it is far, else an offset,
   /// behind the scale.

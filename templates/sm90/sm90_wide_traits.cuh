@@ -52,7 +52,7 @@ struct WideTraits {
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
-  static constexpr bool kWaves = kRagged;
+  static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
 
   // What the Hopper forward may have, and this one has not.
   static constexpr bool kPingpong = false, kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false,

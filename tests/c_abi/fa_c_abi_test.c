@@ -206,6 +206,76 @@ static void test_strides(void) {
   fa_destroy(attention);
 }
 
+/* Rows 1 and 2 alone, as a part of the attention that test_forward computes, and what is refused. */
+static void test_places(void) {
+  static float part[B * H_Q * (S_Q - 1) * D], back[B * H_Q * (S_Q - 1) * D];
+  fa_config config = default_config();
+  config.causal = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(run(attention) == FA_OK);
+  fa_tensor tq = tensor4(q + D, B, H_Q, S_Q - 1, D), to = tensor4(part, B, H_Q, S_Q - 1, D);
+  fa_tensor tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  const int64_t strides[4] = {H_Q * S_Q * D, S_Q * D, D, 1};
+  tq.flags = 0;
+  memcpy(tq.strides, strides, sizeof strides);
+  fa_shard_place place = {.struct_size = sizeof place, .q = 1, .whole_s_q = S_Q};
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv, .place = &place};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to};
+  inputs.max_multiprocessors = 3; /* which the host device has no use for */
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  for (int h = 0; h < B * H_Q; ++h) {
+    CHECK(memcmp(part + h * (S_Q - 1) * D, o + (h * S_Q + 1) * D, (S_Q - 1) * D * sizeof *o) == 0);
+  }
+  /* An older program's structs end before the place: aligned with the last key of its own rows. */
+  place.q = 0, place.whole_s_q = 0;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  memcpy(back, part, sizeof part);
+  place.q = 2, place.whole_s_q = 0;
+  inputs.struct_size = offsetof(fa_forward_inputs, place);
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(memcmp(back, part, sizeof part) == 0);
+  inputs.struct_size = sizeof inputs;
+  place.whole_s_q = 3;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "place.q") == 0);
+  place.whole_s_q = 0, place.q_step = 2;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_UNSUPPORTED);
+  CHECK(strcmp(fa_last_error_field("argument"), "place.q_step") == 0);
+  place.q_step = 0, inputs.max_multiprocessors = -1;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "max_multiprocessors") == 0);
+  place.struct_size = 3;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+
+  static float dout[B * H_Q * (S_Q - 1) * D], statistics[B * H_Q * (S_Q - 1)], dq[B * H_Q * (S_Q - 1) * D];
+  place = (fa_shard_place){.struct_size = sizeof place, .q = 1, .whole_s_q = S_Q};
+  fill(dout, B * H_Q * (S_Q - 1) * D, 9);
+  fa_tensor tl = tensor4(statistics, B, H_Q, S_Q - 1, 0), tg = tensor4(dout, B, H_Q, S_Q - 1, D);
+  fa_tensor tdq = tensor4(dq, B, H_Q, S_Q - 1, D);
+  tl.rank = 3;
+  inputs.max_multiprocessors = 0;
+  outputs.lse = &tl;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_backward_inputs all = {
+      .struct_size = sizeof all, .q = &tq, .k = &tk, .v = &tv, .o = &to, .lse = &tl, .dout = &tg, .place = &place};
+  fa_backward_outputs gradients = {.struct_size = sizeof gradients, .dq = &tdq};
+  CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_OK);
+  memcpy(back, dq, sizeof dq);
+  place.q = 0, place.kv = 3;
+  CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_OK);
+  CHECK(memcmp(back, dq, sizeof dq) != 0);
+  fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
+  shape.placed = shape.strided = shape.bounded = 1;
+  CHECK(fa_prepare(attention, &shape) == FA_OK && fa_prepare_backward(attention, &shape) == FA_OK);
+  fa_destroy(attention);
+  config.varlen = 1;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(fa_prepare(attention, &shape) == FA_UNSUPPORTED);
+  CHECK(strcmp(fa_last_error_field("argument"), "varlen") == 0);
+  fa_destroy(attention);
+}
+
 static void test_errors(void) {
   fa_config config = default_config();
   fa_attention* attention = (fa_attention*)&config;
@@ -350,6 +420,14 @@ static void test_shapes(void) {
   CHECK(fa_create(&config, kHost, &attention) == FA_OK);
   fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
   CHECK(fa_prepare(attention, &shape) == FA_OK);
+  int32_t ready = 7;
+  CHECK(fa_prepare_async(attention, &shape) == FA_OK);
+  CHECK(fa_prepare_backward_async(attention, &shape) == FA_OK);
+  CHECK(fa_is_ready(attention, &shape, &ready) == FA_OK && ready == 1);
+  ready = 7;
+  CHECK(fa_backward_is_ready(attention, &shape, &ready) == FA_OK && ready == 1);
+  CHECK(fa_is_ready(attention, &shape, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_prepare_async(NULL, &shape) == FA_INVALID_ARGUMENT);
   size_t size = 12345;
   CHECK(fa_workspace_size(attention, &shape, &size) == FA_OK);
   CHECK(size != 12345);
@@ -960,6 +1038,7 @@ int main(void) {
   test_merge();
   test_value_in_key();
   test_strides();
+  test_places();
   test_overrides();
   test_override_texts();
   test_errors();

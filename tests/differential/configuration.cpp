@@ -264,6 +264,30 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   return c;
 }
 
+namespace {
+
+/// Somewhere in a larger attention. Masks in closed form take equal steps, and dropout whole calls of its generator.
+void choose_place(Random& random, const Configuration& c, Call& call) {
+  const AttentionConfig& config = c.config;
+  const bool masked = config.causal || config.window_left >= 0 || config.window_right >= 0 || config.chunk > 0;
+  const std::int64_t unit = config.dropout > 0 ? 32 : 1;
+  ShardPlace place;
+  place.b = random.between(0, 2);
+  place.h_q = call.h_kv > 0 ? random.between(0, 2) * (call.h_q / call.h_kv) : 0;
+  place.q = random.between(0, 200 / unit) * unit;
+  place.kv = random.between(0, 200 / unit) * unit;
+  if (config.dropout == 0 && random.percent(30)) place.q_step = place.kv_step = random.between(1, 4);
+  if (!masked && config.dropout == 0 && random.percent(20)) place.q_step = random.between(1, 3);
+  if (config.chunk % place.q_step != 0) place.q_step = place.kv_step = 1;
+  place.whole_b = place.b + call.b + random.between(0, 1);
+  place.whole_h_q = place.h_q + call.h_q + random.between(0, 3);
+  place.whole_s_q = place.q + call.s_q * place.q_step + random.between(0, 100);
+  place.whole_s_kv = place.kv + call.s_kv * place.kv_step + random.between(0, 100);
+  call.place = place;
+}
+
+}  // namespace
+
 Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t number, std::uint64_t shape, Where where,
                  Size size) {
   Random random((seed * 1000003 + number) * 1009 + shape + 17);
@@ -299,6 +323,8 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
     call.gradients = random.pick<Gradients>(
         {{true, false, false}, {false, true, true}, {false, true, false}, {false, false, true}, {true, true, false}});
   }
+  const bool alone = c.config.varlen || c.config.page_size > 0 || c.config.invariance != Invariance::none;
+  if (!alone && random.percent(25)) choose_place(random, c, call);
   return call;
 }
 
@@ -434,6 +460,12 @@ const std::map<std::string, Edit>& known_edits() {
       {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
       {"no_accumulate", [](Configuration& c, Call&) { return set(c.config.accumulate, false); }},
       {"no_invariance", [](Configuration& c, Call&) { return set(c.config.invariance, Invariance::none); }},
+      {"no_place",
+       [](Configuration&, Call& call) {
+         const bool changed = call.place.has_value();
+         call.place.reset();
+         return changed;
+       }},
       {"no_sink", [](Configuration& c, Call&) { return set(c.config.sink, false); }},
       {"no_causal", [](Configuration& c, Call&) { return set(c.config.causal, false); }},
       {"no_window_left", [](Configuration& c, Call&) { return set(c.config.window_left, std::int64_t{-1}); }},
@@ -505,51 +537,18 @@ bool edit(const std::string& name, Configuration& c, Call& call) {
 }
 
 std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
-  static const char* const kOrder[] = {"no_backward",
-                                       "no_hostile",
-                                       "no_score",
-                                       "no_mask",
-                                       "no_pages",
-                                       "no_schedule",
-                                       "no_begin",
-                                       "dense",
-                                       "first_half",
-                                       "second_half",
-                                       "no_dropout",
-                                       "no_accumulate",
-                                       "no_invariance",
-                                       "no_sink",
-                                       "no_kernel",
-                                       "plain_layouts",
-                                       "no_gradients",
-                                       "no_causal",
-                                       "no_window_left",
-                                       "no_window_right",
-                                       "no_chunk",
-                                       "h=1",
-                                       "b=1",
-                                       "no_groups",
-                                       "no_deterministic",
-                                       "no_scale",
-                                       "no_used",
-                                       "no_maxima",
-                                       "no_zero_padding",
-                                       "no_check",
-                                       "no_dlse",
-                                       "no_positive_lse",
-                                       "no_extras",
-                                       "no_numbers",
-                                       "score.0",
-                                       "score.1",
-                                       "score.2",
-                                       "mask.0",
-                                       "mask.1",
-                                       "halve_s_q",
-                                       "halve_s_kv",
-                                       "d_v=d_qk",
-                                       "d=64",
-                                       "less_s_q",
-                                       "less_s_kv"};
+  static const char* const kOrder[] = {"no_backward",     "no_hostile",       "no_score",   "no_mask",
+                                       "no_pages",        "no_schedule",      "no_begin",   "dense",
+                                       "first_half",      "second_half",      "no_dropout", "no_accumulate",
+                                       "no_invariance",   "no_place",         "no_sink",    "no_kernel",
+                                       "plain_layouts",   "no_gradients",     "no_causal",  "no_window_left",
+                                       "no_window_right", "no_chunk",         "h=1",        "b=1",
+                                       "no_groups",       "no_deterministic", "no_scale",   "no_used",
+                                       "no_maxima",       "no_zero_padding",  "no_check",   "no_dlse",
+                                       "no_positive_lse", "no_extras",        "no_numbers", "score.0",
+                                       "score.1",         "score.2",          "mask.0",     "mask.1",
+                                       "halve_s_q",       "halve_s_kv",       "d_v=d_qk",   "d=64",
+                                       "less_s_q",        "less_s_kv"};
   std::vector<std::string> possible;
   for (const char* name : kOrder) {
     Configuration changed = c;
@@ -651,6 +650,12 @@ std::string to_string(const Configuration& c, const Call& call) {
   if (call.indexed) out << " indexed";
   if (call.scheduled) out << " scheduled";
   if (call.max_s_q != 0) out << " max " << call.max_s_q << "x" << call.max_s_kv;
+  if (call.place) {
+    const ShardPlace& at = *call.place;
+    out << " at b " << at.b << " h " << at.h_q << " q " << at.q << "+" << at.q_step << " kv " << at.kv << "+"
+        << at.kv_step << " of b " << at.whole_b << " h " << at.whole_h_q << " s " << at.whole_s_q << "x"
+        << at.whole_s_kv;
+  }
   if (call.hostile != Hostile::none) out << " values " << name_of(call.hostile);
   out << (call.backward ? "" : " forward only") << (call.lse ? "" : " no lse") << (call.dlse ? " dlse" : "");
   out << (call.positive_empty_lse ? " lse+inf" : "") << (call.workspace ? " workspace" : "")

@@ -2,6 +2,7 @@
 #define FA_TESTS_DIFFERENTIAL_CONFIGURATION_HPP_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,12 +80,19 @@ struct Call {
   std::uint64_t values = 0;  ///< seed
   DropoutState dropout;
   bool dropout_on_device = false, workspace = false, tiles = false;
+  std::optional<ShardPlace> place;  ///< with the sizes of the whole, in which functions, masks and dropout see the call
   Layout q, k, v, o, lse_layout, dout, dlse_layout, dq, dk, dv, capture;
 
   /// Lengths that captures must hold.
-  std::int64_t longest_q(bool varlen) const { return varlen ? (max_s_q != 0 ? max_s_q : s_q) : s_q; }
-  std::int64_t longest_kv(bool varlen) const { return varlen ? (max_s_kv != 0 ? max_s_kv : s_kv) : s_kv; }
+  std::int64_t longest_q(bool varlen) const {
+    return place ? place->whole_s_q : varlen ? (max_s_q != 0 ? max_s_q : s_q) : s_q;
+  }
+  std::int64_t longest_kv(bool varlen) const {
+    return place ? place->whole_s_kv : varlen ? (max_s_kv != 0 ? max_s_kv : s_kv) : s_kv;
+  }
   std::int64_t keys_of(bool varlen, std::int64_t i) const;  ///< of sequence or batch entry i
+  std::int64_t entries_of_captures(bool varlen) const { return place ? place->whole_b : sequences(varlen); }
+  std::int64_t heads_of_captures() const { return place ? place->whole_h_q : h_q; }
   std::int64_t sequences(bool varlen) const { return varlen ? static_cast<std::int64_t>(cu_q.size()) - 1 : b; }
 };
 

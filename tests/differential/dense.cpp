@@ -297,14 +297,15 @@ class Evaluation {
     const double norm = q_.norm[static_cast<std::size_t>(place.q)];
     const std::int64_t end = segment.s_kv - (mistake_ == Mistake::last_key_lost ? 1 : 0);
     for (std::int64_t j = mistake_ == Mistake::begin_ignored ? 0 : segment.begin; j < end; ++j) {
-      if (!in_closed_form(c_.config, segment.s_q, segment.s_kv, place.q, j, mistake_)) continue;
       place.kv = j;
-      if (mask_.defined() && !mask_.boolean_at(place)) continue;
+      const Place at = mistake_ == Mistake::place_ignored ? place : in_whole(call_, place);
+      if (!in_closed_form(c_.config, at.s_q, at.s_kv, at.q, at.kv, mistake_)) continue;
+      if (mask_.defined() && !mask_.boolean_at(at)) continue;
       const double scale = mistake_ == Mistake::score_unscaled ? 1 : scale_;
       Pair pair{.key = j, .score = scale * dot(q, k_.at(j), d_qk_), .error = 0};
       const double terms = std::abs(scale) * norm * k_.norm[static_cast<std::size_t>(j)];
       pair.error = units_.product(static_cast<double>(d_qk_)) * terms + 4 * units_.f32 * std::abs(pair.score);
-      if (score_.defined()) apply_score(place, &pair);
+      if (score_.defined()) apply_score(at, &pair);
       if (pair.score == -kInfinity && pair.error == 0) continue;
       if (!(pair.error < kMostError) || !std::isfinite(pair.score)) {
         row_unsure_ = true;
@@ -315,7 +316,9 @@ class Evaluation {
     if (!dropout_.active()) return;
     keep_.resize(static_cast<std::size_t>(segment.s_kv));
     const std::int64_t shifted = mistake_ == Mistake::dropout_shifted ? 1 : 0;
-    dropout_.row(place.b * call_.h_q + place.h, place.q + shifted, 0, segment.s_kv, keep_.data());
+    place.kv = 0;
+    const Place at = in_whole(call_, place);
+    dropout_.row(at.b * call_.heads_of_captures() + at.h, at.q + shifted, at.kv, segment.s_kv, keep_.data());
     const double scale = mistake_ == Mistake::dropout_scale ? 1 : dropout_.scale();
     for (Pair& pair : pairs_) pair.kept = keep_[static_cast<std::size_t>(pair.key)] != 0 ? scale : 0;
   }
@@ -672,6 +675,13 @@ std::vector<Segment> segments_of(const Configuration& c, const Call& call, bool 
   return segments;
 }
 
+Place in_whole(const Call& call, Place place) {
+  if (!call.place) return place;
+  const ShardPlace& at = *call.place;
+  return {at.b + place.b, at.h_q + place.h, at.q + at.q_step * place.q, at.kv + at.kv_step * place.kv,
+          at.whole_s_q,   at.whole_s_kv};
+}
+
 bool in_closed_form(const AttentionConfig& config, std::int64_t s_q, std::int64_t s_kv, std::int64_t i, std::int64_t j,
                     Mistake mistake) {
   const bool top_left = (config.causal_align == CausalAlign::top_left) != (mistake == Mistake::wrong_align);
@@ -727,7 +737,8 @@ const char* to_string(Mistake mistake) {
                                            "lse_base_two",
                                            "used_ignored",
                                            "begin_ignored",
-                                           "state_ignored"};
+                                           "state_ignored",
+                                           "place_ignored"};
   return kNames[static_cast<std::size_t>(mistake)];
 }
 

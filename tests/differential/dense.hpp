@@ -57,8 +57,9 @@ enum class Mistake : std::uint8_t {
   used_ignored,
   begin_ignored,
   state_ignored,
+  place_ignored,
 };
-constexpr int kMistakes = static_cast<int>(Mistake::state_ignored) + 1;
+constexpr int kMistakes = static_cast<int>(Mistake::place_ignored) + 1;
 const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.
@@ -85,6 +86,9 @@ struct Segment {
   std::int64_t begin = 0;  ///< keys before it are hidden from all rows
 };
 std::vector<Segment> segments_of(const Configuration& configuration, const Call& call, bool ignore_used = false);
+
+/// Where an element of a call stands in the whole that the call is a part of.
+Place in_whole(const Call& call, Place place);
 
 /// Whether the masks in closed form keep a pair.
 bool in_closed_form(const AttentionConfig& config, std::int64_t s_q, std::int64_t s_kv, std::int64_t i, std::int64_t j,

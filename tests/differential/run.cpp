@@ -74,7 +74,7 @@ double captured_value(const CaptureChoice& choice, const Call& call, Random& ran
     case Values::documents:
       return *document += random.percent(10) ? 1 : 0;
     case Values::prefix:
-      return static_cast<double>(random.between(0, call.s_kv));
+      return static_cast<double>(random.between(0, call.place ? call.place->whole_s_kv : call.s_kv));
     case Values::small_integers:
       return static_cast<double>(random.between(-5, 70));
     case Values::bits:
@@ -92,10 +92,10 @@ std::vector<std::int64_t> shape_of(const CaptureChoice& choice, const Configurat
   for (const Axis axis : choice.axes) {
     switch (axis) {
       case Axis::b:
-        shape.push_back(call.sequences(packed));
+        shape.push_back(call.entries_of_captures(packed));
         break;
       case Axis::h:
-        shape.push_back(call.h_q);
+        shape.push_back(call.heads_of_captures());
         break;
       case Axis::q:
         shape.push_back(q);
@@ -222,8 +222,9 @@ class Maker {
       for (std::int64_t i = 0; i < s.s_q; ++i) {
         bool empty = true;
         for (std::int64_t j = s.begin; j < s.s_kv; ++j) {
-          if (!in_closed_form(c_.config, s.s_q, s.s_kv, i, j)) continue;
-          if (mask.defined() && !mask.boolean_at({s.b, h, i, j, s.s_q, s.s_kv})) continue;
+          const Place at = in_whole(call_, {s.b, h, i, j, s.s_q, s.s_kv});
+          if (!in_closed_form(c_.config, at.s_q, at.s_kv, at.q, at.kv)) continue;
+          if (mask.defined() && !mask.boolean_at(at)) continue;
           seen[static_cast<std::size_t>(h / group * s.s_kv + j)] = true;
           empty = false;
         }
@@ -382,6 +383,7 @@ class Calls {
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
+    in.place = call_.place;
     const AttentionShape shape = shape_of({&in_.q, &keys(), &values(), &o_});
     const Tensor tiles =
         scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape) : 0);
@@ -433,6 +435,7 @@ class Calls {
     if (config.sink) in.sink = in_.sink.const_view();
     in.sequences = sequences();
     in.dropout = dropout();
+    in.place = call_.place;
     AttentionShape shape = shape_of({&in_.q, &in_.k, &in_.v, &o_, &in_.dout, &dq_, &dk_, &dv_});
     shape.gradients = call_.gradients;
     const Tensor workspace = scratch(call_.workspace ? attention_.backward_workspace_size(shape) : 0);
@@ -561,6 +564,8 @@ class Calls {
     AttentionShape shape{.b = call_.b, .h_q = call_.h_q, .h_kv = call_.h_kv, .s_q = call_.s_q, .s_kv = call_.s_kv};
     shape.aligned =
         std::ranges::all_of(tensors, [](const Tensor* t) { return !t->defined() || has_aligned_rows(t->view()); });
+    shape.placed = call_.place.has_value();
+    shape.strided = call_.place && (call_.place->q_step != 1 || call_.place->kv_step != 1);
     if (!c_.config.varlen) return shape;
     shape.b = call_.sequences(true);
     shape.s_q = call_.max_s_q, shape.s_kv = pages_ ? pages_->longest : call_.max_s_kv;

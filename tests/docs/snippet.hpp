@@ -13,6 +13,7 @@
 
 #include <fa/attention.hpp>
 #include <fa/dlpack.hpp>
+#include <fa/parallel.hpp>
 
 namespace fa_docs {
 
@@ -67,6 +68,7 @@ struct Snippet {
   std::vector<std::vector<std::byte>> owned;
   const fa::Device device = fa::Device::host();
   const fa::Stream stream = nullptr;
+  const std::shared_ptr<fa::Communicator> communicator = fa::make_local_group(1).front();
   void* const memory = nullptr;  // the host lists no tiles
   fa::AttentionConfig config;
   const AttentionOfConfig attention{config};

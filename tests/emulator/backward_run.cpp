@@ -37,6 +37,8 @@ fa::plan::Problem problem_of(const BackwardCase& c) {
   problem.s_kv = a.s_kv;
   problem.gradients = c.specs.gradients();
   if (c.variant != nullptr) add_variant(problem, *c.variant);
+  problem.dropout = c.specs.main.dropout;
+  problem.bounded = c.bounded;
   return problem;
 }
 
@@ -141,11 +143,13 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
     tensors.variant = variant->tensors();
   }
 
+  fa::plan::PackedArgs packed;
+  if (problem.dropout) packed.dropout = fa::plan::dropout_params(0.5);
   fa::plan::CallPlan call;
   const PlanKernels all = plan_kernels(c.specs, problem, kernels);
   const fa::plan::BackwardChoice choice{c.specs.main.family(), aligned, c.splits, 1, problem.gradients};
   plan_call(problem, choice, all.specs, tensors,
-            {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, {}}, call);
+            {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, packed}, call);
   run_plan(call, all, memory, seed);
   if (variant && extra != nullptr) {
     for (const fa::expression::CapturedView& captured : variant->views) {

@@ -35,6 +35,7 @@ struct BackwardCase {
   int splits = 1;
   int blocks = 1;                                  ///< of the persistent grid of an sm90 kernel, at most
   const fa::test::VariantCase* variant = nullptr;  ///< what the kernels compute besides, if anything
+  bool bounded = false;                            ///< all `blocks` run at once
 
   bool deterministic() const { return !specs.main.adds_dq() || specs.main.ordered_dq(); }
 };

@@ -64,15 +64,9 @@ double tolerance(DType dtype) {
   return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 2.5e-3 : 1e-5;
 }
 
-double largest(const HostTensor& tensor) {
-  HostTensor zero = tensor;
-  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
-  return fa::test::compare(tensor.view(), zero.view()).max_abs;
-}
-
 void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
   const double error = fa::test::compare(actual.view(), expected.view()).max_abs;
-  EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
+  EXPECT_LE(error, tolerance(dtype) * std::max(fa::test::largest(expected), terms)) << name;
 }
 
 void check(const BackwardCase& c, const BackwardData& data) {
@@ -265,7 +259,7 @@ TEST_P(HiddenFromBackward, AKeyReachesDqOfTheRowsThatKeepIt) {
     fill(inputs.k, {89, 1}, value);
     data = make_backward_data(c, inputs);
     const AttentionGradients spoilt = run_backward(c, data, kernels_of(c), kSeeds[0]);
-    const double allowed = tolerance(c.attention.dtype) * largest(clean.dq);  // sums have another order
+    const double allowed = tolerance(c.attention.dtype) * fa::test::largest(clean.dq);  // sums have another order
     for_each_row(c.attention.b, c.attention.h_q, kLast, [&](std::int64_t b, std::int64_t h, std::int64_t row) {
       for (std::int64_t d = 0; d < c.attention.d_qk; ++d) {
         ASSERT_NEAR(spoilt.dq.at(b, h, row, d), clean.dq.at(b, h, row, d), allowed) << testing::PrintToString(c) << row;

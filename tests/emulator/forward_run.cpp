@@ -7,6 +7,7 @@
 #include <optional>
 #include <ostream>
 #include <random>
+#include <vector>
 
 #include "emulator/placement.hpp"
 #include "emulator/plan_run.hpp"
@@ -46,6 +47,7 @@ fa::plan::Problem problem_of(const ForwardCase& c) {
   problem.dropout = c.spec.dropout;
   problem.accumulate = c.spec.accumulate;
   problem.o_dtype = a.o_dtype;
+  problem.bounded = c.spec.bounded;
   return problem;
 }
 
@@ -153,12 +155,16 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
                                 .splits = c.splits};
   fa::plan::PackedArgs packed;
   if (c.spec.dropout) packed.dropout = fa::plan::dropout_params(0.5);
+  const std::vector<std::byte> zeros(2 * sizeof(std::uint64_t));
+  if (c.state_in_memory) {
+    packed.dropout.state = reinterpret_cast<const std::uint64_t*>(memory.add_input("dropout", zeros));
+  }
   fa::plan::CallPlan call;
   plan_call(problem, choice, plan_kernels.specs, tensors,
             {static_cast<double>(c.attention.softmax_scale()), std::max(c.blocks, 1), false, packed}, call);
   // What is of the GPU, as the case has it: more blocks than tiles, too.
   call.forward_params.attention.base.heads_in_flight = c.heads_in_flight;
-  const bool waves = fa::plan::needs_tile_lists(problem);
+  const bool waves = fa::plan::needs_tile_lists(problem) && !c.spec.bounded;
   if (c.spec.kernel().persistent && !waves) call.step(Role::attention)->grid = c.blocks;
   run_plan(call, plan_kernels, memory, seed);
   fetch(memory, o, outputs.o);

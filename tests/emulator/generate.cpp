@@ -1,7 +1,8 @@
 // Writes the translation units of the emulator tests: the rendered kernels, as the library would hand them to NVRTC, in
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
-// split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`.
+// split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
+// of parts of larger attentions and theirs in `shard_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,7 @@
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
+#include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
@@ -209,16 +211,26 @@ std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files
   return text;
 }
 
+std::string shard_file(const fs::path& folder, std::size_t file, std::size_t files) {
+  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(emulator::all_shard_specs(), file, files);
+  const std::vector<emulator::ShardMutation>& all = emulator::shard_mutations();
+  for (std::size_t i = file; i < all.size(); i += files) {
+    text += mutant({all[i].name, all[i].before, all[i].after, {subject_of(all[i])}, {}, all[i].count, all[i].header},
+                   folder / "shard_mutants");
+  }
+  return text;
+}
+
 }  // namespace
 
 /// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
-/// FP8_FILES
+/// FP8_FILES SHARD_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 10) {
+    if (argc != 11) {
       throw std::runtime_error(
           "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES "
-          "INVARIANT_FILES FP8_FILES");
+          "INVARIANT_FILES FP8_FILES SHARD_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -246,6 +258,10 @@ int main(int argc, char** argv) {
     const std::size_t fp8_files = std::stoul(argv[9]);
     for (std::size_t i = 0; i < fp8_files; ++i) {
       write(folder / fmt::format("fp8_{}.cpp", i), fp8_file(folder, i, fp8_files));
+    }
+    const std::size_t shard_files = std::stoul(argv[10]);
+    for (std::size_t i = 0; i < shard_files; ++i) {
+      write(folder / fmt::format("shard_{}.cpp", i), shard_file(folder, i, shard_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

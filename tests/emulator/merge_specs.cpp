@@ -17,7 +17,7 @@ constexpr std::array kDTypes{DType::bf16, DType::f16, DType::f32};
 constexpr std::array<std::int64_t, 8> kHeadDims{64, 8, 24, 80, 128, 136, 256, 200};
 constexpr std::array kKinds{MergeCase::Kinds::own, MergeCase::Kinds::floats, MergeCase::Kinds::mixed};
 
-enum Factor : std::size_t { dtype, head_dim, kinds, float_result, aligned, factor_count };
+enum Factor : std::size_t { dtype, head_dim, kinds, float_result, aligned, sum, factor_count };
 
 MergeCase to_case(const Row& row) {
   MergeCase c;
@@ -26,6 +26,7 @@ MergeCase to_case(const Row& row) {
   c.kinds = kKinds[row[kinds]];
   c.float_result = row[float_result] != 0;
   c.aligned = row[aligned] == 0;
+  c.sum = row[sum] != 0;
   return c;
 }
 
@@ -38,7 +39,7 @@ bool is_kind(const Row& row) {
 
 const std::vector<MergeCase>& merge_kinds() {
   static const std::vector<MergeCase> kinds_of_all = [] {
-    const std::vector<std::size_t> levels{kDTypes.size(), kHeadDims.size(), kKinds.size(), 2, 2};
+    const std::vector<std::size_t> levels{kDTypes.size(), kHeadDims.size(), kKinds.size(), 2, 2, 2};
     std::vector<MergeCase> all;
     for (const Row& row : pairwise_cover(levels, is_kind)) all.push_back(to_case(row));
     return all;
@@ -54,6 +55,7 @@ fa::plan::KernelSpec merge_spec(const MergeCase& c, fa::plan::Arch arch) {
   problem.states = c.dtype == DType::f32 ? 0 : static_cast<int>(c.kinds);
   problem.float_result = c.float_result;
   problem.aligned = c.aligned;
+  problem.sum = c.sum;
   return fa::plan::merge_specs(problem).front();
 }
 

@@ -86,7 +86,7 @@ double tolerance(DType dtype) {
 }
 
 /// The greatest |x| of what is no NaN or infinity.
-double largest(const HostTensor& tensor) {
+double largest_finite(const HostTensor& tensor) {
   const fa::TensorView view = tensor.view();
   double result = 0;
   for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
@@ -113,7 +113,7 @@ void expect_near(const char* name, const HostTensor& actual, const HostTensor& e
       worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
     }
   });
-  EXPECT_LE(worst, bound * std::max(largest(expected), terms)) << name;
+  EXPECT_LE(worst, bound * std::max(largest_finite(expected), terms)) << name;
 }
 
 class PackedForward : public testing::TestWithParam<std::size_t> {};

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "api/problem.hpp"
+#include "support/shard_place.hpp"
 
 namespace emulator {
 
@@ -50,7 +51,15 @@ void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
                                  .aligned = problem.aligned,
                                  .total_q = problem.total_q,
                                  .total_kv = problem.total_kv};
-  problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
+  if (c.place == fa::ShardPlace{}) {
+    problem = fa::api::make_problem(c.config, shape, problem.arch, &c.functions.variants);
+    return;
+  }
+  fa::AttentionShape placed = shape;
+  placed.placed = true;
+  placed.strided = c.place.q_step != 1 || c.place.kv_step != 1;
+  problem = fa::api::make_problem(c.config, placed, problem.arch, &c.functions.of(placed));
+  problem.place = fa::support::resolved(c.place, {shape.b, shape.h_q, shape.s_q, shape.s_kv});
 }
 
 }  // namespace emulator

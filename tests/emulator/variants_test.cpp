@@ -54,12 +54,6 @@ VariantCase make_case(const VariantKernels& kernels, const Launch& launch) {
   return variant_case(kernels, c);
 }
 
-double largest(const HostTensor& tensor) {
-  HostTensor zero = tensor;
-  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
-  return fa::test::compare(tensor.view(), zero.view()).max_abs;
-}
-
 /// What an error may be of the largest element: rounding of P, dS and results, and of a fast tanh.
 double tolerance(DType dtype) {
   return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 1e-5;
@@ -67,7 +61,7 @@ double tolerance(DType dtype) {
 
 void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
   const double error = fa::test::compare(actual.view(), expected.view()).max_abs;
-  EXPECT_LE(error, tolerance(dtype) * std::max(largest(expected), terms)) << name;
+  EXPECT_LE(error, tolerance(dtype) * std::max(fa::test::largest(expected), terms)) << name;
 }
 
 ForwardCase forward_case(const VariantKernels& kernels, const Launch& launch, const VariantCase& variant) {

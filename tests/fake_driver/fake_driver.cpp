@@ -131,8 +131,77 @@ CUresult mem_alloc(CUdeviceptr* address, std::size_t bytes) {
   return CUDA_SUCCESS;
 }
 
+std::atomic<bool>& capturing() {
+  static std::atomic<bool> now{false};
+  return now;
+}
+
 CUresult stream_is_capturing(CUstream, CUstreamCaptureStatus* status) {
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = capturing() ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+
+std::vector<fake_driver::StreamCall>& stream_calls() {
+  static std::vector<fake_driver::StreamCall> all;
+  return all;
+}
+
+std::atomic<bool>& done() {
+  static std::atomic<bool> now{true};
+  return now;
+}
+
+void remember_call(const char* what, CUstream stream, CUevent event, std::size_t bytes) {
+  const std::scoped_lock lock(g_mutex);
+  stream_calls().push_back({what, stream, event, bytes});
+}
+
+/// Streams and events of their own: what waits for what can be told.
+template <class Handle>
+CUresult new_handle(Handle* out) {
+  static std::atomic<std::uintptr_t> next{std::uintptr_t{1} << 20};
+  *out = reinterpret_cast<Handle>(next.fetch_add(64));
+  return CUDA_SUCCESS;
+}
+CUresult stream_create(CUstream* stream, unsigned, int) {
+  return new_handle(stream);
+}
+CUresult event_create(CUevent* event, unsigned) {
+  return new_handle(event);
+}
+CUresult event_record(CUevent event, CUstream stream) {
+  remember_call("record", stream, event, 0);
+  return CUDA_SUCCESS;
+}
+CUresult stream_wait(CUstream stream, CUevent event, unsigned) {
+  remember_call("wait", stream, event, 0);
+  return CUDA_SUCCESS;
+}
+CUresult stream_query(CUstream) {
+  return done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+std::atomic<const void*>& reached() {
+  static std::atomic<const void*> event{nullptr};
+  return event;
+}
+
+CUresult event_query(CUevent event) {
+  return done() || event == reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult copy(CUdeviceptr, CUdeviceptr, std::size_t bytes, CUstream stream) {
+  remember_call("copy", stream, nullptr, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult copy_2d(const CUDA_MEMCPY2D* plan, CUstream stream) {
+  remember_call("copy", stream, nullptr, plan->WidthInBytes * plan->Height);
+  return CUDA_SUCCESS;
+}
+CUresult set_2d_8(CUdeviceptr, std::size_t, unsigned char, std::size_t width, std::size_t height, CUstream stream) {
+  remember_call("set", stream, nullptr, width * height);
+  return CUDA_SUCCESS;
+}
+CUresult set_2d_32(CUdeviceptr, std::size_t, unsigned, std::size_t width, std::size_t height, CUstream stream) {
+  remember_call("set", stream, nullptr, 4 * width * height);
   return CUDA_SUCCESS;
 }
 
@@ -192,6 +261,9 @@ const std::map<std::string_view, void*>& functions() {
 #include "driver/entries.inc"
 #undef FA_DRIVER_OPTIONAL
 #undef FA_DRIVER_ENTRY
+#define FA_PARALLEL_CUDA_ENTRY(name, since) table.try_emplace(#name, success(static_cast<decltype(&::name)>(nullptr)));
+#include "parallel/cuda_entries.inc"
+#undef FA_PARALLEL_CUDA_ENTRY
     const auto set = [&](const char* name, auto* function) { table[name] = reinterpret_cast<void*>(function); };
     set("cuDeviceGetCount", &give<1, int>);
     set("cuDeviceGet", &give<0, CUdevice, int>);
@@ -213,7 +285,17 @@ const std::map<std::string_view, void*>& functions() {
     set("cuMemAllocAsync", &mem_alloc_async);
     set("cuMemGetInfo", &mem_info);
     set("cuStreamCreate", &give_handle<CUstream, unsigned>);
-    set("cuEventCreate", &give_handle<CUevent, unsigned>);
+    set("cuEventCreate", &event_create);
+    set("cuStreamCreateWithPriority", &stream_create);
+    set("cuEventRecord", &event_record);
+    set("cuStreamWaitEvent", &stream_wait);
+    set("cuStreamQuery", &stream_query);
+    set("cuStreamSynchronize", &succeed<CUstream>);
+    set("cuEventQuery", &event_query);
+    set("cuMemcpyDtoDAsync", &copy);
+    set("cuMemcpy2DAsync", &copy_2d);
+    set("cuMemsetD2D8Async", &set_2d_8);
+    set("cuMemsetD2D32Async", &set_2d_32);
     set("cuEventElapsedTime", &elapsed_time);
     set("cuMemFreeAsync", &mem_free_async);
     set("cuMemsetD8Async", &memset_async);
@@ -241,5 +323,21 @@ __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(const char* 
 
 __attribute__((visibility("default"))) std::vector<fake_driver::Launch>& fa_fake_driver_launches() {
   return launches();
+}
+
+__attribute__((visibility("default"))) std::vector<fake_driver::StreamCall>& fa_fake_driver_stream_calls() {
+  return stream_calls();
+}
+
+__attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_done() {
+  return done();
+}
+
+__attribute__((visibility("default"))) std::atomic<const void*>& fa_fake_driver_reached() {
+  return reached();
+}
+
+__attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_capturing() {
+  return capturing();
 }
 }

@@ -1,6 +1,7 @@
 #ifndef FA_TESTS_FAKE_DRIVER_FAKE_DRIVER_HPP_
 #define FA_TESTS_FAKE_DRIVER_FAKE_DRIVER_HPP_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -22,6 +23,25 @@ struct Launch {
 inline constexpr const char* kMemset = "memset";
 inline constexpr const char* kAllocation = "allocation";
 inline constexpr const char* kRelease = "release";
+
+/// Order between streams, copies and settings of memory, as calls of fa_parallel ask for it: what, the stream, and the
+/// event or the bytes.
+struct StreamCall {
+  std::string what;  ///< "record", "wait", "copy", "set"
+  const void* stream = nullptr;
+  const void* event = nullptr;
+  std::size_t bytes = 0;
+};
+using StreamCalls = std::vector<StreamCall>& (*)();
+inline constexpr const char* kStreamCalls = "fa_fake_driver_stream_calls";
+/// Whether streams and events say that they are done: not so, where a rank is late.
+using Done = std::atomic<bool>& (*)();
+inline constexpr const char* kDone = "fa_fake_driver_done";
+/// The one event that is done where the others are not.
+using Reached = std::atomic<const void*>& (*)();
+inline constexpr const char* kReached = "fa_fake_driver_reached";
+using Capturing = std::atomic<bool>& (*)();
+inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 
 /// What the library exports under kLaunches: all launches so far, which the caller may clear.
 using Launches = std::vector<Launch>& (*)();

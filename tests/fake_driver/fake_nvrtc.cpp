@@ -1,4 +1,3 @@
-#include <elf.h>
 #include <nvrtc.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "support/elf64.hpp"
+
 // An NVRTC that compiles nothing: every program becomes a module with the kernel that its file is named after, which
 // uses a few registers and, for one unit in four, spills; with FA_FAKE_NVRTC_SPILLS=0 none does.
 struct _nvrtcProgram {
@@ -20,6 +21,8 @@ struct _nvrtcProgram {
 };
 
 namespace {
+
+namespace elf64 = fa::support::elf64;
 
 constexpr std::uint8_t kFormatSized = 4;
 constexpr std::uint8_t kFrameSize = 0x11;
@@ -55,18 +58,18 @@ std::vector<char> elf_of(std::vector<Section> sections) {
     names += section.name;
     names += '\0';
   }
-  Elf64_Ehdr header{};
-  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
-  header.e_ident[EI_CLASS] = ELFCLASS64;
-  header.e_shentsize = sizeof(Elf64_Shdr);
-  header.e_shnum = static_cast<Elf64_Half>(sections.size());
+  elf64::Header header{};
+  std::memcpy(header.e_ident, elf64::kMagic, sizeof elf64::kMagic);
+  header.e_ident[elf64::kClassIndex] = elf64::kClass64;
+  header.e_shentsize = sizeof(elf64::Section);
+  header.e_shnum = static_cast<std::uint16_t>(sections.size());
   header.e_shstrndx = 1;
   header.e_shoff = sizeof(header);
   std::string file;
   append(file, &header, sizeof(header));
-  std::size_t offset = sizeof(header) + sections.size() * sizeof(Elf64_Shdr);
+  std::size_t offset = sizeof(header) + sections.size() * sizeof(elf64::Section);
   for (std::size_t i = 0; i < sections.size(); ++i) {
-    Elf64_Shdr entry{};
+    elf64::Section entry{};
     entry.sh_name = name_at[i];
     entry.sh_type = sections[i].type;
     entry.sh_offset = offset;
@@ -80,9 +83,9 @@ std::vector<char> elf_of(std::vector<Section> sections) {
 }
 
 std::vector<char> module_of(const std::string& kernel, std::size_t unit) {
-  Elf64_Sym symbols[2] = {};
+  elf64::Symbol symbols[2] = {};
   symbols[kKernelSymbol].st_name = 1;
-  symbols[kKernelSymbol].st_info = STT_FUNC;
+  symbols[kKernelSymbol].st_info = elf64::kFunction;
   std::string symbol_table;
   append(symbol_table, symbols, sizeof(symbols));
   std::string info;
@@ -91,17 +94,21 @@ std::vector<char> module_of(const std::string& kernel, std::size_t unit) {
   const bool may_spill = spills == nullptr || std::string_view(spills) != "0";
   append_attribute(info, kFrameSize, may_spill && unit % 4 == 0 ? 16 : 0);
   const std::string strings = std::string(1, '\0') + kernel + '\0';
-  return elf_of({{"", SHT_NULL, ""},
-                 {".shstrtab", SHT_STRTAB, ""},
-                 {".text." + kernel, SHT_PROGBITS, "code"},
-                 {".symtab", SHT_SYMTAB, symbol_table, 4},
-                 {".strtab", SHT_STRTAB, strings},
-                 {".nv.info", SHT_PROGBITS, info}});
+  return elf_of({{"", elf64::kNull, ""},
+                 {".shstrtab", elf64::kStrings, ""},
+                 {".text." + kernel, elf64::kProgram, "code"},
+                 {".symtab", elf64::kSymbols, symbol_table, 4},
+                 {".strtab", elf64::kStrings, strings},
+                 {".nv.info", elf64::kProgram, info}});
 }
 
 }  // namespace
 
+#if defined(_WIN32)
+#define FA_FAKE extern "C" __declspec(dllexport)
+#else
 #define FA_FAKE extern "C" __attribute__((visibility("default")))
+#endif
 
 FA_FAKE nvrtcResult nvrtcVersion(int* major, int* minor) {
   *major = 13;

@@ -148,6 +148,26 @@ TEST_F(Threads, ShareADecisionOfTheTuner) {
   for (const std::int64_t s : lengths) EXPECT_EQ(attention.kernel_info(shape_of(s)).chosen_by, "tuner") << s;
 }
 
+TEST_F(Threads, CallsGoOnWhileKernelsAreCompiled) {
+  config_.compile = CompilePolicy::background;
+  config_.head_dim = 128;
+  const std::vector<std::int64_t> lengths = {64, 300, 512, 1000, 2048, 4096};
+  const Attention attention = Attention::create(config_);
+  attention.prepare(shape_of(100));
+  at_once([&](int thread) {
+    for (std::size_t call = 0; call < 8 * lengths.size(); ++call) {
+      const std::int64_t s = lengths[(call + static_cast<std::size_t>(thread)) % lengths.size()];
+      forward(attention, s);
+      if (thread == 0) attention.prepare_backward_async(shape_of(s));
+      attention.is_ready(shape_of(s));
+    }
+  });
+  for (const std::int64_t s : lengths) {
+    attention.prepare(shape_of(s));
+    EXPECT_TRUE(attention.is_ready(shape_of(s)));
+  }
+}
+
 // Each finds the record of the first, or decides for itself where it comes at the same time: the kernel is the same.
 TEST_F(Threads, AgreeAboutWhatTheyTuneApart) {
   config_.tune = TunePolicy::on;

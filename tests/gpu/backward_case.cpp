@@ -12,12 +12,6 @@ double tolerance(DType dtype) {
   return dtype == DType::bf16 ? 1.5e-2 : dtype == DType::f16 ? 2e-3 : 2e-5;
 }
 
-double largest(const HostTensor& tensor) {
-  HostTensor zero = tensor;
-  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
-  return compare(tensor.view(), std::as_const(zero).view()).max_abs;
-}
-
 void expect_near(const char* name, const HostTensor& actual, const HostTensor& expected, double terms, DType dtype) {
   const double bound = tolerance(dtype) * std::max(largest(expected), terms);
   EXPECT_LE(compare(actual.view(), expected.view()).max_abs, bound) << name;

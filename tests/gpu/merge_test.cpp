@@ -68,6 +68,16 @@ TEST_P(RandomMerges, AreWhatAFormulaSays) {
   }
 }
 
+TEST_P(RandomMerges, SumsHaveNoWeights) {
+  MergeCase c = random_merge_case(GetParam());
+  c.sum = true;
+  for (std::uint32_t draw = 0; draw < 4; ++draw) {
+    draw_rows(c, GetParam() * 100 + draw);
+    if (c.kinds == MergeCase::Kinds::mixed && c.states < 2) c.states = 2;
+    run(c);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomMerges, ::testing::Range(0u, 40u));
 
 using Merge = GpuTest;

@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cache/pack.hpp"
 #include "cache/store.hpp"
+#include "gpu/captured_graph.hpp"
 #include "gpu/device_case.hpp"
+#include "gpu/scoped_stream.hpp"
 #include "plan/arch.hpp"
 #include "tests/unit/cache/support.hpp"
 
@@ -66,6 +71,38 @@ TEST_F(Store, WithoutAUsableDirectoryForwardRunsFromMemoryWithOneWarning) {
   expect_correct(device);
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_NE(messages[0].find("relative/path"), std::string::npos) << messages[0];
+}
+
+/// Right before the planned kernel is there and after. A graph that was captured before keeps its kernel.
+TEST_F(Store, AKernelThatStandsInIsRightAndAGraphKeepsIt) {
+  const TemporaryDirectory directory;
+  const AttentionCase first{.b = 1, .h_q = 4, .h_kv = 4, .s_q = 300, .s_kv = 300, .d_qk = 128, .d_v = 128};
+  const AttentionCase c{.b = 1, .h_q = 4, .h_kv = 4, .s_q = 16384, .s_kv = 1024, .d_qk = 128, .d_v = 128};
+  AttentionConfig config = config_of(c);
+  config.cache.directory = (directory / "cache").string();
+  config.compile = CompilePolicy::background;
+  std::promise<void> gate;
+  const std::shared_future<void> open = gate.get_future().share();
+  const auto caller = std::this_thread::get_id();
+  config.on_compile = [=](const CompileEvent&) {
+    if (std::this_thread::get_id() != caller) open.wait();
+  };
+  DeviceCase device(c);
+  const Attention attention = Attention::create(config);
+  attention.prepare(shape_of(first));
+  attention.forward(device.inputs(), device.outputs());
+  EXPECT_FALSE(attention.is_ready(shape_of(c)));
+  expect_correct(device);
+  const std::vector<std::byte> bits = device.o.buffer.read();
+  ScopedStream stream;
+  const CapturedGraph graph(stream.get(), [&] { attention.forward(device.inputs(), device.outputs(), stream.get()); });
+  gate.set_value();
+  attention.prepare(shape_of(c));
+  attention.forward(device.inputs(), device.outputs());
+  expect_correct(device);
+  graph.replay(stream.get());
+  driver::check(driver::api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
+  EXPECT_EQ(device.o.buffer.read(), bits);
 }
 
 /// Plan, look-up and load of a kernel that is stored: the first is the driver's own beginning, the others count.

@@ -82,12 +82,6 @@ double tolerance(const VariantCase& c) {
   return tanh ? 3 * plain : plain;
 }
 
-double largest(const HostTensor& tensor) {
-  HostTensor zero = tensor;
-  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
-  return compare(tensor.view(), std::as_const(zero).view()).max_abs;
-}
-
 void expect_near(const std::string& name, HostTensor& actual, const HostTensor& expected, double terms, double bound) {
   EXPECT_LE(compare(std::as_const(actual).view(), expected.view()).max_abs, bound * std::max(largest(expected), terms))
       << name;

@@ -302,8 +302,34 @@ def test_merge(library):
     state, state_lse = Tensor((1, 1, 2, 8), [1.0] * 16), Tensor((1, 1, 2), [0.0, float("-inf")])
     accumulating.bind_forward(q, k, v, state, state_lse)()
     check(state.values() == (5.0,) * 8 + (9.0,) * 8, f"accumulated {state.values()}")
+    total = Tensor((1, 1, 2, 8))
+    attention.bind_merge([(o, None), (o, None), (merged, None)], total, add=True)()
+    expected = tuple(2 * a + c for a, c in zip(o.values(), merged.values()))
+    check(max(abs(a - c) for a, c in zip(total.values(), expected)) < 1e-5, f"summed {total.values()}")
     refused(ValueError, attention.bind_merge([(o, lse)] * 17, o, lse), "state_count", "17")
     refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
+
+
+def test_places(library):
+    """Rows of zeros average the keys that they keep. As the second row of three, of four keys, a row keeps three; of a part of
+    the keys that is behind it, none."""
+    attention = capi.Attention(library, 8, "torch.float32", causal=True, device=(capi.DEVICE_HOST, 0))
+    q, k, o, lse = Tensor((1, 1, 1, 8)), Tensor((1, 1, 4, 8)), Tensor((1, 1, 1, 8)), Tensor((1, 1, 1))
+    v = Tensor((1, 1, 4, 8), [float(n // 8) for n in range(32)])
+    whole = {"whole_s_q": 3, "whole_s_kv": 4}
+    attention.bind_forward(q, k, v, o, lse, place=capi.shard_place(q=1, **whole), max_multiprocessors=2)()
+    check(o.values() == (1.0,) * 8, f"of three keys {o.values()}")
+    dq, dk, dv = Tensor((1, 1, 1, 8)), Tensor((1, 1, 4, 8)), Tensor((1, 1, 4, 8))
+    attention.bind_backward(q, k, v, o, lse, o, dq, dk, dv, place=capi.shard_place(q=1, **whole))()
+    check(abs(dv.values()[16] - 1 / 3) < 1e-6 and dv.values()[24] == 0.0, f"of three keys {dv.values()}")
+    attention.bind_forward(q, k, v, o, lse, place=capi.shard_place(kv=8, whole_s_q=12, whole_s_kv=12))()
+    check(lse.values() == (float("-inf"),), f"behind all {lse.values()}")
+    refused(ValueError, attention.bind_forward(q, k, v, o, place=capi.shard_place(q=3, **whole)), "place.q = 3")
+    two = Tensor((1, 1, 2, 8))
+    refused(capi.Unsupported, attention.bind_forward(two, k, v, two, place=capi.shard_place(kv_step=2)), "place.q_step")
+    attention.prepare(1, 1, 1, 8, 8, kinds=("placed", "bounded"))
+    check(attention.backward_workspace_size(1, 1, 1, 8, 8, kinds=("strided",)) == 0, "the host needs no workspace")
+    refused(ValueError, lambda: attention.workspace_size(1, 1, 1, 8, 8, kinds=("moved",)), "'moved'", "'placed'")
 
 
 def test_value_in_key(library):
@@ -336,6 +362,7 @@ def main():
     test_shared_prefixes(library)
     test_append(library)
     test_merge(library)
+    test_places(library)
     test_value_in_key(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)

@@ -193,6 +193,9 @@ def test_double_backward(device):
         for gradient in first:
             refused(RuntimeError, lambda g=gradient: torch.autograd.grad(g.square().sum() + q.square().sum(), q,
                                                                          retain_graph=True), "first derivatives only")
+    dq, = torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only|is not implemented"):
+        torch.autograd.grad(dq.square().sum() + q.square().sum(), q)
     plain = torch.autograd.grad(o.sum(), (q, k, v), retain_graph=True)
     graph = torch.autograd.grad(o.sum(), (q, k, v), create_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(plain, graph)), "create_graph changes no gradient"

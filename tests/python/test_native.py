@@ -86,11 +86,32 @@ def test_same_bits(name):
 
 def test_plain_calls_take_the_short_way():
     q, k, v = (t.requires_grad_() for t in dense(torch.float64))
-    assert type(attention(q, k, v).grad_fn).__name__ == "_AttendBackward"
+    assert type(attention(q, k, v, return_lse=True)[0].grad_fn).__name__ == "_AttendBackward"
     assert type(attention(q, k, v, dropout=0.5).grad_fn).__name__ == "_DirectBackward"
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, causal=True, return_lse=True), (q, k, v))
     dq, = torch.autograd.grad(attention(q, k.detach(), v.detach()).sum(), q, create_graph=True)
-    refused(RuntimeError, lambda: dq.sum().backward(), "first derivatives only")
+    refused(RuntimeError, lambda: dq.sum().backward(), "is not implemented")
+
+
+@pytest.mark.skipif(_native._node is None, reason="this PyTorch's _scaled_dot_product_fused_attention_overrideable is another")
+def test_calls_for_o_alone_have_a_node_of_pytorchs_own():
+    q, k, v = (t.requires_grad_() for t in dense(torch.float64))
+    options = dict(causal=True, window_left=3, scale=0.3)
+    o = attention(q, k, v, **options)
+    assert type(o.grad_fn).__name__.startswith("ScaledDotProductFusedAttentionOverrideable")
+    other, _ = attention(q, k, v, **options, return_lse=True)
+    douts = torch.randn(3, *o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(5))
+    expected = [torch.autograd.grad(other, (q, k, v), dout, retain_graph=True) for dout in douts]
+    for dout, gradients in zip(douts, expected):
+        same(torch.autograd.grad(o, (q, k, v), dout, retain_graph=True), gradients)
+    same(torch.autograd.grad(o, (q, v), douts[0], retain_graph=True), expected[0][::2])
+    batched = torch.autograd.grad(o, (q, k, v), douts, is_grads_batched=True, retain_graph=True)
+    same(batched, [torch.stack(parts) for parts in zip(*expected)])
+    with torch.no_grad():
+        k.add_(1)
+    refused(RuntimeError, lambda: torch.autograd.grad(o, q, douts[0]), "modified by an inplace operation")
+    direct = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    refused(RuntimeError, lambda: direct(q, k, v), "accepted are calls of fa_attention")
 
 
 def test_operators_refuse():

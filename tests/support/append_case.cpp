@@ -12,6 +12,7 @@
 #include <random>
 
 #include "reference/geometry.hpp"
+#include "reference/u4.hpp"
 #include "support/packed_codes.hpp"
 
 namespace fa::test {
@@ -71,14 +72,14 @@ AppendShape AppendCase::shape() const {
 std::string to_string(const AppendCase& c) {
   return fmt::format(
       "{} h {}/{} d {}/{} page {} rows {} before {} {}{}{} slots {} positions {} + {} rotary {}{} base {} table {}{}{} "
-      "layout {} cache {}/{} group {}{}{} seed {}",
+      "layout {} cache {}/{} group {}{}{}{} seed {}",
       to_string(c.dtype), c.h_q, c.h_kv, c.d_qk, c.d_v, c.page_size, fmt::join(c.rows, ","), fmt::join(c.before, ","),
       c.packed ? "packed" : "dense", c.padding != 0 ? " padded" : "", c.batch_index ? " indexed" : "",
       static_cast<int>(c.slots), static_cast<int>(c.positions), c.far, c.rotary_dims,
       c.interleaved ? " interleaved" : "", c.base, c.table ? to_string(*c.table) : "none",
       c.aligned ? "" : " unaligned", c.in_place ? " in place" : "", static_cast<int>(c.layout),
       to_string(c.k_dtype.value_or(c.dtype)), to_string(c.v_dtype.value_or(c.dtype)), c.group_size,
-      c.scales_given ? " by given scales" : "", c.hostile ? " hostile" : "", c.seed);
+      c.scales_given ? " by given scales" : "", c.extreme ? " extreme" : "", c.hostile ? " hostile" : "", c.seed);
 }
 
 void PrintTo(const AppendCase& c, std::ostream* out) {
@@ -138,6 +139,7 @@ AppendCase random_append_case(std::uint32_t seed, bool hostile) {
     c.d_qk = (c.d_qk + granule - 1) / granule * granule;
     c.d_v = (c.d_v + granule - 1) / granule * granule;
     c.scales_given = random() % 3 == 0;
+    c.extreme = u4 && c.rotary_dims == 0 && random() % 2 == 0;
   }
   draw_requests(c, seed + 1);
   return c;
@@ -168,10 +170,12 @@ void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::ar
   views_[static_cast<std::size_t>(part)] = view;
   if (!fill) return;
   Random random(c_.seed * 31 + static_cast<std::uint32_t>(part));
+  const double greatest = c_.dtype == DType::f16 ? 65504 : 0x1.fep127;
   for_each_row(part, [&](std::size_t at_byte, std::size_t bytes) {
     TensorView row(buffer.bytes.data() + at_byte, view.dtype, {static_cast<std::int64_t>(bytes / size_of(view.dtype))});
     for (std::int64_t i = 0; i < row.shape[0]; ++i) {
-      reference::store_element(row, i, static_cast<double>(random() % 4096) / 1024.0 - 2.0);
+      const double usual = static_cast<double>(random() % 4096) / 1024.0 - 2.0;
+      reference::store_element(row, i, c_.extreme && i % 2 == 0 ? std::copysign(greatest, usual) : usual);
     }
   });
 }
@@ -540,12 +544,17 @@ std::string AppendData::compare_u4_row(AppendPart from, At source, AppendPart to
       if (!(std::abs(zero - low) <= offset_slack)) {
         return fmt::format("the offset of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, zero, low);
       }
-      if (!(std::abs(scale - step) <= computed + half_unit(c_.dtype, std::abs(step) + computed) + step * 0x1p-20)) {
+      const double units = c_.extreme ? 2 : 1;  // rounded down where code 15 would be infinite
+      if (!(std::abs(scale - step) <=
+            computed + units * half_unit(c_.dtype, std::abs(step) + computed) + step * 0x1p-20)) {
         return fmt::format("the scale of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, scale, step);
       }
     }
     for (std::int64_t i = first; i < first + c_.group_size; ++i) {
       const double value = std::clamp(wanted(from, source, row, i).value, zero, zero + 15 * scale);
+      if (!c_.scales_given && !std::isfinite(reference::round_to(c_.dtype, zero + 15 * scale))) {
+        return fmt::format("code 15 of [{}] at {} is not finite", fmt::join(target, ", "), first);
+      }
       const int code = packed_code(after[memory].data() + start, i);
       const double allowed = computed + scale * (0.5 + 0x1p-16);
       if (std::abs(code * scale + zero - value) <= allowed) continue;

@@ -45,6 +45,7 @@ struct AppendCase {
   std::optional<DType> v_dtype = std::nullopt;
   int group_size = 0;  ///< of u4x2
   bool scales_given = false;
+  bool extreme = false;  ///< every other number of k and v is the greatest of the dtype, or the least
   bool hostile = false;  ///< some lengths, table entries, rows and slots do not fit
   std::uint32_t seed = 1;
 

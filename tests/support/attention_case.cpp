@@ -7,6 +7,7 @@
 #include <ostream>
 #include <random>
 #include <span>
+#include <utility>
 
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
@@ -326,6 +327,12 @@ ErrorMetrics compare(const TensorView& actual, const TensorView& expected) {
   metrics.mean_abs = sum / static_cast<double>(count);
   metrics.max_abs_over_max_ref = std::isinf(metrics.max_abs) ? kInfinity : metrics.max_abs / largest;
   return metrics;
+}
+
+double largest(const HostTensor& tensor) {
+  HostTensor zero = tensor;
+  std::fill(zero.bytes().begin(), zero.bytes().end(), std::byte{0});
+  return compare(tensor.view(), std::as_const(zero).view()).max_abs;
 }
 
 double lse_max_abs_error(const TensorView& actual, const TensorView& expected) {

@@ -141,6 +141,9 @@ struct ErrorMetrics {
 };
 ErrorMetrics compare(const TensorView& actual, const TensorView& expected);
 
+/// The greatest |x|; infinite where one is NaN.
+double largest(const HostTensor& tensor);
+
 /// Largest |actual - expected| of two [b, h_q, s_q] tensors; equal infinities differ by 0, NaN by infinity.
 double lse_max_abs_error(const TensorView& actual, const TensorView& expected);
 

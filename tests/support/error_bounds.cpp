@@ -181,7 +181,7 @@ class Bounds {
                    const std::vector<double>& dout, double lse, const Visit& visit) const {
     const std::vector<double> q = row_of(args.q, point.b, point.h, point.q);
     std::vector<std::uint8_t> keep(static_cast<std::size_t>(g.s_kv), 1);
-    if (args.dropout.active()) args.dropout.row(point.b * g.h_q + point.h, point.q, 0, g.s_kv, keep.data());
+    if (args.dropout.active()) args.dropout.row(g.head_of_whole(point.b, point.h), point.q, 0, g.s_kv, keep.data());
     const std::int64_t end = g.visible_keys(point.q);
     for (point.kv = g.first_key(point.q); point.kv < end; ++point.kv) {
       const std::vector<double> k = row_of(args.k, point.b, g.kv_head(point.h), point.kv);

@@ -65,14 +65,15 @@ MergeShape MergeCase::shape() const {
   shape.mixed = kinds == Kinds::mixed && states > 1;
   if (float_result) shape.result = DType::f32;
   shape.aligned = aligned;
+  shape.sum = sum;
   return shape;
 }
 
 std::string to_string(const MergeCase& c) {
   return fmt::format(
-      "{} {} states of kind {}{} [{}, {}, {}, {}]{} into {}{}{}{} in place {} {} rows {} spread {} level {} seed {}",
-      to_string(c.dtype), c.states, static_cast<int>(c.kinds), c.stacked ? " stacked" : "", c.b, c.h_q, c.s_q, c.d_v,
-      c.packed ? " packed" : "", c.float_result ? "f32" : "the dtype", c.lse ? "" : " without lse",
+      "{}{} {} states of kind {}{} [{}, {}, {}, {}]{} into {}{}{}{} in place {} {} rows {} spread {} level {} seed {}",
+      c.sum ? "sum of " : "", to_string(c.dtype), c.states, static_cast<int>(c.kinds), c.stacked ? " stacked" : "", c.b,
+      c.h_q, c.s_q, c.d_v, c.packed ? " packed" : "", c.float_result ? "f32" : "the dtype", c.lse ? "" : " without lse",
       c.aligned ? "" : " unaligned", c.sink ? " sink" : "", c.in_place, c.lse_in_place, static_cast<int>(c.rows),
       c.spread, c.level, c.seed);
 }
@@ -98,6 +99,7 @@ void draw_rows(MergeCase& c, std::uint32_t seed) {
   const auto state = static_cast<int>(random() % static_cast<std::uint32_t>(c.states));
   const DType result = c.float_result ? DType::f32 : c.dtype;
   if (random() % 2 == 0 && dtype_of(c, state) == result) c.in_place = state;
+  if (c.sum) c.sink = c.lse = false;
   if (random() % 2 == 0 && c.lse) c.lse_in_place = random() % 4 == 0 ? 0 : state;
   c.rows = pick(random, std::array{MergeCase::Rows::usual, MergeCase::Rows::without_keys, MergeCase::Rows::nans});
   c.spread = pick(random, std::array{4.0, 0.0, 30.0, 300.0});
@@ -199,7 +201,7 @@ MergeData::MergeData(const MergeCase& c) : c_(c) {
   }
   fill();
   for (const Tensor& tensor : o_) buffers_[tensor.buffer].read = true;
-  for (const Tensor& tensor : lse_) buffers_[tensor.buffer].read = true;
+  for (const Tensor& tensor : lse_) buffers_[tensor.buffer].read = !c_.sum;
   if (c_.sink) buffers_[sink_.buffer].read = true;
   buffers_[merged_o_.buffer].written = true;
   if (c_.lse) buffers_[merged_lse_.buffer].written = true;
@@ -269,14 +271,15 @@ TensorView MergeData::view_at(const Tensor& tensor, const std::vector<void*>& at
 MergeData::Call MergeData::call(const std::vector<void*>& at) const {
   Call call;
   for (std::size_t i = 0; i < (c_.stacked ? 1 : o_.size()); ++i) {
-    call.states.push_back({view_at(o_[i], at), view_at(lse_[i], at)});
+    call.states.push_back({view_at(o_[i], at), c_.sum ? TensorView{} : view_at(lse_[i], at)});
   }
   call.inputs.states = call.states;  // a vector that is moved keeps its memory
   if (c_.stacked) {
     call.inputs.stacked = c_.states;
     call.inputs.stride_o = stride_o_;
-    call.inputs.stride_lse = stride_lse_;
+    call.inputs.stride_lse = c_.sum ? 0 : stride_lse_;
   }
+  call.inputs.sum = c_.sum;
   if (c_.sink) call.inputs.sink = TensorView(at[sink_.buffer], statistic(c_), {c_.h_q});
   call.outputs.o = view_at(merged_o_, at);
   if (c_.lse) call.outputs.lse = view_at(merged_lse_, at);
@@ -294,7 +297,7 @@ MergeData::Call MergeData::call() {
 std::string MergeData::judge_row(At at, const std::vector<std::vector<std::byte>>& after) const {
   std::vector<double> logs;
   for (std::size_t i = 0; i < lse_.size(); ++i) {
-    const double lse = number(lse_[i], buffers_[lse_[i].buffer].bytes, at);
+    const double lse = c_.sum ? 0 : number(lse_[i], buffers_[lse_[i].buffer].bytes, at);
     logs.push_back(lse == kInfinity ? -kInfinity : lse);
   }
   if (c_.sink) logs.push_back(number(sink_, buffers_[sink_.buffer].bytes, {0, 0, at[1], 0}));
@@ -312,6 +315,11 @@ std::string MergeData::judge_row(At at, const std::vector<std::vector<std::byte>
     weights.push_back(weight);
     errors.push_back(f64 ? weight * 0x1p-50 : weight * (0x1p-22 + far * 0x1p-22) + 0x1p-125);
     off += errors.back();
+  }
+  if (c_.sum) {
+    weights.assign(logs.size(), 1.0);
+    errors.assign(logs.size(), 0.0);
+    off = 0;
   }
   const double rounding = static_cast<double>(logs.size() + 3) * (f64 ? 0x1p-52 : 0x1p-24);
   for (std::int64_t d = 0; d < c_.d_v; ++d) {

@@ -35,6 +35,7 @@ struct MergeCase {
   bool float_result = false;
   bool aligned = true;
   bool sink = false;
+  bool sum = false;       ///< MergeInputs::sum: neither logarithms nor a sink
   bool lse = true;        ///< of the result
   int in_place = -1;      ///< the state whose o is the result's
   int lse_in_place = -1;  ///< and whose lse

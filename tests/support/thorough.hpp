@@ -20,4 +20,9 @@ std::span<const T> tried(const std::array<T, n>& all, std::size_t index) {
   return thorough() ? std::span<const T>(all) : std::span<const T>(all).subspan(index % n, 1);
 }
 
+/// Whether a run tries case `index`: a thorough one all, others every `of`-th.
+inline bool tries(std::size_t index, std::size_t of) {
+  return thorough() || index % of == 0;
+}
+
 }  // namespace fa::test

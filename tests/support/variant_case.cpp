@@ -9,6 +9,7 @@
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "reference/geometry.hpp"
+#include "support/shard_place.hpp"
 
 namespace fa::test {
 namespace {
@@ -91,6 +92,10 @@ reference::ForwardArgs forward_args(const VariantCase& c, const AttentionInputs&
   args.causal = c.attention.causal;
   args.causal_align = c.attention.causal_align;
   args.f64 = true;
+  if (!c.drops) return args;
+  const ShardPlace at = support::resolved(c.place, {c.attention.b, c.attention.h_q, c.attention.s_q, c.attention.s_kv});
+  const reference::DropoutMask whole(double{c.config.dropout}, 0, 0);
+  args.dropout = whole.part(at.b * at.whole_h_q + at.h_q, at.q, at.kv);
   return args;
 }
 
@@ -173,6 +178,19 @@ VariantCase::VariantCase(const AttentionCase& c, const VariantChoice& choice) : 
   fill(sink, c, engine);
 }
 
+void VariantCase::move_to(const AttentionCase& part, const ShardPlace& at) {
+  const AttentionCase whole = attention;
+  attention = part;
+  place = at;
+  place.whole_b = whole.b;
+  place.whole_h_q = whole.h_q;
+  place.whole_s_q = whole.s_q;
+  place.whole_s_kv = whole.s_kv;
+  if (!config.sink) return;
+  sink.shape = {part.h_q};
+  sink.bytes.resize(static_cast<std::size_t>(part.h_q) * size_of(sink.dtype));
+}
+
 void PrintTo(const VariantCase& c, std::ostream* out) {
   PrintTo(c.attention, out);
   *out << canonical(c.functions.variants) << " left " << c.config.window_left << " right " << c.config.window_right
@@ -189,6 +207,7 @@ reference::VariantArgs variant_args(const VariantCase& c, std::vector<expression
   args.window_left = c.config.window_left;
   args.window_right = c.config.window_right;
   args.chunk = c.config.chunk;
+  args.place = c.place;
   return args;
 }
 
@@ -235,6 +254,7 @@ VariantGradients reference_gradients_f64(const VariantCase& c, const AttentionIn
   args.causal = like.causal;
   args.causal_align = like.causal_align;
   args.f64 = true;
+  args.dropout = like.dropout;
   args.o = forward.o.view();
   args.lse = forward.lse.view();
   args.dout = dout;

@@ -50,6 +50,11 @@ struct VariantCase {
   api::Functions functions;
   std::vector<NamedTensor> captures;  ///< as `functions` has them
   NamedTensor sink;                   ///< without elements where there is none
+  ShardPlace place = {};              ///< of `attention`, in the one that captures are of
+  bool drops = false;                 ///< the reference has dropout, of seed and offset 0
+
+  /// The call of `part` at a place in the attention that the case was made for.
+  void move_to(const AttentionCase& part, const ShardPlace& at);
 };
 void PrintTo(const VariantCase& c, std::ostream* out);
 

@@ -85,7 +85,8 @@ TensorView one_pair(DType dtype, std::array<std::byte, 4>* memory) {
 reference::DropoutMask mask(const BenchProblem& problem, std::int64_t heads, std::int64_t row, std::int64_t key) {
   if (problem.packed.dropout == 0) return {};
   const reference::DropoutMask whole(double{problem.packed.dropout}, kBenchDropout.seed, kBenchDropout.offset);
-  return whole.part(problem.shape.b * problem.shape.h_q - heads, row, key);
+  const ShardPlace at = problem.place_of(heads, row, key);
+  return whole.part(at.b * at.whole_h_q + at.h_q, at.q, at.kv);
 }
 
 }  // namespace

@@ -43,6 +43,22 @@ void pack(BenchProblem* problem) {
   problem->shape.total_kv = problem->page_size == 0 ? problem->cumulative.back() : 0;
 }
 
+/// Somewhere in a whole, whose rows and keys end together.
+void place(const BenchGrid& options, BenchProblem* problem) {
+  AttentionShape& shape = problem->shape;
+  problem->max_multiprocessors = options.max_multiprocessors;
+  shape.bounded = options.max_multiprocessors > 0;
+  if (options.at_q == 0 && options.at_kv == 0) return;
+  const std::int64_t end = std::max(options.at_q + shape.s_q, options.at_kv + shape.s_kv);
+  problem->place = ShardPlace{.q = options.at_q,
+                              .kv = options.at_kv,
+                              .whole_b = shape.b,
+                              .whole_h_q = shape.h_q,
+                              .whole_s_q = end,
+                              .whole_s_kv = end};
+  shape.placed = true;
+}
+
 std::int64_t number(std::string_view whole, std::string_view text) {
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -217,6 +233,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.group_size = options.group_size;
     problem.invariance = options.invariance;
     if (options.packed.varlen) pack(&problem);
+    place(options, &problem);
     grid.push_back(std::move(problem));
   };
   for (const DType dtype : options.dtypes) {
@@ -253,6 +270,9 @@ nlohmann::json to_json(const BenchProblem& problem) {
           {"variant", problem.variant_text()},
           {"layout", problem.layout == Layout::bshd ? "bshd" : "bhsd"},
           {"invariance", to_string(problem.invariance)},
+          {"at_q", problem.place ? problem.place->q : 0},
+          {"at_kv", problem.place ? problem.place->kv : 0},
+          {"max_multiprocessors", problem.max_multiprocessors},
           {"page_size", problem.page_size}};
 }
 
@@ -320,6 +340,16 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   command.add_option("--heads", options->heads, "h_q")->check(whole_number())->group(group);
   command.add_option("--heads-kv", options->heads_kv, "h_kv (default: h_q)")->check(whole_number())->group(group);
   add_choice(command, "--layout", &options->layout, layouts, "Memory order of q, k, v and o")->group(group);
+  if (!bench) return;
+  command.add_option("--at-q", options->at_q, "Forward and backward: position of the first row in a larger attention")
+      ->check(whole_number())
+      ->group(group);
+  command.add_option("--at-kv", options->at_kv, "Likewise of the first key")->check(whole_number())->group(group);
+  command
+      .add_option("--max-multiprocessors", options->max_multiprocessors,
+                  "Forward and backward: multiprocessors that the attention kernel takes; 0: all")
+      ->check(whole_number())
+      ->group(group);
 }
 
 }  // namespace fa::cli

@@ -44,6 +44,8 @@ struct BenchGrid {
   int batch = 0;
   int heads = 0;
   int heads_kv = 0;
+  std::int64_t at_q = 0, at_kv = 0;  ///< where rows and keys stand in a whole that ends with the later of them
+  int max_multiprocessors = 0;
   PackedOptions packed;
   VariantOptions variant;
   TunePolicy tune = TunePolicy::cached;

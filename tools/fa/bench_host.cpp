@@ -1,7 +1,6 @@
 #include "bench_host.hpp"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +9,8 @@
 #include <system_error>
 
 #include "bench_timing.hpp"
-#include "child.hpp"
+#include "cache/files.hpp"
+#include "system.hpp"
 #include "terminal.hpp"
 
 namespace fa::cli {
@@ -26,11 +26,10 @@ double milliseconds_since(Clock::time_point start) {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "fa-latency-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) {
-      throw Error(ErrorCode::io, fmt::format("{} could not be created", name));
+    path_ = std::filesystem::temp_directory_path() / cache::temporary_name("fa-latency");
+    if (!cache::platform::make_directory(cache::platform::kHere, path_)) {
+      throw Error(ErrorCode::io, fmt::format("{} could not be created", path_.string()));
     }
-    path_ = name;
   }
   ~TemporaryDirectory() {
     std::error_code ignored;

@@ -138,7 +138,19 @@ std::string BenchProblem::text() const {
                      page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
-                     variant_text() == "plain" ? "" : " " + variant_text(), gradients);
+                     variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
+         (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
+         (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
+}
+
+ShardPlace BenchProblem::place_of(std::int64_t heads, std::int64_t row, std::int64_t key) const {
+  ShardPlace at = place.value_or(ShardPlace{
+      .whole_b = shape.b, .whole_h_q = shape.h_q, .whole_s_q = lengths_q().back(), .whole_s_kv = lengths_kv().back()});
+  at.b += shape.b - 1;
+  at.h_q += shape.h_q - heads;
+  at.q += row;
+  at.kv += key;
+  return at;
 }
 
 std::string BenchProblem::variant_text() const {
@@ -151,8 +163,16 @@ double BenchProblem::flops() const {
   const std::vector<std::int64_t> rows = lengths_q(), keys = lengths_kv();
   double pairs = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) pairs += static_cast<double>(rows[i]) * static_cast<double>(keys[i]);
+  if (place && causal) {
+    const bool ends_meet = causal_align == CausalAlign::bottom_right;
+    const std::int64_t shift = place->q - place->kv + (ends_meet ? place->whole_s_kv - place->whole_s_q : 0);
+    pairs = 0;
+    for (std::int64_t i = 0; i < shape.s_q; ++i) {
+      pairs += static_cast<double>(std::clamp<std::int64_t>(i + shift + 1, 0, shape.s_kv) * shape.b);
+    }
+  }
   const double all = 2.0 * static_cast<double>(shape.h_q) * pairs * (d_qk + d_v);
-  return all * (op == Operation::backward ? 2.5 : 1) / (causal ? 2 : 1);
+  return all * (op == Operation::backward ? 2.5 : 1) / (causal && !place ? 2 : 1);
 }
 
 std::vector<std::int64_t> BenchProblem::lengths_q() const {
@@ -287,8 +307,12 @@ void BenchTensors::fill_block_table() {
 /// Small numbers, and integers that grow along the last axis in 16 steps: documents. A tree has two drafts on each.
 void BenchTensors::add_captures() {
   const AttentionShape& shape = problem_.shape;
-  const auto shapes = expression::smallest_shapes(functions_.program,
-                                                  {shape.b, shape.h_q, shape.s_q, shape.s_kv, problem_.packed.varlen});
+  expression::Lengths lengths{shape.b, shape.h_q, shape.s_q, shape.s_kv, problem_.packed.varlen};
+  if (problem_.place) {
+    const ShardPlace& place = *problem_.place;
+    lengths = {place.whole_b, place.whole_h_q, place.whole_s_q, place.whole_s_kv};
+  }
+  const auto shapes = expression::smallest_shapes(functions_.program, lengths);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const expression::Capture& capture = functions_.program.captures[i];
     std::vector<std::int64_t> strides(shapes[i].size(), 1);
@@ -337,12 +361,11 @@ reference::VariantArgs BenchTensors::variant_args(std::vector<expression::Captur
   reference::VariantArgs args;
   args.program = &functions_.program;
   args.captures = *views;
-  if (!sink_.empty()) args.sink = TensorView(sink_.data(), DType::f32, {shape.h_q});
+  if (!sink_.empty()) args.sink = TensorView(sink_.data() + (shape.h_q - heads), DType::f32, {heads});
   args.window_left = problem_.variant.window_left;
   args.window_right = problem_.variant.window_right;
   args.chunk = problem_.variant.chunk;
-  const std::int64_t s_q = problem_.lengths_q().back(), s_kv = problem_.lengths_kv().back();
-  args.part = {shape.b - 1, shape.h_q - heads, row, key, {shape.b, shape.h_q, s_q, s_kv}};
+  args.place = problem_.place_of(heads, row, key);
   return args;
 }
 
@@ -399,6 +422,8 @@ ForwardInputs BenchTensors::inputs(int set) const {
                        of_heads(device_sink_),
                        sequences(),
                        dropout()};
+  result.place = problem_.place;
+  result.max_multiprocessors = problem_.max_multiprocessors;
   if (problem_.value_in_key) result.v = TensorView();
   result.k_scale = scales_view(k_scale_, set, result.k);
   result.v_scale = scales_view(v_scale_, set, result.v);
@@ -434,6 +459,8 @@ BackwardInputs BenchTensors::backward_inputs() const {
   result.sink = in.sink;
   result.sequences = in.sequences;
   result.dropout = in.dropout;
+  result.place = in.place;
+  result.max_multiprocessors = in.max_multiprocessors;
   return result;
 }
 

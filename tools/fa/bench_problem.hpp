@@ -60,7 +60,9 @@ struct BenchProblem {
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
-  int group_size = 0;  ///< of u4x2; 0: 32
+  int group_size = 0;                              ///< of u4x2; 0: 32
+  std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole
+  int max_multiprocessors = 0;
 
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
@@ -72,8 +74,10 @@ struct BenchProblem {
 
   /// 2 b h_q s_q s_kv (d_qk + d_v), of a packed batch by the lengths that it has, half of it under a causal mask, 2.5
   /// times it for backward: the convention of the FlashAttention papers. Windows, chunks and mask functions do not
-  /// count.
+  /// count. Of a call with a place under a causal mask the pairs that it keeps.
   double flops() const;
+  /// Where rows and keys from `row` and `key` on of the last batch entry's last `heads` stand.
+  ShardPlace place_of(std::int64_t heads, std::int64_t row, std::int64_t key) const;
 
   /// Rows and keys of each batch entry, sequence or request.
   std::vector<std::int64_t> lengths_q() const;

@@ -49,7 +49,7 @@ plan::Problem problem_of(const PlanOptions& options, const PlanPoint& point, con
   AttentionShape shape = options.shape;
   shape = api::checked(config_of(options, point), shape);
   shape.aligned = !options.unaligned;
-  return api::make_problem(config_of(options, point), shape, point.arch, &functions.variants);
+  return api::make_problem(config_of(options, point), shape, point.arch, &functions.of(shape));
 }
 
 /// Where debug kernels are wanted, the first choices as such: checks alone make kernels spill.
@@ -85,6 +85,9 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
   add_o_dtype_option(command, &options->o_dtype);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
+  command.add_flag("--placed", options->shape.placed, "Calls have places in larger attentions")->group(group);
+  command.add_flag("--strided", options->shape.strided, "With steps between rows, or keys")->group(group);
+  command.add_flag("--bounded", options->shape.bounded, "Calls leave multiprocessors to others")->group(group);
   add_invariance_option(command, &options->invariance);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);

@@ -1,17 +1,13 @@
 #include "terminal.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 
+#include "system.hpp"
+
 namespace fa::cli {
 namespace {
-
-bool stderr_is_terminal() {
-  static const bool answer = isatty(STDERR_FILENO) != 0;
-  return answer;
-}
 
 /// How many bytes the UTF-8 character at the front of `text` has; 0 where there is none.
 std::size_t character_size(std::string_view text) {

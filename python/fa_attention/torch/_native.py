@@ -24,7 +24,28 @@ problem = "FA_TORCH_OPS is off"  # why it is not loaded
 _forward: Any = None
 _forward_lse: Any = None
 _backward: Any = None
+_node: Any = None  # forward with a node of PyTorch's own C++; None where this PyTorch has another signature
 _numbers: dict[Any, int] = {}
+
+
+_NODE = "_scaled_dot_product_fused_attention_overrideable"
+_NODE_SCHEMAS = (
+    f"aten::{_NODE}(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, "
+    "bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
+    "SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
+    f"aten::{_NODE}_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, bool[4] grad_input_mask, "
+    "Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, "
+    "Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
+    "Tensor grad_attn_bias)",
+)
+
+
+def _find_node() -> Any:
+    """PyTorch's attention whose kernels others give. The library has kernels for the signatures above, and no others."""
+    overloads = [getattr(getattr(torch.ops.aten, name, None), "default", None) for name in (_NODE, f"{_NODE}_backward")]
+    if any(o is None or str(o._schema) != schema for o, schema in zip(overloads, _NODE_SCHEMAS)):
+        return None
+    return getattr(overloads[0], "_op", overloads[0])
 
 
 def _call_of(name: str) -> Any:
@@ -44,7 +65,7 @@ def _later() -> None:
 def load(define: Any) -> bool:
     """Loads the library that FA_TORCH_OPS names, else the package's or the checkout's. `define` is the torch.library.Library of
     the operators. One that FA_TORCH_OPS names and that cannot be loaded raises an OSError; "off" loads none."""
-    global loaded, path, problem, _forward, _forward_lse, _backward
+    global loaded, path, problem, _forward, _forward_lse, _backward, _node
     given = os.environ.get("FA_TORCH_OPS", "")
     if given == "off":
         return False
@@ -62,6 +83,7 @@ def load(define: Any) -> bool:
     for name in ("_attend", "_attend_lse", "_attend_backward"):  # below autograd: no node refuses or warns
         define.impl(name, torch.library.fallthrough_kernel, "Autograd")
     _forward, _forward_lse, _backward = map(_call_of, ("_attend", "_attend_lse", "_attend_backward"))
+    _node = _find_node()
     loaded, path, problem = True, found[0], ""
     _library.when_opened(lambda libfa: torch.ops.fa_attention._open(libfa, True), _later)
     return True
@@ -161,6 +183,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], return_lse: 
             if number is None:
                 return None
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            if _node is not None and not return_lse:
+                return _node(q, k, v, None, -1.0 - number)[0]
             both = _Attend.apply(q, k, v, number, fixed)
             return both if return_lse else both[0]
         return _forward_lse(q, k, v, number) if return_lse else _forward(q, k, v, number)

@@ -17,6 +17,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::aligned>("aligned").as("kAligned", "rows start at multiples of 16 bytes"),
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&SpecHead::min_blocks>("min_blocks"),
+    field<&MergeStates::sum>("sum").as("kSum", "without weights").when_set(),
     derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
 };
 static_assert(is_complete<MergeStates>(kFields));

@@ -43,6 +43,7 @@ constexpr Field kFields[] = {
         .as("kExactMax", "of a row's scores")
         .open("P is relative to the exact maximum of a row's scores"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),

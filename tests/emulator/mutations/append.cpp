@@ -147,6 +147,10 @@ std::vector<Mutation> append_u4_mutations() {
   AppendCase u4 = rotary(64);
   u4.k_dtype = u4.v_dtype = DType::u4x2;
   u4.group_size = 32;
+  AppendCase extreme = u4;
+  extreme.dtype = DType::f16;
+  extreme.rotary_dims = 0;
+  extreme.extreme = true;
   return in("common/append_stored.cuh",
             {
                 {"append_u4_of_half_a_group",
@@ -165,6 +169,7 @@ std::vector<Mutation> append_u4_mutations() {
                  "half_distance(most, offset) / 8.f",
                  u4,
                  {}},
+                {"append_u4_code_15_beyond_f16", "if (greatest == kInfinity) --scale.bits;", "", extreme, {}},
             });
 }
 

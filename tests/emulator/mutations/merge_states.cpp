@@ -33,6 +33,12 @@ MergeCase unaligned() {
   return c;
 }
 
+MergeCase summed() {
+  MergeCase c;
+  c.sum = true;
+  return c;
+}
+
 KernelSpec accumulating(KernelSpec spec) {
   spec.accumulate = true;
   return spec;
@@ -127,6 +133,17 @@ std::vector<Mutation> merge_states_mutations() {
            "c]",
            of_kinds(MergeCase::Kinds::own, true),
            {}},
+          {"sum_with_weights", "float part = 1.f;", "float part = 0.5f;", summed(), {}},
+          {"sum_by_the_number_of_states",
+           "const float inverse = kSum ? 1.f :",
+           "const float inverse = kSum ? 1.f / params.states :",
+           summed(),
+           {}},
+          {"sum_reads_logarithms",
+           "if constexpr (!kSum) sums[r].base = greatest(rows[r]);",
+           "sums[r].base = greatest(rows[r]);",
+           summed(),
+           {global_out_of_bounds, global_uninitialised}},
           {"merge_of_the_first_pieces",
            "const int piece = i * kLanes + lane;",
            "const int piece = lane;",

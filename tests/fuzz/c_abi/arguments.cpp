@@ -257,7 +257,38 @@ const fa_shape* Arguments::shape(const GivenConfig& config) {
        {&value.b, &value.h_q, &value.h_kv, &value.s_q, &value.s_kv, &value.total_q, &value.total_kv}) {
     spoil(field);
   }
+  for (std::int32_t* const field : {&value.placed, &value.strided, &value.bounded}) {
+    if (random_.one_in(6)) *field = 1;
+  }
   return give(value);
+}
+
+const fa_shard_place* Arguments::place(const Sizes& sizes) {
+  if (!random_.one_in(3)) return nullptr;
+  constexpr std::int64_t kBegins[] = {0, 0, 1, 16, 32, 64, 96, 4096};
+  fa_shard_place value{};
+  value.b = random_.between(0, 2);
+  value.h_q = sizes.h_kv > 0 ? random_.between(0, 2) * (sizes.h_q / sizes.h_kv) : 0;
+  value.q = random_.pick(kBegins);
+  value.kv = random_.pick(kBegins);
+  value.q_step = value.kv_step = random_.one_in(2) ? 0 : random_.between(1, 4);
+  if (random_.one_in(8)) value.q_step = 3;
+  if (random_.one_in(2)) value.whole_b = value.b + sizes.b;
+  if (random_.one_in(2)) value.whole_h_q = value.h_q + sizes.h_q + 8;
+  if (random_.one_in(2)) value.whole_s_q = value.q + 4 * sizes.s_q + 1;
+  if (random_.one_in(2)) value.whole_s_kv = value.kv + 4 * sizes.s_kv + 1;
+  for (std::int64_t* const field : {&value.b, &value.h_q, &value.q, &value.kv, &value.q_step, &value.kv_step,
+                                    &value.whole_b, &value.whole_h_q, &value.whole_s_q, &value.whole_s_kv}) {
+    spoil(field);
+  }
+  return give(value);
+}
+
+std::int32_t Arguments::multiprocessors() {
+  if (!random_.one_in(4)) return 0;
+  std::int32_t value = static_cast<std::int32_t>(random_.between(1, 200));
+  spoil(&value);
+  return value;
 }
 
 const fa_workspace* Arguments::workspace() {
@@ -570,6 +601,8 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);
   inputs.tiles = tiles();
+  inputs.place = place(given);
+  inputs.max_multiprocessors = multiprocessors();
   if (config.seen.page_size > 0 ? random_.one_in(2) : bad()) inputs.schedule = schedule();
   inputs.cache = cache(config, given);
   if (config.seen.page_size > 0 ? random_.one_in(4) : bad()) {
@@ -609,6 +642,8 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   inputs.captures = captured(config, given, false, &inputs.capture_count);
   inputs.sink = sink(config, given, Use::input);
   inputs.tiles = tiles();
+  inputs.place = place(given);
+  inputs.max_multiprocessors = multiprocessors();
   fa_backward_outputs outputs{};
   outputs.dq = heads_tensor(config, given, false, false, Use::output);
   outputs.dk = heads_tensor(config, given, true, false, Use::output);

@@ -143,6 +143,8 @@ class Arguments {
                                 fa_tensor* seen = nullptr);
   const fa_tensor* statistic(const GivenConfig& config, const Sizes& sizes, Use use);
   const fa_tensor* sink(const GivenConfig& config, const Sizes& sizes, Use use);
+  const fa_shard_place* place(const Sizes& sizes);
+  std::int32_t multiprocessors();
   const fa_sequences* sequences(const GivenConfig& config, const Sizes& sizes, const fa_tensor& q);
   const fa_paged_cache* cache(const GivenConfig& config, const Sizes& sizes);
   const std::int32_t* lengths(std::vector<std::int32_t> values, std::int64_t count);

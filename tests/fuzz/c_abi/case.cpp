@@ -96,7 +96,15 @@ class Case {
     if (which == 13) return random_.one_in(2) ? counters(attention) : schedule(attention, config);
     if (which < 16) return kernel_info(attention, config);
     if (which < 18) return sizes(attention, config);
-    if (random_.one_in(2)) {
+    if (random_.one_in(3)) {
+      std::int32_t ready = -1;
+      const fa_shape* const shape = arguments_.shape(config);
+      if (random_.one_in(2)) {
+        check("fa_is_ready", fa_is_ready(attention, shape, &ready));
+      } else {
+        check("fa_prepare_backward_async", fa_prepare_backward_async(attention, shape));
+      }
+    } else if (random_.one_in(2)) {
       check("fa_prepare", fa_prepare(attention, arguments_.shape(config)));
     } else {
       check("fa_prepare_backward", fa_prepare_backward(attention, arguments_.shape(config)));

@@ -35,10 +35,17 @@ MergeArguments Arguments::merge(const GivenConfig& config) {
   spoil(&inputs.stacked);
   if (random_.one_in(3)) inputs.sink = tensor(own == FA_F64 ? FA_F64 : FA_F32, {given.h_q}, Use::input, false);
   if (bad() && random_.one_in(4)) inputs.state_count = static_cast<std::uint64_t>(random_.wild());
+  const bool sum = random_.one_in(4);
+  inputs.sum = sum ? 1 : 0;
+  if (sum && !(bad() && random_.one_in(4))) {  // neither logarithms nor a sink
+    inputs.sink = nullptr;
+    for (fa_state& state : states) state.lse = nullptr;
+    inputs.states = array(states);
+  }
   const bool of_a_state = random_.one_in(3);
   fa_forward_outputs outputs{};
   outputs.o = of_a_state ? states.front().o : o_of(1, Use::output);
-  outputs.lse = of_a_state ? states.front().lse : random_.one_in(4) ? nullptr : lse_of(Use::output);
+  outputs.lse = sum ? nullptr : of_a_state ? states.front().lse : random_.one_in(4) ? nullptr : lse_of(Use::output);
   if (must_fail_ || inputs.stride_o != 0 || inputs.stacked > 40) {  // what is valid may not be in memory
     inputs.state_count = 17;
     return {write(inputs, sizeof inputs), write(outputs, sizeof outputs)};
@@ -56,6 +63,7 @@ const fa_merge_shape* Arguments::merge_shape(const GivenConfig& config) {
   value.has_result_dtype = random_.one_in(2);
   value.result_dtype = random_.one_in(2) ? FA_F32 : config.seen.dtype;
   value.unaligned = random_.one_in(3);
+  value.sum = random_.one_in(3);
   for (std::int32_t* const field : {&value.has_states_dtype, &value.states_dtype, &value.mixed, &value.result_dtype}) {
     spoil(field);
   }

@@ -12,6 +12,8 @@
 #include "api/build.hpp"
 #include "cache/pack.hpp"
 #include "expect_error.hpp"
+#include "support/platform.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tests/unit/cache/support.hpp"
 
 namespace fa::api {
@@ -22,9 +24,16 @@ using cache::testing::TemporaryDirectory;
 using test::expect_invalid;
 namespace fs = std::filesystem;
 
-constexpr const char* kVariables[] = {"FA_CACHE_DIR",        "XDG_CACHE_HOME", "HOME",
-                                      "FA_CACHE_MAX_BYTES",  "FA_CACHE_PACKS", "FA_CACHE_COMPILERS",
-                                      "FA_CACHE_MAX_ENTRIES"};
+constexpr const char* kVariables[] = {"FA_CACHE_DIR",   "XDG_CACHE_HOME",     "HOME",
+                                      "LOCALAPPDATA",   "USERPROFILE",        "FA_CACHE_MAX_BYTES",
+                                      "FA_CACHE_PACKS", "FA_CACHE_COMPILERS", "FA_CACHE_MAX_ENTRIES"};
+#if defined(_WIN32)
+constexpr const char* kCaches = "LOCALAPPDATA";
+constexpr const char* kBelowCaches = "fa/cache";
+#else
+constexpr const char* kCaches = "XDG_CACHE_HOME";
+constexpr const char* kBelowCaches = "fa";
+#endif
 
 /// None of the variables is set; the test runs in a process of its own or puts up with that.
 class CachePolicyTest : public testing::Test {
@@ -73,7 +82,8 @@ TEST_F(CachePolicyTest, CompilersLikewise) {
 }
 
 TEST_F(CachePolicyTest, PacksOfThePolicyComeFirst) {
-  set("FA_CACHE_PACKS", ":/c:/d");
+  const std::string separator(1, support::platform::list_separator());
+  set("FA_CACHE_PACKS", separator + "/c" + separator + "/d");
   CachePolicy policy;
   policy.packs = {"/a", "/b"};
   EXPECT_EQ(cache_packs(policy), (std::vector<fs::path>{"/a", "/b", "/c", "/d"}));
@@ -128,6 +138,7 @@ TEST_F(CachePolicyTest, TheSameWarningIsSaidOnceAProcess) {
   EXPECT_EQ(messages.size(), 2U) << "one of the pack, one of the directory";
 }
 
+#if !defined(_WIN32)
 /// In a child, as a user whom permissions stop: three kernels are built, then served from memory, with one warning that
 /// says `reason`; opening the store again adds none.
 void expect_memory_with_one_warning(const fs::path& owned, const std::string& reason, const CachePolicy& policy,
@@ -202,15 +213,16 @@ TEST_F(CachePolicyTest, AUserWithoutANameHasTheHomeThatIsSet) {
   ASSERT_EQ(chown(home.c_str(), kNobodyAtAll, kNobodyAtAll), 0);
   EXPECT_EQ(run_with_home(home), 20);
 }
+#endif
 
 TEST_F(CachePolicyTest, AWrongRelativeDirectoryIsSaidAndPassedOver) {
   const TemporaryDirectory directory;
   set("FA_CACHE_DIR", "./cache");
-  set("XDG_CACHE_HOME", directory.path().string());
+  set(kCaches, directory.path().string());
   std::vector<std::string> messages;
   set_log_callback([&messages](LogLevel, std::string_view message) { messages.emplace_back(message); });
-  EXPECT_EQ(open_store({})->directory(), directory / "fa");
-  EXPECT_EQ(open_store({})->directory(), directory / "fa");
+  EXPECT_EQ(open_store({})->directory(), directory / kBelowCaches);
+  EXPECT_EQ(open_store({})->directory(), directory / kBelowCaches);
   set_log_callback({});
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_NE(messages[0].find("FA_CACHE_DIR = ./cache"), std::string::npos) << messages[0];

@@ -46,6 +46,37 @@ TEST(Merge, RandomCallsAreWhatAFormulaSays) {
   for (std::uint32_t seed = 0; seed < 120; ++seed) run(test::random_merge_case(seed));
 }
 
+TEST(Merge, SumsHaveNoWeights) {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    MergeCase c = test::random_merge_case(seed);
+    c.sum = true;
+    draw_rows(c, seed);
+    run(c);
+  }
+}
+
+// What has no meaning in a sum is refused.
+TEST(Merge, SumsHaveNoLogarithms) {
+  std::array<float, 8> o{}, other{};
+  float lse = 0;
+  const TensorView row(o.data(), DType::f32, {1, 1, 1, 8}), result(other.data(), DType::f32, {1, 1, 1, 8});
+  const TensorView number(&lse, DType::f32, {1, 1, 1});
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.dtype = DType::f32;
+  const Attention attention = host(config);
+  const std::array with{AttentionState{row, number}}, without{AttentionState{row, {}}};
+  expect_invalid("states[0].lse", [&] { attention.merge({.states = with, .sum = true}, {result}); });
+  expect_invalid("lse", [&] { attention.merge({.states = without, .sum = true}, {result, number}); });
+  expect_invalid("sink", [&] {
+    attention.merge({.states = without, .sink = {&lse, DType::f32, {1}}, .sum = true}, {result});
+  });
+  expect_invalid("stride_lse", [&] {
+    attention.merge({.states = without, .stacked = 1, .stride_o = 8, .stride_lse = 1, .sum = true}, {result});
+  });
+  expect_invalid("states[0].lse", [&] { attention.merge({.states = without}, {result}); });
+}
+
 TEST(Merge, F64) {
   MergeCase c;
   c.dtype = DType::f64;

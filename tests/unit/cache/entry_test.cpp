@@ -137,48 +137,5 @@ TEST(Entry, RandomBytesAreRefused) {
   }
 }
 
-TEST(ReadEntry, ReadsWhatIsOursAlone) {
-  const TemporaryDirectory directory;
-  const auto file = directory / "entry.fac";
-  const Entry entry = make_entry(make_key());
-  testing::write_bytes(file, encode_entry(entry));
-  ASSERT_EQ(chmod(file.c_str(), 0644), 0);
-  std::string problem;
-  const std::optional<Entry> back = read_entry(file, &problem);
-  ASSERT_TRUE(back) << problem;
-  testing::expect_same(*back, entry);
-
-  for (const mode_t mode : {mode_t{0620}, mode_t{0602}, mode_t{0666}}) {
-    ASSERT_EQ(chmod(file.c_str(), mode), 0);
-    EXPECT_FALSE(read_entry(file, &problem)) << mode;
-    EXPECT_NE(problem.find("written by other users"), std::string::npos) << problem;
-  }
-  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
-  EXPECT_TRUE(read_entry(file));
-}
-
-TEST(ReadEntry, RefusesWhatIsNoFileOfOurs) {
-  const TemporaryDirectory directory;
-  const Entry entry = make_entry(make_key());
-  testing::write_bytes(directory / "real", encode_entry(entry));
-  ASSERT_EQ(chmod((directory / "real").c_str(), 0600), 0);
-  std::filesystem::create_symlink("real", directory / "link");
-  ASSERT_EQ(mkfifo((directory / "fifo").c_str(), 0600), 0);
-  EXPECT_TRUE(read_entry(directory / "real"));
-  for (const char* name : {"link", "fifo", "", "missing"}) {
-    std::string problem;
-    EXPECT_FALSE(read_entry(directory / name, &problem)) << name;
-    EXPECT_FALSE(problem.empty()) << name;
-  }
-  if (geteuid() == 0) {
-    ASSERT_EQ(chown((directory / "real").c_str(), testing::kPlainUser, testing::kPlainUser), 0);
-    EXPECT_FALSE(read_entry(directory / "real"));
-  } else {
-    std::string problem;
-    EXPECT_FALSE(read_entry("/etc/passwd", &problem));
-    EXPECT_NE(problem.find("another user"), std::string::npos) << problem;
-  }
-}
-
 }  // namespace
 }  // namespace fa::cache

@@ -184,7 +184,8 @@ TEST(Pack, ASubstituteHasToBeAcceptedAndWhole) {
 TEST(Pack, ReadableByOthersAndReachedThroughALink) {
   const TemporaryDirectory directory;
   write(directory / "real", make_entries(1));
-  ASSERT_EQ(chmod((directory / "real").c_str(), 0444), 0);
+  if (!testing::have_links()) GTEST_SKIP() << "no symbolic links can be made here";
+  fs::permissions(directory / "real", fs::perms{0444});
   fs::create_symlink("real", directory / "link");
   Store store(with_pack(directory / "link"));
   EXPECT_EQ(store.get(numbered(0), no_build()).origin, Origin::pack);
@@ -205,18 +206,21 @@ TEST(Pack, OneThatCannotBeTrustedCostsOneWarning) {
   const fs::path good = directory / "good";
   write(good, make_entries(1));
   write(directory / "open", make_entries(1));
-  ASSERT_EQ(chmod((directory / "open").c_str(), 0666), 0);
+  testing::let_others_write(directory / "open");
   fs::create_directory(directory / "folder");
-  ASSERT_EQ(mkfifo((directory / "fifo").c_str(), 0600), 0);
   testing::write_bytes(directory / "empty", {});
   testing::write_bytes(directory / "text", Bytes(100, std::byte{'x'}));
-  std::vector<fs::path> bad = {directory / "open",  directory / "folder", directory / "fifo",
-                               directory / "empty", directory / "text",   directory / "missing"};
+  std::vector<fs::path> bad = {directory / "open", directory / "folder", directory / "empty", directory / "text",
+                               directory / "missing"};
+#if !defined(_WIN32)
+  ASSERT_EQ(mkfifo((directory / "fifo").c_str(), 0600), 0);
+  bad.push_back(directory / "fifo");
   if (geteuid() == 0) {
     write(directory / "foreign", make_entries(1));
     ASSERT_EQ(chown((directory / "foreign").c_str(), testing::kPlainUser, testing::kPlainUser), 0);
     bad.push_back(directory / "foreign");
   }
+#endif
   Listener listener;
   StoreOptions options;
   options.packs = bad;
@@ -367,10 +371,14 @@ TEST(Pack, WhatAPinnedPackServesIsWhatWasHashed) {
     stream.write(reinterpret_cast<const char*>(after.data()), static_cast<std::streamsize>(after.size()));
   }
   fs::last_write_time(file, time);
+#if !defined(_WIN32)  // where a time is set to the second
   ASSERT_TRUE(trusting->load(numbered(0)).entry) << "the forgery looks like the file that was opened";
+#endif
   const Pack::Found found = pinned->load(numbered(0));
   EXPECT_FALSE(found.entry);
+#if !defined(_WIN32)
   EXPECT_NE(found.damage.find("pinned"), std::string::npos) << found.damage;
+#endif
 }
 
 TEST(Pack, AStoreHoldsEachPackToItsPin) {

@@ -1,55 +1,30 @@
 // Caps: what goes, what stays, and what is never touched.
 
-#include <fcntl.h>
-#include <sys/file.h>
-
-#include <cerrno>
 #include <chrono>
+#include <optional>
 
 #include "cache/disk.hpp"
 #include "cache/entry.hpp"
-#include "faults.hpp"
+#include "quota_cases.hpp"
 #include "support.hpp"
 
 namespace fa::cache {
 namespace {
 
+using testing::age;
 using testing::builder;
+using testing::capped;
 using testing::entry_path;
-using testing::faults;
-using testing::FaultScope;
+using testing::fill;
 using testing::Listener;
 using testing::make_entry;
 using testing::make_key;
 using testing::no_build;
+using testing::numbered;
+using testing::stored;
 using testing::TemporaryDirectory;
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-
-Key numbered(int i) {
-  return make_key("spec " + std::to_string(i));
-}
-
-StoreOptions capped(const fs::path& directory, Limits limits) {
-  StoreOptions options;
-  options.directory = directory;
-  options.limits = limits;
-  return options;
-}
-
-void fill(const fs::path& directory, int count) {
-  Store store({directory, nullptr});
-  for (int i = 0; i < count; ++i) store.get(numbered(i), builder(numbered(i)));
-}
-
-/// As if the entry had last been used that long ago.
-void age(const fs::path& directory, int i, std::chrono::hours by) {
-  fs::last_write_time(entry_path(directory, numbered(i)), fs::file_time_type::clock::now() - by);
-}
-
-bool stored(const fs::path& directory, int i) {
-  return fs::exists(entry_path(directory, numbered(i)));
-}
 
 TEST(Quota, CountIsKeptAndTheOldestGo) {
   const TemporaryDirectory directory;
@@ -112,56 +87,13 @@ TEST(Quota, WhatIsBeingReadStays) {
   const TemporaryDirectory directory;
   fill(directory.path(), 4);
   for (int i = 0; i < 4; ++i) age(directory.path(), i, std::chrono::hours(20 - i));
-  const int reader = open(entry_path(directory.path(), numbered(0)).c_str(), O_RDONLY | O_CLOEXEC);
-  ASSERT_EQ(flock(reader, LOCK_SH), 0);  // as every reader does
+  std::optional<Descriptor> reader(platform::open_file(platform::kHere, entry_path(directory.path(), numbered(0))));
+  ASSERT_TRUE(platform::try_lock(reader->get(), platform::Lock::shared));  // as every reader does
   EXPECT_EQ(collect_garbage(directory.path(), {.limits = {0, 2}}).removed.entries, 2U);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(stored(directory.path(), i), i == 0 || i == 3) << i;
-  close(reader);
+  reader.reset();
   EXPECT_EQ(collect_garbage(directory.path(), {.limits = {0, 1}}).removed.entries, 1U);
   EXPECT_FALSE(stored(directory.path(), 0));
-}
-
-TEST(Quota, AReaderKeepsEvictionsAwayFromItsFile) {
-  const TemporaryDirectory directory;
-  fill(directory.path(), 2);
-  const fs::path read = entry_path(directory.path(), numbered(0));
-  fs::last_write_time(read, fs::file_time_type::clock::now() - 30min);  // too lately used to be marked again
-  const FaultScope scope;
-  Store store({directory.path(), nullptr});
-  Usage removed;
-  faults().at = "read";
-  faults().once = [&] { removed = collect_garbage(directory.path(), {.limits = {0, 1}}).removed; };
-  EXPECT_EQ(store.get(numbered(0), no_build()).origin, Origin::disk);
-  EXPECT_EQ(removed.entries, 1U);
-  EXPECT_TRUE(stored(directory.path(), 0));
-  EXPECT_FALSE(stored(directory.path(), 1));
-}
-
-TEST(Quota, AnEvictionInTheMiddleOfAReadTakesNothingFromIt) {
-  const TemporaryDirectory directory;
-  fill(directory.path(), 1);
-  const FaultScope scope;
-  Store store({directory.path(), nullptr});
-  faults().at = "flock";  // the file is open, and not locked yet
-  faults().once = [&] { fs::remove(entry_path(directory.path(), numbered(0))); };
-  const Lookup found = store.get(numbered(0), no_build());
-  ASSERT_NE(found.entry, nullptr);
-  testing::expect_same(*found.entry, make_entry(numbered(0)));
-  EXPECT_FALSE(stored(directory.path(), 0));
-}
-
-TEST(Quota, AnEntryUsedAfterTheListWasMadeStays) {
-  const TemporaryDirectory directory;
-  fill(directory.path(), 2);
-  for (int i = 0; i < 2; ++i) age(directory.path(), i, std::chrono::hours(20 - i));
-  const FaultScope scope;
-  faults().at = "flock";  // of the eviction, with its list made
-  faults().once = [&] {
-    fs::last_write_time(entry_path(directory.path(), numbered(0)), fs::file_time_type::clock::now());
-  };
-  EXPECT_EQ(collect_garbage(directory.path(), {.limits = {0, 1}}).removed.entries, 1U);
-  EXPECT_TRUE(stored(directory.path(), 0));
-  EXPECT_FALSE(stored(directory.path(), 1));
 }
 
 TEST(Quota, AKernelLargerThanTheCapStaysInMemory) {
@@ -195,15 +127,6 @@ TEST(Quota, TheKernelJustBuiltStaysHoweverLargeItIs) {
   EXPECT_EQ(store.counters().publish_failures, 0U);
 }
 
-TEST(Quota, IsKeptWhereLocksDoNotWork) {
-  const TemporaryDirectory directory;
-  const FaultScope scope;
-  faults().flock_error = ENOLCK;
-  Store store(capped(directory.path(), {0, 4}));
-  for (int i = 0; i < 12; ++i) store.get(numbered(i), builder(numbered(i)));
-  EXPECT_EQ(testing::files_under(directory / testing::version_folder() / "sm_90a"), 4U);
-}
-
 TEST(Quota, SeveralStoresOverOneDirectoryStayNearTheCap) {
   const TemporaryDirectory directory;
   constexpr int kStores = 4;
@@ -233,7 +156,7 @@ TEST(Quota, TheSourceLiesBesideItsEntryAndGoesWithIt) {
     const std::vector<std::byte> bytes = testing::read_bytes(source);
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
               "// source of " + std::to_string(i) + "\n");
-    EXPECT_EQ(testing::mode_of(source), 0600U);
+    EXPECT_TRUE(testing::is_private(source));
   }
   EXPECT_EQ(testing::files_under(directory.path()), 6U);  // three entries, three sources
   const std::vector<StoredEntry> all = list_stored(directory.path());

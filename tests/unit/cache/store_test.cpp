@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "support.hpp"
+#include "tests/support/posix_names.hpp"
 
 namespace fa::cache {
 namespace {
@@ -242,6 +243,7 @@ TEST(Store, ACopiedDirectoryKeepsEveryHit) {
 }
 
 TEST(Store, SharedByDirectoryWhateverItsSpelling) {
+  if (!testing::have_links()) GTEST_SKIP() << "no symbolic links can be made here";
   const TemporaryDirectory directory;
   std::filesystem::create_directory(directory / "real");
   std::filesystem::create_directory_symlink("real", directory / "link");
@@ -330,6 +332,20 @@ TEST(DefaultDirectory, FirstAbsolutePathWins) {
     const char* home;
     const char* expected;
   };
+#if defined(_WIN32)
+  constexpr const char* kCaches = "LOCALAPPDATA";
+  constexpr const char* kHome = "USERPROFILE";
+  constexpr Case kCases[] = {
+      {"C:/own", "C:/caches", "C:/home", "C:/own"},
+      {nullptr, "C:/caches", "C:/home", "C:/caches/fa/cache"},
+      {nullptr, nullptr, "C:/home", "C:/home/AppData/Local/fa/cache"},
+      {nullptr, nullptr, nullptr, ""},
+      {"own", "C:/caches", "C:/home", "C:/caches/fa/cache"},
+      {"/own", "C:own", "C:/home", "C:/home/AppData/Local/fa/cache"},
+  };
+#else
+  constexpr const char* kCaches = "XDG_CACHE_HOME";
+  constexpr const char* kHome = "HOME";
   constexpr Case kCases[] = {
       {"/own", "/caches", "/home", "/own"},
       {nullptr, "/caches", "/home", "/caches/fa"},
@@ -340,10 +356,11 @@ TEST(DefaultDirectory, FirstAbsolutePathWins) {
       {"./own", "caches", "home", ""},
       {"~/own", "", "", ""},
   };
+#endif
   for (const Case& item : kCases) {
     const Environment own("FA_CACHE_DIR", item.own);
-    const Environment caches("XDG_CACHE_HOME", item.caches);
-    const Environment home("HOME", item.home);
+    const Environment caches(kCaches, item.caches);
+    const Environment home(kHome, item.home);
     EXPECT_EQ(default_directory(), item.expected);
   }
 }
@@ -352,6 +369,8 @@ TEST(DefaultDirectory, WithoutAHomeTheStoreStillWorks) {
   const Environment own("FA_CACHE_DIR", nullptr);
   const Environment caches("XDG_CACHE_HOME", nullptr);
   const Environment home("HOME", nullptr);
+  const Environment local("LOCALAPPDATA", nullptr);
+  const Environment profile("USERPROFILE", nullptr);
   Store store({default_directory(), nullptr});
   const Key key = make_key();
   EXPECT_EQ(store.get(key, builder(key)).origin, Origin::built);

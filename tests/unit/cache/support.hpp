@@ -2,9 +2,11 @@
 #define FA_TESTS_UNIT_CACHE_SUPPORT_HPP_
 
 #include <gtest/gtest.h>
+#if !defined(_WIN32)
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <cstddef>
 #include <cstdlib>
@@ -18,18 +20,20 @@
 #include <utility>
 #include <vector>
 
+#include "cache/files.hpp"
 #include "cache/store.hpp"
+#include "system.hpp"
 
 namespace fa::cache::testing {
 
 namespace fs = std::filesystem;
 
-/// A new directory of mode 0700, removed with all it holds.
+/// A new directory that is ours alone, removed with all it holds.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string name = ::testing::TempDir() + "fa_cache_XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
+    const fs::path name = fs::path(::testing::TempDir()) / temporary_name("fa_cache");
+    if (!platform::make_directory(platform::kHere, name)) throw std::runtime_error("mkdir " + name.string());
     path_ = fs::canonical(name);
   }
   ~TemporaryDirectory() {
@@ -117,11 +121,6 @@ inline void write_bytes(const fs::path& file, const std::vector<std::byte>& byte
   stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-inline unsigned mode_of(const fs::path& path) {
-  struct stat status {};
-  return lstat(path.c_str(), &status) == 0 ? static_cast<unsigned>(status.st_mode) & 07777U : ~0U;
-}
-
 inline std::size_t files_under(const fs::path& path) {
   std::size_t count = 0;
   std::error_code error;
@@ -154,6 +153,13 @@ void run_in_threads(int count, const Body& body) {
   std::vector<std::jthread> threads;
   threads.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+}
+
+#if !defined(_WIN32)
+
+inline unsigned mode_of(const fs::path& path) {
+  struct stat status {};
+  return lstat(path.c_str(), &status) == 0 ? static_cast<unsigned>(status.st_mode) & 07777U : ~0U;
 }
 
 /// Runs `body` in a forked child, which ends with its result as exit status, or 99 for an exception.
@@ -196,6 +202,8 @@ inline int run_as_plain_user(const fs::path& directory, const std::function<int(
     return body();
   });
 }
+
+#endif  // !defined(_WIN32)
 
 }  // namespace fa::cache::testing
 

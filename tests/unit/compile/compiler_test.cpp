@@ -1,7 +1,11 @@
 #include "compile/compiler.hpp"
 
 #include <gtest/gtest.h>
+#if !defined(_WIN32)
+#if !defined(_WIN32)
 #include <sys/resource.h>
+#endif
+#endif
 
 #include <cstdlib>
 #include <fa/error.hpp>
@@ -13,6 +17,7 @@
 #include <thread>
 
 #include "sources.hpp"
+#include "tests/support/posix_names.hpp"
 
 namespace fa::compile {
 namespace {
@@ -79,7 +84,7 @@ TEST_F(Compile, BrokenKernelReportsLogOptionsAndSource) {
 TEST_F(Compile, KeepsTheSourceOnRequest) {
   const ScratchDirectory scratch;
   const fs::path directory = scratch.path() / "kept";
-  setenv("FA_KEEP_SOURCE", directory.c_str(), 1);
+  setenv("FA_KEEP_SOURCE", directory.string().c_str(), 1);
   const render::Source source{"fa_broken", "this is no kernel\n", {}};
   const auto error = failure(source, kHopper);
   unsetenv("FA_KEEP_SOURCE");
@@ -176,6 +181,7 @@ TEST_F(Compile, FailuresOnOtherThreadsReachThem) {
   }
 }
 
+#if !defined(_WIN32)
 TEST_F(Compile, LeavesTheStackLimitOfTheProcessAlone) {
   rlimit before{};
   rlimit after{};
@@ -184,6 +190,7 @@ TEST_F(Compile, LeavesTheStackLimitOfTheProcessAlone) {
   getrlimit(RLIMIT_STACK, &after);
   EXPECT_EQ(before.rlim_cur, after.rlim_cur);
 }
+#endif
 
 TEST_F(Compile, CodeOptionsNameOnlyTheTargetAndTheLanguage) {
   EXPECT_EQ(code_options(kHopper), (std::vector<std::string>{"--gpu-architecture=sm_90a", "--std=c++20"}));

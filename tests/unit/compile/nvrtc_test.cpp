@@ -10,6 +10,7 @@
 
 #include "compile/compiler.hpp"
 #include "sources.hpp"
+#include "tests/support/posix_names.hpp"
 
 namespace fa::compile {
 namespace {
@@ -45,10 +46,12 @@ class NvrtcDeathTest : public testing::Test {
 TEST_F(NvrtcDeathTest, AWrongVariableIsAnErrorAndCanBeCorrected) {
   if (file().empty()) GTEST_SKIP() << "no NVRTC";
   const auto scenario = [] {
+    const char* const given = std::getenv("FA_NVRTC_PATH");
+    const std::string right = given == nullptr ? "" : given;
     setenv("FA_NVRTC_PATH", "/nowhere/libnvrtc.so.13", 1);
     const bool refused = refuses_naming("/nowhere/libnvrtc.so.13") && refuses_naming("FA_NVRTC_PATH");
     const bool reported = !compiler_info().available && !compiler_info().problem.empty();
-    unsetenv("FA_NVRTC_PATH");
+    setenv("FA_NVRTC_PATH", right.c_str(), 1);
     _Exit(refused && reported && compiles() ? 0 : 1);
   };
   EXPECT_EXIT(scenario(), testing::ExitedWithCode(0), "");
@@ -67,7 +70,11 @@ TEST_F(NvrtcDeathTest, ThePathOfTheApplicationGoesFirst) {
 
 TEST_F(NvrtcDeathTest, ALibraryThatIsNoNvrtcIsRefused) {
   const auto scenario = [] {
+#if defined(_WIN32)
+    setenv("FA_NVRTC_PATH", "ucrtbase.dll", 1);
+#else
     setenv("FA_NVRTC_PATH", "libm.so.6", 1);
+#endif
     _Exit(refuses_naming("is not an NVRTC") ? 0 : 1);
   };
   EXPECT_EXIT(scenario(), testing::ExitedWithCode(0), "");

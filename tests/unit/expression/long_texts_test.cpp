@@ -1,7 +1,6 @@
 // Functions that are as long and as deep as texts may be, in threads with little stack.
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 
 #include <array>
 #include <cmath>
@@ -13,6 +12,7 @@
 #include "evaluate.hpp"
 #include "expression/emit.hpp"
 #include "expression/ranges.hpp"
+#include "support/platform.hpp"
 
 namespace fa::expression {
 namespace {
@@ -25,17 +25,7 @@ constexpr std::size_t kStack = std::size_t{256} << 10;
 
 /// Runs `work` in a thread with a stack of kStack bytes.
 void run_on_small_stack(const std::function<void()>& work) {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, kStack), 0);
-  pthread_t thread{};
-  const auto start = [](void* argument) -> void* {
-    (*static_cast<const std::function<void()>*>(argument))();
-    return nullptr;
-  };
-  ASSERT_EQ(pthread_create(&thread, &attributes, start, const_cast<std::function<void()>*>(&work)), 0);
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
+  ASSERT_EQ(support::platform::run_with_stack(kStack, work), 0);
 }
 
 std::string repeated(const std::string& text, int times) {

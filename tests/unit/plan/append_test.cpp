@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <fa/error.hpp>
+#include <numbers>
 
 #include "plan/early_start.hpp"
 
@@ -113,14 +114,14 @@ TEST(RotaryTurns, AreRevolutionsAPosition) {
   const RotaryTurns turns = rotary_turns(128, 10000);
   EXPECT_NEAR(static_cast<double>(turns[0] - 0x28be60db93910549U), 1, 1);  // 2^64 / (2 pi)
   for (std::size_t i = 0; i < 64; ++i) {
-    const double wanted = std::pow(10000, -static_cast<double>(i) / 64) / (2 * M_PI);
+    const double wanted = std::pow(10000, -static_cast<double>(i) / 64) / (2 * std::numbers::pi);
     EXPECT_NEAR(std::ldexp(static_cast<double>(turns[i]), -64), wanted, 1e-15) << i;
   }
   for (std::size_t i = 64; i < turns.size(); ++i) EXPECT_EQ(turns[i], 0U);
   const RotaryTurns alike = rotary_turns(256, 1);
   for (const std::uint64_t turn : alike) EXPECT_EQ(turn, turns[0]);
   // Whole revolutions fall out.
-  const double wild = std::pow(1e-3, -2.0 / 4) / (2 * M_PI);
+  const double wild = std::pow(1e-3, -2.0 / 4) / (2 * std::numbers::pi);
   EXPECT_NEAR(std::ldexp(static_cast<double>(rotary_turns(4, 1e-3)[1]), -64), wild - std::floor(wild), 1e-14);
 }
 

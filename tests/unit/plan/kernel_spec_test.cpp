@@ -42,6 +42,7 @@ constexpr Mutation kMutations[] = {
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
     {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
+    {"bounded", [](KernelSpec& spec) { spec.bounded = !spec.bounded; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
     {"debug", [](KernelSpec& spec) { spec.debug = !spec.debug; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
@@ -65,12 +66,12 @@ KernelSpec some_spec() {
 // Those of a kernel's own struct is_complete() holds to its list.
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-               pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, variants,
-               debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
+               pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, bounded,
+               variants, debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations), count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps,
                                          stages, warps_n, pack_gqa, split, write_dq, without_dk, without_dv, varlen,
-                                         dropout, page_size, accumulate, variants, debug, min_blocks));
+                                         dropout, page_size, accumulate, bounded, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {
@@ -82,15 +83,15 @@ TEST(KernelSpec, MembersAreCounted) {
 // Likewise for what variants are made of.
 TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
   // The last five follow from the texts of the functions.
-  const auto& [left_window, chunked, sink, score, mask, captures, mask_on_batch, mask_on_head, constant_slopes,
-               loads_ahead, affine] = Variants();
-  EXPECT_FALSE(left_window || chunked || sink || !score.empty() || !mask.empty() || !captures.empty() ||
-               mask_on_batch || mask_on_head || constant_slopes || loads_ahead || affine);
+  const auto& [left_window, chunked, sink, placed, strided, score, mask, captures, mask_on_batch, mask_on_head,
+               constant_slopes, loads_ahead, affine] = Variants();
+  EXPECT_FALSE(left_window || chunked || sink || placed || strided || !score.empty() || !mask.empty() ||
+               !captures.empty() || mask_on_batch || mask_on_head || constant_slopes || loads_ahead || affine);
   Variants some;
   some.score = "score+a[h]";
   some.mask = "b[kv]>0";
   some.captures = {{"a", DType::f32, 1, false}, {"b", DType::i32, 1, false}};
-  std::vector<Variants> all(11, some);
+  std::vector<Variants> all(13, some);
   all[1].left_window = true;
   all[2].chunked = true;
   all[3].sink = true;
@@ -101,6 +102,8 @@ TEST(KernelSpec, EveryPartOfVariantsChangesTheText) {
   all[8].captures[0].requires_grad = true;
   all[9].captures[1].name = "c";
   all[10].captures.pop_back();
+  all[11].placed = true;
+  all[12].strided = true;
   std::set<std::string> texts;
   for (const Variants& variants : all) {
     EXPECT_TRUE(variants.any());

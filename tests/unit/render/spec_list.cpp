@@ -47,7 +47,7 @@ class Collector {
   void add(const Case& of, const Depth& depth) {
     const bool host = false;
     const api::Functions functions = api::read_functions(of.config, host);
-    plan::Problem problem = api::make_problem(of.config, of.shape, of.arch, &functions.variants);
+    plan::Problem problem = api::make_problem(of.config, of.shape, of.arch, &functions.of(of.shape));
     problem.tensor_maps = of.tensor_maps;
     add_forward(of, problem, depth);
     add_backward(of, problem, depth);
@@ -229,6 +229,33 @@ bool is_wanted(const Row& row) {
   return special <= 2;
 }
 
+/// Calls that have a place in a larger attention, and calls that leave multiprocessors to others.
+void add_parts_of_wholes(const char* arch, Collector& specs) {
+  Case part;
+  part.arch = plan::parse_arch(arch);
+  part.config.head_dim = 64;
+  part.config.causal = true;
+  part.config.dropout = 0.5f;
+  part.shape = {.b = 2, .h_q = 8, .h_kv = 4, .s_q = 2048, .s_kv = 2048, .placed = true};
+  part.name = fmt::format("golden {} placed dropout", arch);
+  specs.add(part, {});
+  part.config.dropout = 0;
+  part.config.chunk = 256;
+  part.name = fmt::format("golden {} placed chunks", arch);
+  specs.add(part, {});
+  part.config.chunk = 0;
+  part.config.score = functions::compose(functions::alibi(true), functions::softcap(4));
+  part.config.mask = functions::documents();
+  part.shape.bounded = true;
+  part.name = fmt::format("golden {} placed functions", arch);
+  specs.add(part, {});
+  part.config.mask = {};
+  part.config.score = functions::bias("bhqk", DType::bf16);
+  part.shape.strided = true;
+  part.name = fmt::format("golden {} strided", arch);
+  specs.add(part, {});
+}
+
 }  // namespace
 
 std::vector<NamedSpec> golden_list() {
@@ -274,6 +301,8 @@ std::vector<NamedSpec> golden_list() {
       merge.dtype = dtype;
       merge.d_v = 128;
       specs.add("golden", plan::merge_specs(merge).front());
+      merge.sum = true;
+      specs.add("golden", plan::merge_specs(merge).front());
       Case accumulating;
       accumulating.name = fmt::format("golden {} {} accumulate", arch, to_string(dtype));
       accumulating.config.head_dim = 128;
@@ -283,6 +312,7 @@ std::vector<NamedSpec> golden_list() {
       accumulating.arch = plan::parse_arch(arch);
       specs.add(accumulating, {});
     }
+    add_parts_of_wholes(arch, specs);
   }
   return std::move(specs).take();
 }

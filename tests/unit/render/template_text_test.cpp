@@ -113,7 +113,8 @@ bool may_move(const Asm& statement) {
   static const std::regex arithmetic(
       R"((?:ex2|lg2|rcp|tanh|sqrt|rsqrt|sin|cos|cvt|prmt|mul|fma|setp|selp|mov)\.[\w.]+ [^\[\]]*)");
   static const std::regex guarded(R"(@!?\w+ ld\.\S+ .*)");
-  static const std::regex picked(R"(slct\.b64\.s32 %1, %2, %3, %4;\\nld\.global\.nc\.\w+ %0, \[%1\];)");
+  static const std::regex picked(
+      R"(\{\\n\.reg \.b64 picked;\\nslct\.b64\.s32 picked, %1, %2, %3;\\nld\.global\.nc\.\w+ %0, \[picked\];\\n\})");
   const std::string& text = statement.text;
   if (std::regex_match(text, picked)) return true;
   for (std::sregex_token_iterator it(text.begin(), text.end(), separator, -1), end; it != end; ++it) {
@@ -147,10 +148,9 @@ TEST(TemplateText, TheRuleForAsmFindsWhatItIsFor) {
   EXPECT_FALSE(moves(R"(asm("bar.sync 0;");)"));
   EXPECT_FALSE(moves(R"(asm("@p st.global.f32 [%0], %1;" :: "l"(address), "f"(value));)"));
   EXPECT_FALSE(moves(R"(asm volatile("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));)"));
-  EXPECT_FALSE(
-      moves(R"(asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%2];" : "=f"(y), "=&l"(p) : "l"(a));)"));
-  EXPECT_TRUE(
-      moves(R"(asm("slct.b64.s32 %1, %2, %3, %4;\nld.global.nc.f32 %0, [%1];" : "=f"(y), "=&l"(p) : "l"(a));)"));
+  const std::string pick = R"(asm("{\n.reg .b64 picked;\nslct.b64.s32 picked, %1, %2, %3;\n)";
+  EXPECT_FALSE(moves(pick + R"(ld.global.nc.f32 %0, [%1];\n}" : "=f"(y) : "l"(a));)"));
+  EXPECT_TRUE(moves(pick + R"(ld.global.nc.f32 %0, [picked];\n}" : "=f"(y) : "l"(a));)"));
   EXPECT_TRUE(moves(R"(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));)"));
   EXPECT_TRUE(
       moves(R"(asm("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\n@p ld.global.nc.f32 %0, [%1];\n}\n" : "+f"(y));)"));

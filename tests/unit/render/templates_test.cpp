@@ -1,9 +1,9 @@
 #include "render/templates.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
+#if !defined(_WIN32)
 #include <sys/stat.h>
-#include <sys/wait.h>
+#endif
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +14,7 @@
 
 #include "files.hpp"
 #include "render/embedded_templates.hpp"
+#include "tests/support/posix_names.hpp"
 
 // Templates are read once a process, so that each case with a directory of its own is a process of its own: this
 // program again, which then runs one test that prints what it found.
@@ -42,10 +43,13 @@ TEST(TemplatesChild, Reports) {
 
 /// What a process finds whose FA_TEMPLATE_DIR is `directory`.
 std::string report_with(const fs::path& directory) {
-  const std::string program = fs::read_symlink("/proc/self/exe").string();
-  const std::string command = "FA_TEMPLATE_DIR='" + directory.string() + "' " + kReportVariable + "=1 '" + program +
-                              "' --gtest_filter=TemplatesChild.Reports 2>&1";
+  const std::string program = ::testing::internal::GetArgvs().front();
+  const std::string command = program + " --gtest_filter=TemplatesChild.Reports 2>&1";
+  setenv("FA_TEMPLATE_DIR", directory.string().c_str(), 1);
+  setenv(kReportVariable, "1", 1);
   FILE* pipe = popen(command.c_str(), "r");
+  unsetenv("FA_TEMPLATE_DIR");
+  unsetenv(kReportVariable);
   if (pipe == nullptr) return "no child process";
   std::string output;
   for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) output += static_cast<char>(c);
@@ -175,6 +179,7 @@ TEST(Templates, OtherFilesDoNotCount) {
   EXPECT_EQ(report_with(directory.path()), report_with(""));
 }
 
+#if !defined(_WIN32)
 /// Whoever opened it would wait for ever.
 TEST(Templates, AFifoIsAnIoError) {
   const Directory directory;
@@ -182,6 +187,7 @@ TEST(Templates, AFifoIsAnIoError) {
   const std::string report = report_with(directory.path());
   EXPECT_NE(report.find("x.cuh is not a regular file"), std::string::npos) << report;
 }
+#endif
 
 TEST(Templates, DirectoryThatIsNotThereIsAnIoError) {
   const std::string report = report_with("/nonexistent/fa_templates");
@@ -205,7 +211,9 @@ TEST(Templates, FileInsteadOfADirectoryIsAnIoError) {
 // A kernel compiled without one of its headers' text would be a riddle.
 TEST(Templates, FileThatCannotBeReadIsAnIoError) {
   const Directory dangling;
-  fs::create_symlink("nowhere.cuh", dangling.path() / "common/aaa.cuh");
+  std::error_code error;
+  fs::create_symlink("nowhere.cuh", dangling.path() / "common/aaa.cuh", error);
+  if (error) GTEST_SKIP() << "no symbolic links can be made here";
   EXPECT_EQ(report_with(dangling.path()).substr(0, 3), "io ");
 }
 

@@ -1,24 +1,34 @@
 #include "support/dynamic_library.hpp"
 
 #include <gtest/gtest.h>
+#if !defined(_WIN32)
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 #include <string>
 
 namespace fa::support {
 namespace {
 
+#if defined(_WIN32)
+constexpr const char* kMath = "ucrtbase.dll";
+constexpr const char* kLoaded = "kernel32.dll";
+#else
+constexpr const char* kMath = "libm.so.6";
+constexpr const char* kLoaded = "libc.so.6";
+#endif
+
 TEST(DynamicLibrary, OpensAndResolves) {
   std::string problem;
-  const DynamicLibrary library = DynamicLibrary::open("libm.so.6", &problem);
+  const DynamicLibrary library = DynamicLibrary::open(kMath, &problem);
   ASSERT_TRUE(library) << problem;
   const auto cosine = library.function<double (*)(double)>("cos");
   ASSERT_NE(cosine, nullptr);
   EXPECT_EQ(cosine(0.0), 1.0);
   EXPECT_EQ(library.symbol("fa_no_such_symbol"), nullptr);
-  EXPECT_NE(library.path().find("libm.so.6"), std::string::npos);
+  EXPECT_NE(library.path().find(kMath), std::string::npos);
 }
 
 TEST(DynamicLibrary, SaysWhyItCannotOpen) {
@@ -30,6 +40,7 @@ TEST(DynamicLibrary, SaysWhyItCannotOpen) {
   EXPECT_EQ(library.path(), "");
 }
 
+#if !defined(_WIN32)
 /// The loader would wait for ever for who writes to it.
 TEST(DynamicLibrary, OpensNoFifo) {
   char directory[] = "/tmp/fa_library_XXXXXX";
@@ -42,9 +53,10 @@ TEST(DynamicLibrary, OpensNoFifo) {
   unlink(path.c_str());
   rmdir(directory);
 }
+#endif
 
 TEST(DynamicLibrary, FindsOnlyWhatIsLoaded) {
-  EXPECT_TRUE(DynamicLibrary::open_loaded("libc.so.6"));
+  EXPECT_TRUE(DynamicLibrary::open_loaded(kLoaded));
   EXPECT_FALSE(DynamicLibrary::open_loaded("libfa_no_such_library.so.1"));
 }
 

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -12,6 +10,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/posix_names.hpp"
 
 namespace fa {
 namespace {
@@ -53,6 +53,7 @@ TEST_F(LogTest, LevelDropsWhatIsBelow) {
   EXPECT_TRUE(messages_.empty());
 }
 
+#if !defined(_WIN32)
 /// Whatever other threads were doing when it was made: their locks are the child's, and they are not.
 TEST_F(LogTest, AChildOfForkLogsWhileItsParentsThreadsDo) {
   set_log_callback([](LogLevel, std::string_view) { std::this_thread::yield(); });
@@ -93,6 +94,7 @@ TEST_F(LogTest, TheCallbackMayFork) {
   support::log(LogLevel::error, "two");
   EXPECT_EQ(calls, 2);
 }
+#endif
 
 TEST_F(LogTest, CallbackMayThrowAndMayCallTheLibrary) {
   int calls = 0;
@@ -153,7 +155,11 @@ void expect_at_start(const char* variable, const char* said) {
 }
 
 TEST(LogDeathTest, AnUnknownLevelIsSaidOnce) {
+#if defined(_WIN32)  // where expressions are simple and lines end in two characters
+  expect_at_start("loud", "FA_LOG = loud: accepted is debug, info, warning, error or off");
+#else
   expect_at_start("loud", "^[^\n]*FA_LOG = loud: accepted is debug, info, warning, error or off\nend$");
+#endif
   for (const char* level : {"", "debug", "info", "warning", "error", "off"}) expect_at_start(level, "^end$");
 }
 

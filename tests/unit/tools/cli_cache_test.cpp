@@ -1,7 +1,6 @@
 // `fa cache ...`, `fa pack` and the command that a miss names, as a shell runs them.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <array>
 #include <cstdio>
@@ -22,6 +21,7 @@
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tests/unit/cache/support.hpp"
 
 namespace fa::cli {

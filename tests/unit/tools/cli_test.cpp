@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +19,7 @@
 
 #include "cache/pack.hpp"
 #include "compile/compiler.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tests/unit/cache/support.hpp"
 #include "tools/safetensors.hpp"
 

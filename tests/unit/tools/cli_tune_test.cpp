@@ -12,6 +12,7 @@
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
 #include "render/templates.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tests/unit/cache/support.hpp"
 #include "tune/bucket.hpp"
 #include "tune/record.hpp"

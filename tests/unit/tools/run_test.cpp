@@ -1,6 +1,5 @@
 // `fa run` on the host device, as a shell would call it.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "support/attention_case.hpp"
 #include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tools/safetensors.hpp"
 
 namespace fa::test {
@@ -93,15 +93,15 @@ TEST_F(RunCommand, FunctionsFindTheirTensorsInTheFile) {
   for (const NamedTensor& tensor : variant.captures) tensors[tensor.name] = {tensor.dtype, tensor.shape, tensor.bytes};
   tensors["sink"] = {variant.sink.dtype, variant.sink.shape, variant.sink.bytes};
   ASSERT_TRUE(run(tensors,
-                  "--causal --verify --score 'score + offset[kv]' --capture offset:f32:grad --softcap 4 "
-                  "--mask 'doc[q] <= doc[kv]' --window-left 30 --sink"));
+                  "--causal --verify --score \"score + offset[kv]\" --capture offset:f32:grad --softcap 4 "
+                  "--mask \"doc[q] <= doc[kv]\" --window-left 30 --sink"));
   const VariantGradients expected = reference_gradients_f64(variant, in, dout.view());
   expect_written("dq", expected.usual.dq.view(), 0x1p-9);
   expect_written("dv", expected.usual.dv.view(), 0x1p-9);
   const Tensor gradient = tools::SafetensorsFile::open(path("out")).read("doffset");
   EXPECT_EQ(gradient.shape, (std::vector<std::int64_t>{70}));
   EXPECT_TRUE(tools::SafetensorsFile::open(path("out")).contains("dsink"));
-  EXPECT_FALSE(run(tensors, "--score 'score + ofset[kv]'"));
+  EXPECT_FALSE(run(tensors, "--score \"score + ofset[kv]\""));
   tensors.erase("sink");
   EXPECT_FALSE(run(tensors, "--sink"));
 }
@@ -182,7 +182,7 @@ TEST_F(RunCommand, TakesAllVariantsTogether) {
   std::memcpy(tensors["prefix"].bytes.data(), prefix, sizeof prefix);
   tensors["sink"] = {variant.sink.dtype, variant.sink.shape, variant.sink.bytes};
   const std::string all =
-      "--lengths 20,7,33 --dropout 0.25 --seed 3 --alibi --gradients --mask 'prefix[b] > 0' --window-left 9 "
+      "--lengths 20,7,33 --dropout 0.25 --seed 3 --alibi --gradients --mask \"prefix[b] > 0\" --window-left 9 "
       "--window-right 4 --chunk 16 --sink";
   ASSERT_TRUE(run(tensors, all + " --verify"));
   const tools::SafetensorsFile out = tools::SafetensorsFile::open(path("out"));

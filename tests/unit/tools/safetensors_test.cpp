@@ -1,8 +1,9 @@
 #include "tools/safetensors.hpp"
 
 #include <gtest/gtest.h>
+#if !defined(_WIN32)
 #include <sys/resource.h>
-#include <unistd.h>
+#endif
 
 #include <csignal>
 #include <cstdint>
@@ -15,6 +16,8 @@
 #include <string_view>
 
 #include <fa/error.hpp>
+
+#include "tests/support/posix_names.hpp"
 
 namespace fa::tools {
 namespace {
@@ -296,6 +299,7 @@ TEST_F(Safetensors, FailedWritesLeaveNothing) {
   }
 }
 
+#if !defined(_WIN32)
 TEST_F(Safetensors, AFullDiskKeepsTheOldFile) {
   put("something old");
   const Tensor large{DType::f32, {1 << 16}, std::vector<std::byte>(1 << 18)};
@@ -311,6 +315,7 @@ TEST_F(Safetensors, AFullDiskKeepsTheOldFile) {
   EXPECT_EQ(get(), "something old");
   EXPECT_EQ(files(), 1u);
 }
+#endif
 
 }  // namespace
 }  // namespace fa::tools

@@ -87,6 +87,17 @@ TEST(Bucket, EveryFactCountsInTextAndCode) {
   p = base;
   p.aligned = false;
   differs(p, false);
+  // What is of calls, and of no kernel's text alone, stands in the code alone.
+  plan::Variants strided;
+  strided.placed = strided.strided = true;
+  p = base;
+  p.placed = true;
+  EXPECT_TRUE(codes.insert(bucket_code(p, 0)).second);
+  p.variants = &strided;
+  EXPECT_TRUE(codes.insert(bucket_code(p, 0)).second);
+  p = base;
+  p.bounded = true;
+  EXPECT_TRUE(codes.insert(bucket_code(p, 0)).second);
   for (const int slot : {1, 31, 255, 256, 512, 1024, plan::Choice::kSlots - 1})
     EXPECT_TRUE(codes.insert(bucket_code(base, slot)).second);
   EXPECT_FALSE(codes.contains(0));

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "api/tuning.hpp"
+#include "tests/support/posix_names.hpp"
 #include "tests/unit/api/expect_error.hpp"
 
 namespace fa::api {

@@ -1,0 +1,30 @@
+#ifndef FA_C_BRIDGE_HPP_
+#define FA_C_BRIDGE_HPP_
+
+#include <exception>
+#include <string>
+
+#include <fa/fa.h>
+
+#include <fa/attention.hpp>
+
+/// What a library beside fa needs for a C ABI of its own that takes the structs of fa.h: fa_parallel is one. Changes
+/// with every minor version.
+namespace fa::c_bridge {
+
+/// What the structs stand for. Throw fa::Error(invalid_argument, unsupported) that names the field. Texts of captures
+/// are those of the structs.
+FA_API AttentionConfig to_config(const fa_config* source);
+FA_API ForwardInputs to_inputs(const fa_forward_inputs* source);
+FA_API ForwardOutputs to_outputs(const fa_forward_outputs* source);
+FA_API BackwardInputs to_inputs(const fa_backward_inputs* source);
+FA_API BackwardOutputs to_outputs(const fa_backward_outputs* source);
+/// An undefined view for NULL.
+FA_API TensorView to_view(const fa_tensor* source, const char* argument);
+
+/// Keeps what is thrown for fa_last_error_* of this thread, and returns its code. Called inside of a catch.
+FA_API int remember_exception() noexcept;
+
+}  // namespace fa::c_bridge
+
+#endif  // FA_C_BRIDGE_HPP_

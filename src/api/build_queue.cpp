@@ -1,0 +1,40 @@
+#include "api/build_queue.hpp"
+
+#include <system_error>
+#include <utility>
+
+namespace fa::api {
+
+std::shared_future<void> BuildQueue::start(std::function<void()> work) {
+  std::packaged_task<void()> task(std::move(work));
+  std::shared_future<void> done = task.get_future().share();
+  {
+    const std::scoped_lock lock(mutex_);
+    try {
+      if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+      waiting_.push_back(std::move(task));
+    } catch (const std::system_error&) {
+    }
+  }
+  if (task.valid()) {
+    task();
+  } else {
+    changed_.notify_one();
+  }
+  return done;
+}
+
+void BuildQueue::run(const std::stop_token& stop) {
+  while (true) {
+    std::packaged_task<void()> task;
+    {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait(lock, stop, [this] { return !waiting_.empty(); }) || stop.stop_requested()) return;
+      task = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    task();
+  }
+}
+
+}  // namespace fa::api

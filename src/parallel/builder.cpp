@@ -1,0 +1,279 @@
+#include "parallel/builder.hpp"
+
+#include <algorithm>
+
+#include "parallel/layout.hpp"
+
+namespace fa::parallel {
+namespace {
+
+/// Blocks of a packed batch that one call computes: rows and keys of each lie behind those of the one before.
+struct Batch {
+  std::vector<Block> blocks;
+  bool takes(const Block& block) const {
+    const Block& last = blocks.back();
+    return block.mask == last.mask && block.row >= last.row + last.rows && block.key >= last.key + last.keys;
+  }
+};
+
+bool is_batchable(const Block& block) {
+  return block.mask != BlockMask::placed && block.key_step == 1;
+}
+
+std::vector<Batch> batches_of(const Problem& problem, const std::vector<Block>& blocks) {
+  std::vector<Batch> batches;
+  std::size_t open = 0;  // batches from here on take more
+  for (const Block& block : blocks) {
+    if (!problem.packed || !is_batchable(block)) {
+      batches.insert(batches.begin() + static_cast<std::ptrdiff_t>(open++), Batch{{block}});
+      continue;
+    }
+    const auto found = std::find_if(batches.begin() + static_cast<std::ptrdiff_t>(open), batches.end(),
+                                    [&block](const Batch& batch) { return batch.takes(block); });
+    if (found == batches.end()) {
+      batches.push_back({{block}});
+    } else {
+      found->blocks.push_back(block);
+    }
+  }
+  return batches;
+}
+
+/// Lists a batch's blocks as sequences, and what lies between them as sequences without keys, or without rows.
+void list_sequences(const Batch& batch, Call& call) {
+  const Block& first = batch.blocks.front();
+  std::int64_t row = first.row, key = first.key;
+  const auto end_sequence = [&] {
+    call.cu_q.push_back(static_cast<std::int32_t>(row - first.row));
+    call.cu_kv.push_back(static_cast<std::int32_t>(key - first.key));
+  };
+  end_sequence();
+  for (const Block& block : batch.blocks) {
+    if (block.row > row) {
+      row = block.row;
+      end_sequence();
+    }
+    if (block.key > key) {
+      key = block.key;
+      end_sequence();
+    }
+    row += block.rows;
+    key += block.keys;
+    end_sequence();
+  }
+  for (std::size_t i = 1; i < call.cu_q.size(); ++i) {
+    call.max_q = std::max<std::int64_t>(call.max_q, call.cu_q[i] - call.cu_q[i - 1]);
+    call.max_kv = std::max<std::int64_t>(call.max_kv, call.cu_kv[i] - call.cu_kv[i - 1]);
+  }
+  call.packed = true;
+}
+
+}  // namespace
+
+RowSet::Has RowSet::has(std::int64_t begin, std::int64_t end) const {
+  const auto gaps = missing(begin, end);
+  std::int64_t rows = 0;
+  for (const auto& [from, to] : gaps) rows += to - from;
+  return rows == 0 ? Has::all : rows == end - begin ? Has::none : Has::some;
+}
+
+void RowSet::add(std::int64_t begin, std::int64_t end) {
+  if (begin >= end) return;
+  std::vector<std::pair<std::int64_t, std::int64_t>> kept;
+  for (const auto& [from, to] : ranges_) {
+    if (to < begin || from > end) {
+      kept.emplace_back(from, to);
+    } else {
+      begin = std::min(begin, from);
+      end = std::max(end, to);
+    }
+  }
+  kept.emplace_back(begin, end);
+  std::ranges::sort(kept);
+  ranges_ = std::move(kept);
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> RowSet::missing(std::int64_t begin, std::int64_t end) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> gaps;
+  std::int64_t at = begin;
+  for (const auto& [from, to] : ranges_) {
+    if (to <= at) continue;
+    if (from >= end) break;
+    if (from > at) gaps.emplace_back(at, from);
+    at = to;
+  }
+  if (at < end) gaps.emplace_back(at, end);
+  return gaps;
+}
+
+Builder::Builder(const Problem& problem, std::int64_t rows_q, std::int64_t rows_kv) : problem_(problem) {
+  const Problem& p = problem;
+  const auto add = [this, &p](const char* name, Element element, std::int64_t heads, std::int64_t rows,
+                              std::int64_t columns) {
+    plan_.tensors.push_back({name, element, p.b, heads, rows, columns, false});
+  };
+  add("q", Element::own, p.h_q, rows_q, p.d_qk);
+  add("k", Element::own, p.h_kv, rows_kv, p.d_qk);
+  add("v", Element::own, p.h_kv, rows_kv, p.d_v);
+  add("o", Element::own, p.h_q, rows_q, p.d_v);
+  add("lse", Element::statistic, p.h_q, rows_q, 1);
+  add("dout", Element::own, p.h_q, rows_q, p.d_v);
+  add("dlse", Element::statistic, p.h_q, rows_q, 1);
+  add("dq", Element::own, p.h_q, rows_q, p.d_qk);
+  add("dk", Element::own, p.h_kv, rows_kv, p.d_qk);
+  add("dv", Element::own, p.h_kv, rows_kv, p.d_v);
+  for (const char* const name : {"sink", "dsink"}) {
+    plan_.tensors.push_back({name, Element::statistic, 1, 1, p.h_q, 1, false});
+  }
+}
+
+int Builder::tensor(std::string name, Element element, std::int64_t heads, std::int64_t rows, std::int64_t columns,
+                    bool kv_in_flight) {
+  plan_.tensors.push_back({std::move(name), element, problem_.b, heads, rows, columns, kv_in_flight});
+  return static_cast<int>(plan_.tensors.size()) - 1;
+}
+
+int Builder::flat(std::string name, std::int64_t rows, std::int64_t columns) {
+  plan_.tensors.push_back({std::move(name), Element::statistic, 1, 1, rows, columns, false});
+  return static_cast<int>(plan_.tensors.size()) - 1;
+}
+
+int Builder::exchange(std::vector<PlanTransfer> transfers) {
+  if (!transfers.empty()) add(Exchange{plan_.exchanges++, std::move(transfers)});
+  return last_exchange();
+}
+
+void Builder::wait(int number) {
+  if (number <= waited_) return;
+  add(Wait{number});
+  waited_ = number;
+}
+
+std::vector<Call> calls_of(const Builder& builder, const Local& local, const KeyTensors& keys,
+                           const std::vector<Block>& blocks) {
+  const std::int64_t group = local.group();
+  std::vector<Call> calls;
+  for (const Batch& batch : batches_of(builder.problem(), blocks)) {
+    Call call;
+    const Block& first = batch.blocks.front();
+    const Block& last = batch.blocks.back();
+    const std::int64_t rows = last.row + last.rows - first.row;
+    const std::int64_t key_rows = batch.blocks.size() > 1 ? last.key + last.keys - first.key : first.keys;
+    const std::int64_t head = keys.own_head * group, heads = keys.heads * group;
+    call.q = {local.q, head, heads, first.row, rows, 1};
+    call.o = {local.o, head, heads, first.row, rows, 1};
+    call.lse = {local.lse, head, heads, first.row, rows, 1};
+    call.k = {keys.k, keys.head, keys.heads, first.key, key_rows, first.key_step};
+    call.v = {keys.v, keys.head, keys.heads, first.key, key_rows, first.key_step};
+    call.mask = first.mask;
+    call.head_offset = local.head_offset + head;
+    call.blocks = batch.blocks;
+    call.max_q = rows;
+    call.max_kv = key_rows;
+    if (batch.blocks.size() > 1) {
+      call.max_q = call.max_kv = 0;
+      list_sequences(batch, call);
+    }
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+void add_forward(Builder& builder, std::vector<Call> calls, RowSet& written) {
+  for (Call& call : calls) {
+    const std::int64_t begin = call.o.row, end = begin + call.o.rows;
+    const RowSet::Has has = written.has(begin, end);
+    if (has == RowSet::Has::some) {
+      for (const auto& [from, to] : written.missing(begin, end)) {
+        for (Region region : {call.o, call.lse}) {
+          region.row = from;
+          region.rows = to - from;
+          builder.add(Clear{region});
+        }
+      }
+    }
+    written.add(begin, end);
+    builder.add(Forward{std::move(call), has != RowSet::Has::none});
+  }
+}
+
+void clear_rest(Builder& builder, const Local& local, std::int64_t head, std::int64_t heads, const RowSet& written) {
+  for (const auto& [from, to] : written.missing(rows_of(local.q_rows()))) {
+    builder.add(Clear{{local.o, head, heads, from, to - from, 1}});
+    builder.add(Clear{{local.lse, head, heads, from, to - from, 1}});
+  }
+}
+
+Backward backward_of(const Local& local, const Problem& problem, const Call& call) {
+  Backward backward;
+  backward.call = call;
+  backward.dout = call.o;
+  backward.dout.tensor = local.dout;
+  if (problem.dlse) {
+    backward.dlse = call.lse;
+    backward.dlse.tensor = local.dlse;
+  }
+  return backward;
+}
+
+QueryGradients::QueryGradients(Builder& builder, const Local& local, const std::vector<std::vector<Call>>& calls)
+    : builder_(builder), local_(local), direct_(true), written_(static_cast<std::size_t>(local.h_q)) {
+  std::vector<RowSet> seen(written_.size());
+  for (const std::vector<Call>& step : calls) {
+    for (const Call& call : step) {
+      RowSet& rows = seen[static_cast<std::size_t>(call.q.head)];
+      direct_ = direct_ && rows.has(call.q.row, call.q.row + call.q.rows) == RowSet::Has::none;
+      rows.add(call.q.row, call.q.row + call.q.rows);
+    }
+  }
+  if (direct_) return;
+  const std::int64_t rows = rows_of(local.q_rows());
+  const std::int64_t columns = builder.problem().d_qk;
+  part_ = builder.tensor("dq of a call", Element::own, local.h_q, rows, columns);
+  sum_ = builder.tensor("dq in the sum", Element::wide, local.h_q, rows, columns);
+}
+
+Region QueryGradients::part(const Call& call) const {
+  Region region = call.q;
+  region.tensor = direct_ ? local_.dq : part_;
+  return region;
+}
+
+void QueryGradients::add(const Call& call) {
+  RowSet& written = written_[static_cast<std::size_t>(call.q.head)];
+  const std::int64_t begin = call.q.row, end = begin + call.q.rows;
+  if (!direct_) {
+    const Region from = part(call);
+    Region to = from;
+    to.tensor = sum_;
+    const RowSet::Has has = written.has(begin, end);
+    for (const auto& [first, last] : written.missing(begin, end)) {
+      if (has == RowSet::Has::some) builder_.add(Clear{{sum_, to.head, to.heads, first, last - first, 1}});
+    }
+    builder_.add(has == RowSet::Has::none ? Sum{to, {from}} : Sum{to, {to, from}});
+  }
+  written.add(begin, end);
+}
+
+void QueryGradients::finish() {
+  const std::int64_t rows = rows_of(local_.q_rows());
+  // Heads whose calls began elsewhere were computed with them.
+  std::int64_t head = 0;
+  const auto clear = [&](std::int64_t end) {
+    const RowSet& written = written_[static_cast<std::size_t>(head)];
+    for (const auto& [first, last] : written.missing(rows)) {
+      builder_.add(Clear{{direct_ ? local_.dq : sum_, head, end - head, first, last - first, 1}});
+    }
+  };
+  for (std::int64_t next = 1; next <= local_.h_q; ++next) {
+    const bool begins =
+        next == local_.h_q || written_[static_cast<std::size_t>(next)].has(0, rows) != RowSet::Has::none;
+    if (!begins) continue;
+    clear(next);
+    head = next;
+  }
+  if (direct_) return;
+  builder_.add(Sum{builder_.whole(local_.dq), {builder_.whole(sum_)}});
+}
+
+}  // namespace fa::parallel

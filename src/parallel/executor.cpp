@@ -1,0 +1,431 @@
+#include "parallel/executor.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "parallel/errors.hpp"
+
+namespace fa::parallel {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Some heads and rows of a view.
+TensorView part_of(TensorView view, const Region& region) {
+  const std::int64_t offset = region.head * view.strides[1] + region.row * view.strides[2];
+  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  view.shape[1] = region.heads;
+  view.shape[2] = region.rows;
+  view.strides[2] *= region.row_step;
+  return view;
+}
+
+/// [1, h, rows, d] as the packed [rows, h, d].
+TensorView packed(const TensorView& view) {
+  TensorView result = view;
+  result.rank = 3;
+  result.shape = {view.shape[2], view.shape[1], view.shape[3], 0};
+  result.strides = {view.strides[2], view.strides[1], view.strides[3], 0};
+  return result;
+}
+
+/// [b, h, rows, 1] as [b, h, rows], packed as [h, rows].
+TensorView statistic(const TensorView& view, bool is_packed) {
+  TensorView result = view;
+  result.rank = is_packed ? 2 : 3;
+  if (is_packed) {
+    result.shape = {view.shape[1], view.shape[2], 0, 0};
+    result.strides = {view.strides[1], view.strides[2], 0, 0};
+  } else {
+    result.shape[3] = result.strides[3] = 0;
+  }
+  return result;
+}
+
+bool rows_aligned(const TensorView& view) {
+  if (!view.defined()) return true;
+  const auto elements = static_cast<std::int64_t>(16 / size_of(view.dtype));
+  bool fits = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  for (std::size_t axis = 0; axis < 3; ++axis) fits = fits && view.strides[axis] % elements == 0;
+  return fits;
+}
+
+ShardPlace place_of(const Problem& problem, const Call& call) {
+  const Block& block = call.blocks.front();
+  const auto sequence = static_cast<std::size_t>(block.sequence);
+  ShardPlace place;
+  place.b = problem.packed ? block.sequence : 0;
+  place.h_q = call.head_offset;
+  place.q = block.q;
+  place.q_step = block.q_step;
+  place.kv = block.kv;
+  place.kv_step = block.kv_step;
+  place.whole_b = problem.packed ? static_cast<std::int64_t>(problem.lengths_q.size()) : problem.b;
+  place.whole_h_q = problem.h_q;
+  place.whole_s_q = problem.lengths_q[sequence];
+  place.whole_s_kv = problem.lengths_kv[sequence];
+  return place;
+}
+
+}  // namespace
+
+const Attention& Attentions::find(int key, const AttentionConfig& config) {
+  std::unique_ptr<Attention>& made = made_[key];
+  if (!made) made = std::make_unique<Attention>(Attention::create(config, device_));
+  return *made;
+}
+
+const Attention& Attentions::of_call(const Call& call, bool accumulate, bool backward) {
+  AttentionConfig config = config_;
+  config.sink = false;
+  config.accumulate = accumulate;
+  config.varlen = call.packed;
+  config.zero_padding = call.packed && backward;
+  config.check_sequences = false;  // lengths are the plan's
+  if (call.mask != BlockMask::placed) {
+    config.causal = call.mask == BlockMask::causal;
+    config.causal_align = CausalAlign::bottom_right;
+    config.window_left = config.window_right = -1;
+    config.chunk = 0;
+  }
+  const int key = static_cast<int>(call.mask) * 8 + (accumulate ? 4 : 0) + (call.packed ? 2 : 0) + (backward ? 1 : 0);
+  return find(key, config);
+}
+
+const Attention& Attentions::of_sink() {
+  AttentionConfig config = config_;
+  config.varlen = config.causal = false;
+  config.window_left = config.window_right = -1;
+  config.chunk = 0;
+  config.score = {};
+  config.mask = {};
+  config.dropout = 0;
+  return find(-1, config);
+}
+
+const Attention& Attentions::of_states() {
+  AttentionConfig config;
+  config.head_dim = config_.head_dim;
+  config.head_dim_v = config_.head_dim_v;
+  config.dtype = config_.dtype;
+  config.cache = config_.cache;
+  config.compile = config_.compile;
+  config.on_compile = config_.on_compile;
+  return find(-2, config);
+}
+
+const Attention& Attentions::of_sum(std::int64_t columns) {
+  AttentionConfig config = of_states().config();
+  config.head_dim = config.head_dim_v = static_cast<int>(columns);
+  return find(-1000 - static_cast<int>(columns), config);
+}
+
+const Attention& Attentions::of_statistic_sum() {
+  AttentionConfig config = of_states().config();
+  config.head_dim = config.head_dim_v = 8;
+  config.dtype = config_.dtype == DType::f64 ? DType::f64 : DType::f32;
+  return find(-3, config);
+}
+
+/// One run of a plan.
+class Run {
+ public:
+  Run(const Executor& executor, Communicator& communicator, const GivenTensors& given, const CallContext& context,
+      void* scratch, Stream stream)
+      : executor_(executor),
+        communicator_(communicator),
+        given_(given),
+        context_(context),
+        scratch_(static_cast<std::byte*>(scratch)),
+        stream_(stream) {
+    bool fits = true;
+    for (const TensorView& view : given) fits = fits && (view.rank != 4 || view.shape[3] == 1 || rows_aligned(view));
+    if (fits && executor.workspace_size_ > 0) {
+      workspace_ = {scratch_ + (executor.scratch_size_ - executor.workspace_size_), executor.workspace_size_};
+    }
+  }
+
+  void run() {
+    const std::vector<Op>& ops = executor_.plan_.ops;
+    try {
+      for (index_ = 0; index_ < ops.size(); ++index_) {
+        std::visit([this](const auto& op) { this->run(op); }, ops[index_]);
+      }
+    } catch (const std::exception& problem) {
+      if (!groups_.empty()) communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
+      throw;
+    }
+  }
+
+ private:
+  const Attention& attention() const { return *executor_.attention_of_[index_]; }
+
+  TensorView view(const Region& region) const {
+    const auto tensor = static_cast<std::size_t>(region.tensor);
+    if (tensor < kGivenCount) return part_of(given_[tensor], region);
+    const PlanTensor& planned = executor_.plan_.tensors[tensor];
+    TensorView whole;
+    whole.data = scratch_ + executor_.offsets_[tensor];
+    whole.dtype = executor_.dtype_of(planned.element);
+    whole.rank = 4;
+    whole.shape = {planned.b, planned.heads, planned.rows, planned.columns};
+    const std::int64_t matrix = planned.rows * planned.columns;
+    whole.strides = {matrix, planned.b * matrix, planned.columns, 1};
+    return part_of(whole, region);
+  }
+
+  void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), stream_); }
+
+  void run(const Clear& op) { executor_.memory_.clear(view(op.to), is_log_sum(op.to), stream_); }
+  /// Not gradients of sinks.
+  bool is_log_sum(const Region& region) const {
+    const PlanTensor& tensor = executor_.plan_.tensors[static_cast<std::size_t>(region.tensor)];
+    return tensor.element == Element::statistic && tensor.columns == 1;
+  }
+
+  void run(const Sum& op) {
+    const TensorView to = view(op.to);
+    std::vector<AttentionState> states;
+    for (const Region& from : op.from) states.push_back({view(from), {}});
+    // More than a call takes are summed into the first of them.
+    std::span<AttentionState> rest(states);
+    while (rest.size() > MergeInputs::kMaxListed) {
+      const auto some = rest.first(MergeInputs::kMaxListed);
+      const TensorView into = some.front().o;
+      attention().merge({.states = some, .sum = true}, {into}, stream_);
+      rest = rest.subspan(MergeInputs::kMaxListed - 1);
+      rest.front().o = into;
+    }
+    attention().merge({.states = rest, .sum = true}, {to}, stream_);
+  }
+
+  void run(const AddSink& op) {
+    const AttentionState state{view(op.o), statistic(view(op.lse), false)};
+    attention().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse}, stream_);
+  }
+
+  void run(const Exchange& op) {
+    std::vector<Communicator::Transfer> transfers;
+    for (const PlanTransfer& planned : op.transfers) {
+      const TensorView tensor = view(planned.region);
+      transfers.push_back({planned.sends, planned.peer, tensor.data, tensor.elements(), tensor.dtype});
+    }
+    groups_.push_back(communicator_.exchange(transfers, stream_));
+  }
+
+  void run(const Wait& op) { communicator_.wait(groups_[static_cast<std::size_t>(op.number)], stream_); }
+
+  template <class Inputs>
+  void set_common(const Call& call, Inputs& inputs) const {
+    const auto given = [&](const Region& region) { return call.packed ? packed(view(region)) : view(region); };
+    inputs.q = given(call.q);
+    inputs.k = given(call.k);
+    inputs.v = given(call.v);
+    inputs.max_multiprocessors = context_.max_multiprocessors;
+    if (call.mask == BlockMask::placed) {
+      inputs.captures = context_.captures;
+      inputs.dropout = context_.dropout;
+      inputs.place = place_of(executor_.problem_, call);
+      // A call says where it draws, where it draws at all.
+      if (executor_.config_.dropout == 0) inputs.dropout = {};
+    }
+    if (!call.packed) return;
+    const auto* const lengths = static_cast<const std::int32_t*>(executor_.lengths_.at(executor_.lengths_of_[index_]));
+    const auto count = static_cast<std::int64_t>(call.cu_q.size());
+    inputs.sequences = {count - 1, lengths, lengths + count, nullptr, nullptr, call.max_q, call.max_kv};
+  }
+
+  void run(const Forward& op) {
+    ForwardInputs inputs;
+    set_common(op.call, inputs);
+    const TensorView o = op.call.packed ? packed(view(op.call.o)) : view(op.call.o);
+    const ForwardOutputs outputs{o, statistic(view(op.call.lse), op.call.packed)};
+    bounded(inputs, [&] { attention().forward(inputs, outputs, stream_, workspace_); });
+  }
+
+  /// Kernels that cannot be bounded take all multiprocessors: transfers wait for them then.
+  template <class Inputs, class Queue>
+  void bounded(Inputs& inputs, const Queue& queue) {
+    bool& refused = executor_.unbounded_[index_].value;
+    if (refused && context_.may_be_unbounded) inputs.max_multiprocessors = 0;
+    try {
+      return queue();
+    } catch (const Error& error) {
+      const bool of_bound = error.code() == ErrorCode::unsupported && error.field("argument") == "max_multiprocessors";
+      if (!of_bound || inputs.max_multiprocessors == 0 || !context_.may_be_unbounded) throw;
+    }
+    refused = true;
+    inputs.max_multiprocessors = 0;
+    queue();
+  }
+
+  void run(const Backward& op) {
+    BackwardInputs inputs;
+    set_common(op.call, inputs);
+    const auto given = [&](const Region& region) { return op.call.packed ? packed(view(region)) : view(region); };
+    inputs.o = given(op.call.o);
+    inputs.lse = statistic(view(op.call.lse), op.call.packed);
+    inputs.dout = given(op.dout);
+    if (op.dlse.heads > 0) inputs.dlse = statistic(view(op.dlse), op.call.packed);
+    const BackwardOutputs outputs{given(op.dq), given(op.dk), given(op.dv)};
+    bounded(inputs, [&] { attention().backward(inputs, outputs, stream_, workspace_); });
+  }
+
+  void run(const SinkGradient& op) {
+    BackwardInputs inputs;
+    inputs.q = view(op.q);
+    inputs.k = part_of(view(op.k), {0, 0, op.k.heads, 0, 0, 1});
+    inputs.v = part_of(view(op.v), {0, 0, op.v.heads, 0, 0, 1});
+    inputs.o = view(op.o);
+    inputs.lse = statistic(view(op.lse), false);
+    inputs.dout = view(op.dout);
+    if (op.dlse.heads > 0) inputs.dlse = statistic(view(op.dlse), false);
+    inputs.sink = context_.sink;
+    BackwardOutputs outputs;
+    const TensorView sums = view(op.dsink);
+    outputs.dsink = TensorView(sums.data, sums.dtype, {executor_.problem_.h_q});
+    attention().backward(inputs, outputs, stream_, workspace_);
+  }
+
+  void run(const TakeSink& op) {
+    const TensorView to = view(op.to), from = view(op.from);
+    TensorView source = to;
+    source.data = from.data;
+    source.strides = {0, 0, 1, 1};
+    executor_.memory_.copy(to, source, stream_);
+  }
+
+  const Executor& executor_;
+  Communicator& communicator_;
+  const GivenTensors& given_;
+  const CallContext& context_;
+  std::byte* scratch_;
+  Stream stream_;
+  Workspace workspace_{};
+  std::vector<std::uint64_t> groups_;
+  std::size_t index_ = 0;
+};
+
+Executor::Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory)
+    : problem_(problem), plan_(std::move(plan)), config_(config), memory_(memory), unbounded_(plan_.ops.size()) {
+  offsets_.resize(plan_.tensors.size());
+  for (std::size_t i = kGivenCount; i < plan_.tensors.size(); ++i) {
+    const PlanTensor& tensor = plan_.tensors[i];
+    offsets_[i] = scratch_size_;
+    scratch_size_ += aligned(static_cast<std::size_t>(tensor.elements()) * size_of(dtype_of(tensor.element)));
+  }
+}
+
+DType Executor::dtype_of(Element element) const {
+  return element == Element::own || config_.dtype == DType::f64 ? config_.dtype : DType::f32;
+}
+
+AttentionShape Executor::shape_of(const Call& call, bool bounded) const {
+  AttentionShape shape;
+  shape.h_q = call.q.heads;
+  shape.h_kv = call.k.heads;
+  shape.b = call.packed ? static_cast<std::int64_t>(call.cu_q.size()) - 1 : problem_.b;
+  shape.s_q = call.max_q;
+  shape.s_kv = call.max_kv;
+  if (call.packed) {
+    shape.total_q = call.q.rows;
+    shape.total_kv = call.k.rows;
+  }
+  shape.placed = call.mask == BlockMask::placed;
+  shape.strided = shape.placed && (call.blocks.front().q_step != 1 || call.blocks.front().kv_step != 1);
+  shape.bounded = bounded;
+  return shape;
+}
+
+/// With the bound, and as the call runs where its kernel takes none.
+std::vector<AttentionShape> Executor::shapes_of(const Call& call, const CallContext& context) const {
+  std::vector<AttentionShape> shapes{shape_of(call, false)};
+  if (context.max_multiprocessors > 0) shapes.push_back(shape_of(call, true));
+  return shapes;
+}
+
+void Executor::prepare(Attentions& attentions, const CallContext& context) {
+  std::vector<std::int32_t> lengths;
+  lengths_of_.assign(plan_.ops.size(), 0);
+  attention_of_.assign(plan_.ops.size(), nullptr);
+  std::size_t workspace = 0;
+  const auto add_lengths = [&](std::size_t op, const Call& call) {
+    if (!call.packed) return;
+    lengths_of_[op] = lengths.size() * sizeof(std::int32_t);
+    lengths.insert(lengths.end(), call.cu_q.begin(), call.cu_q.end());
+    lengths.insert(lengths.end(), call.cu_kv.begin(), call.cu_kv.end());
+  };
+  const auto prepare_sum = [&](const Sum& sum) -> const Attention& {
+    const PlanTensor& to = plan_.tensors[static_cast<std::size_t>(sum.to.tensor)];
+    bool has_own = false, has_wide = false;
+    for (const Region& from : sum.from) {
+      (plan_.tensors[static_cast<std::size_t>(from.tensor)].element == Element::own ? has_own : has_wide) = true;
+    }
+    if (to.element == Element::statistic) {
+      const Attention& attention = attentions.of_statistic_sum();
+      attention.prepare_merge({.sum = true});
+      return attention;
+    }
+    MergeShape shape{.mixed = has_own && has_wide, .sum = true};
+    if (!has_own) shape.states = dtype_of(Element::wide);
+    if (to.element == Element::wide) shape.result = dtype_of(Element::wide);
+    if (dtype_of(Element::wide) == config_.dtype) shape = {.sum = true};
+    const Attention& attention = attentions.of_sum(to.columns);
+    attention.prepare_merge(shape);
+    return attention;
+  };
+  for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+    if (const auto* const forward = std::get_if<Forward>(&plan_.ops[i])) {
+      const Attention& attention = attentions.of_call(forward->call, forward->accumulate, false);
+      for (const AttentionShape& shape : shapes_of(forward->call, context)) {
+        attention.prepare(shape);
+        workspace = std::max(workspace, attention.workspace_size(shape));
+      }
+      attention_of_[i] = &attention;
+      add_lengths(i, forward->call);
+    } else if (const auto* const backward = std::get_if<Backward>(&plan_.ops[i])) {
+      const Attention& attention = attentions.of_call(backward->call, false, true);
+      for (const AttentionShape& shape : shapes_of(backward->call, context)) {
+        attention.prepare_backward(shape);
+        workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      }
+      attention_of_[i] = &attention;
+      add_lengths(i, backward->call);
+    } else if (const auto* const sum = std::get_if<Sum>(&plan_.ops[i])) {
+      attention_of_[i] = &prepare_sum(*sum);
+    } else if (std::holds_alternative<AddSink>(plan_.ops[i])) {
+      attention_of_[i] = &attentions.of_states();
+      attention_of_[i]->prepare_merge();
+    } else if (const auto* const sink = std::get_if<SinkGradient>(&plan_.ops[i])) {
+      const Attention& attention = attentions.of_sink();
+      const AttentionShape shape{.b = problem_.b,
+                                 .h_q = sink->q.heads,
+                                 .h_kv = sink->k.heads,
+                                 .s_q = sink->q.rows,
+                                 .s_kv = 0,
+                                 .gradients = {.dq = false, .dk = false, .dv = false}};
+      attention.prepare_backward(shape);
+      workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      attention_of_[i] = &attention;
+    }
+  }
+  workspace_size_ = aligned(workspace);
+  scratch_size_ += workspace_size_;
+  if (lengths.empty()) return;
+  lengths_ = Buffer(memory_, lengths.size() * sizeof(std::int32_t));
+  memory_.upload(lengths_.at(0), lengths.data(), lengths.size() * sizeof(std::int32_t));
+}
+
+void Executor::run(Communicator& communicator, const GivenTensors& given, const CallContext& context, void* scratch,
+                   Stream stream) const {
+  Run(*this, communicator, given, context, scratch, stream).run();
+}
+
+}  // namespace fa::parallel

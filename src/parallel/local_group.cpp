@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fa/parallel.hpp>
+
+#include "parallel/errors.hpp"
+
+namespace fa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Transfer = Communicator::Transfer;
+
+/// A tensor that one rank offers another, until that has copied it.
+struct Offer {
+  const void* data = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::f32;
+  bool taken = false;
+};
+
+/// What the ranks of a group share.
+class Hub {
+ public:
+  Hub(int size, LocalGroupOptions options) : size_(size), options_(std::move(options)) {}
+
+  int size() const noexcept { return size_; }
+  const LocalGroupOptions& options() const noexcept { return options_; }
+
+  /// The first problem ends the communication of all.
+  void fail(const std::string& problem) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (problem_.empty()) problem_ = problem.empty() ? "unknown" : problem;
+    changed_.notify_all();
+  }
+
+  void leave(int rank) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    left_.push_back(rank);
+    changed_.notify_all();
+  }
+
+  void throw_if_failed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    throw_problem();
+  }
+
+  std::shared_ptr<Offer> offer(int from, const Transfer& transfer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    throw_problem();
+    auto made = std::make_shared<Offer>(Offer{transfer.data, transfer.count, transfer.dtype, false});
+    offers_[{from, transfer.peer}].push_back(made);
+    changed_.notify_all();
+    return made;
+  }
+
+  /// The next tensor that `from` offers.
+  std::shared_ptr<Offer> find(int from, int to) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    std::deque<std::shared_ptr<Offer>>& queue = offers_[{from, to}];
+    wait_for(lock, to, from, [&queue] { return !queue.empty(); });
+    std::shared_ptr<Offer> found = queue.front();
+    queue.pop_front();
+    return found;
+  }
+
+  /// Copies what is offered. Under the lock, which whoever throws for a failure has taken before its tensors go: no
+  /// copy is under way then.
+  void take(Offer& offer, void* to) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    throw_problem();
+    if (offer.count > 0) std::memcpy(to, offer.data, static_cast<std::size_t>(offer.count) * size_of(offer.dtype));
+    offer.taken = true;
+    changed_.notify_all();
+  }
+
+  void wait_until_taken(const Offer& offer, int rank, int by) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait_for(lock, rank, by, [&offer] { return offer.taken; });
+  }
+
+ private:
+  void throw_problem() const {
+    if (problem_.empty()) return;
+    throw Error(ErrorCode::cuda, "communication of the group has failed: " + problem_, {{"problem", problem_}});
+  }
+
+  template <class Done>
+  void wait_for(std::unique_lock<std::mutex>& lock, int rank, int other, const Done& done) {
+    const auto until = Clock::now() + options_.timeout;
+    const auto has_left = [&] { return std::ranges::find(left_, other) != left_.end(); };
+    changed_.wait_until(lock, until, [&] { return done() || !problem_.empty() || has_left(); });
+    throw_problem();
+    if (done()) return;
+    problem_ = "rank " + std::to_string(rank) + " has waited for rank " + std::to_string(other) +
+               (has_left() ? ", which has left" : " for " + std::to_string(options_.timeout.count()) + " ms");
+    changed_.notify_all();
+    throw_problem();
+  }
+
+  const int size_;
+  const LocalGroupOptions options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Offer>>> offers_;
+  std::vector<int> left_;
+  std::string problem_;
+};
+
+/// A rank. A thread of its own makes its transfers, one group after the other, as a stream does.
+class LocalRank final : public Communicator {
+ public:
+  LocalRank(std::shared_ptr<Hub> hub, int rank)
+      : hub_(std::move(hub)), rank_(rank), random_(hub_->options().seed * 1000003 + static_cast<std::uint64_t>(rank)) {
+    worker_ = std::thread([this] { work(); });
+  }
+
+  ~LocalRank() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ends_ = true;
+      if (done_ < queued_) hub_->fail("rank " + std::to_string(rank_) + " has left before its transfers were done");
+      changed_.notify_all();
+    }
+    hub_->leave(rank_);
+    worker_.join();
+  }
+  LocalRank(const LocalRank&) = delete;
+  LocalRank& operator=(const LocalRank&) = delete;
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return hub_->size(); }
+  Device device() const noexcept override { return Device::host(); }
+
+  std::uint64_t exchange(std::span<const Transfer> group, Stream) override {
+    hub_->throw_if_failed();
+    for (const Transfer& transfer : group) {
+      if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank_) {
+        parallel::throw_invalid("peer", transfer.peer, "another rank of " + std::to_string(size()));
+      }
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.emplace_back(group.begin(), group.end());
+    changed_.notify_all();
+    return queued_++;
+  }
+
+  void wait(std::uint64_t group, Stream) override {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      // The worker's own waits have the bound.
+      changed_.wait(lock, [&] { return done_ > group || failed_; });
+      if (done_ > group) return;
+    }
+    hub_->throw_if_failed();
+  }
+
+  void synchronize(Stream stream) override {
+    std::uint64_t groups = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      groups = queued_;
+    }
+    if (groups > 0) wait(groups - 1, stream);
+    hub_->throw_if_failed();
+  }
+
+  void check() override { hub_->throw_if_failed(); }
+
+  void abort(const std::string& problem) noexcept override { hub_->fail(problem); }
+
+ private:
+  void work() {
+    for (std::uint64_t number = 0;; ++number) {
+      std::vector<Transfer> group;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return ends_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        group = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      const bool succeeded = run(group, number);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (succeeded) ++done_;
+      failed_ = !succeeded;
+      changed_.notify_all();
+      if (failed_) return;
+    }
+  }
+
+  bool run(const std::vector<Transfer>& group, std::uint64_t number) {
+    try {
+      if (hub_->options().on_exchange) hub_->options().on_exchange(rank_, number);
+      std::vector<std::pair<std::shared_ptr<Offer>, int>> offers;
+      for (const Transfer& transfer : group) {
+        if (transfer.sends) offers.emplace_back(hub_->offer(rank_, transfer), transfer.peer);
+      }
+      for (const Transfer& transfer : group) {
+        if (!transfer.sends) receive(transfer);
+      }
+      for (const auto& [offer, peer] : offers) hub_->wait_until_taken(*offer, rank_, peer);
+      return true;
+    } catch (const std::exception& problem) {
+      hub_->fail("rank " + std::to_string(rank_) + ": " + problem.what());
+    }
+    return false;
+  }
+
+  void receive(const Transfer& transfer) {
+    const std::shared_ptr<Offer> offer = hub_->find(transfer.peer, rank_);
+    if (offer->count != transfer.count || offer->dtype != transfer.dtype) {
+      throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(transfer.peer) + " sends " +
+                                                   std::to_string(offer->count) + " " + to_string(offer->dtype) +
+                                                   ", where " + std::to_string(transfer.count) + " " +
+                                                   to_string(transfer.dtype) + " are expected");
+    }
+    const auto limit = hub_->options().max_delay.count();
+    if (limit > 0) {
+      const auto delay = std::uniform_int_distribution<std::int64_t>(0, limit)(random_);
+      std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    }
+    hub_->take(*offer, transfer.data);
+  }
+
+  std::shared_ptr<Hub> hub_;
+  const int rank_;
+  std::mt19937_64 random_;  // of the worker
+  std::mutex mutex_;        // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::vector<Transfer>> queue_;
+  std::uint64_t queued_ = 0, done_ = 0;
+  bool failed_ = false;
+  bool ends_ = false;
+  std::thread worker_;
+};
+
+}  // namespace
+
+Communicator::~Communicator() = default;
+
+std::vector<std::shared_ptr<Communicator>> make_local_group(int size, const LocalGroupOptions& options) {
+  if (size < 1) parallel::throw_invalid("size", size, "1 or more");
+  if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
+  const auto hub = std::make_shared<Hub>(size, options);
+  std::vector<std::shared_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(std::make_shared<LocalRank>(hub, rank));
+  return ranks;
+}
+
+}  // namespace fa

@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fa/parallel.hpp>
+
+#include "parallel/cuda.hpp"
+#include "parallel/errors.hpp"
+#include "parallel/nccl_api.hpp"
+
+namespace fa {
+namespace {
+
+using parallel::cuda;
+using parallel::cuda_check;
+using parallel::CudaContext;
+using parallel::CudaScope;
+using parallel::Nccl;
+using parallel::nccl;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kEvents = 64;  // groups whose ends can be waited for apart
+constexpr auto kPoll = std::chrono::milliseconds(5);
+
+int type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return Nccl::kHalf;
+    case DType::bf16:
+      return Nccl::kBfloat16;
+    case DType::f32:
+      return Nccl::kFloat;
+    case DType::f64:
+      return Nccl::kDouble;
+    case DType::i32:
+      return Nccl::kInt32;
+    default:
+      return Nccl::kInt8;  // one byte
+  }
+}
+
+std::string text_of(int result, Nccl::Comm comm) {
+  std::string text = nccl().error_string(result);
+  const char* const last = comm == nullptr ? nullptr : nccl().last_error(comm);
+  if (last != nullptr && *last != '\0') text += std::string(" (") + last + ")";
+  return text;
+}
+
+[[noreturn]] void throw_failed(const std::string& problem) {
+  throw Error(ErrorCode::cuda, "communication of the group has failed: " + problem, {{"problem", problem}});
+}
+
+int ordinal_of(Nccl::Comm comm) {
+  if (comm == nullptr) parallel::throw_invalid("comm", "null", "a communicator of NCCL");
+  int device = 0, error = Nccl::kSuccess;
+  const int result = nccl().comm_async_error(comm, &error);
+  if (result != Nccl::kSuccess || (error != Nccl::kSuccess && error != Nccl::kInProgress)) {
+    parallel::throw_invalid("comm", text_of(result != Nccl::kSuccess ? result : error, nullptr),
+                            "a communicator that has not failed or been aborted");
+  }
+  if (const int failed = nccl().comm_device(comm, &device); failed != Nccl::kSuccess) {
+    parallel::throw_invalid("comm", text_of(failed, nullptr), "a communicator of NCCL");
+  }
+  return device;
+}
+
+/// Transfers on a stream of their own, ordered against the caller's by events. What was queued is watched.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(Nccl::Comm comm, const NcclOptions& options)
+      : comm_(comm), options_(options), context_(Device::cuda(ordinal_of(comm))) {
+    if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
+    nccl_check(nccl().comm_count(comm, &size_), "ncclCommCount");
+    nccl_check(nccl().comm_rank(comm, &rank_), "ncclCommUserRank");
+    const CudaScope scope(context_);
+    int lowest = 0, highest = 0;
+    cuda_check(cuda().cuCtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange");
+    cuda_check(cuda().cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, highest),
+               "cuStreamCreateWithPriority");
+    for (auto* events : {&ready_, &done_}) {
+      for (CUevent& event : *events) cuda_check(cuda().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    }
+    if (options.watch) watch_ = std::thread([this] { watch(); });
+  }
+
+  ~NcclCommunicator() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ends_ = true;
+      changed_.notify_all();
+    }
+    if (watch_.joinable()) watch_.join();
+    // Queued work keeps what it needs; CUDA may be gone already when this runs at exit.
+    const CudaScope scope(context_);
+    for (auto* events : {&ready_, &done_}) {
+      for (CUevent const event : *events) cuda().cuEventDestroy(event);
+    }
+    if (stream_ != nullptr) cuda().cuStreamDestroy(stream_);
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  Device device() const noexcept override { return Device::cuda(context_.ordinal()); }
+
+  std::uint64_t exchange(std::span<const Transfer> group, Stream stream) override {
+    check();
+    const CudaScope scope(context_);
+    const std::uint64_t number = queued_++;
+    const std::size_t slot = number % kEvents;
+    const bool captured = parallel::cuda_is_capturing(stream);
+    cuda_check(cuda().cuEventRecord(ready_[slot], stream), "cuEventRecord");
+    cuda_check(cuda().cuStreamWaitEvent(stream_, ready_[slot], 0), "cuStreamWaitEvent");
+    busy_since_ = Clock::now().time_since_epoch().count();
+    const int result = queue(group);
+    busy_since_ = 0;
+    if (result != Nccl::kSuccess) {
+      abort(problem_of(result));
+      check();
+    }
+    cuda_check(cuda().cuEventRecord(done_[slot], stream_), "cuEventRecord");
+    if (captured) {
+      forget(slot);  // whose event says nothing from now on
+    } else {
+      expect(slot);
+    }
+    return number;
+  }
+
+  void wait(std::uint64_t group, Stream stream) override {
+    const CudaScope scope(context_);
+    // An event that a later group has taken comes later, which does as well.
+    cuda_check(cuda().cuStreamWaitEvent(stream, done_[group % kEvents], 0), "cuStreamWaitEvent");
+  }
+
+  void synchronize(Stream stream) override {
+    const CudaScope scope(context_);
+    const auto until = Clock::now() + options_.timeout;
+    for (CUstream const waited : {stream, stream_}) {
+      for (;;) {
+        check();
+        const CUresult result = cuda().cuStreamQuery(waited);
+        if (result == CUDA_SUCCESS) break;
+        if (result != CUDA_ERROR_NOT_READY) cuda_check(result, "cuStreamQuery");
+        if (Clock::now() > until) abort(late());
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    check();
+  }
+
+  void check() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!problem_.empty()) throw_failed(problem_);
+    }
+    if (const int found = state(); found != Nccl::kSuccess && found != Nccl::kInProgress) abort(problem_of(found));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!problem_.empty()) throw_failed(problem_);
+  }
+
+  /// NCCL ends what it has queued on this rank; the others find that they wait in vain.
+  void abort(const std::string& problem) noexcept override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!problem_.empty()) return;
+      problem_ = problem.empty() ? "unknown" : problem;
+      expected_.clear();
+    }
+    nccl().comm_abort(comm_);
+  }
+
+ private:
+  /// A group that is queued. The bound counts from when the device has come to it.
+  struct Expected {
+    std::size_t slot = 0;
+    std::optional<Clock::time_point> since;
+  };
+
+  void nccl_check(int result, const char* call) const {
+    if (result == Nccl::kSuccess) return;
+    throw Error(ErrorCode::cuda, std::string(call) + " failed with " + text_of(result, comm_),
+                {{"call", call}, {"result", std::to_string(result)}});
+  }
+
+  std::string late() const {
+    return "rank " + std::to_string(rank_) + " has waited for other ranks for " +
+           std::to_string(options_.timeout.count()) + " ms";
+  }
+
+  /// One group; a communicator that does not block is waited for, within the bound.
+  int queue(std::span<const Transfer> group) {
+    int first = nccl().group_start();
+    const auto keep = [&first](int result) {
+      if (first == Nccl::kSuccess && result != Nccl::kInProgress) first = result;
+    };
+    for (const Transfer& transfer : group) {
+      if (transfer.count == 0) continue;
+      if (has_failed()) break;
+      const auto count = static_cast<std::size_t>(transfer.count);
+      const int type = type_of(transfer.dtype);
+      keep(transfer.sends ? nccl().send(transfer.data, count, type, transfer.peer, comm_, stream_)
+                          : nccl().receive(transfer.data, count, type, transfer.peer, comm_, stream_));
+    }
+    const int ended = nccl().group_end();
+    keep(ended);
+    if (ended != Nccl::kInProgress) return first;
+    const auto until = Clock::now() + options_.timeout;
+    int state = Nccl::kInProgress;
+    while (state == Nccl::kInProgress && Clock::now() < until) {
+      state = this->state();
+      if (state == Nccl::kInProgress) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (state == Nccl::kInProgress) abort(late());
+    if (first == Nccl::kSuccess) first = state;
+    return first;
+  }
+
+  void expect(std::size_t slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(expected_, [slot](const Expected& other) { return other.slot == slot; });
+    expected_.push_back({slot, std::nullopt});
+    changed_.notify_all();
+  }
+
+  void forget(std::size_t slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(expected_, [slot](const Expected& other) { return other.slot == slot; });
+  }
+
+  bool has_failed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !problem_.empty();
+  }
+
+  /// What NCCL says of the communicator; kSystemError of one that was aborted, which nothing is asked of any more: the
+  /// lock keeps an abort of another thread away meanwhile.
+  int state() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return state_locked();
+  }
+  int state_locked() {
+    if (!problem_.empty()) return Nccl::kSystemError;
+    int error = Nccl::kSuccess;
+    const int result = nccl().comm_async_error(comm_, &error);
+    return result != Nccl::kSuccess ? result : error;
+  }
+
+  std::string problem_of(int result) const { return "rank " + std::to_string(rank_) + ": " + text_of(result, nullptr); }
+
+  /// Whether the first group that is not done has taken longer than the bound, since what is before it was done.
+  bool front_is_late() {
+    std::erase_if(expected_,
+                  [this](const Expected& group) { return cuda().cuEventQuery(done_[group.slot]) == CUDA_SUCCESS; });
+    if (expected_.empty()) return false;
+    Expected& front = expected_.front();
+    const auto now = Clock::now();
+    if (!front.since && cuda().cuEventQuery(ready_[front.slot]) == CUDA_SUCCESS) front.since = now;
+    return front.since && now - *front.since > options_.timeout;
+  }
+
+  /// Until the end of this object: ends what is late, and what NCCL has found to fail.
+  void watch() {
+    const CudaScope scope(context_);
+    // Queries must not break a capture of another thread.
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cuda().cuThreadExchangeStreamCaptureMode(&mode);
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!ends_ && problem_.empty()) {
+      const std::int64_t busy_since = busy_since_;
+      if (expected_.empty() && busy_since == 0) {
+        changed_.wait_for(lock, std::chrono::milliseconds(100));
+        continue;
+      }
+      const auto busy_for = Clock::now() - Clock::time_point(Clock::duration(busy_since));
+      const bool is_late = front_is_late() || (busy_since != 0 && busy_for > options_.timeout);
+      const int found = is_late || busy_since != 0 ? Nccl::kSuccess : state_locked();
+      if (is_late || (found != Nccl::kSuccess && found != Nccl::kInProgress)) {
+        lock.unlock();
+        abort(is_late ? late() : problem_of(found));
+        lock.lock();
+      }
+      changed_.wait_for(lock, kPoll);
+    }
+  }
+
+  const Nccl::Comm comm_;
+  const NcclOptions options_;
+  CudaContext context_;
+  int rank_ = 0, size_ = 0;
+  CUstream stream_ = nullptr;
+  std::array<CUevent, kEvents> ready_{}, done_{};
+  std::uint64_t queued_ = 0;
+  std::atomic<std::int64_t> busy_since_{0};  ///< a group is being queued since
+  std::mutex mutex_;                         ///< guards what follows
+  std::condition_variable changed_;
+  std::deque<Expected> expected_;  ///< groups that are not known to be done
+  std::string problem_;
+  bool ends_ = false;
+  std::thread watch_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> use_nccl(ncclComm* comm, const NcclOptions& options) {
+  return std::make_shared<NcclCommunicator>(comm, options);
+}
+
+}  // namespace fa

@@ -1,0 +1,42 @@
+#ifndef FA_SRC_PARALLEL_NCCL_API_HPP_
+#define FA_SRC_PARALLEL_NCCL_API_HPP_
+
+#include <cstddef>
+#include <string>
+
+#include <fa/device.hpp>
+
+struct ncclComm;
+
+namespace fa::parallel {
+
+/// What this library calls of NCCL, declared as nccl.h has it since 2.18: the header is not needed. A test holds the
+/// numbers against the header where there is one.
+struct Nccl {
+  using Comm = ncclComm*;
+  enum Result : int { kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kRemoteError = 6, kInProgress = 7 };
+  enum Type : int { kInt8 = 0, kInt32 = 2, kHalf = 6, kFloat = 7, kDouble = 8, kBfloat16 = 9 };
+
+  int version = 0;  ///< 21803 for 2.18.3
+  std::string path;
+  int (*get_version)(int* version) = nullptr;
+  const char* (*error_string)(int result) = nullptr;
+  const char* (*last_error)(Comm comm) = nullptr;
+  int (*comm_count)(Comm comm, int* count) = nullptr;
+  int (*comm_rank)(Comm comm, int* rank) = nullptr;
+  int (*comm_device)(Comm comm, int* device) = nullptr;
+  int (*comm_async_error)(Comm comm, int* error) = nullptr;
+  int (*comm_abort)(Comm comm) = nullptr;
+  int (*group_start)() = nullptr;
+  int (*group_end)() = nullptr;
+  int (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, Stream stream) = nullptr;
+  int (*receive)(void* data, std::size_t count, int type, int peer, Comm comm, Stream stream) = nullptr;
+};
+
+/// Opens NCCL once: FA_NCCL_PATH, else the libnccl.so.2 that the process has loaded, else the loader's. A failed
+/// attempt is not remembered. Throws fa::Error(unsupported) with what was tried.
+const Nccl& nccl();
+
+}  // namespace fa::parallel
+
+#endif  // FA_SRC_PARALLEL_NCCL_API_HPP_

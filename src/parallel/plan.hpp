@@ -1,0 +1,142 @@
+#ifndef FA_SRC_PARALLEL_PLAN_HPP_
+#define FA_SRC_PARALLEL_PLAN_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "parallel/geometry.hpp"
+#include "parallel/problem.hpp"
+
+namespace fa::parallel {
+
+/// What a tensor's elements are.
+enum class Element : std::uint8_t {
+  own,        ///< the configuration's dtype
+  wide,       ///< f32 (f64 for f64): sums of gradients
+  statistic,  ///< f32 (f64 for f64): the log-sum-exp, sinks
+};
+
+/// Tensors of the caller, by number; scratch tensors follow.
+enum Given : int { kQ, kK, kV, kO, kLse, kDout, kDlse, kDq, kDk, kDv, kSink, kDsink, kGivenCount };
+
+/// A tensor [b, heads, rows, columns]. Scratch ones lie in the order of heads, b, rows, columns, without gaps: some of
+/// the heads are one piece of memory, which a transfer takes.
+struct PlanTensor {
+  std::string name;
+  Element element = Element::own;
+  std::int64_t b = 0;
+  std::int64_t heads = 0;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  bool is_kv_in_flight = false;  ///< holds keys and values of other ranks
+  std::int64_t elements() const noexcept { return b * heads * rows * columns; }
+};
+
+/// Some heads and rows of a tensor.
+struct Region {
+  int tensor = 0;
+  std::int64_t head = 0;
+  std::int64_t heads = 0;
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+  std::int64_t row_step = 1;
+  friend bool operator==(const Region&, const Region&) = default;
+};
+
+struct Copy {
+  Region to, from;
+};
+
+/// Zeros, or of a log-sum-exp minus infinity.
+struct Clear {
+  Region to;
+};
+
+/// to = the sum of all, in the order of the list.
+struct Sum {
+  Region to;
+  std::vector<Region> from;
+};
+
+/// o and lse of every row get the sink of its head.
+struct AddSink {
+  Region o, lse, sink;
+};
+
+/// Transfers of one group, which may run while calls do.
+struct PlanTransfer {
+  bool sends = false;
+  int peer = 0;
+  Region region;  ///< all rows of some heads of a scratch tensor, or of a dense one of the caller
+};
+struct Exchange {
+  int number = 0;  ///< from 0 on, in order
+  std::vector<PlanTransfer> transfers;
+};
+
+/// What follows comes behind exchange `number` and all before it.
+struct Wait {
+  int number = 0;
+};
+
+/// One call of attention, of one block, or of blocks of many sequences of a packed batch.
+struct Call {
+  Region q, k, v, o, lse;  ///< rows of q, o and lse, and of k and v, are the same ones
+  BlockMask mask = BlockMask::none;
+  bool packed = false;                    ///< the regions are packed, and where sequences lie is told by
+  std::vector<std::int32_t> cu_q, cu_kv;  ///< these, relative to the regions
+  std::int64_t max_q = 0, max_kv = 0;     ///< the longest
+  std::int64_t head_offset = 0;           ///< of the whole, for placed blocks
+  std::vector<Block> blocks;              ///< what is computed
+};
+
+struct Forward {
+  Call call;
+  bool accumulate = false;  ///< o and lse hold the state of other keys
+};
+
+/// The part of a call in the gradients; outputs are written, whole.
+struct Backward {
+  Call call;
+  Region dout, dlse, dq, dk, dv;
+};
+
+/// dsink of all rows: what they leave of P belongs to it.
+struct SinkGradient {
+  Region q, k, v, o, lse, dout, dlse, sink, dsink;
+};
+
+/// The first elements of `from`, in order, to dsink.
+struct TakeSink {
+  Region to, from;
+};
+
+using Op = std::variant<Copy, Clear, Sum, AddSink, Exchange, Wait, Forward, Backward, SinkGradient, TakeSink>;
+
+/// What one rank does, in order. Operations run one after the other on the caller's stream, exchanges likewise on a
+/// stream of their own. An exchange begins when the operations before it have run.
+struct Plan {
+  std::vector<PlanTensor> tensors;  ///< the caller's first
+  std::vector<Op> ops;
+  int exchanges = 0;
+
+  std::int64_t scratch_elements(Element element) const;
+  /// Of keys and values of other ranks, in elements.
+  std::int64_t kv_in_flight() const;
+};
+
+Plan forward_plan(const Problem& problem, int rank);
+Plan backward_plan(const Problem& problem, int rank);
+
+/// The plan as text, one line an operation.
+std::string to_string(const Plan& plan);
+
+/// Heads of K and V per query head do not divide among ranks, and the like. Throws fa::Error(invalid_argument).
+void check(const Problem& problem);
+
+}  // namespace fa::parallel
+
+#endif  // FA_SRC_PARALLEL_PLAN_HPP_

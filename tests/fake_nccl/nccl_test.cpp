@@ -1,0 +1,382 @@
+// Context parallelism over NCCL, with stand-ins of NCCL and of the driver: what is asked of them and in which order,
+// and what becomes of ranks that are late or fail. Nothing is computed or moved.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include <fa/parallel.hpp>
+
+#include "fake_driver/fake_driver.hpp"
+#include "fake_nccl/fake_nccl.hpp"
+
+namespace fa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Before anything asks for NCCL. Not by CTest, which passes one such variable on.
+const int g_named = setenv("FA_NCCL_PATH", FA_FAKE_NCCL, 1);
+
+void* at(std::uintptr_t page) {
+  return reinterpret_cast<void*>((std::uintptr_t{1} << 50) + (page << 32));
+}
+
+class OverNccl : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(g_named, 0);
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (driver == nullptr || dlsym(driver, fake_driver::kStreamCalls) == nullptr) {
+      GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
+    }
+    void* const fake = dlopen(FA_FAKE_NCCL, RTLD_NOW);
+    ASSERT_NE(fake, nullptr) << dlerror();
+    launches_ = reinterpret_cast<fake_driver::Launches>(dlsym(driver, fake_driver::kLaunches));
+    stream_calls_ = reinterpret_cast<fake_driver::StreamCalls>(dlsym(driver, fake_driver::kStreamCalls));
+    done_ = &reinterpret_cast<fake_driver::Done>(dlsym(driver, fake_driver::kDone))();
+    reached_ = &reinterpret_cast<fake_driver::Reached>(dlsym(driver, fake_driver::kReached))();
+    capturing_ = &reinterpret_cast<fake_driver::Capturing>(dlsym(driver, fake_driver::kCapturing))();
+    library_ = &reinterpret_cast<fake_nccl::GetLibrary>(dlsym(fake, fake_nccl::kLibrary))();
+    library_->current = &comm_;
+    *done_ = true;
+    *capturing_ = false;
+    *reached_ = nullptr;
+    launches_().clear();
+    stream_calls_().clear();
+  }
+
+  std::shared_ptr<Communicator> use(NcclOptions options = {}) {
+    return use_nccl(reinterpret_cast<ncclComm*>(&comm_), options);
+  }
+
+  static ContextParallelConfig config(Scheme scheme) {
+    ContextParallelConfig config;
+    config.attention.head_dim = 128;
+    config.attention.causal = true;
+    config.attention.cache.mode = CachePolicy::Mode::memory;
+    config.attention.tune = TunePolicy::off;
+    config.scheme = scheme;
+    return config;
+  }
+
+  static TensorView tensor(std::uintptr_t page, std::int64_t heads) {
+    return {at(page), DType::bf16, {1, heads, 4096, 128}};
+  }
+
+  std::vector<std::string> kernels() const {
+    std::vector<std::string> names;
+    for (const fake_driver::Launch& launch : launches_()) names.push_back(launch.kernel);
+    return names;
+  }
+
+  long count(const std::string& what) {
+    const std::scoped_lock lock(comm_.mutex);
+    return std::ranges::count(comm_.calls, what, &fake_nccl::Call::what);
+  }
+
+  fake_driver::Launches launches_ = nullptr;
+  fake_driver::StreamCalls stream_calls_ = nullptr;
+  std::atomic<bool>* done_ = nullptr;
+  std::atomic<const void*>* reached_ = nullptr;
+  std::atomic<bool>* capturing_ = nullptr;
+  fake_nccl::Library* library_ = nullptr;
+  fake_nccl::Communicator comm_;
+};
+
+// A group begins behind the caller's stream, which waits for its end.
+TEST_F(OverNccl, GroupsAreOrderedByEvents) {
+  const auto communicator = use({.watch = false});
+  EXPECT_EQ(communicator->size(), 2);
+  const auto stream = reinterpret_cast<Stream>(at(9));
+  const Communicator::Transfer transfers[] = {{true, 1, at(1), 100, DType::bf16}, {false, 1, at(2), 7, DType::f32}};
+  const std::uint64_t group = communicator->exchange(transfers, stream);
+  communicator->wait(group, stream);
+  const auto& calls = stream_calls_();
+  ASSERT_EQ(calls.size(), 4U);
+  EXPECT_EQ(calls[0].what, "record");
+  EXPECT_EQ(calls[0].stream, stream);
+  EXPECT_EQ(calls[1].what, "wait");
+  EXPECT_EQ(calls[1].event, calls[0].event);
+  const void* const own = calls[1].stream;
+  EXPECT_NE(own, stream);
+  EXPECT_EQ(calls[2].what, "record");
+  EXPECT_EQ(calls[2].stream, own);
+  EXPECT_EQ(calls[3].what, "wait");
+  EXPECT_EQ(calls[3].stream, stream);
+  EXPECT_EQ(calls[3].event, calls[2].event);
+  ASSERT_EQ(comm_.calls.size(), 4U);
+  EXPECT_EQ(comm_.calls[1].what, "send");
+  EXPECT_EQ(comm_.calls[1].count, 100U);
+  EXPECT_EQ(comm_.calls[1].type, 9);
+  EXPECT_EQ(comm_.calls[1].stream, own);
+  EXPECT_EQ(comm_.calls[2].what, "receive");
+  EXPECT_EQ(comm_.calls[2].type, 7);
+  EXPECT_EQ(comm_.calls[3].what, "end");
+}
+
+TEST_F(OverNccl, ARingIsTwoKernelsAndOneGroup) {
+  ContextParallel parallel = ContextParallel::create(config(Scheme::ring), use({.watch = false}));
+  const std::int64_t rows = 4096;
+  const TensorView o = tensor(4, 8), lse(at(5), DType::f32, {1, 8, rows});
+  parallel.prepare({1, 8, 2, 2 * rows, 2 * rows}, true);
+  launches_().clear();
+  comm_.calls.clear();
+  parallel.forward({tensor(1, 8), tensor(2, 2), tensor(3, 2)}, {o, lse});
+  const auto forwards = [&] { return std::ranges::count(kernels(), std::string("fa_sm90_forward")); };
+  EXPECT_EQ(forwards(), 2);
+  EXPECT_EQ(count("end"), 1);
+  EXPECT_EQ(count("send"), 2);
+  EXPECT_EQ(count("receive"), 2);
+  // K and V go from where the caller has them.
+  EXPECT_EQ(comm_.calls[1].data, at(2));
+  EXPECT_EQ(comm_.calls[1].count, 2U * rows * 128);
+  launches_().clear();
+  comm_.calls.clear();
+  parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), o, lse, tensor(6, 8)},
+                    {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 2);
+  EXPECT_EQ(count("end"), 3);  // K and V; dK and dV to the other rank; and home
+  EXPECT_EQ(count("send"), 6);
+  // Sums of dQ of two calls and of dK and dV, and what they are rounded by.
+  EXPECT_GE(std::ranges::count(kernels(), std::string("fa_merge_states")), 7);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0)
+      << "prepared calls allocate nothing";
+}
+
+TEST_F(OverNccl, EverySchemeIsQueued) {
+  for (const Scheme scheme : {Scheme::ring, Scheme::all_gather, Scheme::ulysses, Scheme::automatic}) {
+    for (const bool rows_first : {false, true}) {
+      ContextParallel parallel = ContextParallel::create(config(scheme), use({.watch = false}));
+      const auto x = [&](std::uintptr_t page, std::int64_t heads) {
+        return rows_first ? TensorView(at(page), DType::bf16, {1, 4096, heads, 128}).swap_axes(1, 2)
+                          : tensor(page, heads);
+      };
+      launches_().clear();
+      comm_.calls.clear();
+      const TensorView lse(at(5), DType::f32, {1, 8, 4096});
+      parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse});
+      parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)});
+      EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 1) << to_string(scheme);
+      EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 1) << to_string(scheme);
+      EXPECT_GE(count("send"), 4) << to_string(scheme);
+      EXPECT_EQ(count("send"), count("receive"));
+    }
+  }
+}
+
+TEST_F(OverNccl, PackedBatches) {
+  ContextParallelConfig packed = config(Scheme::ring);
+  packed.attention.varlen = true;
+  ContextParallel parallel = ContextParallel::create(packed, use({.watch = false}));
+  const std::vector<std::int64_t> lengths{4096, 512, 3584};
+  const auto x = [&](std::uintptr_t page, std::int64_t heads) {
+    return TensorView(at(page), DType::bf16, {4096, heads, 128});
+  };
+  const TensorView lse(at(5), DType::f32, {8, 4096});
+  launches_().clear();
+  parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse}, nullptr, lengths);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 2) << "a call for all sequences";
+  // Prepared, such calls can be captured.
+  ContextParallel other = ContextParallel::create(packed, use({.watch = false}));
+  other.prepare({.h_q = 8, .h_kv = 2}, true, lengths);
+  *capturing_ = true;
+  other.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse}, nullptr, lengths);
+  *capturing_ = false;
+  parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)}, nullptr, lengths);
+}
+
+// What is not prepared cannot be captured.
+TEST_F(OverNccl, CapturesTakePreparedCalls) {
+  ContextParallel parallel = ContextParallel::create(config(Scheme::ring), use({.watch = false}));
+  const auto forward = [&] { parallel.forward({tensor(1, 8), tensor(2, 2), tensor(3, 2)}, {tensor(4, 8)}); };
+  *capturing_ = true;
+  EXPECT_THROW(forward(), Error);
+  EXPECT_EQ(count("end"), 0);
+  *capturing_ = false;
+  parallel.prepare({1, 8, 2, 8192, 8192}, false);
+  *capturing_ = true;
+  launches_().clear();
+  forward();
+  EXPECT_EQ(count("end"), 1);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+  *capturing_ = false;
+}
+
+// With sinks, and with one KV head of several requests, whose K and V lie as transfers take them.
+TEST_F(OverNccl, CapturesWithSinksAndOneHead) {
+  ContextParallelConfig with_sink = config(Scheme::ring);
+  with_sink.attention.sink = true;
+  ContextParallel parallel = ContextParallel::create(with_sink, use({.watch = false}));
+  parallel.prepare({2, 8, 1, 8192, 8192}, true);
+  const auto x = [&](std::uintptr_t page, std::int64_t heads) {
+    return TensorView(at(page), DType::bf16, {2, heads, 4096, 128});
+  };
+  const TensorView lse(at(5), DType::f32, {2, 8, 4096}), sink(at(10), DType::f32, {8}), dsink(at(11), DType::f32, {8});
+  ForwardInputs in{x(1, 8), x(2, 1), x(3, 1)};
+  in.sink = sink;
+  BackwardInputs back{x(1, 8), x(2, 1), x(3, 1), x(4, 8), lse, x(6, 8)};
+  back.sink = sink;
+  BackwardOutputs out{x(7, 8), x(8, 1), x(9, 1)};
+  out.dsink = dsink;
+  *capturing_ = true;
+  launches_().clear();
+  parallel.forward(in, {x(4, 8), lse});
+  parallel.backward(back, out);
+  *capturing_ = false;
+  EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_backward_sink")), 1);
+}
+
+// Kernels leave multiprocessors to transfers: 16 of 132, where they can.
+TEST_F(OverNccl, TransfersHaveRoom) {
+  ContextParallelConfig roomy = config(Scheme::ring);
+  for (const bool deterministic : {false, true}) {
+    roomy.attention.deterministic = deterministic;
+    ContextParallel parallel = ContextParallel::create(roomy, use({.watch = false}));
+    const TensorView o = tensor(4, 8), lse(at(5), DType::f32, {1, 8, 4096});
+    launches_().clear();
+    parallel.forward({tensor(1, 8), tensor(2, 2), tensor(3, 2)}, {o, lse});
+    parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), o, lse, tensor(6, 8)},
+                      {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
+    for (const fake_driver::Launch& launch : launches_()) {
+      const bool takes_bound =
+          launch.kernel == "fa_sm90_forward" || (launch.kernel == "fa_sm90_backward" && !deterministic);
+      EXPECT_TRUE(!takes_bound || launch.grid <= 116U) << launch.kernel << " " << launch.grid;
+    }
+    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 2) << "deterministic ones take no bound";
+  }
+  // What the caller asks for is not overruled, whatever calls before found.
+  roomy.attention.deterministic = true;
+  ContextParallel parallel = ContextParallel::create(roomy, use({.watch = false}));
+  const TensorView lse(at(5), DType::f32, {1, 8, 4096});
+  parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), tensor(4, 8), lse, tensor(6, 8)},
+                    {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
+  BackwardInputs inputs{tensor(1, 8), tensor(2, 2), tensor(3, 2), tensor(4, 8), lse, tensor(6, 8)};
+  inputs.max_multiprocessors = 8;
+  EXPECT_THROW(parallel.backward(inputs, {tensor(7, 8), tensor(8, 2), tensor(9, 2)}), Error);
+}
+
+// Late ranks: the bound ends what waits, in synchronize and by the thread that watches.
+TEST_F(OverNccl, ALateRankEndsSynchronize) {
+  const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});
+  *done_ = false;
+  const auto begin = Clock::now();
+  EXPECT_THROW(communicator->synchronize(nullptr), Error);
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_EQ(comm_.aborts, 1);
+  EXPECT_THROW(communicator->check(), Error);
+  EXPECT_THROW(communicator->exchange({}, nullptr), Error);
+  EXPECT_EQ(comm_.aborts, 1) << "once";
+}
+
+TEST_F(OverNccl, ALateRankEndsByTheWatch) {
+  const auto communicator = use({.timeout = std::chrono::milliseconds(100)});
+  *done_ = false;
+  communicator->exchange({}, nullptr);
+  communicator->exchange({}, nullptr);
+  // While the device is busy with what was queued before, nobody is late.
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  EXPECT_EQ(comm_.aborts, 0);
+  *reached_ = stream_calls_().front().event;  // where the first group begins
+  const auto until = Clock::now() + std::chrono::seconds(10);
+  while (comm_.aborts == 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(comm_.aborts, 1);
+  EXPECT_THROW(communicator->check(), Error);
+}
+
+TEST_F(OverNccl, TheWatchEndsNothingThatIsDone) {
+  const auto communicator = use({.timeout = std::chrono::milliseconds(50)});
+  for (int i = 0; i < 100; ++i) communicator->wait(communicator->exchange({}, nullptr), nullptr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  // Nor what was captured, whose events say nothing.
+  *done_ = false;
+  communicator->exchange({}, nullptr);
+  *capturing_ = true;
+  *reached_ = stream_calls_().back().event;
+  for (int i = 0; i < 64; ++i) communicator->exchange({}, nullptr);  // in the place of those before
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(comm_.aborts, 0);
+  *done_ = true;
+  communicator->synchronize(nullptr);
+}
+
+TEST_F(OverNccl, AnAsynchronousErrorEndsAll) {
+  for (const bool watch : {false, true}) {
+    comm_.aborts = 0;
+    comm_.async_error = 0;
+    const auto communicator = use({.watch = watch});
+    communicator->exchange({}, nullptr);
+    comm_.async_error = 6;
+    try {
+      communicator->check();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cuda);
+      EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos);
+    }
+    EXPECT_EQ(comm_.aborts, 1);
+    comm_.async_error = 0;
+  }
+}
+
+// Communicators that do not block say later that a group was queued.
+TEST_F(OverNccl, CommunicatorsThatDoNotBlock) {
+  for (const bool watch : {false, true}) {
+    comm_.aborts = 0;
+    comm_.end_result = 0;
+    comm_.polls_in_progress = 0;
+    const auto communicator = use({.timeout = std::chrono::milliseconds(200), .watch = watch});
+    comm_.end_result = 7;
+    comm_.polls_in_progress = 5;
+    communicator->exchange({}, nullptr);
+    EXPECT_EQ(comm_.aborts, 0);
+    comm_.polls_in_progress = 1 << 30;
+    EXPECT_THROW(communicator->exchange({}, nullptr), Error);
+    EXPECT_EQ(comm_.aborts, 1);
+    EXPECT_EQ(comm_.after_abort, 0) << "a communicator that is gone was asked";
+  }
+  comm_.polls_in_progress = 0;
+  comm_.end_result = 0;
+}
+
+TEST_F(OverNccl, AGroupThatIsRefused) {
+  const auto communicator = use({.watch = false});
+  comm_.end_result = 3;
+  EXPECT_THROW(communicator->exchange({}, nullptr), Error);
+  EXPECT_EQ(comm_.aborts, 1);
+}
+
+// Functions and windows have places, stripes too.
+TEST_F(OverNccl, PlacedCallsAreQueued) {
+  for (const ShardLayout layout : {ShardLayout::zigzag, ShardLayout::striped, ShardLayout::contiguous}) {
+    for (const bool window : {false, true}) {
+      ContextParallelConfig placed = config(Scheme::ring);
+      if (window) placed.attention.window_left = 1000;
+      if (!window) placed.attention.score = functions::alibi();
+      ContextParallel parallel = ContextParallel::create(placed, use({.watch = false}), layout);
+      const TensorView o = tensor(4, 8), lse(at(5), DType::f32, {1, 8, 4096});
+      ForwardInputs inputs{tensor(1, 8), tensor(2, 2), tensor(3, 2)};
+      if (!window) inputs.captures.add({"slope", TensorView(at(10), DType::f32, {8})});
+      launches_().clear();
+      parallel.forward(inputs, {o, lse});
+      EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 1);
+    }
+  }
+}
+
+TEST_F(OverNccl, BadCommunicators) {
+  EXPECT_THROW(use_nccl(nullptr), Error);
+  comm_.async_error = 5;
+  EXPECT_THROW(use(), Error);
+  comm_.async_error = 0;
+  EXPECT_THROW(use({.timeout = std::chrono::milliseconds(0)}), Error);
+}
+
+}  // namespace
+}  // namespace fa

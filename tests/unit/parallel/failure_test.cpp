@@ -1,0 +1,169 @@
+// Ranks that fail, are late or differ: every rank gets an error within the bound.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "unit/parallel/parallel_case.hpp"
+
+namespace fa {
+namespace {
+
+using test::ParallelCase;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kBound = std::chrono::milliseconds(400);
+
+ParallelCase usual(Scheme scheme) {
+  ParallelCase c;
+  c.ranks = 4;
+  c.scheme = scheme;
+  c.h_q = c.h_kv = 4;
+  return c;
+}
+
+/// A rank's calls, on memory of its own.
+void run_rank(const ParallelCase& c, std::shared_ptr<Communicator> communicator) {
+  ContextParallel parallel = ContextParallel::create(c.config(), std::move(communicator), c.layout);
+  const std::int64_t rows = c.s_q / c.ranks;
+  std::vector<double> memory(static_cast<std::size_t>(c.h_q * rows * c.d_qk), 0.5);
+  std::vector<double> o(memory.size()), dq(memory.size()), dk(memory.size()), dv(memory.size());
+  std::vector<double> lse(static_cast<std::size_t>(c.h_q * rows));
+  const auto view = [&](std::vector<double>& data) {
+    return TensorView(data.data(), DType::f64, {1, c.h_q, rows, c.d_qk});
+  };
+  const TensorView x = view(memory), logs(lse.data(), DType::f64, {1, c.h_q, rows});
+  parallel.forward({x, x, x}, {view(o), logs});
+  parallel.backward({x, x, x, view(o), logs, x}, {view(dq), view(dk), view(dv)});
+}
+
+class Failing : public testing::TestWithParam<Scheme> {};
+
+TEST_P(Failing, ARankThatThrowsEndsAll) {
+  const ParallelCase c = usual(GetParam());
+  for (const std::uint64_t at : {0, 1, 2}) {
+    LocalGroupOptions options;
+    options.timeout = std::chrono::seconds(60);
+    options.max_delay = std::chrono::microseconds(2000);  // copies are under way when it happens
+    options.on_exchange = [at](int rank, std::uint64_t group) {
+      if (rank == 2 && group == at) throw std::runtime_error("the link is down");
+    };
+    const auto group = make_local_group(c.ranks, options);
+    const auto begin = Clock::now();
+    const auto problems =
+        test::run_ranks(c.ranks, [&](int rank) { run_rank(c, group[static_cast<std::size_t>(rank)]); });
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    for (const std::string& problem : problems)
+      EXPECT_NE(problem.find("the link is down"), std::string::npos) << problem;
+  }
+}
+
+/// A rank whose `wait` fails, as a kernel's call between two transfers may.
+class Interrupted final : public Communicator {
+ public:
+  Interrupted(std::shared_ptr<Communicator> of, int waits) : of_(std::move(of)), waits_(waits) {}
+  int rank() const noexcept override { return of_->rank(); }
+  int size() const noexcept override { return of_->size(); }
+  Device device() const noexcept override { return of_->device(); }
+  std::uint64_t exchange(std::span<const Transfer> group, Stream stream) override {
+    return of_->exchange(group, stream);
+  }
+  void wait(std::uint64_t group, Stream stream) override {
+    if (waits_-- == 0) throw std::runtime_error("out of memory");
+    of_->wait(group, stream);
+  }
+  void synchronize(Stream stream) override { of_->synchronize(stream); }
+  void check() override { of_->check(); }
+  void abort(const std::string& problem) noexcept override { of_->abort(problem); }
+
+ private:
+  std::shared_ptr<Communicator> of_;
+  int waits_;
+};
+
+TEST_P(Failing, ACallThatThrowsBetweenTransfersEndsAll) {
+  const ParallelCase c = usual(GetParam());
+  LocalGroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  const auto group = make_local_group(c.ranks, options);
+  const auto begin = Clock::now();
+  const auto problems = test::run_ranks(c.ranks, [&](int rank) {
+    std::shared_ptr<Communicator> own = group[static_cast<std::size_t>(rank)];
+    if (rank == 2) own = std::make_shared<Interrupted>(own, 0);
+    run_rank(c, own);
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  for (const std::string& problem : problems) EXPECT_NE(problem.find("out of memory"), std::string::npos) << problem;
+}
+
+TEST_P(Failing, ALateRankEndsAllWithinTheBound) {
+  const ParallelCase c = usual(GetParam());
+  LocalGroupOptions options;
+  options.timeout = kBound;
+  const auto group = make_local_group(c.ranks, options);
+  const auto begin = Clock::now();
+  std::atomic<int> ended{0};
+  const auto problems = test::run_ranks(c.ranks, [&](int rank) {
+    if (rank == 1) {
+      while (ended < c.ranks - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    struct Count {
+      std::atomic<int>& of;
+      ~Count() { ++of; }
+    } const count{ended};
+    run_rank(c, group[static_cast<std::size_t>(rank)]);
+  });
+  EXPECT_GE(Clock::now() - begin, kBound);
+  EXPECT_LT(Clock::now() - begin, 10 * kBound);
+  for (const std::string& problem : problems)
+    EXPECT_NE(problem.find("has waited for rank"), std::string::npos) << problem;
+}
+
+TEST_P(Failing, ARankThatLeavesEndsAll) {
+  const ParallelCase c = usual(GetParam());
+  LocalGroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  auto group = make_local_group(c.ranks, options);
+  const auto begin = Clock::now();
+  const auto problems = test::run_ranks(c.ranks, [&](int rank) {
+    std::shared_ptr<Communicator> own = std::move(group[static_cast<std::size_t>(rank)]);
+    if (rank == 3) return own.reset();
+    run_rank(c, std::move(own));
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_NE(problems[rank], "") << rank;
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Failing, testing::Values(Scheme::ring, Scheme::all_gather, Scheme::ulysses),
+                         [](const auto& scheme) { return std::string(to_string(scheme.param)); });
+
+TEST(Failure, AnAbortedGroupServesNoMoreCalls) {
+  const ParallelCase c = usual(Scheme::ring);
+  const auto group = make_local_group(c.ranks);
+  group[2]->abort("the application ends");
+  for (const auto& communicator : group) {
+    EXPECT_THROW(run_rank(c, communicator), Error);
+    EXPECT_THROW(communicator->synchronize(nullptr), Error);
+  }
+}
+
+// Ranks that send other sizes than are expected.
+TEST(Failure, OtherSizes) {
+  ParallelCase c = usual(Scheme::ring);
+  LocalGroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  const auto group = make_local_group(c.ranks, options);
+  const auto problems = test::run_ranks(c.ranks, [&](int rank) {
+    ParallelCase own = c;
+    if (rank == 1) own.s_q = own.s_kv = 64;
+    run_rank(own, group[static_cast<std::size_t>(rank)]);
+  });
+  for (const std::string& problem : problems) EXPECT_NE(problem.find("are expected"), std::string::npos) << problem;
+}
+
+}  // namespace
+}  // namespace fa

@@ -1,0 +1,117 @@
+// The model of time that schemes are chosen by.
+
+#include <gtest/gtest.h>
+
+#include <fa/parallel.hpp>
+
+#include "parallel/config.hpp"
+
+namespace fa {
+namespace {
+
+ContextParallelConfig usual() {
+  ContextParallelConfig config;
+  config.attention.head_dim = 128;
+  config.attention.causal = true;
+  return config;
+}
+
+constexpr ContextShape of_tokens(std::int64_t tokens, std::int64_t h_q = 16, std::int64_t h_kv = 16) {
+  return {1, h_q, h_kv, tokens, tokens};
+}
+
+double efficiency(std::int64_t tokens, int ranks, const ClusterSpeeds& speeds = {}) {
+  return compare_schemes(usual(), ShardLayout::zigzag, of_tokens(tokens), ranks, speeds).front().efficiency(ranks);
+}
+
+// More tokens, more work for each byte: the efficiency grows, and never exceeds one.
+TEST(Model, EfficiencyGrowsWithTokens) {
+  for (const int ranks : {2, 8, 64}) {
+    double before = 0;
+    for (std::int64_t tokens = 1 << 14; tokens <= 1 << 24; tokens *= 4) {
+      const double is = efficiency(tokens, ranks);
+      EXPECT_GE(is, before);
+      EXPECT_LE(is, 1.0);
+      before = is;
+    }
+    EXPECT_GT(before, 0.9);
+  }
+}
+
+TEST(Model, SlowLinksCost) {
+  ClusterSpeeds slow;
+  slow.link = 10e9;
+  EXPECT_LT(efficiency(1 << 16, 8, slow), efficiency(1 << 16, 8));
+}
+
+TEST(Model, ChoicesAreThoseThatSizesAllow) {
+  // Two KV heads: Ulysses of 2 at most, alone or with rings.
+  for (const SchemeTime& time : compare_schemes(usual(), ShardLayout::zigzag, of_tokens(1 << 16, 16, 2), 8)) {
+    EXPECT_LE(time.ulysses, 2);
+    EXPECT_NE(time.scheme, Scheme::ulysses);
+  }
+  ContextParallelConfig config = usual();
+  config.scheme = Scheme::ring;
+  EXPECT_EQ(compare_schemes(config, ShardLayout::zigzag, of_tokens(1 << 16), 8).size(), 1U);
+  config.ulysses = 4;
+  const auto times = compare_schemes(config, ShardLayout::zigzag, of_tokens(1 << 16), 8);
+  ASSERT_EQ(times.size(), 1U);
+  EXPECT_EQ(times[0].ulysses, 4);
+  config.scheme = Scheme::ulysses;
+  config.ulysses = 0;
+  EXPECT_EQ(compare_schemes(config, ShardLayout::zigzag, of_tokens(1 << 16), 8)[0].scheme, Scheme::ulysses);
+  EXPECT_THROW(compare_schemes(config, ShardLayout::zigzag, of_tokens(1 << 16, 16, 2), 8), Error);
+  EXPECT_THROW(compare_schemes(usual(), ShardLayout::zigzag, of_tokens(1001), 8), Error);
+}
+
+// Contiguous causal shards leave ranks idle, and the model knows.
+TEST(Model, BalanceCounts) {
+  ContextParallelConfig config = usual();
+  config.scheme = Scheme::ring;
+  const auto time = [&](ShardLayout layout) {
+    return compare_schemes(config, layout, of_tokens(1 << 20), 8).front().forward;
+  };
+  EXPECT_NEAR(time(ShardLayout::contiguous) / time(ShardLayout::zigzag), 15.0 / 8, 0.05);
+}
+
+// Of ranks that share heads, the layout of rows changes nothing.
+TEST(Model, UlyssesIsBalancedByItself) {
+  ContextParallelConfig config = usual();
+  config.scheme = Scheme::ulysses;
+  const auto time = [&](ShardLayout layout) {
+    return compare_schemes(config, layout, of_tokens(1 << 18), 8).front().forward;
+  };
+  EXPECT_NEAR(time(ShardLayout::contiguous), time(ShardLayout::zigzag), time(ShardLayout::zigzag) / 1000);
+}
+
+TEST(Model, SharesOfWork) {
+  parallel::Problem problem;
+  problem.ranks = 4;
+  problem.layout = ShardLayout::zigzag;
+  problem.causal = true;
+  problem.lengths_q = problem.lengths_kv = {1024};
+  const parallel::Shares shares = parallel::shares_of(problem);
+  EXPECT_NEAR(shares.scores, 1024.0 * 1025 / 2, 1024);
+  EXPECT_NEAR(shares.greatest, shares.scores / 4, 1024);
+  EXPECT_EQ(shares.hops, 3);
+  problem.layout = ShardLayout::contiguous;
+  problem.window_left = 100;
+  EXPECT_EQ(parallel::shares_of(problem).hops, 1);
+}
+
+TEST(Model, MemoryIsTold) {
+  ContextParallelConfig config = usual();
+  config.attention.dtype = DType::f32;
+  config.scheme = Scheme::ring;
+  const ContextParallel parallel = ContextParallel::create(config, make_local_group(4)[1]);
+  const ContextMemory memory = parallel.memory(of_tokens(1 << 10), true);
+  EXPECT_EQ(memory.shard_kv, std::size_t{16} * 256 * 256 * 4);
+  EXPECT_EQ(memory.kv_in_flight, 2 * memory.shard_kv);
+  EXPECT_GE(memory.scratch, memory.kv_in_flight);
+  const std::string text = parallel.describe(of_tokens(1 << 10), false);
+  EXPECT_NE(text.find("exchange 0: to 2 k"), std::string::npos) << text;
+  EXPECT_NE(text.find("forward, adding,"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace fa
