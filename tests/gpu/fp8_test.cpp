@@ -165,6 +165,24 @@ TEST_F(Fp8Forward, RowsWithoutKeysAreZero) {
   }
 }
 
+/// Groups whose heads share no whole number of tiles.
+TEST_F(Fp8Forward, DecodesOfAnyGroup) {
+  for (const std::int64_t group : {3, 5, 7, 10}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 2 * group,
+                    .h_kv = 2,
+                    .s_q = 3,
+                    .s_kv = 900,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = DType::e4m3,
+                    .causal = true});
+      EXPECT_LE(call.run(config_of(call.device.problem)).relative, kRelative) << group << ", d " << d;
+    }
+  }
+}
+
 /// Of rows over so many keys.
 double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) {
   AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};

@@ -44,6 +44,22 @@ TEST(Sm90Fp8Forward, ServesEveryHeadDim) {
   }
 }
 
+TEST(Sm90Fp8Forward, HeadsThatDoNotFillATileAreNotPacked) {
+  for (const bool varlen : {false, true}) {
+    for (const int group : {3, 4, 5}) {
+      Problem decode = fp8(128);
+      decode.varlen = varlen;
+      decode.h_kv = 8;
+      decode.h_q = 8 * group;
+      decode.s_q = 1;
+      decode.total_q = decode.b;
+      const KernelSpec spec = plan_forward(decode, {}).kernel;
+      ASSERT_TRUE(spec.is<Sm90Fp8Forward>()) << group;
+      EXPECT_EQ(spec.pack_gqa, spec.tile_m % group == 0) << group;
+    }
+  }
+}
+
 TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   const KernelSpec spec = plan_forward(fp8(128), {}).kernel;
   EXPECT_FALSE(spec.as<Sm90Fp8Forward>().single_level);
