@@ -16,8 +16,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -28,15 +26,20 @@
 
 #include <fa/attention.hpp>
 
+#include "char_transformer.hpp"
+
 namespace {
 
-constexpr int kBatch = 4, kContext = 64, kHeads = 4, kHeadDim = 16, kWidth = kHeads * kHeadDim, kHidden = 4 * kWidth;
-constexpr int kTokens = kBatch * kContext;
+using char_transformer::kHeadDim;
+using char_transformer::kHeads;
+using char_transformer::kWidth;
+using char_transformer::Matrix;
+using char_transformer::Text;
+
+constexpr int kBatch = 4, kContext = 64, kTokens = kBatch * kContext;
 constexpr int kMaxSteps = 1500;
 constexpr float kLearningRate = 5e-3f;
 constexpr double kBound = 1.75;  ///< nats a character, mean of the last steps
-
-using Matrix = std::vector<float>;  ///< row-major
 
 // ---- memory that the CPU and the GPU share ----
 
@@ -114,109 +117,12 @@ class Shared {
   float* data_;
 };
 
-// ---- loops ----
-
-/// c [n, m] += a [n, k] b [k, m]. Four rows of b at a time, so that the compiler's vectors have something to do; every
-/// width here is a multiple of four.
-void multiply_add(const float* a, const float* b, float* c, int n, int k, int m) {
-  for (int i = 0; i < n; ++i) {
-    const float* row = a + i * k;
-    float* out = c + i * m;
-    for (int l = 0; l < k; l += 4) {
-      const float *b0 = b + l * m, *b1 = b0 + m, *b2 = b1 + m, *b3 = b2 + m;
-      const float a0 = row[l], a1 = row[l + 1], a2 = row[l + 2], a3 = row[l + 3];
-      for (int j = 0; j < m; ++j) out[j] += a0 * b0[j] + a1 * b1[j] + a2 * b2[j] + a3 * b3[j];
-    }
-  }
-}
-
-Matrix transposed(const float* x, int rows, int columns) {
-  Matrix result(static_cast<std::size_t>(rows) * columns);
-  for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < columns; ++j) result[j * rows + i] = x[i * columns + j];
-  }
-  return result;
-}
-
-/// Every row over its root mean square; the inverse of that is kept for the derivative.
-Matrix normalized(const Matrix& x, std::vector<float>& inverse) {
-  Matrix y(x.size());
-  for (int i = 0; i < kTokens; ++i) {
-    float squares = 0;
-    for (int c = 0; c < kWidth; ++c) squares += x[i * kWidth + c] * x[i * kWidth + c];
-    inverse[i] = 1 / std::sqrt(squares / kWidth + 1e-6f);
-    for (int c = 0; c < kWidth; ++c) y[i * kWidth + c] = x[i * kWidth + c] * inverse[i];
-  }
-  return y;
-}
-
-/// dx += what dy, the gradient of y = normalized(x), makes of it.
-void add_normalized_gradient(const Matrix& dy, const Matrix& y, const std::vector<float>& inverse, Matrix& dx) {
-  for (int i = 0; i < kTokens; ++i) {
-    float mean = 0;
-    for (int c = 0; c < kWidth; ++c) mean += dy[i * kWidth + c] * y[i * kWidth + c] / kWidth;
-    for (int c = 0; c < kWidth; ++c) {
-      dx[i * kWidth + c] += inverse[i] * (dy[i * kWidth + c] - mean * y[i * kWidth + c]);
-    }
-  }
-}
-
-// ---- parameters ----
-
-/// A weight matrix [rows, columns], its gradient, and Adam's moments.
-class Parameter {
- public:
-  Parameter(int rows, int columns, float deviation, std::mt19937& generator)
-      : rows_(rows), columns_(columns), value(size()), gradient(size()), mean_(size()), square_(size()) {
-    std::normal_distribution<float> normal(0, deviation);
-    for (float& v : value) v = normal(generator);
-  }
-
-  /// y = x W for the rows of x.
-  Matrix apply(const float* x) const {
-    Matrix y(static_cast<std::size_t>(kTokens) * columns_);
-    multiply_add(x, value.data(), y.data(), kTokens, rows_, columns_);
-    return y;
-  }
-
-  /// Adds x^T dy to the gradient; returns dx = dy W^T.
-  Matrix differentiate(const float* x, const float* dy) {
-    multiply_add(transposed(x, kTokens, rows_).data(), dy, gradient.data(), rows_, kTokens, columns_);
-    Matrix dx(static_cast<std::size_t>(kTokens) * rows_);
-    multiply_add(dy, transposed(value.data(), rows_, columns_).data(), dx.data(), kTokens, columns_, rows_);
-    return dx;
-  }
-
-  /// One step of Adam, and an empty gradient.
-  void update(int step) {
-    constexpr float kMeanDecay = 0.9f, kSquareDecay = 0.99f;
-    const float mean_correction = 1 - std::pow(kMeanDecay, static_cast<float>(step));
-    const float square_correction = 1 - std::pow(kSquareDecay, static_cast<float>(step));
-    for (std::size_t i = 0; i < size(); ++i) {
-      mean_[i] += (1 - kMeanDecay) * (gradient[i] - mean_[i]);
-      square_[i] += (1 - kSquareDecay) * (gradient[i] * gradient[i] - square_[i]);
-      value[i] -= kLearningRate * (mean_[i] / mean_correction) / (std::sqrt(square_[i] / square_correction) + 1e-8f);
-      gradient[i] = 0;
-    }
-  }
-
- private:
-  std::size_t size() const { return static_cast<std::size_t>(rows_) * static_cast<std::size_t>(columns_); }
-  int rows_, columns_;
-
- public:
-  Matrix value, gradient;
-
- private:
-  Matrix mean_, square_;
-};
-
 // ---- attention ----
 
 /// Self-attention of [b, s, 3, h, d] packed q, k and v: no copies, the views say where everything lies.
-class SelfAttention {
+class OneDevice final : public char_transformer::SelfAttention {
  public:
-  SelfAttention() : gpu_(Gpu::open()) {
+  OneDevice() : gpu_(Gpu::open()) {
     if (gpu_) try_gpu();
     if (!attention_) {
       gpu_.reset();
@@ -229,16 +135,14 @@ class SelfAttention {
 
   std::string device() const { return fa::to_string(attention_->device()); }
 
-  /// o [b, s, h, d] of qkv.
-  const float* forward(const Matrix& qkv) {
+  const float* forward(const Matrix& qkv) override {
     std::copy(qkv.begin(), qkv.end(), qkv_->data());
     attention_->forward({part(*qkv_, 0), part(*qkv_, 1), part(*qkv_, 2)}, {rows(*o_), lse()});
     if (gpu_) gpu_->synchronize();
     return o_->data();
   }
 
-  /// dqkv, the gradient of what forward was given, from dout, that of what it returned.
-  const float* backward(const Matrix& dout) {
+  const float* backward(const Matrix& dout) override {
     std::copy(dout.begin(), dout.end(), dout_->data());
     attention_->backward({part(*qkv_, 0), part(*qkv_, 1), part(*qkv_, 2), rows(*o_), lse(), rows(*dout_)},
                          {part(*dqkv_, 0), part(*dqkv_, 1), part(*dqkv_, 2)});
@@ -283,124 +187,7 @@ class SelfAttention {
   std::unique_ptr<Shared> qkv_, dqkv_, o_, dout_, lse_;
 };
 
-// ---- the model ----
-
-class Model {
- public:
-  Model(int characters, std::mt19937& generator)
-      : characters_(characters),
-        embedding_(characters, kWidth, 0.5f, generator),
-        position_(kContext, kWidth, 0.5f, generator),
-        qkv_(kWidth, 3 * kWidth, deviation(kWidth), generator),
-        out_(kWidth, kWidth, deviation(kWidth) / 2, generator),
-        up_(kWidth, kHidden, deviation(kWidth), generator),
-        down_(kHidden, kWidth, deviation(kHidden) / 2, generator),
-        logits_(kWidth, padded(), deviation(kWidth) / 4, generator) {}
-
-  std::string device() const { return attention_.device(); }
-
-  /// One step on kBatch windows of kContext characters: the loss before it, in nats a character.
-  double train(const std::vector<int>& tokens, const std::vector<int>& next, int step) {
-    forward(tokens);
-    const double loss = differentiate_loss(next);
-    backward(tokens);
-    for (Parameter* parameter : {&embedding_, &position_, &qkv_, &out_, &up_, &down_, &logits_}) {
-      parameter->update(step);
-    }
-    return loss;
-  }
-
- private:
-  static float deviation(int inputs) { return 1 / std::sqrt(static_cast<float>(inputs)); }
-
-  /// The widths of matrices are multiples of four; the characters that nobody writes never get a probability.
-  int padded() const { return (characters_ + 3) / 4 * 4; }
-
-  void forward(const std::vector<int>& tokens) {
-    x0_.assign(kTokens * kWidth, 0);
-    for (int i = 0; i < kTokens; ++i) {
-      for (int c = 0; c < kWidth; ++c) {
-        x0_[i * kWidth + c] = embedding_.value[tokens[i] * kWidth + c] + position_.value[i % kContext * kWidth + c];
-      }
-    }
-    y0_ = normalized(x0_, inverse0_);
-    o_ = attention_.forward(qkv_.apply(y0_.data()));
-    x1_ = out_.apply(o_);
-    add(x0_, x1_);
-    y1_ = normalized(x1_, inverse1_);
-    hidden_ = up_.apply(y1_.data());
-    for (float& h : hidden_) h = std::max(h, 0.0f);
-    x2_ = down_.apply(hidden_.data());
-    add(x1_, x2_);
-    y2_ = normalized(x2_, inverse2_);
-    scores_ = logits_.apply(y2_.data());
-  }
-
-  /// The mean cross-entropy; the scores become its gradient.
-  double differentiate_loss(const std::vector<int>& next) {
-    double loss = 0;
-    for (int i = 0; i < kTokens; ++i) {
-      float* row = &scores_[static_cast<std::size_t>(i) * padded()];
-      const float greatest = *std::max_element(row, row + characters_);
-      float sum = 0;
-      for (int c = 0; c < characters_; ++c) sum += std::exp(row[c] - greatest);
-      loss -= row[next[i]] - greatest - std::log(sum);
-      for (int c = 0; c < characters_; ++c) row[c] = std::exp(row[c] - greatest) / sum / kTokens;
-      row[next[i]] -= 1.0f / kTokens;
-      std::fill(row + characters_, row + padded(), 0.0f);
-    }
-    return loss / kTokens;
-  }
-
-  void backward(const std::vector<int>& tokens) {
-    Matrix dx(kTokens * kWidth);
-    add_normalized_gradient(logits_.differentiate(y2_.data(), scores_.data()), y2_, inverse2_, dx);
-    Matrix dhidden = down_.differentiate(hidden_.data(), dx.data());
-    for (std::size_t i = 0; i < dhidden.size(); ++i) dhidden[i] = hidden_[i] > 0 ? dhidden[i] : 0;
-    add_normalized_gradient(up_.differentiate(y1_.data(), dhidden.data()), y1_, inverse1_, dx);
-    const float* dqkv = attention_.backward(out_.differentiate(o_, dx.data()));
-    add_normalized_gradient(qkv_.differentiate(y0_.data(), dqkv), y0_, inverse0_, dx);
-    for (int i = 0; i < kTokens; ++i) {
-      for (int c = 0; c < kWidth; ++c) {
-        embedding_.gradient[tokens[i] * kWidth + c] += dx[i * kWidth + c];
-        position_.gradient[i % kContext * kWidth + c] += dx[i * kWidth + c];
-      }
-    }
-  }
-
-  static void add(const Matrix& x, Matrix& y) {
-    for (std::size_t i = 0; i < y.size(); ++i) y[i] += x[i];
-  }
-
-  int characters_;
-  Parameter embedding_, position_, qkv_, out_, up_, down_, logits_;
-  SelfAttention attention_;
-  Matrix x0_, y0_, x1_, y1_, hidden_, x2_, y2_, scores_;
-  const float* o_ = nullptr;
-  std::vector<float> inverse0_ = std::vector<float>(kTokens), inverse1_ = inverse0_, inverse2_ = inverse0_;
-};
-
 // ---- the text ----
-
-struct Text {
-  std::vector<int> tokens;
-  int characters = 0;  ///< different ones
-};
-
-Text read_text(const char* path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (bytes.size() <= kContext + 1)
-    throw std::runtime_error(std::string(path) + " is no text of at least 66 characters");
-  Text text;
-  std::vector<int> number(256, -1);
-  for (const char byte : bytes) {
-    int& token = number[static_cast<unsigned char>(byte)];
-    if (token < 0) token = text.characters++;
-    text.tokens.push_back(token);
-  }
-  return text;
-}
 
 /// The loss of knowing how often each character follows each other in this very text.
 double bigram_loss(const Text& text) {
@@ -417,24 +204,21 @@ double bigram_loss(const Text& text) {
 }
 
 int run(const char* path) {
-  const Text text = read_text(path);
+  const Text text = char_transformer::read_text(path, kContext);
   std::mt19937 generator(7);
-  Model model(text.characters, generator);
+  OneDevice attention;
+  char_transformer::Rows rows{.positions = {}, .of_step = kTokens};
+  for (int i = 0; i < kTokens; ++i) rows.positions.push_back(i % kContext);
+  char_transformer::Model model(text.characters, kContext, rows, attention, generator);
   std::printf("%zu characters, %d different; attention on %s\n", text.tokens.size(), text.characters,
-              model.device().c_str());
+              attention.device().c_str());
   std::printf("loss of a uniform guess %.2f, of the best guess from the last character %.2f; wanted %.2f\n",
               std::log(static_cast<double>(text.characters)), bigram_loss(text), kBound);
   const auto start = std::chrono::steady_clock::now();
   double mean = std::log(static_cast<double>(text.characters));
   for (int step = 1; step <= kMaxSteps; ++step) {
-    std::vector<int> tokens, next;
-    for (int b = 0; b < kBatch; ++b) {
-      const auto at =
-          text.tokens.begin() + static_cast<std::ptrdiff_t>(generator() % (text.tokens.size() - kContext - 1));
-      tokens.insert(tokens.end(), at, at + kContext);
-      next.insert(next.end(), at + 1, at + 1 + kContext);
-    }
-    mean += 0.05 * (model.train(tokens, next, step) - mean);
+    const auto windows = char_transformer::draw(text, kBatch, kContext, generator);
+    mean += 0.05 * (model.train(windows.tokens, windows.next, step, kLearningRate) - mean);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (step % 50 == 0) std::printf("step %4d: loss %.3f, %.1f s\n", step, mean, seconds);
     if (mean < kBound) {

@@ -47,6 +47,7 @@ import torch
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parent.parent / "python")]
 import compare_decode  # noqa: E402
 import compare_decode_rows as decode_rows  # noqa: E402
+import compare_parallel_rows as parallel_rows  # noqa: E402
 import compare_variants  # noqa: E402
 from fa_attention import capi  # noqa: E402
 from compare_rows import (  # noqa: E402
@@ -380,7 +381,7 @@ def main():
             "read_tbps": reading,
             "conditions": watch.conditions(),
             **tree,
-            **{key: on_disk[key] for key in decode_rows.DECODE_KEYS if key in on_disk},
+            **{key: on_disk[key] for key in (*decode_rows.DECODE_KEYS, parallel_rows.PART) if key in on_disk},
             "attention": decode_rows.kept(earlier["attention"], rows),
             "accuracy": decode_rows.kept(earlier["accuracy"], table),
             "latency": figures,

@@ -56,6 +56,13 @@ class NcclGroup {
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   ncclComm* comm() const { return comm_; }
+  /// "2.27.5"
+  std::string version() const {
+    int number = 0;
+    check(function<int (*)(int*)>("ncclGetVersion")(&number), "ncclGetVersion");
+    return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+           std::to_string(number % 100);
+  }
 
  private:
   struct Id {

@@ -67,15 +67,22 @@ FA_PARALLEL_C_API int fa_communicator_rank(const fa_communicator* communicator, 
 /* Returns when `stream` and all transfers have run; FA_CUDA where a rank has failed or is late. */
 FA_PARALLEL_C_API int fa_communicator_synchronize(fa_communicator* communicator, void* stream);
 
+/* FA_CUDA where something has failed since; does not wait. */
+FA_PARALLEL_C_API int fa_communicator_check(fa_communicator* communicator);
+
+/* Ends the communication of all ranks, from any thread: their calls return FA_CUDA, with `problem` as the reason. NULL
+ * is "unknown". FA_OK where it had ended before. */
+FA_PARALLEL_C_API int fa_communicator_abort(fa_communicator* communicator, const char* problem);
+
 typedef struct fa_parallel_config {
   uint32_t struct_size;
   int32_t layout;                       /* enum fa_layout */
   const fa_config* attention;           /* the whole attention */
   int32_t scheme;                       /* enum fa_scheme */
   int32_t ulysses;                      /* ranks that share heads; 0: as the scheme has it */
-  int32_t head_groups;                  /* all_gather: pieces that K and V come in; 0: one a KV head */
+  int32_t head_groups;                  /* all_gather: pieces that K and V come in; 0: the library's choice */
   int32_t gradients;                    /* enum fa_gradient_transfer */
-  int32_t has_reserved_multiprocessors; /* nonzero: `reserved_multiprocessors` counts; zero: 16 */
+  int32_t has_reserved_multiprocessors; /* nonzero: `reserved_multiprocessors` counts; zero: 0 */
   int32_t reserved_multiprocessors;     /* that kernels leave to transfers */
 } fa_parallel_config;
 

@@ -116,8 +116,9 @@ FA_PARALLEL_API std::vector<std::shared_ptr<Communicator>> make_local_group(int 
 /// NCCL 2.18 or later, opened at run time (libnccl.so.2; FA_NCCL_PATH names another file). The communicator is the
 /// application's: it outlives this object, and all its calls come from one thread at a time.
 struct NcclOptions {
-  /// How long groups that were queued may take, and ranks may be behind. Then the communicator is aborted: a late or
-  /// failed rank ends with an error on all others.
+  /// How long a group may take from when the device comes to it, and so how long ranks may be behind. Then the
+  /// communicator is aborted: a late or failed rank ends with an error on all others. Replays of graphs cannot be seen:
+  /// once a group was captured, `synchronize` bounds all that it waits for, kernels too.
   std::chrono::milliseconds timeout{60000};
   /// A thread watches groups that were queued outside of stream capture. Without it `synchronize` alone does.
   bool watch = true;
@@ -133,11 +134,13 @@ struct ContextParallelConfig {
   /// Ranks next to each other that share heads (Ulysses); groups of them share rows by `scheme`, ring or all_gather. A
   /// divisor of the ranks and of h_kv. 0: with Scheme::ulysses all ranks, with automatic by the model, else 1.
   int ulysses = 0;
-  /// all_gather: pieces that K and V come in, a divisor of a rank's KV heads. 0: one a KV head.
+  /// all_gather: pieces that K and V come in, a divisor of a rank's KV heads. 0: four, or as many as keep the keys of
+  /// other ranks that are held at a time to two shards.
   int head_groups = 0;
   GradientTransfer gradients = GradientTransfer::f32;
-  /// Multiprocessors that kernels leave to transfers, on a GPU; 0: none.
-  int reserved_multiprocessors = 16;
+  /// Multiprocessors that kernels leave to transfers, on a GPU. 0: none. Transfers then run before a call's blocks, or
+  /// between them, which was the fastest wherever it was measured (docs/context_parallel.md).
+  int reserved_multiprocessors = 0;
 };
 
 /// Speeds that schemes are compared by (docs/scale.md).

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "parallel/builder.hpp"
+#include "parallel/gradient_sum.hpp"
 #include "parallel/layout.hpp"
 
 namespace fa::parallel {
@@ -365,7 +366,7 @@ void all_gather_backward(Builder& builder, const Local& local) {
   Gather gather(builder, local);
   std::vector<std::vector<Call>> all;
   for (int group = 0; group < gather.groups(); ++group) all.push_back(gather.calls(gather.keys(group)));
-  QueryGradients queries(builder, local, all);
+  GradientSum queries(builder, "dq", {.first = local.dq});
   GradientScatter gradients(builder, local, gather, all[0]);
   gather.start(0);
   for (int group = 0; group < gather.groups(); ++group) {
@@ -374,17 +375,18 @@ void all_gather_backward(Builder& builder, const Local& local) {
     const std::vector<Call>& calls = all[static_cast<std::size_t>(group)];
     for (std::size_t i = 0; i < calls.size(); ++i) {
       Backward backward = backward_of(local, builder.problem(), calls[i]);
-      backward.dq = queries.part(calls[i]);
+      backward.dq = queries.part(calls[i].q);
       backward.dk = gradients.part(i, calls[i].k, false);
       backward.dv = gradients.part(i, calls[i].v, true);
+      const Region dq = backward.dq;
       builder.add(std::move(backward));
-      queries.add(calls[i]);
+      queries.add(dq);
     }
     gradients.send(group);
     if (group > 0) gradients.take(group - 1);
   }
   gradients.take(gather.groups() - 1);
-  queries.finish();
+  queries.write(local.dq, 0, local.h_q);
   builder.wait(builder.last_exchange());
 }
 

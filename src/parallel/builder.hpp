@@ -89,24 +89,6 @@ void add_forward(Builder& builder, std::vector<Call> calls, RowSet& written);
 /// Rows that see nothing.
 void clear_rest(Builder& builder, const Local& local, std::int64_t head, std::int64_t heads, const RowSet& written);
 
-/// dQ of calls, summed over them.
-class QueryGradients {
- public:
-  /// `calls`: all that there will be, of the same heads at a time.
-  QueryGradients(Builder& builder, const Local& local, const std::vector<std::vector<Call>>& calls);
-  /// Where a call writes.
-  Region part(const Call& call) const;
-  void add(const Call& call);
-  void finish();
-
- private:
-  Builder& builder_;
-  const Local& local_;
-  bool direct_ = false;  ///< no row is in two calls of a head
-  int part_ = -1, sum_ = -1;
-  std::vector<RowSet> written_;  ///< by query head
-};
-
 /// The inputs of a backward call.
 Backward backward_of(const Local& local, const Problem& problem, const Call& call);
 

@@ -165,6 +165,20 @@ int fa_communicator_synchronize(fa_communicator* communicator, void* stream) {
   });
 }
 
+int fa_communicator_check(fa_communicator* communicator) {
+  return fa::guarded([&] {
+    fa::require(communicator, "communicator");
+    communicator->communicator->check();
+  });
+}
+
+int fa_communicator_abort(fa_communicator* communicator, const char* problem) {
+  return fa::guarded([&] {
+    fa::require(communicator, "communicator");
+    communicator->communicator->abort(problem == nullptr ? "unknown" : problem);
+  });
+}
+
 int fa_parallel_create(const fa_parallel_config* config, const fa_communicator* communicator, fa_parallel** out) {
   return fa::guarded([&] {
     fa::require(out, "out");

@@ -96,6 +96,13 @@ void check_config(const ContextParallelConfig& config, ShardLayout layout, int r
   if (!known(config.scheme, Scheme::ulysses)) throw_invalid("scheme", static_cast<int>(config.scheme), "a Scheme");
 }
 
+/// all_gather holds keys of all ranks thrice for each piece: so many that these are two shards, and at least four.
+int pieces_of_keys(std::int64_t heads, int ranks) {
+  std::int64_t pieces = std::min<std::int64_t>(heads, std::max((3 * ranks + 1) / 2, 4));
+  while (heads % pieces != 0) ++pieces;
+  return static_cast<int>(pieces);
+}
+
 Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int ranks, const ContextShape& shape,
                    std::span<const std::int64_t> lengths, const SchemeTime& scheme) {
   const AttentionConfig& attention = config.attention;
@@ -128,7 +135,7 @@ Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int 
   if (problem.ulysses >= 1 && problem.h_kv > 0 && problem.h_kv % problem.ulysses == 0 &&
       problem.scheme == Scheme::all_gather) {
     const std::int64_t heads = problem.h_kv / problem.ulysses;
-    problem.head_groups = config.head_groups > 0 ? config.head_groups : static_cast<int>(heads);
+    problem.head_groups = config.head_groups > 0 ? config.head_groups : pieces_of_keys(heads, ranks / problem.ulysses);
   }
   check(problem);
   const std::int64_t chunk_rows = problem.lengths_q.empty() ? 0 : divisor(layout, ranks);

@@ -16,6 +16,9 @@ namespace fa {
 
 using namespace parallel;
 
+/// Plans of so many sizes are kept. Half of them go at a time: freeing their memory waits for the device.
+constexpr std::size_t kKeptPlans = 64;
+
 class ContextParallel::Impl {
  public:
   Impl(const ContextParallelConfig& config, std::shared_ptr<Communicator> communicator, ShardLayout layout)
@@ -140,7 +143,7 @@ class ContextParallel::Impl {
   ShardLayout layout() const noexcept { return layout_; }
   Communicator& communicator() const noexcept { return *communicator_; }
   void set_speeds(const ClusterSpeeds& speeds) {
-    if (!executors_.empty()) throw_invalid("speeds", "set after a call", "to be set before the first call");
+    if (uses_ > 0) throw_invalid("speeds", "set after a call", "to be set before the first call");
     speeds_ = speeds;
   }
 
@@ -263,16 +266,41 @@ class ContextParallel::Impl {
   /// Nothing can be compiled or allocated while a stream is captured.
   void check_prepared(const Call& call, bool backward) const {
     const bool has_memory = scratch_.size() >= needed_ && (!call.owned_lse || lse_.size() >= lse_bytes(call.shape));
-    if (has_memory && executors_.contains(key_of(call, backward))) return;
+    if (has_memory && plans_.contains(key_of(call, backward))) return;
     throw_invalid("stream", "captured", "a call of sizes that `prepare`, or an earlier call, has planned");
   }
 
+  /// A plan with its memory, and when it was asked for.
+  struct Planned {
+    std::unique_ptr<Executor> executor;
+    std::uint64_t used = 0;
+    bool was_captured = false;  ///< a graph may have its memory
+  };
+
+  /// Packed batches are of other lengths in each step: plans that were not asked for lately go.
+  void drop_plans() {
+    std::vector<std::uint64_t> used;
+    for (const auto& [key, planned] : plans_) {
+      if (!planned.was_captured) used.push_back(planned.used);
+    }
+    if (used.size() < kKeptPlans) return;
+    const auto newest = used.begin() + kKeptPlans / 2;
+    std::ranges::nth_element(used, newest);
+    std::erase_if(plans_, [bound = *newest](const auto& entry) {
+      return !entry.second.was_captured && entry.second.used < bound;
+    });
+  }
+
   /// The plan of a call, made when its sizes are new.
-  Executor& find(Call& call, bool backward) {
+  Planned& find(Call& call, bool backward) {
     call.context.max_multiprocessors = multiprocessors(call);
     const ContextShape& s = call.shape;
     const Key key = key_of(call, backward);
-    if (const auto found = executors_.find(key); found != executors_.end()) return *found->second;
+    if (const auto found = plans_.find(key); found != plans_.end()) {
+      found->second.used = ++uses_;
+      return found->second;
+    }
+    drop_plans();
     Problem problem =
         problem_of(config_, layout_, communicator_->size(), s, call.lengths,
                    scheme_times(config_, layout_, s, call.lengths, communicator_->size(), speeds_).front());
@@ -284,7 +312,7 @@ class ContextParallel::Impl {
         problem, backward ? backward_plan(problem, rank) : forward_plan(problem, rank), config_.attention, *memory_);
     made->prepare(attentions_, call.context);
     needed_ = std::max(needed_, made->scratch_bytes());
-    return *executors_.emplace(key, std::move(made)).first->second;
+    return plans_.emplace(key, Planned{std::move(made), ++uses_}).first->second;
   }
 
   void reserve() {
@@ -314,18 +342,17 @@ class ContextParallel::Impl {
   void run(Call& call, bool backward, Stream stream) {
     const ContextShape& s = call.shape;
     if (s.b == 0 || s.h_q == 0 || (s.s_q == 0 && (!backward || s.s_kv == 0))) return;
-    if (memory_->is_capturing(stream)) {
-      check_prepared(call, backward);
-      was_captured_ = true;
-    }
-    Executor& executor = find(call, backward);
+    const bool captured = memory_->is_capturing(stream);
+    if (captured) check_prepared(call, backward);
+    Planned& planned = find(call, backward);
+    if (captured) planned.was_captured = was_captured_ = true;
     if (call.owned_lse) needed_lse_ = std::max(needed_lse_, lse_bytes(s));
     reserve();
     if (call.owned_lse) {
       TensorView& lse = call.given[kLse];
       lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, s.s_q / communicator_->size(), 1});
     }
-    executor.run(*communicator_, call.given, call.context, scratch_.at(0), stream);
+    planned.executor->run(*communicator_, call.given, call.context, scratch_.at(0), stream);
   }
 
   ContextParallelConfig config_;
@@ -334,7 +361,8 @@ class ContextParallel::Impl {
   std::unique_ptr<Memory> memory_;
   Attentions attentions_;
   ClusterSpeeds speeds_;
-  std::map<Key, std::unique_ptr<Executor>> executors_;
+  std::map<Key, Planned> plans_;
+  std::uint64_t uses_ = 0;
   Buffer scratch_, lse_;
   bool was_captured_ = false;
   std::vector<Buffer> captured_;  ///< which graphs may have

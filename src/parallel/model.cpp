@@ -11,6 +11,9 @@ namespace {
 
 constexpr double kFlopsOfScore = 4;           // times the head dim: two products
 constexpr double kFlopsOfBackwardScore = 10;  // five products
+// A call ends with half a round of tiles, in the mean.
+constexpr double kTileRows = 128;
+constexpr double kMultiprocessors = 132;
 
 /// Scores of rows of a piece, from some of them: the number of keys is linear in between, but for a few corners.
 double scores_of(const Problem& problem, const Piece& piece) {
@@ -45,7 +48,8 @@ struct Costs {
   double kv = 0;  ///< bytes of K and V of a rank
   double q = 0;   ///< bytes of Q, and O, of a rank
   double statistics = 0;
-  double wide = 1;  ///< bytes of a dK element for one of K
+  double wide = 1;    ///< bytes of a dK element for one of K
+  double rounds = 1;  ///< tiles of all rows and heads of a rank, by multiprocessors
 };
 
 struct Links {
@@ -57,17 +61,29 @@ Links links_of(const ClusterSpeeds& speeds, int ranks, int ulysses) {
   return {ulysses <= speeds.ranks_of_node ? speeds.link : speeds.network, one_node ? speeds.link : speeds.network};
 }
 
+/// Kernels in calls of some of the heads each. A last round takes the longer, the more keys a tile has.
+double calls_time(double kernels, double calls, double rounds, const ClusterSpeeds& speeds) {
+  return kernels * (1 + 0.5 * calls / rounds) + calls * speeds.launch;
+}
+
 /// Steps of one length, of which transfers overlap with kernels but for the first kernel.
-double ring_time(double kernels, double bytes, int steps, int hops, double link, const ClusterSpeeds& speeds) {
-  const double kernel = kernels / steps + speeds.launch;
+double ring_time(double kernel, double bytes, int steps, int hops, double link, const ClusterSpeeds& speeds) {
   const double transfer = hops == 0 ? 0 : bytes / link + speeds.latency;
   return kernel + hops * std::max(kernel, transfer) + (steps - 1 - hops) * speeds.launch;
 }
 
 double gather_time(double kernels, double bytes, double copied, int groups, double link, const ClusterSpeeds& speeds) {
-  const double kernel = kernels / groups + speeds.launch + 2 * copied / speeds.memory / groups;
+  const double kernel = kernels / groups + 2 * copied / speeds.memory / groups;
   const double transfer = bytes / link / groups + speeds.latency;
   return transfer + (groups - 1) * std::max(kernel, transfer) + kernel;
+}
+
+/// What follows a ring's last step: some heads of dK and dV come home, and are added to the own ones, as dQ is.
+double home_time(const Problem& problem, const Costs& costs, int hops, double link, const ClusterSpeeds& speeds) {
+  const double sums = 3 * (costs.q + costs.kv) / speeds.memory;
+  if (hops == 0) return sums;
+  const double bytes = costs.kv * (hops == 1 ? 1 : costs.wide);
+  return sums + bytes / link / static_cast<double>(last_step_calls(problem.h_kv / problem.ulysses)) + speeds.latency;
 }
 
 SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& shares, const ClusterSpeeds& speeds) {
@@ -79,19 +95,27 @@ SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& sha
   time.ulysses = u;
   const double gradients = costs.kv * costs.wide;
   if (n == 1) {
-    time.forward = costs.forward + speeds.launch;
-    time.backward = costs.backward + 3 * speeds.launch;
+    time.forward = calls_time(costs.forward, 1, costs.rounds, speeds);
+    time.backward = calls_time(costs.backward, 1, costs.rounds, speeds) + 2 * speeds.launch;
   } else if (problem.scheme == Scheme::ring) {
-    time.forward = ring_time(costs.forward, costs.kv, n, hops, links.outer, speeds);
-    time.backward = ring_time(costs.backward, costs.kv + gradients, n, hops, links.outer, speeds) +
-                    (hops > 0 ? gradients / links.outer + speeds.latency : 0) + 3 * costs.q / speeds.memory;
+    const double steps = hops + 1;
+    const double forward = calls_time(costs.forward / steps, 1, costs.rounds, speeds);
+    const double backward = calls_time(costs.backward / steps, 1, costs.rounds, speeds);
+    const double last = hops == 0
+                            ? backward
+                            : calls_time(costs.backward / steps, static_cast<double>(last_step_calls(problem.h_kv / u)),
+                                         costs.rounds, speeds);
+    time.forward = ring_time(forward, costs.kv, n, hops, links.outer, speeds);
+    time.backward = ring_time(backward, costs.kv + (hops > 1 ? gradients : 0), n, hops, links.outer, speeds) + last -
+                    backward + home_time(problem, costs, hops, links.outer, speeds);
   } else {
-    const double others = n - 1;
-    time.forward =
-        gather_time(costs.forward, others * costs.kv, n * costs.kv, problem.head_groups, links.outer, speeds);
-    time.backward = gather_time(costs.backward, others * (costs.kv + gradients), n * (costs.kv + gradients),
-                                problem.head_groups, links.outer, speeds) +
-                    others * gradients / links.outer / problem.head_groups;
+    const double others = n - 1, groups = problem.head_groups;
+    time.forward = gather_time(calls_time(costs.forward, groups, costs.rounds, speeds), others * costs.kv, n * costs.kv,
+                               problem.head_groups, links.outer, speeds);
+    time.backward =
+        gather_time(calls_time(costs.backward, groups, costs.rounds, speeds), others * (costs.kv + gradients),
+                    n * (costs.kv + gradients), problem.head_groups, links.outer, speeds) +
+        others * gradients / links.outer / groups;
   }
   if (u > 1) {
     const double part = (u - 1.0) / u;
@@ -118,6 +142,7 @@ Costs costs_of(const Problem& problem, std::size_t element_size, const Shares& s
   costs.kv = static_cast<double>(problem.b) * static_cast<double>(problem.h_kv) * rows_kv * columns * size;
   costs.q = heads * rows_q * columns / 2 * size;
   costs.statistics = heads * rows_q * 4;
+  costs.rounds = heads * rows_q / kTileRows / kMultiprocessors;
   costs.wide = problem.wide_gradients ? std::max(4.0, size) / size : 1;
   return costs;
 }
@@ -181,7 +206,7 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
       Shares all;
       all.scores = all.greatest = shares.scores;
       const Costs costs = costs_of(single, size, all, speeds);
-      time.single = costs.forward + costs.backward + 4 * speeds.launch;
+      time.single = calls_time(costs.forward + costs.backward, 1, costs.rounds, speeds) + 3 * speeds.launch;
       times.push_back(time);
     } catch (const Error& error) {
       problem_text = error.what();

@@ -74,8 +74,9 @@ int ordinal_of(Nccl::Comm comm) {
 /// Transfers on a stream of their own, ordered against the caller's by events. What was queued is watched.
 class NcclCommunicator final : public Communicator {
  public:
+  /// Once the other constructor is done, the destructor gives back what this one has made before it fails.
   NcclCommunicator(Nccl::Comm comm, const NcclOptions& options)
-      : comm_(comm), options_(options), context_(Device::cuda(ordinal_of(comm))) {
+      : NcclCommunicator(comm, options, Device::cuda(ordinal_of(comm))) {
     if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
     nccl_check(nccl().comm_count(comm, &size_), "ncclCommCount");
     nccl_check(nccl().comm_rank(comm, &rank_), "ncclCommUserRank");
@@ -100,7 +101,9 @@ class NcclCommunicator final : public Communicator {
     // Queued work keeps what it needs; CUDA may be gone already when this runs at exit.
     const CudaScope scope(context_);
     for (auto* events : {&ready_, &done_}) {
-      for (CUevent const event : *events) cuda().cuEventDestroy(event);
+      for (CUevent const event : *events) {
+        if (event != nullptr) cuda().cuEventDestroy(event);
+      }
     }
     if (stream_ != nullptr) cuda().cuStreamDestroy(stream_);
   }
@@ -150,7 +153,7 @@ class NcclCommunicator final : public Communicator {
         const CUresult result = cuda().cuStreamQuery(waited);
         if (result == CUDA_SUCCESS) break;
         if (result != CUDA_ERROR_NOT_READY) cuda_check(result, "cuStreamQuery");
-        if (Clock::now() > until) abort(late());
+        if (is_late(until)) abort(late());
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     }
@@ -179,6 +182,9 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
+  NcclCommunicator(Nccl::Comm comm, const NcclOptions& options, Device device)
+      : comm_(comm), options_(options), context_(device) {}
+
   /// A group that is queued. The bound counts from when the device has come to it.
   struct Expected {
     std::size_t slot = 0;
@@ -234,6 +240,13 @@ class NcclCommunicator final : public Communicator {
   void forget(std::size_t slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(expected_, [slot](const Expected& other) { return other.slot == slot; });
+    has_captured_ = true;
+  }
+
+  /// Of `synchronize`. Groups of graphs cannot be seen: where there are some, all that is waited for is bounded.
+  bool is_late(Clock::time_point until) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return front_is_late() || (has_captured_ && Clock::now() > until);
   }
 
   bool has_failed() {
@@ -304,6 +317,7 @@ class NcclCommunicator final : public Communicator {
   std::condition_variable changed_;
   std::deque<Expected> expected_;  ///< groups that are not known to be done
   std::string problem_;
+  bool has_captured_ = false;
   bool ends_ = false;
   std::thread watch_;
 };

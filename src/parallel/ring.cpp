@@ -1,6 +1,12 @@
 #include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "parallel/builder.hpp"
+#include "parallel/gradient_sum.hpp"
 #include "parallel/layout.hpp"
 
 namespace fa::parallel {
@@ -79,11 +85,27 @@ class Ring {
 
   std::vector<Call> calls(int hops, const KeyTensors& keys) const {
     if (!has(hops)) return {};
-    const Pieces& of_keys = local_.kv_pieces[static_cast<std::size_t>(member(-hops))];
-    return calls_of(builder_, local_, keys, blocks_of(builder_.problem(), local_.q_rows(), of_keys));
+    return calls_of(local_.me, member(-hops), keys);
+  }
+
+  /// Whether calls of a member over the keys that it gets first have no key in common: their dK and dV are no sums.
+  bool has_one_part(int of) const {
+    const int owner = (of + local_.size() - 1) % local_.size();
+    RowSet written;
+    for (const Call& call : calls_of(of, owner, held_)) {
+      if (written.has(call.k.row, call.k.row + call.k.rows) != RowSet::Has::none) return false;
+      written.add(call.k.row, call.k.row + call.k.rows);
+    }
+    return true;
   }
 
  private:
+  std::vector<Call> calls_of(int rows, int of_keys, const KeyTensors& keys) const {
+    const Pieces& of_rows = local_.q_pieces[static_cast<std::size_t>(rows)];
+    const Pieces& those = local_.kv_pieces[static_cast<std::size_t>(of_keys)];
+    return parallel::calls_of(builder_, local_, keys, blocks_of(builder_.problem(), of_rows, those));
+  }
+
   bool receives_any() const {
     for (int hops = 1; hops < local_.size(); ++hops) {
       if (has(hops)) return true;
@@ -99,99 +121,146 @@ class Ring {
   int exchange_ = -1;
 };
 
-/// The way of dK and dV, which follow their keys and then go home.
+/// The way of dK and dV. What a rank computes for its own keys stays with it. What others compute follows the keys from
+/// the first of them on, and comes home behind the last.
+///
+///   hop 1: a part            ──> hop 2: + a part ──> … ──> home: + the own part
+///   a call's own dtype, exact    f32
 class GradientRing {
  public:
-  GradientRing(Builder& builder, const Local& local, const Ring& ring) : builder_(builder), local_(local), ring_(ring) {
-    const Problem& problem = builder.problem();
-    const Element travels = problem.wide_gradients ? Element::wide : Element::own;
-    const std::int64_t rows = rows_of(local.kv_rows());
-    const auto pair = [&](const char* dk, const char* dv, Element element) {
-      return Pair{builder.tensor(dk, element, local.h_kv, rows, problem.d_qk),
-                  builder.tensor(dv, element, local.h_kv, rows, problem.d_v)};
-    };
-    part_ = pair("dk of a call", "dv of a call", Element::own);
-    for (Pair& sum : sums_) sum = pair("dk in the sum", "dv in the sum", travels);
-    home_ = sums_[0];  // where keys do not travel
-    if (ring.reach(local.me) > 0) home_ = pair("dk come home", "dv come home", travels);
+  GradientRing(Builder& builder, const Local& local, const Ring& ring)
+      : builder_(builder),
+        local_(local),
+        ring_(ring),
+        travels_(builder.problem().wide_gradients ? Element::wide : Element::own),
+        own_{GradientSum(builder, "dk", {.first = local.dk}), GradientSum(builder, "dv", {.first = local.dv})} {
+    const int reach = ring.reach(local.me);
+    if (reach == 0) return;
+    home_ = pair("come home", reach == 1 && ring.has_one_part(ring.member(1)) ? Element::own : travels_);
   }
 
-  struct Pair {
-    int dk = 0, dv = 0;
-  };
+  /// Where a call of step `hops` writes.
+  Region part(int hops, const Region& keys, bool is_dv) { return sums(hops)[is_dv ? 1 : 0].part(keys); }
 
-  Region part(Region keys, bool is_dv) const {
-    keys.tensor = is_dv ? part_.dv : part_.dk;
-    return keys;
+  /// Before the calls of a step.
+  void begin(int hops) {
+    if (hops == 0 || !ring_.has(hops)) return;
+    const auto half = static_cast<std::size_t>(hops % 2);
+    builder_.wait(sent_parts_[half]);
+    if (!parts_[half]) parts_[half] = pair("of a call", Element::own);
+    travelling_.clear();
+    for (const bool is_dv : {false, true}) {
+      GradientSum::Places places{.first = of(*parts_[half], is_dv), .sums = travels_};
+      if (hops > 1 || !ring_.has_one_part(local_.me)) places.sum = of(sum(half), is_dv);
+      places.second = second_[is_dv ? 1 : 0];
+      travelling_.emplace_back(builder_, is_dv ? "dv" : "dk", places);
+    }
   }
 
   /// Sums that come with the keys of step `hops`.
   void take(int hops) {
-    if (hops > 0) builder_.wait(exchange_);
-    written_ = {};
-    if (hops > 0) written_.add(0, builder_.at(part_.dk).rows);
+    if (hops < 2) return;
+    builder_.wait(exchange_);
+    if (!ring_.has(hops)) return;
+    for (const bool is_dv : {false, true}) travelling_[is_dv ? 1 : 0].add(of(incoming(hops), is_dv), 0, local_.h_kv);
   }
 
-  void add(int hops, const Call& call) {
-    const std::int64_t begin = call.k.row, end = begin + call.k.rows;
-    const RowSet::Has has = written_.has(begin, end);
-    for (const bool is_dv : {false, true}) {
-      const Region from = part(call.k, is_dv);
-      Region to = from;
-      to.tensor = is_dv ? sums_[hops % 2].dv : sums_[hops % 2].dk;
-      if (has == RowSet::Has::some) {
-        for (const auto& [first, last] : written_.missing(begin, end)) {
-          builder_.add(Clear{{to.tensor, to.head, to.heads, first, last - first, 1}});
-        }
-      }
-      builder_.add(has == RowSet::Has::none ? Sum{to, {from}} : Sum{to, {to, from}});
-    }
-    written_.add(begin, end);
+  void add(int hops, const Region& dk, const Region& dv) {
+    sums(hops)[0].add(dk);
+    sums(hops)[1].add(dv);
   }
 
-  void send_on(int hops) {
-    const Pair& sum = sums_[hops % 2];
-    if (ring_.has(hops)) clear_rest_of(sum);
-    if (hops == 0 && ring_.reach(local_.me) == 0) add_results();
+  /// These heads of step `hops` are complete.
+  void send_on(int hops, std::int64_t head, std::int64_t heads) {
+    if (hops == 0) return;
     std::vector<PlanTransfer> transfers;
     const auto add_both = [&](bool sends, int peer, const Pair& pair) {
-      transfers.push_back({sends, peer, builder_.whole(pair.dk)});
-      transfers.push_back({sends, peer, builder_.whole(pair.dv)});
+      transfers.push_back({sends, peer, builder_.heads_of(pair.dk, head, heads)});
+      transfers.push_back({sends, peer, builder_.heads_of(pair.dv, head, heads)});
     };
-    const int of = ring_.member(-hops);
-    if (ring_.has(hops) && hops < ring_.reach(of)) add_both(true, ring_.rank(1), sum);
-    if (hops > 0 && hops == ring_.reach(of)) add_both(true, ring_.rank(-hops), sum);
-    if (hops + 1 < local_.size() && ring_.has(hops + 1)) add_both(false, ring_.rank(-1), sums_[(hops + 1) % 2]);
-    if (hops > 0 && hops == ring_.reach(local_.me)) add_both(false, ring_.rank(hops), home_);
+    const auto half = static_cast<std::size_t>(hops % 2);
+    const bool is_part = hops == 1 && ring_.has_one_part(local_.me);
+    if (ring_.has(hops)) {
+      const Pair& to = is_part ? *parts_[half] : sum(half);
+      for (const bool is_dv : {false, true}) travelling_[is_dv ? 1 : 0].write(of(to, is_dv), head, heads);
+      const bool is_last = hops == ring_.reach(ring_.member(-hops));
+      add_both(true, is_last ? ring_.rank(-hops) : ring_.rank(1), to);
+      for (const bool is_dv : {false, true}) second_[is_dv ? 1 : 0] = travelling_[is_dv ? 1 : 0].places().second;
+    }
+    if (hops + 1 < local_.size() && ring_.has(hops + 1)) add_both(false, ring_.rank(-1), incoming(hops + 1));
+    if (hops == ring_.reach(local_.me)) add_both(false, ring_.rank(hops), *home_);
     exchange_ = builder_.exchange(std::move(transfers));
+    if (is_part && ring_.has(hops)) sent_parts_[half] = exchange_;
+    if (hops == ring_.reach(local_.me)) comes_home_.push_back({exchange_, head, heads});
   }
 
   void finish() {
+    if (comes_home_.empty()) comes_home_.push_back({-1, 0, local_.h_kv});
+    for (const Home& home : comes_home_) {
+      if (home_) {
+        builder_.wait(home.exchange);
+        for (const bool is_dv : {false, true}) own_[is_dv ? 1 : 0].add(of(*home_, is_dv), home.head, home.heads);
+      }
+      own_[0].write(local_.dk, home.head, home.heads);
+      own_[1].write(local_.dv, home.head, home.heads);
+    }
     builder_.wait(builder_.last_exchange());
-    if (ring_.reach(local_.me) > 0) add_results();
   }
 
  private:
-  void add_results() {
-    builder_.add(Sum{builder_.whole(local_.dk), {builder_.whole(home_.dk)}});
-    builder_.add(Sum{builder_.whole(local_.dv), {builder_.whole(home_.dv)}});
+  struct Pair {
+    int dk = 0, dv = 0;
+  };
+  struct Home {
+    int exchange = -1;
+    std::int64_t head = 0, heads = 0;
+  };
+
+  static int of(const Pair& pair, bool is_dv) { return is_dv ? pair.dv : pair.dk; }
+
+  Pair pair(const std::string& what, Element element) {
+    const Problem& problem = builder_.problem();
+    const std::int64_t rows = rows_of(local_.kv_rows());
+    const int dk = builder_.tensor("dk " + what, element, local_.h_kv, rows, problem.d_qk);
+    return {dk, builder_.tensor("dv " + what, element, local_.h_kv, rows, problem.d_v)};
   }
 
-  void clear_rest_of(const Pair& sum) {
-    for (const auto& [first, last] : written_.missing(builder_.at(part_.dk).rows)) {
-      for (const int tensor : {sum.dk, sum.dv}) {
-        builder_.add(Clear{{tensor, 0, local_.h_kv, first, last - first, 1}});
-      }
-    }
+  std::span<GradientSum> sums(int hops) {
+    return hops == 0 ? std::span<GradientSum>(own_) : std::span<GradientSum>(travelling_);
+  }
+
+  const Pair& sum(std::size_t half) {
+    if (!sums_[half]) sums_[half] = pair("in the sum", travels_);
+    return *sums_[half];
+  }
+
+  /// What comes with the keys of step `hops`, from 2 on.
+  const Pair& incoming(int hops) {
+    if (hops > 2 || !ring_.has_one_part(ring_.member(-1))) return sum(static_cast<std::size_t>(hops % 2));
+    if (!first_) first_ = pair("of the rank behind", Element::own);
+    return *first_;
   }
 
   Builder& builder_;
   const Local& local_;
   const Ring& ring_;
-  Pair part_, sums_[2], home_;
-  RowSet written_;
+  Element travels_;
+  GradientSum own_[2];                      ///< of dk and dv
+  std::vector<GradientSum> travelling_;     ///< likewise, of the keys of a step
+  std::optional<Pair> parts_[2], sums_[2];  ///< by steps in turn
+  std::optional<Pair> first_, home_;
+  int second_[2] = {-1, -1};
+  int sent_parts_[2] = {-1, -1};  ///< exchanges
   int exchange_ = -1;
+  std::vector<Home> comes_home_;
 };
+
+KeyTensors some_heads(KeyTensors keys, std::int64_t head, std::int64_t heads) {
+  keys.head += head;
+  keys.own_head += head;
+  keys.heads = heads;
+  return keys;
+}
 
 /// A rank that is alone, with one call for all: nothing is to be summed.
 bool backward_alone(Builder& builder, const Local& local) {
@@ -212,6 +281,10 @@ bool backward_alone(Builder& builder, const Local& local) {
 
 }  // namespace
 
+std::int64_t last_step_calls(std::int64_t h_kv) {
+  return h_kv % 2 == 0 ? 2 : 1;
+}
+
 void ring_forward(Builder& builder, const Local& local) {
   Ring ring(builder, local);
   RowSet written;
@@ -227,30 +300,34 @@ void ring_forward(Builder& builder, const Local& local) {
 void ring_backward(Builder& builder, const Local& local) {
   if (backward_alone(builder, local)) return;
   Ring ring(builder, local);
-  std::vector<std::vector<Call>> all;
-  for (int hops = 0; hops < local.size(); ++hops) all.push_back(ring.calls(hops, ring.held()));
-  QueryGradients queries(builder, local, all);
+  GradientSum queries(builder, "dq", {.first = local.dq});
   GradientRing gradients(builder, local, ring);
   for (int hops = 0; hops < local.size(); ++hops) {
     ring.send_on(hops);
-    const std::vector<Call> calls = ring.calls(hops, ring.held());
-    bool first = true;
-    for (const Call& call : calls) {
-      Backward backward = backward_of(local, builder.problem(), call);
-      backward.dq = queries.part(call);
-      backward.dk = gradients.part(call.k, false);
-      backward.dv = gradients.part(call.k, true);
-      builder.add(std::move(backward));
-      queries.add(call);
-      if (first) gradients.take(hops);
-      first = false;
-      gradients.add(hops, call);
+    gradients.begin(hops);
+    // Nothing follows the last step: what its first heads come to goes home while others are computed.
+    const bool is_last = hops > 0 && hops + 1 == local.size();
+    const std::int64_t heads = local.h_kv / (is_last ? last_step_calls(local.h_kv) : 1);
+    for (std::int64_t head = 0; head < local.h_kv; head += heads) {
+      bool taken = head > 0;
+      for (const Call& call : ring.calls(hops, some_heads(ring.held(), head, heads))) {
+        Backward backward = backward_of(local, builder.problem(), call);
+        backward.dq = queries.part(call.q);
+        backward.dk = gradients.part(hops, call.k, false);
+        backward.dv = gradients.part(hops, call.v, true);
+        const Region dq = backward.dq, dk = backward.dk, dv = backward.dv;
+        builder.add(std::move(backward));
+        queries.add(dq);
+        if (!taken) gradients.take(hops);
+        taken = true;
+        gradients.add(hops, dk, dv);
+      }
+      if (!taken) gradients.take(hops);
+      gradients.send_on(hops, head, heads);
     }
-    if (first) gradients.take(hops);
-    gradients.send_on(hops);
     ring.take(hops);
   }
-  queries.finish();
+  queries.write(local.dq, 0, local.h_q);
   gradients.finish();
 }
 

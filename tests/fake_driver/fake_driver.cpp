@@ -163,11 +163,28 @@ CUresult new_handle(Handle* out) {
   *out = reinterpret_cast<Handle>(next.fetch_add(64));
   return CUDA_SUCCESS;
 }
-CUresult stream_create(CUstream* stream, unsigned, int) {
-  return new_handle(stream);
+fake_driver::Handles& handles() {
+  static fake_driver::Handles all;
+  return all;
 }
-CUresult event_create(CUevent* event, unsigned) {
-  return new_handle(event);
+template <class Handle>
+CUresult counted_handle(Handle* out) {
+  if (handles().left == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (handles().left > 0) --handles().left;
+  ++handles().made;
+  return new_handle(out);
+}
+CUresult stream_create(CUstream* stream, unsigned, int) {
+  return counted_handle(stream);
+}
+CUresult event_create(CUevent* event, unsigned flags) {
+  return flags == CU_EVENT_DISABLE_TIMING ? counted_handle(event) : new_handle(event);
+}
+/// Those that are counted are the ones that end.
+template <class Handle>
+CUresult give_back(Handle handle) {
+  if (handle != nullptr) --handles().made;
+  return CUDA_SUCCESS;
 }
 CUresult event_record(CUevent event, CUstream stream) {
   remember_call("record", stream, event, 0);
@@ -287,6 +304,8 @@ const std::map<std::string_view, void*>& functions() {
     set("cuStreamCreate", &give_handle<CUstream, unsigned>);
     set("cuEventCreate", &event_create);
     set("cuStreamCreateWithPriority", &stream_create);
+    set("cuEventDestroy", &give_back<CUevent>);
+    set("cuStreamDestroy", &give_back<CUstream>);
     set("cuEventRecord", &event_record);
     set("cuStreamWaitEvent", &stream_wait);
     set("cuStreamQuery", &stream_query);
@@ -335,6 +354,10 @@ __attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_done() 
 
 __attribute__((visibility("default"))) std::atomic<const void*>& fa_fake_driver_reached() {
   return reached();
+}
+
+__attribute__((visibility("default"))) fake_driver::Handles& fa_fake_driver_handles() {
+  return handles();
 }
 
 __attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_capturing() {

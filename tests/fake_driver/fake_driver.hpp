@@ -40,6 +40,14 @@ inline constexpr const char* kDone = "fa_fake_driver_done";
 /// The one event that is done where the others are not.
 using Reached = std::atomic<const void*>& (*)();
 inline constexpr const char* kReached = "fa_fake_driver_reached";
+/// Streams with a priority and events without timing that there are, and how many more can be made; negative: any
+/// number.
+struct Handles {
+  std::atomic<int> made{0};
+  std::atomic<int> left{-1};
+};
+using GetHandles = Handles& (*)();
+inline constexpr const char* kHandles = "fa_fake_driver_handles";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 

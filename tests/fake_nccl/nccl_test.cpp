@@ -41,6 +41,7 @@ class OverNccl : public testing::Test {
     done_ = &reinterpret_cast<fake_driver::Done>(dlsym(driver, fake_driver::kDone))();
     reached_ = &reinterpret_cast<fake_driver::Reached>(dlsym(driver, fake_driver::kReached))();
     capturing_ = &reinterpret_cast<fake_driver::Capturing>(dlsym(driver, fake_driver::kCapturing))();
+    handles_ = &reinterpret_cast<fake_driver::GetHandles>(dlsym(driver, fake_driver::kHandles))();
     library_ = &reinterpret_cast<fake_nccl::GetLibrary>(dlsym(fake, fake_nccl::kLibrary))();
     library_->current = &comm_;
     *done_ = true;
@@ -84,6 +85,7 @@ class OverNccl : public testing::Test {
   std::atomic<bool>* done_ = nullptr;
   std::atomic<const void*>* reached_ = nullptr;
   std::atomic<bool>* capturing_ = nullptr;
+  fake_driver::Handles* handles_ = nullptr;
   fake_nccl::Library* library_ = nullptr;
   fake_nccl::Communicator comm_;
 };
@@ -207,6 +209,34 @@ TEST_F(OverNccl, CapturesTakePreparedCalls) {
   *capturing_ = false;
 }
 
+// Plans of sizes that did not come lately go, but for those of graphs.
+TEST_F(OverNccl, PlansOfManySizesAreNotAllKept) {
+  ContextParallelConfig packed = config(Scheme::ring);
+  packed.attention.varlen = true;
+  ContextParallel parallel = ContextParallel::create(packed, use({.watch = false}));
+  const auto lengths = [](std::int64_t which) { return std::vector<std::int64_t>{8192 - 4 * which, 4 * which}; };
+  const auto forward = [&](std::int64_t which, bool captured) {
+    const auto x = [](std::uintptr_t page, std::int64_t heads) {
+      return TensorView(at(page), DType::bf16, {4096, heads, 128});
+    };
+    const std::vector<std::int64_t> given = lengths(which);
+    *capturing_ = captured;
+    parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), TensorView(at(5), DType::f32, {8, 4096})}, nullptr, given);
+  };
+  for (int i = 1; i <= 64; ++i) parallel.prepare({.h_q = 8, .h_kv = 2}, false, lengths(i));
+  forward(1, true);  // all are there still
+  *capturing_ = false;
+  for (int i = 65; i <= 200; ++i) parallel.prepare({.h_q = 8, .h_kv = 2}, false, lengths(i));
+  forward(1, true);
+  forward(200, true);
+  forward(185, true);
+  EXPECT_THROW(forward(2, true), Error);
+  EXPECT_THROW(forward(100, true), Error);
+  forward(2, false);
+  forward(2, true);
+  *capturing_ = false;
+}
+
 // With sinks, and with one KV head of several requests, whose K and V lie as transfers take them.
 TEST_F(OverNccl, CapturesWithSinksAndOneHead) {
   ContextParallelConfig with_sink = config(Scheme::ring);
@@ -265,6 +295,8 @@ TEST_F(OverNccl, TransfersHaveRoom) {
 TEST_F(OverNccl, ALateRankEndsSynchronize) {
   const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});
   *done_ = false;
+  communicator->exchange({}, nullptr);
+  *reached_ = stream_calls_().front().event;  // where the group begins
   const auto begin = Clock::now();
   EXPECT_THROW(communicator->synchronize(nullptr), Error);
   EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
@@ -273,6 +305,38 @@ TEST_F(OverNccl, ALateRankEndsSynchronize) {
   EXPECT_THROW(communicator->check(), Error);
   EXPECT_THROW(communicator->exchange({}, nullptr), Error);
   EXPECT_EQ(comm_.aborts, 1) << "once";
+}
+
+// The caller's kernels are no ranks that are late, unless a graph may hide one.
+TEST_F(OverNccl, SynchronizeBoundsGroupsNotKernels) {
+  const auto communicator = use({.timeout = std::chrono::milliseconds(100)});
+  *done_ = false;
+  communicator->exchange({}, nullptr);  // the device does not come to it before the kernels are done
+  std::thread kernels([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    *done_ = true;
+  });
+  EXPECT_NO_THROW(communicator->synchronize(nullptr));
+  kernels.join();
+  EXPECT_EQ(comm_.aborts, 0);
+  *capturing_ = true;
+  communicator->exchange({}, nullptr);
+  *capturing_ = false;
+  *done_ = false;
+  EXPECT_THROW(communicator->synchronize(nullptr), Error);
+  EXPECT_EQ(comm_.aborts, 1);
+}
+
+TEST_F(OverNccl, ACommunicatorThatCannotBeMadeLeavesNothing) {
+  const int before = handles_->made;
+  { const auto communicator = use(); }
+  EXPECT_EQ(handles_->made, before);
+  for (const int left : {0, 1, 7, 100}) {
+    handles_->left = left;
+    EXPECT_THROW(use(), Error);
+    handles_->left = -1;
+    EXPECT_EQ(handles_->made, before) << left;
+  }
 }
 
 TEST_F(OverNccl, ALateRankEndsByTheWatch) {

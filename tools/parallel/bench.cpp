@@ -2,20 +2,22 @@
 // sequence, which every rank computes at the same time, so that clocks and power are those of the load.
 //
 //   examples/context_parallel/launch.py 2 parallel_bench [--tokens 16384,65536,262144] [--heads 16/16,32/8]
-//       [--schemes ring,all_gather,ulysses,automatic] [--layout zigzag] [--full] [--repeats 10] [--packed]
+//       [--schemes ring,all_gather,ulysses,automatic,ring:2 | all] [--layout zigzag] [--full] [--packed]
+//       [--json FILE] [--repeats 10] [--least 3] [--seconds 4] [--limit SECONDS] [--limit-mb MB] [--no-single]
+//       [--reserved 0] [--timeout SECONDS]
 //
-// A row: sizes, milliseconds of one GPU and of all, efficiency T1 / (n Tn), and what docs/scale.md's model says.
-// --packed shares a packed batch of lengths from 256 to 32k, log-uniform.
+// A row: sizes, milliseconds of one GPU and of all, efficiency T1 / (n Tn), and what docs/scale.md's model says. Each
+// row is a median of --repeats rounds; behind --seconds of a row no more begin, once there are --least. ring:2 is two
+// dimensions, of which two ranks share heads; `all` is every choice that the ranks allow. --packed shares a packed
+// batch of lengths from 256 to 32k, log-uniform. --json FILE has a line of JSON for the machine and for each row.
+// What one GPU's memory, --limit-mb or --limit is too small for says so and is left out.
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <exception>
-#include <memory>
-#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -23,248 +25,15 @@
 
 #include <fa/parallel.hpp>
 
+#include "gpu.hpp"
+#include "json.hpp"
 #include "ranks.hpp"
+#include "rows.hpp"
 
 namespace {
 
-constexpr std::int64_t kColumns = 128;
-
-struct Options {
-  std::vector<std::int64_t> tokens{16384, 65536, 262144};
-  std::vector<std::pair<std::int64_t, std::int64_t>> heads{{16, 16}, {32, 8}};
-  std::vector<fa::Scheme> schemes{fa::Scheme::ring, fa::Scheme::all_gather, fa::Scheme::ulysses, fa::Scheme::automatic};
-  fa::ShardLayout layout = fa::ShardLayout::zigzag;
-  bool causal = true;
-  bool packed = false;
-  int repeats = 10;
-};
-
-void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
-}
-
-/// Memory of noise, of which tensors are views.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, bytes), "cudaMalloc");
-    memory_.reset(memory);
-  }
-  void fill(std::size_t elements, std::uint32_t seed) {
-    std::vector<std::uint16_t> data(elements);
-    std::mt19937 random(seed);
-    for (std::uint16_t& number : data) {
-      // Normal numbers, from the sum of four uniform ones.
-      float sum = 0;
-      for (int i = 0; i < 4; ++i) sum += static_cast<float>(random() >> 8) / (1 << 24) - 0.5F;
-      const float value = sum * 1.7F;
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &value, 4);
-      number = static_cast<std::uint16_t>(bits >> 16);
-    }
-    check(cudaMemcpy(memory_.get(), data.data(), elements * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  void* get() const { return memory_.get(); }
-
- private:
-  struct Free {
-    void operator()(void* memory) const { cudaFree(memory); }
-  };
-  std::unique_ptr<void, Free> memory_;
-};
-
-/// q, k, v, o, lse, dout, dq, dk, dv of a call.
-class Tensors {
- public:
-  Tensors(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows, bool packed) : rows_(rows), packed_(packed) {
-    for (const std::int64_t heads : {h_q, h_kv, h_kv, h_q, h_q, h_q, h_kv, h_kv}) {
-      const auto elements = static_cast<std::size_t>(heads * rows * kColumns);
-      memory_.push_back(std::make_unique<Memory>(elements * 2));
-      memory_.back()->fill(elements, static_cast<std::uint32_t>(memory_.size()));
-      views_.push_back(packed ? fa::TensorView(memory_.back()->get(), fa::DType::bf16, {rows, heads, kColumns})
-                              : fa::TensorView(memory_.back()->get(), fa::DType::bf16, {1, heads, rows, kColumns}));
-    }
-    memory_.push_back(std::make_unique<Memory>(static_cast<std::size_t>(h_q * rows) * 4));
-    lse_ = packed ? fa::TensorView(memory_.back()->get(), fa::DType::f32, {h_q, rows})
-                  : fa::TensorView(memory_.back()->get(), fa::DType::f32, {1, h_q, rows});
-  }
-  fa::ForwardInputs forward_inputs() const { return {views_[0], views_[1], views_[2]}; }
-  fa::ForwardOutputs forward_outputs() const { return {views_[3], lse_}; }
-  fa::BackwardInputs backward_inputs() const { return {views_[0], views_[1], views_[2], views_[3], lse_, views_[4]}; }
-  fa::BackwardOutputs backward_outputs() const { return {views_[5], views_[6], views_[7]}; }
-
- private:
-  std::int64_t rows_;
-  bool packed_;
-  std::vector<std::unique_ptr<Memory>> memory_;
-  std::vector<fa::TensorView> views_;
-  fa::TensorView lse_;
-};
-
-/// Agrees with other ranks on numbers, by the communicator itself.
-class Ranks {
- public:
-  explicit Ranks(std::shared_ptr<fa::Communicator> communicator)
-      : communicator_(std::move(communicator)),
-        memory_(sizeof(double) * static_cast<std::size_t>(communicator_->size())) {}
-
-  fa::Communicator& communicator() const { return *communicator_; }
-  std::shared_ptr<fa::Communicator> shared() const { return communicator_; }
-
-  /// The greatest of what ranks have. All have come here then.
-  double greatest(double own, cudaStream_t stream) {
-    const int me = communicator_->rank(), size = communicator_->size();
-    std::vector<double> all(static_cast<std::size_t>(size), own);
-    auto* const at = static_cast<double*>(memory_.get());
-    check(cudaMemcpyAsync(at, all.data(), all.size() * sizeof(double), cudaMemcpyHostToDevice, stream),
-          "cudaMemcpyAsync");
-    std::vector<fa::Communicator::Transfer> transfers;
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == me) continue;
-      transfers.push_back({true, peer, at + me, 1, fa::DType::f64});
-      transfers.push_back({false, peer, at + peer, 1, fa::DType::f64});
-    }
-    communicator_->wait(communicator_->exchange(transfers, stream), stream);
-    communicator_->synchronize(stream);
-    check(cudaMemcpy(all.data(), at, all.size() * sizeof(double), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return *std::ranges::max_element(all);
-  }
-
- private:
-  std::shared_ptr<fa::Communicator> communicator_;
-  Memory memory_;
-};
-
-/// The median of repeats, of the slowest rank, in milliseconds.
-template <class Call>
-double time(Ranks& ranks, cudaStream_t stream, int repeats, const Call& call) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  for (int i = 0; i < 3; ++i) call();
-  std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) {
-    ranks.greatest(0, stream);  // together
-    check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    call();
-    check(cudaEventRecord(end, stream), "cudaEventRecord");
-    ranks.communicator().synchronize(stream);
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    times.push_back(ranks.greatest(static_cast<double>(milliseconds), stream));
-  }
-  check(cudaEventDestroy(begin), "cudaEventDestroy");
-  check(cudaEventDestroy(end), "cudaEventDestroy");
-  std::ranges::sort(times);
-  return times[times.size() / 2];
-}
-
-/// Lengths from 256 to 32k, log-uniform, that ranks can divide, of so many tokens in all.
-std::vector<std::int64_t> lengths_of(std::int64_t tokens, int ranks) {
-  std::mt19937 random(7);
-  std::uniform_real_distribution<double> logarithm(std::log(256.0), std::log(32768.0));
-  std::vector<std::int64_t> lengths;
-  const std::int64_t unit = 2 * ranks;
-  for (std::int64_t left = tokens; left > 0; left -= lengths.back()) {
-    const auto drawn = static_cast<std::int64_t>(std::exp(logarithm(random))) / unit * unit;
-    lengths.push_back(std::min(std::max(drawn, unit), left));
-  }
-  return lengths;
-}
-
-struct Times {
-  double forward = 0, both = 0;
-};
-
-class Bench {
- public:
-  Bench(const Options& options, std::shared_ptr<fa::Communicator> communicator)
-      : options_(options), ranks_(std::move(communicator)) {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  }
-  ~Bench() { cudaStreamDestroy(stream_); }
-  Bench(const Bench&) = delete;
-  Bench& operator=(const Bench&) = delete;
-
-  void run() {
-    const int n = ranks_.communicator().size();
-    if (ranks_.communicator().rank() == 0) {
-      std::printf("| tokens | heads | scheme | 1 GPU fwd, fwd + bwd (ms) | %d GPUs | efficiency | model |\n", n);
-      std::printf("|---|---|---|---|---|---|---|\n");
-    }
-    for (const std::int64_t tokens : options_.tokens) {
-      for (const auto& [h_q, h_kv] : options_.heads) row(tokens, h_q, h_kv);
-    }
-  }
-
- private:
-  fa::AttentionConfig attention() const {
-    fa::AttentionConfig config;
-    config.head_dim = kColumns;
-    config.causal = options_.causal;
-    config.varlen = options_.packed;
-    return config;
-  }
-
-  Times single(std::int64_t tokens, std::int64_t h_q, std::int64_t h_kv, const std::vector<std::int64_t>& lengths) {
-    const Tensors whole(h_q, h_kv, tokens, options_.packed);
-    const auto one = fa::Attention::create(attention());
-    std::vector<std::int32_t> ends{0};
-    for (const std::int64_t length : lengths) ends.push_back(ends.back() + static_cast<std::int32_t>(length));
-    const Memory cu(ends.size() * 4);
-    check(cudaMemcpy(cu.get(), ends.data(), ends.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
-    fa::ForwardInputs forward = whole.forward_inputs();
-    fa::BackwardInputs backward = whole.backward_inputs();
-    if (options_.packed) {
-      const auto* const at = static_cast<const std::int32_t*>(cu.get());
-      const std::int64_t longest = *std::ranges::max_element(lengths);
-      forward.sequences = {static_cast<std::int64_t>(lengths.size()), at, at, nullptr, nullptr, longest, longest};
-      backward.sequences = forward.sequences;
-    }
-    const auto run_forward = [&] { one.forward(forward, whole.forward_outputs(), stream_); };
-    const auto run_both = [&] {
-      run_forward();
-      one.backward(backward, whole.backward_outputs(), stream_);
-    };
-    return {time(ranks_, stream_, options_.repeats, run_forward), time(ranks_, stream_, options_.repeats, run_both)};
-  }
-
-  void row(std::int64_t tokens, std::int64_t h_q, std::int64_t h_kv) {
-    const int n = ranks_.communicator().size();
-    std::vector<std::int64_t> lengths;
-    if (options_.packed) lengths = lengths_of(tokens, n);
-    const Times one = single(tokens, h_q, h_kv, lengths);
-    const Tensors own(h_q, h_kv, tokens / n, options_.packed);
-    for (const fa::Scheme scheme : options_.schemes) {
-      fa::ContextParallelConfig config;
-      config.attention = attention();
-      config.scheme = scheme;
-      if (scheme == fa::Scheme::ulysses && h_kv % n != 0) continue;
-      auto parallel = fa::ContextParallel::create(config, ranks_.shared(), options_.layout);
-      parallel.check_agreement(stream_);
-      const fa::ContextShape shape{1, h_q, h_kv, tokens, tokens};
-      parallel.prepare(shape, true, lengths);
-      const auto forward = [&] { parallel.forward(own.forward_inputs(), own.forward_outputs(), stream_, lengths); };
-      const auto both = [&] {
-        forward();
-        parallel.backward(own.backward_inputs(), own.backward_outputs(), stream_, lengths);
-      };
-      const Times all{time(ranks_, stream_, options_.repeats, forward), time(ranks_, stream_, options_.repeats, both)};
-      if (ranks_.communicator().rank() != 0) continue;
-      const fa::SchemeTime model = parallel.scheme(shape, lengths);
-      std::printf("| %lld | %lld/%lld | %s (%s, ulysses %d) | %.3f, %.3f | %.3f, %.3f | %.3f, %.3f | %.3f |\n",
-                  static_cast<long long>(tokens), static_cast<long long>(h_q), static_cast<long long>(h_kv),
-                  to_string(scheme), to_string(model.scheme), model.ulysses, one.forward, one.both, all.forward,
-                  all.both, one.forward / n / all.forward, one.both / n / all.both, model.efficiency(n));
-      std::fflush(stdout);
-    }
-  }
-
-  const Options& options_;
-  Ranks ranks_;
-  cudaStream_t stream_ = nullptr;
-};
+using bench::Choice;
+using bench::Options;
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
@@ -281,41 +50,103 @@ Enum named(const std::string& text, Enum last) {
   throw std::runtime_error(text + " is no layout or scheme");
 }
 
+Choice choice_of(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  return {named(text.substr(0, colon), fa::Scheme::ulysses),
+          colon == std::string::npos ? 0 : std::max(std::stoi(text.substr(colon + 1)), 1)};
+}
+
+bool take_flag(Options& options, const std::string& name) {
+  if (name == "--full") {
+    options.causal = false;
+  } else if (name == "--packed") {
+    options.packed = true;
+  } else if (name == "--no-single") {
+    options.single = false;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void take_sizes(Options& options, const std::string& name, const std::vector<std::string>& parts) {
+  if (name == "--tokens") {
+    options.tokens.clear();
+    for (const std::string& part : parts) options.tokens.push_back(std::stoll(part));
+  } else {
+    options.heads.clear();
+    for (const std::string& part : parts) {
+      options.heads.emplace_back(std::stoll(part), std::stoll(part.substr(part.find('/') + 1)));
+    }
+  }
+}
+
+void take(Options& options, const std::string& name, const std::string& value) {
+  const std::vector<std::string> parts = split(value);
+  if (name == "--tokens" || name == "--heads") {
+    take_sizes(options, name, parts);
+  } else if (name == "--schemes") {
+    options.all_choices = value == "all";
+    options.choices.clear();
+    if (options.all_choices) return;
+    for (const std::string& part : parts) options.choices.push_back(choice_of(part));
+  } else if (name == "--layout") {
+    options.layout = named(value, fa::ShardLayout::striped);
+  } else if (name == "--json") {
+    options.json = value;
+  } else if (name == "--repeats") {
+    options.rounds.most = std::max(std::stoi(value), 1);
+    options.rounds.least = std::min(options.rounds.least, options.rounds.most);
+  } else if (name == "--least") {
+    options.rounds.least = std::max(std::stoi(value), 1);
+    options.rounds.most = std::max(options.rounds.least, options.rounds.most);
+  } else if (name == "--seconds") {
+    options.rounds.seconds = std::stod(value);
+  } else if (name == "--limit") {
+    options.limit_s = std::stod(value);
+  } else if (name == "--limit-mb") {
+    options.limit_mb = std::stod(value);
+  } else if (name == "--reserved") {
+    options.reserved = std::stoi(value);
+  } else if (name == "--timeout") {
+    options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * std::stod(value)));
+  } else {
+    throw std::runtime_error(name +
+                             ": accepted are --tokens, --heads, --schemes, --layout, --json, --repeats, --least, "
+                             "--seconds, --limit, --limit-mb, --reserved, --timeout, --full, --packed, --no-single");
+  }
+}
+
 Options options_of(int count, char** values) {
   Options options;
   for (int i = 1; i < count; ++i) {
     const std::string name = values[i];
-    if (name == "--full") {
-      options.causal = false;
-      continue;
-    }
-    if (name == "--packed") {
-      options.packed = true;
-      continue;
-    }
+    if (take_flag(options, name)) continue;
     if (i + 1 == count) throw std::runtime_error(name + " is no option, or takes a value");
-    const std::vector<std::string> parts = split(values[++i]);
-    if (name == "--tokens") {
-      options.tokens.clear();
-      for (const std::string& part : parts) options.tokens.push_back(std::stoll(part));
-    } else if (name == "--heads") {
-      options.heads.clear();
-      for (const std::string& part : parts) {
-        options.heads.emplace_back(std::stoll(part), std::stoll(part.substr(part.find('/') + 1)));
-      }
-    } else if (name == "--schemes") {
-      options.schemes.clear();
-      for (const std::string& part : parts) options.schemes.push_back(named(part, fa::Scheme::ulysses));
-    } else if (name == "--layout") {
-      options.layout = named(parts.at(0), fa::ShardLayout::striped);
-    } else if (name == "--repeats") {
-      options.repeats = std::max(std::stoi(parts.at(0)), 1);
-    } else {
-      throw std::runtime_error(name +
-                               ": accepted are --tokens, --heads, --schemes, --layout, --repeats, --full, --packed");
+    try {
+      take(options, name, values[++i]);
+    } catch (const std::logic_error&) {  // of std::stoi and its like
+      throw std::runtime_error(name + ": " + values[i] + " is no number, or none that it takes");
     }
   }
   return options;
+}
+
+/// What the machine is, and what NCCL was told.
+bench::Json facts_of(int device, const ranks::NcclGroup& group) {
+  cudaDeviceProp properties{};
+  bench::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  bench::Json facts, environment;
+  facts.set("kind", "machine").set("gpu", static_cast<const char*>(properties.name));
+  facts.set("memory_mb", static_cast<double>(properties.totalGlobalMem) / (1 << 20));
+  facts.set("multiprocessors", properties.multiProcessorCount).set("nccl", group.version());
+  for (const char* const name :
+       {"NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MIN_NCHANNELS",
+        "NCCL_MAX_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_PROTO",
+        "NCCL_ALGO", "NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "CUDA_DEVICE_MAX_CONNECTIONS"}) {
+    if (const char* const value = std::getenv(name)) environment.set(name, value);
+  }
+  return facts.set("environment", environment);
 }
 
 }  // namespace
@@ -329,9 +160,9 @@ int main(int count, char** values) {
       std::printf("rank %d has no GPU %d\n", rank.rank, rank.local);
       return 77;
     }
-    check(cudaSetDevice(rank.local), "cudaSetDevice");
+    bench::check(cudaSetDevice(rank.local), "cudaSetDevice");
     const ranks::NcclGroup group(rank);
-    Bench(options, fa::use_nccl(group.comm())).run();
+    bench::Bench(options, fa::use_nccl(group.comm(), {.timeout = options.timeout})).run(facts_of(rank.local, group));
     return 0;
   } catch (const std::exception& problem) {
     std::printf("parallel_bench: %s\n", problem.what());

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include <fa/parallel.h>
+
 #include "unit/parallel/parallel_case.hpp"
 
 namespace fa {
@@ -163,6 +165,21 @@ TEST(Failure, OtherSizes) {
     run_rank(own, group[static_cast<std::size_t>(rank)]);
   });
   for (const std::string& problem : problems) EXPECT_NE(problem.find("are expected"), std::string::npos) << problem;
+}
+
+TEST(CAbi, AnAbortEndsAllRanks) {
+  fa_communicator* ranks[2] = {nullptr, nullptr};
+  ASSERT_EQ(fa_communicator_local_group(2, 0, ranks), FA_OK);
+  EXPECT_EQ(fa_communicator_check(ranks[1]), FA_OK);
+  EXPECT_EQ(fa_communicator_abort(ranks[0], "the data are at an end"), FA_OK);
+  EXPECT_EQ(fa_communicator_abort(ranks[0], nullptr), FA_OK) << "again";
+  for (fa_communicator* const rank : ranks) {
+    EXPECT_EQ(fa_communicator_check(rank), FA_CUDA);
+    EXPECT_NE(std::string(fa_last_error_message()).find("the data are at an end"), std::string::npos);
+    fa_communicator_destroy(rank);
+  }
+  EXPECT_EQ(fa_communicator_abort(nullptr, "x"), FA_INVALID_ARGUMENT);
+  EXPECT_EQ(fa_communicator_check(nullptr), FA_INVALID_ARGUMENT);
 }
 
 }  // namespace
