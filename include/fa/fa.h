@@ -275,15 +275,17 @@ typedef struct fa_config {
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
   int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
-  /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16 or FA_F16, where has_o_dtype is nonzero;
-   * else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper
-   * and the host; head dims are multiples of 16 up to 256. */
+  /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
+   * nonzero; else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
+   * Hopper and the host; head dims are multiples of 16 up to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
   /* With a k_dtype or v_dtype of FA_U4X2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32. The
    * scales are of `dtype` then, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. A
    * code stands for scale * code + offset, rounded to `dtype`. */
   int32_t group_size;
+  /* With a dtype of FA_E4M3 or FA_E5M2: each key has a scale of its own, which fa_forward_inputs.k_scale holds. */
+  int32_t key_scales;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -448,11 +450,11 @@ typedef struct fa_forward_inputs {
   const fa_shared_prefix* prefixes;
   uint64_t prefix_count;
   /* With fa_config.has_k_dtype, or has_v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-   * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], or NULL.
-   */
+   * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], of b
+   * sequences of a packed batch, or NULL; k_scale with fa_config.key_scales [b, h_kv, s_kv] or [h_kv, total_kv]. */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q], [b, h_q] or [h_q, total_q], or NULL */
   const fa_shard_place* place; /* where the call stands in a larger attention; NULL: it is the whole */
   /* The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. The host
    * device ignores it. */

@@ -40,6 +40,44 @@ TensorView check_pairs(const AttentionConfig& config, const char* name, const Te
   return given;
 }
 
+/// The scales of rows of a packed q, or k, [h, total], as [1, h, total].
+TensorView check_packed_scale(const char* name, const TensorView& given, const char* axes_of, const TensorView& of) {
+  if (!given.defined()) return {};
+  const std::string axes = fmt::format("f32 {} = [{}, {}]", axes_of, of.shape[1], of.shape[2]);
+  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
+  if (given.rank != 2 || given.shape[0] != of.shape[1] || given.shape[1] != of.shape[2]) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+  }
+  check_memory(name, given);
+  TensorView view = given;
+  view.rank = 3;
+  view.shape = {1, given.shape[0], given.shape[1]};
+  view.strides = {0, given.strides[0], given.strides[1]};
+  return view;
+}
+
+/// The scales of heads, or with `rows`, the name of their axis, of rows, of 8-bit floats `of` as [b, h, s]; undefined
+/// where none are given.
+TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
+                           const char* rows) {
+  if (!given.defined()) return {};
+  const std::string axes = fmt::format("f32 [b, {}] = [{}, {}]{}", heads, of.shape[0], of.shape[1],
+                                       rows != nullptr ? fmt::format(", or [b, {}, {}]", heads, rows) : "");
+  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
+  const bool of_rows = rows != nullptr && given.rank == 3 && given.shape[2] == of.shape[2];
+  if ((given.rank != 2 && !of_rows) || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1]) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+  }
+  check_memory(name, given);
+  TensorView view = given;
+  view.rank = 3;
+  if (!of_rows) {
+    view.shape[2] = of.shape[2];
+    view.strides[2] = 0;
+  }
+  return view;
+}
+
 }  // namespace
 
 int group_size_of(const AttentionConfig& config) noexcept {
@@ -74,41 +112,21 @@ TensorView check_scale(const AttentionConfig& config, const std::optional<DType>
   return given;
 }
 
-/// The scales of rows of a packed q, [h_q, total_q], as [1, h, total].
-TensorView check_packed_scale(const char* name, const TensorView& given, const TensorView& of) {
-  if (!given.defined()) return {};
-  const std::string axes = fmt::format("f32 [h_q, total_q] = [{}, {}]", of.shape[1], of.shape[2]);
-  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
-  if (given.rank != 2 || given.shape[0] != of.shape[1] || given.shape[1] != of.shape[2]) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, ForwardCall& call) {
+  // Keys and values of a sequence share a scale, as those of a batch entry do.
+  const auto of_sequences = [&](TensorView keys) {
+    if (config.varlen) keys.shape[0] = inputs.sequences.b;
+    return keys;
+  };
+  call.q_scale = config.varlen ? check_packed_scale("q_scale", inputs.q_scale, "[h_q, total_q]", call.q)
+                               : check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, "s_q");
+  if (config.key_scales && config.varlen) {
+    call.k_scale = check_packed_scale("k_scale", inputs.k_scale, "[h_kv, total_kv]", call.k);
+  } else {
+    const char* const rows = config.key_scales ? "s_kv" : nullptr;
+    call.k_scale = check_fp8_scale("k_scale", inputs.k_scale, "h_kv", of_sequences(call.k), rows);
   }
-  check_memory(name, given);
-  TensorView view = given;
-  view.rank = 3;
-  view.shape = {1, given.shape[0], given.shape[1]};
-  view.strides = {0, given.strides[0], given.strides[1]};
-  return view;
-}
-
-/// The scales of heads, or with `rows` of rows, of 8-bit floats `of` as [b, h, s]; undefined where none are given.
-TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
-                           bool rows) {
-  if (!given.defined()) return {};
-  const std::string axes = fmt::format("f32 [b, {}] = [{}, {}]{}", heads, of.shape[0], of.shape[1],
-                                       rows ? fmt::format(", or [b, {}, s_q]", heads) : "");
-  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
-  const bool of_rows = rows && given.rank == 3 && given.shape[2] == of.shape[2];
-  if ((given.rank != 2 && !of_rows) || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1]) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
-  }
-  check_memory(name, given);
-  TensorView view = given;
-  view.rank = 3;
-  if (!of_rows) {
-    view.shape[2] = of.shape[2];
-    view.strides[2] = 0;
-  }
-  return view;
+  call.v_scale = check_fp8_scale("v_scale", inputs.v_scale, "h_kv", of_sequences(call.v), nullptr);
 }
 
 }  // namespace fa::api

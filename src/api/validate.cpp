@@ -435,15 +435,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     check_writable("lse", call.lse);
   }
   if (is_fp8(config.dtype)) {
-    // Keys and values of a sequence share a scale, as those of a batch entry do.
-    const auto of_sequences = [&](TensorView keys) {
-      if (config.varlen) keys.shape[0] = inputs.sequences.b;
-      return keys;
-    };
-    call.q_scale = config.varlen ? check_packed_scale("q_scale", inputs.q_scale, call.q)
-                                 : check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, true);
-    call.k_scale = check_fp8_scale("k_scale", inputs.k_scale, "h_kv", of_sequences(call.k), false);
-    call.v_scale = check_fp8_scale("v_scale", inputs.v_scale, "h_kv", of_sequences(call.v), false);
+    set_fp8_scales(config, inputs, call);
   } else {
     if (inputs.q_scale.defined()) throw_invalid("q_scale", "given", "none without a dtype of e4m3 or e5m2");
     call.k_scale = check_scale(config, config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);

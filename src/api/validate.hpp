@@ -64,12 +64,6 @@ std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) 
 TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,
                        const TensorView& given, const char* of_name, const TensorView& of);
 
-/// The scales of heads, or with `rows` of rows, of 8-bit floats `of` as [b, h, s]; undefined where none are given.
-TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
-                           bool rows);
-/// The scales of rows of a packed q, [h_q, total_q], as [1, h, total].
-TensorView check_packed_scale(const char* name, const TensorView& given, const TensorView& of);
-
 /// A state as views of rank 4 and 3, held to the shape of `like` unless that is null; lse may be missing where it is
 /// not `needed`. Throws fa::Error(invalid_argument) with the names of its tensors.
 struct StateNames {
@@ -98,6 +92,9 @@ struct ForwardCall {
   std::optional<ShardPlace> place;  ///< with the sizes of its whole; nothing: it is the whole
   int max_multiprocessors = 0;      ///< 0: all
 };
+
+/// The scales of a call of 8-bit floats, whose tensors are there. Throws fa::Error(invalid_argument).
+void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, ForwardCall& call);
 
 /// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs);

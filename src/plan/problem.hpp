@@ -35,6 +35,7 @@ struct Problem {
   DType v_dtype = DType::bf16;  ///< likewise V
   int group_size = 0;           ///< columns of a group of u4x2
   DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16, f16 or e4m3
+  bool key_scales = false;      ///< likewise: k_scale is of keys
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions

@@ -42,8 +42,8 @@ constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, 
 /// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
 std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexcept {
   const int d_qk = problem.d_qk, d_v = problem.d_v;
-  // O is of the tensor cores then, beside S; what knows sequences does not fit three consumers' registers.
-  if ((single_level || problem.varlen) && std::max(d_qk, d_v) <= 128) return kMedium;
+  // O is of the tensor cores then, beside S; sequences and scales of keys do not fit three consumers' registers.
+  if ((single_level || problem.varlen || problem.key_scales) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
   if (d_qk <= 128 && d_v == 96) return kThreeOf96;
   if (d_qk <= 128 && d_v <= 128) return kMedium;
@@ -97,6 +97,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
                           : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
   own.half_output = problem.o_dtype == DType::f16;
   own.byte_output = problem.o_dtype == DType::e4m3;
+  own.key_scales = problem.key_scales;
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }

@@ -119,7 +119,7 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.q_scale = rows_of(args.q_scale, rows);
-    part.k_scale = scales_of(args.k_scale, i);
+    part.k_scale = args.k_scale.shape[0] == 1 ? rows_of(args.k_scale, keys) : scales_of(args.k_scale, i);
     part.v_scale = scales_of(args.v_scale, i);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
     part.variant.place.b = i;

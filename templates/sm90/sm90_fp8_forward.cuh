@@ -6,6 +6,7 @@
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_fp8_epilogue.cuh>
@@ -39,10 +40,10 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kOwnRanges, Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params,
-      Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
-      Base::q_full, Base::q_empty, Base::init_barriers, Base::release, Base::read_work, Base::lengths_of,
-      Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kOwnRanges, Traits::kProducerRegisters,
+      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
+      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -73,6 +74,7 @@ struct Fp8Forward : Fp8Block<Config> {
     Softmax softmax;
     float scale[2];  // of raw scores, by row, in log2 units: above 0
     typename Traits::RawScale raw;
+    typename Traits::KeyScales keys;  // of the KV tile whose scores are in the making
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -142,7 +144,7 @@ struct Fp8Forward : Fp8Block<Config> {
       return;
     }
     if constexpr (kPingpong) await_pingpong(at.consumer);
-    issue_scores(at, at.v_slot);
+    issue_scores(at, at.v_slot, at.left);
     if constexpr (kPingpong) signal_pingpong(at.consumer);
     ptx::wgmma_wait<0>();
     FA_UNROLL_BY(1)
@@ -151,6 +153,7 @@ struct Fp8Forward : Fp8Block<Config> {
       release(k_empty(at.v_slot.index), ptx::lane_index());
       const bool last = at.left == 0;
       if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
+      if constexpr (kKeyScales) multiply_keys(at.s, at.keys.of);
       if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
       const bool rises = at.softmax.update(at.s, at.scale);
       P pairs;
@@ -175,7 +178,7 @@ struct Fp8Forward : Fp8Block<Config> {
     ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
     if constexpr (kSingleLevel) {
       issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
-      if (!last) issue_scores(at, next);
+      if (!last) issue_scores(at, next, at.left - 1);
       if constexpr (kPingpong) signal_pingpong(at.consumer);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(at.o[0]);
@@ -192,7 +195,7 @@ struct Fp8Forward : Fp8Block<Config> {
       }
       if constexpr (!kAhead) {
         release(v_empty(at.v_slot.index), ptx::lane_index());
-        if (!last) issue_scores(at, next);
+        if (!last) issue_scores(at, next, at.left - 1);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
       } else if (last) {
@@ -201,7 +204,7 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_tie(added);
         add(at.o[kSlices - 1], added, at.softmax.factor);
       } else {
-        issue_scores(at, next);
+        issue_scores(at, next, at.left - 1);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(added);
@@ -213,8 +216,8 @@ struct Fp8Forward : Fp8Block<Config> {
     at.v_slot = next;
   }
 
-  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`.
-  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot) const {
+  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`, behind which are `left` others.
+  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot, [[maybe_unused]] int left) const {
     ptx::mbarrier_wait(k_full(slot.index), slot.parity);
     ptx::wgmma_tie(at.s);
     ptx::wgmma_fence();
@@ -225,6 +228,29 @@ struct Fp8Forward : Fp8Block<Config> {
                     step != 0);
     }
     ptx::wgmma_commit();
+    if constexpr (kKeyScales) {
+      Query query = work_of(at);
+      if constexpr (Traits::kVarlen) {
+        const uint32_t work = this->work_shared(at.count % kWorks);
+        query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
+      }
+      this->load_key_scales(at.keys.of, query, query.range.begin + left, ptx::lane_index());
+    }
+  }
+
+  /// S of a KV tile, [64, tile_n], times the scales of its keys: a thread has keys 2t and 2t + 1 of each n8 tile.
+  template <int kCount>
+  FA_DEVICE static void multiply_keys(S& s, const float (&of)[kCount]) {
+    const int pair = 2 * (ptx::lane_index() % 4);
+    FA_UNROLL
+    for (int n = 0; n < kTileN / 8; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float scale = ptx::from_bits(ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e));
+        s[4 * n + e] *= scale;
+        s[4 * n + 2 + e] *= scale;
+      }
+    }
   }
 
   /// Starts P V, [64, kValueColumns], of a slice of V's columns.

@@ -23,22 +23,29 @@
 
 namespace fa::sm90 {
 
-/// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
-///
-/// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
-/// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
-/// (common/switches.cuh), kByteOutput, and a Variant without a mask function (common/variant.cuh).
 template <class Config>
 FA_DEVICE constexpr bool writes_bytes() {
   if constexpr (requires { Config::kByteOutput; }) return Config::kByteOutput;
   return false;
 }
 
+template <class Config>
+FA_DEVICE constexpr bool scales_keys() {
+  if constexpr (requires { Config::kKeyScales; }) return Config::kKeyScales;
+  return false;
+}
+
+/// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
+///
+/// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
+/// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
+/// (common/switches.cuh), kByteOutput, kKeyScales, and a Variant without a mask function (common/variant.cuh).
 template <class C>
 struct Fp8Traits {
   using Config = C;
   using T = typename Config::Element;
   static constexpr bool kByteOutput = writes_bytes<Config>();
+  static constexpr bool kKeyScales = scales_keys<Config>();  // keys have scales of their own
   using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
   using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
@@ -122,6 +129,10 @@ struct Fp8Traits {
   struct ScoreScale {
     float scale[2];  // that score functions are given scores times of
   };
+  struct ScalesOfKeys {
+    float of[kTileN / 32];  // a lane's keys of a KV tile: every 32nd
+  };
+  using KeyScales = typename kernel::Either<ScalesOfKeys, Nothing, kKeyScales>::type;
   using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
@@ -174,7 +185,7 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
     ptx::fence_mbarrier_init();
   }
 
-  // Scales of a row of q, and of a head of k and v; 1 without any.
+  // Scales of a row of q, and of a head, or key, of k, and of a head of v; 1 without any.
   FA_DEVICE float q_scale(const Query& query, int head, int position) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
     if (scales.q == nullptr) return 1.f;
@@ -184,8 +195,23 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
   }
   FA_DEVICE float k_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
-    if (scales.k == nullptr) return 1.f;
+    if (Traits::kKeyScales || scales.k == nullptr) return 1.f;
     return ptx::ld_global_nc(scales.k + query.tile.batch * scales.stride_k_b + query.kv_head * scales.stride_k_h);
+  }
+  /// Of KV tile n. Behind the last key its scale stands again: K is zero there.
+  template <int kCount>
+  FA_DEVICE void load_key_scales(float (&of)[kCount], const Query& query, int n, int lane) const {
+    const kernel::Fp8ScaleParams& scales = this->p.scales;
+    const auto& lengths = this->lengths_of(query);
+    const float* const head =
+        scales.k + query.kv_head * scales.stride_k_h +
+        kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, scales.stride_k_b, scales.stride_k_s);
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int key = n * Traits::kTileN + 32 * i + lane;
+      const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
+      of[i] = scales.k == nullptr ? 1.f : ptx::ld_global_nc(head + existing * scales.stride_k_s);
+    }
   }
   FA_DEVICE float v_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;

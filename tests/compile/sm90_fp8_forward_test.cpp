@@ -91,6 +91,17 @@ TEST_P(Sm90Fp8ForwardCompile, PackedBatchesAndOutputsOfBytes) {
   }
 }
 
+TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
+  for (const int d : {64, 128, 256}) {
+    plan::Problem problem = fp8(d, d, GetParam(), d != 128);
+    problem.key_scales = true;
+    expect_clean(problem);
+    problem.varlen = true;
+    problem.total_q = problem.total_kv = 20000;
+    expect_clean(problem);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, Sm90Fp8ForwardCompile, ::testing::Values(DType::e4m3, DType::e5m2),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 

@@ -56,8 +56,8 @@ inline PackedCase fp8_packed_case(const fa::plan::KernelSpec& spec, std::size_t 
   return c;
 }
 
-/// With scales of rows of q, and of the heads of k and v of each sequence.
-inline fa::test::AttentionInputs fp8_packed_inputs(const PackedCase& c, bool scaled) {
+/// With scales of rows of q, and of the heads, or keys, of k and the heads of v of each sequence.
+inline fa::test::AttentionInputs fp8_packed_inputs(const fa::plan::KernelSpec& spec, const PackedCase& c, bool scaled) {
   fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
   if (!scaled) return inputs;
   fa::test::add_scales(c.attention, inputs);
@@ -67,6 +67,7 @@ inline fa::test::AttentionInputs fp8_packed_inputs(const PackedCase& c, bool sca
   fa::test::add_scales(of_sequences, scales);
   inputs.k_scale = std::move(scales.k_scale);
   inputs.v_scale = std::move(scales.v_scale);
+  if (spec.as<fa::plan::Sm90Fp8Forward>().key_scales) fa::test::add_key_scales(c.attention, inputs);
   return inputs;
 }
 

@@ -21,7 +21,7 @@ TEST_P(Fp8Packed, MatchesTheReference) {
       PackedCase c = fp8_packed_case(spec, batch);
       c.schedule = schedule;
       SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
-      const fa::test::AttentionInputs inputs = fp8_packed_inputs(c, batch != 1);
+      const fa::test::AttentionInputs inputs = fp8_packed_inputs(spec, c, batch != 1);
       fa::test::AttentionOutputs actual;
       ASSERT_NO_THROW(actual = run_packed(spec, c, inputs));
       const Fp8PackedErrors errors = fp8_packed_errors(c, inputs, actual);

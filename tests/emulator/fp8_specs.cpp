@@ -19,6 +19,7 @@ struct Shape {
   int d_qk, d_v, tile_m, tile_n, stages, q_buffers, value_columns;
   bool causal, take_turns, ahead, single_level, half_output, pack_gqa;
   bool byte_output = false;
+  bool key_scales = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -34,11 +35,16 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 128, 112, 128, 128, 2, 1, 112, true, true, false, true, true, false},
     {DType::e5m2, 16, 144, 128, 160, 1, 2, 144, false, true, true, false, false, false},
     {DType::e4m3, 64, 96, 128, 96, 2, 1, 48, true, false, false, false, false, false, true},
+    {DType::e4m3, 32, 64, 192, 64, 2, 2, 64, false, true, false, false, false, false, false, true},
+    {DType::e5m2, 64, 48, 64, 128, 2, 1, 48, true, false, false, true, true, true, false, true},
+    {DType::e4m3, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true},
 };
+constexpr std::size_t kOfBytes = 11, kOfKeyScales = std::size(kShapes) - 1;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
     {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
     {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true},
 };
 
 std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
@@ -63,6 +69,7 @@ std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
     own.single_level = shape.single_level;
     own.half_output = shape.half_output;
     own.byte_output = shape.byte_output;
+    own.key_scales = shape.key_scales;
     spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
     const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
     if (!refusal.empty()) throw std::logic_error(refusal);
@@ -108,6 +115,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
   static const std::string kForward = "sm90/sm90_fp8_forward.cuh";
   static const std::string kProducer = "sm90/sm90_fp8_producer.cuh";
   static const std::string kEpilogue = "sm90/sm90_fp8_epilogue.cuh";
+  static const std::string kTraits = "sm90/sm90_fp8_traits.cuh";
   static const std::string kSoftmax = "sm90/sm90_fp8_softmax.cuh";
   static const std::vector<Fp8Mutation> mutations{
       {"fp8_transposed_before_it_has_landed",
@@ -228,9 +236,33 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "ptx::convert_e4m3(slice[i] * factor, slice[i + 4] * factor, slice[i + 1] * factor,",
        "ptx::convert_e4m3(slice[i] * factor, slice[i + 1] * factor, slice[i + 4] * factor,",
        {},
-       std::size(kShapes) - 1},
+       kOfBytes},
+      {"fp8_scales_of_every_other_key",
+       kForward,
+       "ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e)",
+       "ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair)",
+       {},
+       kOfKeyScales},
+      {"fp8_scales_of_the_next_keys",
+       kForward,
+       "query.range.begin + left, ptx::lane_index());",
+       "query.range.begin + left + 1, ptx::lane_index());",
+       {},
+       kOfKeyScales},
+      {"fp8_scales_behind_the_last_key",
+       kTraits,
+       "const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;",
+       "const int existing = key;",
+       {global_out_of_bounds, global_uninitialised},
+       kOfKeyScales},
+      {"fp8_scales_of_the_first_keys",
+       kTraits,
+       "kernel::offset_of_keys<Traits::kVarlen>(",
+       "0 * kernel::offset_of_keys<Traits::kVarlen>(",
+       {},
+       std::size(kShapes) + std::size(kPackedShapes) - 1},
       {"fp8_scales_of_the_first_sequence",
-       "sm90/sm90_fp8_traits.cuh",
+       kTraits,
        "ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h",
        "ptx::ld_global_nc(scales.q + first * 0 + head * scales.stride_q_h",
        {},

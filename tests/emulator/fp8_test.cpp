@@ -50,6 +50,11 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
   return c;
 }
 
+void add_all_scales(const ForwardCase& c, AttentionInputs& inputs) {
+  add_scales(c.attention, inputs);
+  if (c.spec.as<fa::plan::Sm90Fp8Forward>().key_scales) add_key_scales(c.attention, inputs);
+}
+
 HostTensor absolute(HostTensor tensor) {
   const fa::TensorView view = tensor.view();
   for_each_row(view.shape[0], view.shape[1], view.shape[2], [&](std::int64_t b, std::int64_t h, std::int64_t s) {
@@ -118,7 +123,7 @@ TEST_P(Fp8Forward, MatchesTheReferenceUnderEverySchedule) {
     ForwardCase c = case_of(fp8_specs()[GetParam()], 2 * GetParam() + i);
     c.lse = i == 0;
     AttentionInputs inputs = make_inputs(c);
-    if (i == 0) add_scales(c.attention, inputs);
+    if (i == 0) add_all_scales(c, inputs);
     ASSERT_NO_THROW(check(c, inputs, 0.01));
   }
 }
@@ -213,7 +218,7 @@ void run_packed_mutant(const Fp8Mutation& mutation) {
   const KernelSpec& spec = fp8_packed_specs()[mutation.spec - fp8_specs().size()];
   PackedCase c = fp8_packed_case(spec, 0);
   c.main_kernel = "mutant " + mutation.name;
-  const AttentionInputs inputs = fp8_packed_inputs(c, true);
+  const AttentionInputs inputs = fp8_packed_inputs(spec, c, true);
   try {
     const Fp8PackedErrors errors = fp8_packed_errors(c, inputs, run_packed(spec, c, inputs));
     EXPECT_TRUE(mutation.faults.empty()) << "not caught";
@@ -236,7 +241,7 @@ TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   c.attention.scale = 1.f;
   c.blocks = 1;
   AttentionInputs inputs = make_inputs(c);
-  if (mutation.scaled) add_scales(c.attention, inputs);
+  if (mutation.scaled) add_all_scales(c, inputs);
   ForwardKernels kernels = kernels_of(c);
   kernels.attention = "mutant " + mutation.name;
   const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);

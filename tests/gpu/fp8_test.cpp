@@ -55,9 +55,10 @@ bool is_hopper() {
 }
 
 struct Fp8Call {
-  explicit Fp8Call(const AttentionCase& c, bool scaled = false) : device(c) {
+  explicit Fp8Call(const AttentionCase& c, bool scaled = false, bool key_scales = false) : device(c) {
     if (!scaled) return;
     add_scales(c, device.host_inputs);
+    if (key_scales) add_key_scales(c, device.host_inputs);
     for (const HostTensor* scale :
          {&device.host_inputs.q_scale, &device.host_inputs.k_scale, &device.host_inputs.v_scale}) {
       scales.emplace_back(*scale);
@@ -87,7 +88,7 @@ struct Fp8Call {
 
   static TensorView of_heads(const DeviceTensor& scale) {
     TensorView view = scale.const_view();
-    view.rank = 2;
+    if (view.shape[2] == 1) view.rank = 2;
     return view;
   }
 
@@ -165,6 +166,26 @@ TEST_F(Fp8Forward, RowsWithoutKeysAreZero) {
   }
 }
 
+TEST_F(Fp8Forward, KeysHaveScalesOfTheirOwn) {
+  for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 4,
+                    .h_kv = 2,
+                    .s_q = 400,
+                    .s_kv = 733,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = d == 96 ? DType::e5m2 : DType::e4m3,
+                    .causal = causal},
+                   true, true);
+      AttentionConfig config = config_of(call.device.problem);
+      config.key_scales = true;
+      EXPECT_LE(call.run(config).relative, kRelative) << "d " << d << (causal ? ", causal" : "");
+    }
+  }
+}
+
 /// Groups whose heads share no whole number of tiles.
 TEST_F(Fp8Forward, DecodesOfAnyGroup) {
   for (const std::int64_t group : {3, 5, 7, 10}) {
@@ -239,7 +260,8 @@ TEST_F(Fp8Forward, OutputsOfBytesMatchFloat64) {
 TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
   const std::vector<std::int32_t> cu{0, 700, 700, 701, 1900}, cu_keys{0, 900, 950, 1950, 1950 + 1199};
   for (const std::int64_t d : {64, 128, 256}) {
-    for (const bool causal : {false, true}) {
+    for (const bool key_scales : {false, true}) {
+      const bool causal = key_scales == (d == 128);
       AttentionCase c{.b = 1,
                       .h_q = 4,
                       .h_kv = 2,
@@ -257,6 +279,7 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
       of_sequences.b = 4;
       AttentionInputs heads;
       add_scales(of_sequences, heads);
+      if (key_scales) add_key_scales(c, heads);
       const DeviceTensor q_scale(inputs.q_scale), k_scale(heads.k_scale), v_scale(heads.v_scale);
       const auto bytes_of = [](const std::vector<std::int32_t>& numbers) {
         std::vector<std::byte> bytes(numbers.size() * 4);
@@ -273,6 +296,7 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
                             const std::int32_t* keys, const TensorView(&scales)[3], const Device& where) {
         AttentionConfig config = config_of(c);
         config.varlen = true;
+        config.key_scales = key_scales;
         config.tune = TunePolicy::off;
         config.host_f64 = true;
         ForwardInputs in{total(from.q), total(from.k), total(from.v)};
@@ -286,6 +310,10 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
         in.k_scale = scales[1];
         in.v_scale = scales[2];
         in.k_scale.rank = in.v_scale.rank = 2;
+        if (key_scales) {
+          in.k_scale.shape = {c.h_kv, c.s_kv};
+          in.k_scale.strides = {c.s_kv, 1};
+        }
         Attention::create(config, where)
             .forward(in, {total(to.o), TensorView(to.lse.data, DType::f32, {c.h_q, c.s_q})});
       };

@@ -214,6 +214,7 @@ AttentionInputs make_inputs(const AttentionCase& c) {
 TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows) {
   if (scale.bytes().empty()) return {};
   TensorView view = scale.view();
+  if (view.shape[2] != 1) return view;
   view.shape[2] = rows;
   view.strides[2] = 0;
   return view;
@@ -232,6 +233,16 @@ void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
       scale->set(row / t.shape[1], row % t.shape[1], i % t.shape[2], 0,
                  sign * (0.5 + static_cast<double>(engine() % 64) / 64));
     }
+  }
+}
+
+void add_key_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.k_scale = HostTensor(DType::f32, c.b, c.h_kv, c.s_kv);
+  std::mt19937_64 engine(c.seed + 77);
+  for (std::int64_t i = 0; i < c.b * c.h_kv * c.s_kv; ++i) {
+    const double magnitude = engine() % 16 == 0 ? 0 : 0.25 + static_cast<double>(engine() % 64) / 32;
+    inputs.k_scale.set(i / c.s_kv / c.h_kv, i / c.s_kv % c.h_kv, i % c.s_kv, 0,
+                       engine() % 4 == 0 ? -magnitude : magnitude);
   }
 }
 

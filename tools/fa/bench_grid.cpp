@@ -95,6 +95,7 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   problem.k_dtype = options.k_dtype;
   problem.v_dtype = options.v_dtype;
   problem.group_size = options.group_size;
+  problem.key_scales = options.key_scales;
   problem.invariance = options.invariance;
   AttentionShape& shape = problem.shape;
   shape.b = static_cast<std::int64_t>(keys.size());
@@ -231,6 +232,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.k_dtype = options.k_dtype;
     problem.v_dtype = options.v_dtype;
     problem.group_size = options.group_size;
+    problem.key_scales = options.key_scales;
     problem.invariance = options.invariance;
     if (options.packed.varlen) pack(&problem);
     place(options, &problem);
@@ -296,6 +298,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
     add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
+    add_key_scales_option(command, &options->key_scales);
     command
         .add_option("--page-size", options->page_sizes,
                     "k and v in pages of so many keys, a list; 0: not in pages (default: 0; append 0,16; decode "

@@ -223,6 +223,10 @@ void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype) {
   add_choice(command, "--o-dtype", o_dtype, choices, "Of 8-bit floats: what o is of (default: bf16)");
 }
 
+void add_key_scales_option(CLI::App& command, bool* key_scales) {
+  command.add_flag("--key-scales", *key_scales, "Of 8-bit floats: each key has a scale of its own");
+}
+
 void add_invariance_option(CLI::App& command, Invariance* invariance) {
   const Choices<Invariance> choices{
       {"none", Invariance::none}, {"batch", Invariance::batch}, {"rows", Invariance::rows}};

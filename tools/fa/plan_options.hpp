@@ -35,6 +35,7 @@ struct PlanOptions {
   std::optional<DType> v_dtype = std::nullopt;
   int group_size = 0;
   std::optional<DType> o_dtype = std::nullopt;  ///< of 8-bit floats
+  bool key_scales = false;                      ///< likewise
   bool accumulate = false;
   int value_in_key = 0;
   Invariance invariance = Invariance::none;

@@ -36,6 +36,7 @@ constexpr Field kFields[] = {
     launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&Sm90Fp8Forward::byte_output>("byte_output").when_set().as("kByteOutput", "O is e4m3"),
+    field<&Sm90Fp8Forward::key_scales>("key_scales").when_set().as("kKeyScales", "k_scale is of keys"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
 };
 static_assert(is_complete<Sm90Fp8Forward>(kFields));

@@ -169,7 +169,11 @@ std::vector<Mutation> append_u4_mutations() {
                  "half_distance(most, offset) / 8.f",
                  u4,
                  {}},
-                {"append_u4_code_15_beyond_f16", "if (greatest == kInfinity) --scale.bits;", "", extreme, {}},
+                {"append_u4_code_15_beyond_f16",
+                 "if (greatest == kInfinity) --scale.bits;",
+                 "if (greatest == 0.f) --scale.bits;",
+                 extreme,
+                 {}},
             });
 }
 

@@ -56,6 +56,9 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
   }
   for (const DType dtype : {DType::i8, DType::i32}) expect_invalid("dtype", [&] { create(config_of(dtype)); });
   AttentionConfig plain = config_of(DType::bf16);
+  plain.key_scales = true;
+  expect_invalid("key_scales", [&] { create(plain); });
+  plain.key_scales = false;
   plain.o_dtype = DType::bf16;
   expect_invalid("o_dtype", [&] { create(plain); });
 }
@@ -78,6 +81,7 @@ struct Call {
   void run() {
     AttentionConfig config = config_of(c.dtype);
     config.o_dtype = c.o_dtype;
+    config.key_scales = key_scales;
     Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
   }
 
@@ -85,6 +89,7 @@ struct Call {
   AttentionInputs inputs;
   AttentionOutputs outputs;
   ForwardInputs in;
+  bool key_scales = false;
 };
 
 /// By the formula, in double.
@@ -95,7 +100,7 @@ double expected_o(const Call& call, std::int64_t b, std::int64_t h, std::int64_t
   for (std::int64_t j = 0; j < call.c.s_kv; ++j) {
     double score = 0;
     for (std::int64_t d = 0; d < 32; ++d) score += inputs.q.at(b, h, s, d) * inputs.k.at(b, kv, j, d);
-    score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, 0) / std::sqrt(32.0);
+    score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, call.key_scales ? j : 0) / std::sqrt(32.0);
     sum += std::exp(score);
     weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, 0);
   }
@@ -122,6 +127,42 @@ TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
   }
 }
 
+TEST(Fp8, KeysHaveScalesOfTheirOwn) {
+  Call call(DType::e4m3, DType::f16);
+  add_key_scales(call.c, call.inputs);
+  call.in.k_scale = std::as_const(call.inputs.k_scale).view();
+  expect_invalid("k_scale", [&] { call.run(); });
+  call.key_scales = true;
+  call.run();
+  for (std::int64_t i = 0; i < 2 * 4 * 5; ++i) {
+    const std::int64_t b = i / 20, h = i / 5 % 4, s = i % 5;
+    double lse = 0;
+    const double o = expected_o(call, b, h, s, 7, &lse);
+    EXPECT_NEAR(call.outputs.o.at(b, h, s, 7), o, std::abs(o) / 1024 + 1e-5);
+    EXPECT_NEAR(call.outputs.lse.at(b, h, s), lse, 1e-5);
+  }
+  const auto refused = [&](auto change) {
+    const TensorView scale = call.in.k_scale;
+    change(call.in.k_scale);
+    expect_invalid("k_scale", [&] { call.run(); });
+    call.in.k_scale = scale;
+  };
+  refused([](TensorView& scale) { scale.shape[2] = 8; });
+  refused([](TensorView& scale) { scale.shape[1] = 4; });
+  refused([](TensorView& scale) { scale.dtype = DType::bf16; });
+  // One scale of a head is one of all of its keys.
+  Call heads(DType::e4m3), keys(DType::e4m3);
+  keys.key_scales = true;
+  heads.run();
+  keys.run();
+  EXPECT_EQ(heads.outputs.o.bytes(), keys.outputs.o.bytes());
+  keys.in.k_scale.rank = 3;
+  keys.in.k_scale.shape[2] = 9;
+  keys.in.k_scale.strides[2] = 0;
+  keys.run();
+  EXPECT_EQ(heads.outputs.o.bytes(), keys.outputs.o.bytes());
+}
+
 TEST(Fp8, OutputsOfBytesAreThoseOfF16Rounded) {
   Call wide(DType::e4m3, DType::f16), bytes(DType::e4m3, DType::e4m3);
   wide.run();
@@ -139,12 +180,14 @@ TEST(Fp8, OutputsOfBytesAreThoseOfF16Rounded) {
 }
 
 /// Bit for bit what calls of the sequences alone give.
-TEST(Fp8, PackedBatchesAreTheirSequences) {
+void run_packed_batch(bool key_scales) {
   const std::vector<std::int32_t> cu{0, 3, 3, 8}, cu_keys{0, 4, 6, 13};
   AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 8, .s_kv = 13, .d_qk = 32, .d_v = 32, .dtype = DType::e4m3};
   const AttentionInputs inputs = make_inputs(c);
   AttentionOutputs packed = make_outputs(c), alone = make_outputs(c);
   HostTensor q_scale(DType::f32, 1, 4, 8), k_scale(DType::f32, 3, 2, 1), v_scale(DType::f32, 3, 2, 1);
+  AttentionInputs of_keys;
+  add_key_scales(c, of_keys);
   for (std::int64_t i = 0; i < 32; ++i) q_scale.set(0, i / 8, i % 8, 0, 0.5 + static_cast<double>(i) / 16);
   for (std::int64_t i = 0; i < 6; ++i) {
     k_scale.set(i / 2, i % 2, 0, 0, 0.5 - static_cast<double>(i) / 8);
@@ -160,12 +203,14 @@ TEST(Fp8, PackedBatchesAreTheirSequences) {
   };
   AttentionConfig config = config_of(DType::e4m3);
   config.varlen = true;
+  config.key_scales = key_scales;
   ForwardInputs in{total(inputs.q.view()), total(inputs.k.view()), total(inputs.v.view())};
   in.sequences.b = 3;
   in.sequences.cu_seqlens_q = cu.data();
   in.sequences.cu_seqlens_kv = cu_keys.data();
   in.q_scale = TensorView(static_cast<const void*>(q_scale.bytes().data()), DType::f32, {4, 8});
-  in.k_scale = of_heads(k_scale, 3);
+  in.k_scale = key_scales ? TensorView(static_cast<const void*>(of_keys.k_scale.bytes().data()), DType::f32, {2, 13})
+                          : of_heads(k_scale, 3);
   in.v_scale = of_heads(v_scale, 3);
   const ForwardOutputs out{total(packed.o.view()), TensorView(packed.lse.view().data, DType::f32, {4, 8})};
   const Attention attention = Attention::create(config, Device::host());
@@ -182,10 +227,11 @@ TEST(Fp8, PackedBatchesAreTheirSequences) {
     const auto head = [&](const HostTensor& scale) {
       return TensorView(static_cast<const void*>(scale.bytes().data() + i * 8), DType::f32, {1, 2});
     };
-    one.k_scale = head(k_scale);
+    one.k_scale = key_scales ? rows(of_keys.k_scale.view(), cu_keys) : head(k_scale);
     one.v_scale = head(v_scale);
-    Attention::create(config_of(DType::e4m3), Device::host())
-        .forward(one, {rows(alone.o.view(), cu), rows(alone.lse.view(), cu)});
+    AttentionConfig dense = config_of(DType::e4m3);
+    dense.key_scales = key_scales;
+    Attention::create(dense, Device::host()).forward(one, {rows(alone.o.view(), cu), rows(alone.lse.view(), cu)});
   }
   EXPECT_EQ(packed.o.bytes(), alone.o.bytes());
   EXPECT_EQ(packed.lse.bytes(), alone.lse.bytes());
@@ -198,6 +244,14 @@ TEST(Fp8, PackedBatchesAreTheirSequences) {
   refused("q_scale", [](ForwardInputs& wrong) { wrong.q_scale.rank = 1; });
   refused("k_scale", [](ForwardInputs& wrong) { wrong.k_scale.shape[0] = 1; });
   refused("v_scale", [](ForwardInputs& wrong) { wrong.v_scale.dtype = DType::f16; });
+}
+
+TEST(Fp8, PackedBatchesAreTheirSequences) {
+  run_packed_batch(false);
+}
+
+TEST(Fp8, KeysOfPackedBatchesHaveScalesOfTheirOwn) {
+  run_packed_batch(true);
 }
 
 TEST(Fp8, AScaleOfAHeadIsThatOfItsRows) {
