@@ -145,11 +145,11 @@ struct ContextParallelConfig {
 
 /// Speeds that schemes are compared by (docs/scale.md).
 struct ClusterSpeeds {
-  double flops = 600e12;           ///< a second, of the forward kernel of one GPU
-  double backward_flops = 450e12;  ///< likewise of the backward
-  double link = 247e9;             ///< bytes a second of one GPU, each way, to ranks of its node
+  double flops = 800e12;           ///< a second, of the forward kernel of one GPU
+  double backward_flops = 560e12;  ///< likewise of the backward
+  double link = 300e9;             ///< bytes a second of one GPU, each way, to ranks of its node
   double network = 50e9;           ///< to ranks of other nodes
-  double latency = 10e-6;          ///< seconds that a group of transfers takes without bytes
+  double latency = 15e-6;          ///< seconds that a group of transfers takes without bytes
   double launch = 5e-6;            ///< seconds that a call takes without work
   double memory = 3e12;            ///< bytes a second of a local copy, each way
   int ranks_of_node = 8;

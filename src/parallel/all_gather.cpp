@@ -213,7 +213,7 @@ class GradientScatter {
     return keys;
   }
 
-  /// The calls of the heads of `group` have been added.
+  /// The calls of the heads of `group` have been added: what they come to leaves with the next exchange.
   void send(int group) {
     const int half = group % 2;
     std::vector<PlanTransfer> transfers;
@@ -228,7 +228,7 @@ class GradientScatter {
         add_both(transfers, false, member, incoming_[half][i]);
       }
     }
-    exchanges_[half] = builder_.exchange(std::move(transfers));
+    exchanges_[half] = builder_.hold(std::move(transfers));
   }
 
   void take(int group) {
@@ -370,7 +370,11 @@ void all_gather_backward(Builder& builder, const Local& local) {
   GradientScatter gradients(builder, local, gather, all[0]);
   gather.start(0);
   for (int group = 0; group < gather.groups(); ++group) {
-    if (group + 1 < gather.groups()) gather.start(group + 1);
+    if (group + 1 < gather.groups()) {
+      gather.start(group + 1);
+    } else {
+      builder.exchange({});
+    }
     gather.take(group);
     const std::vector<Call>& calls = all[static_cast<std::size_t>(group)];
     for (std::size_t i = 0; i < calls.size(); ++i) {
@@ -385,6 +389,7 @@ void all_gather_backward(Builder& builder, const Local& local) {
     gradients.send(group);
     if (group > 0) gradients.take(group - 1);
   }
+  builder.exchange({});
   gradients.take(gather.groups() - 1);
   queries.write(local.dq, 0, local.h_q);
   builder.wait(builder.last_exchange());

@@ -138,7 +138,15 @@ int Builder::flat(std::string name, std::int64_t rows, std::int64_t columns) {
   return static_cast<int>(plan_.tensors.size()) - 1;
 }
 
+int Builder::hold(std::vector<PlanTransfer> transfers) {
+  if (transfers.empty()) return last_exchange();
+  held_.insert(held_.end(), transfers.begin(), transfers.end());
+  return plan_.exchanges;
+}
+
 int Builder::exchange(std::vector<PlanTransfer> transfers) {
+  transfers.insert(transfers.end(), held_.begin(), held_.end());
+  held_.clear();
   if (!transfers.empty()) add(Exchange{plan_.exchanges++, std::move(transfers)});
   return last_exchange();
 }

@@ -62,6 +62,9 @@ class Builder {
   void add(Op op) { plan_.ops.push_back(std::move(op)); }
   /// The exchange's number, or that of the last one where there is nothing to transfer; -1: none.
   int exchange(std::vector<PlanTransfer> transfers);
+  /// Leaves transfers to the next exchange, behind its own: one group runs beside the calls that follow, where a second
+  /// would wait for the first. That exchange's number, or that of the last one where there is nothing to transfer.
+  int hold(std::vector<PlanTransfer> transfers);
   void wait(int number);
   int last_exchange() const noexcept { return plan_.exchanges - 1; }
   Plan take() { return std::move(plan_); }
@@ -69,6 +72,7 @@ class Builder {
  private:
   const Problem& problem_;
   Plan plan_;
+  std::vector<PlanTransfer> held_;
   int waited_ = -1;
 };
 

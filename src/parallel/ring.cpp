@@ -170,7 +170,7 @@ class GradientRing {
     sums(hops)[1].add(dv);
   }
 
-  /// These heads of step `hops` are complete.
+  /// These heads of step `hops` are complete: they leave with the next exchange.
   void send_on(int hops, std::int64_t head, std::int64_t heads) {
     if (hops == 0) return;
     std::vector<PlanTransfer> transfers;
@@ -189,7 +189,7 @@ class GradientRing {
     }
     if (hops + 1 < local_.size() && ring_.has(hops + 1)) add_both(false, ring_.rank(-1), incoming(hops + 1));
     if (hops == ring_.reach(local_.me)) add_both(false, ring_.rank(hops), *home_);
-    exchange_ = builder_.exchange(std::move(transfers));
+    exchange_ = builder_.hold(std::move(transfers));
     if (is_part && ring_.has(hops)) sent_parts_[half] = exchange_;
     if (hops == ring_.reach(local_.me)) comes_home_.push_back({exchange_, head, heads});
   }
@@ -324,6 +324,7 @@ void ring_backward(Builder& builder, const Local& local) {
       }
       if (!taken) gradients.take(hops);
       gradients.send_on(hops, head, heads);
+      if (is_last) builder.exchange({});
     }
     ring.take(hops);
   }

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import compare_parallel  # noqa: E402
 import compare_parallel_rows as parallel_rows  # noqa: E402
+import scale  # noqa: E402
 
 TIMES = {"forward": 2.0, "forward_backward": 8.0}
 
@@ -105,3 +106,33 @@ def test_a_program_ends_behind_its_limit(monkeypatch, tmp_path):
     assert compare_parallel.run(["false"], 0, dict(os.environ)) == "ended with 1"
     assert compare_parallel.run(["/nowhere"], 0, dict(os.environ)) != ""
     assert compare_parallel.run(["true"], 5, dict(os.environ)) == ""
+
+
+def test_the_page_of_scale_is_written_between_its_lines(tmp_path):
+    both = {"forward": 0.9, "forward_backward": 0.95}
+    fa = [fa_row(one_ms={"forward": 7.2, "forward_backward": 30.4}, ms=TIMES, efficiency=both, model_ms=TIMES),
+          fa_row("automatic", one_ms={"forward": 7.2, "forward_backward": 30.4}, ms=TIMES, efficiency=both),
+          fa_row("ulysses", reason="h_kv")]
+    rows = parallel_rows.combined(fa, [peer_row(ms={"forward": 4.0, "forward_backward": 10.0}), peer_row("flash", reason="no")],
+                                  {"link_gb_s": {"one_way": 300.4, "both_ways": 250.0, "all_to_all": 240.0}, "group_us": 12.0})
+    results, page = tmp_path / "r.json", tmp_path / "scale.md"
+    results.write_text(json.dumps(parallel_rows.merged({}, rows, {"gpu": "G100"})))
+    begin, end = scale.MEASURED
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    args = scale.parse(["table", str(results), "--page", str(page), "--model", str(tmp_path / "none")])
+    for _ in range(2):
+        scale.write_table(args, args.results)
+        text = page.read_text()
+        assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+        assert "### 4 × G100" in text and "300 GB/s" in text
+        assert "| 64k | 16 / 16 | 7.2 / 30.4 | 2.0 / 8.0 | ring | 0.900 / 0.950 | 0.900 / 0.950 | 0.50 / 0.80 |" in text
+        assert "flash" not in text and "automatic" not in text
+    page.write_text("no lines")
+    with pytest.raises(SystemExit, match="not once each"):
+        scale.write_table(args, args.results)
+
+
+def test_the_page_in_the_tree_can_be_written():
+    page = (ROOT / "docs/scale.md").read_text()
+    for lines in (scale.MODEL, scale.MEASURED):
+        assert "new" in scale.replaced(page, lines, "new")

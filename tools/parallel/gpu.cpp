@@ -137,7 +137,7 @@ double Ranks::greatest(double own) {
 }
 
 Times Ranks::round(int calls, const std::function<void()>& forward, const std::function<void()>& backward) {
-  Events events(static_cast<std::size_t>(2 * calls + 1));
+  Events events(2 * static_cast<std::size_t>(calls) + 1);
   communicator_->synchronize(stream_);
   barrier();
   events.record(stream_);
@@ -150,7 +150,7 @@ Times Ranks::round(int calls, const std::function<void()>& forward, const std::f
   communicator_->synchronize(stream_);
   double of_forward = 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(calls); ++i) of_forward += events.between(2 * i, 2 * i + 1);
-  const double of_both = events.between(0, static_cast<std::size_t>(2 * calls));
+  const double of_both = events.between(0, 2 * static_cast<std::size_t>(calls));
   return {greatest(of_forward / calls), greatest(of_both / calls), 1, calls};
 }
 

@@ -14,15 +14,16 @@
 own. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
 copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
 fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward. A plain eager call goes to the library
-without the dispatcher. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
+without the dispatcher. `ContextParallel` is attention of rows that ranks share. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
 """
 
 from ._attention import attention, varlen_attention
 from ._cache import KVCache, append, paged_attention
 from ._flash_backend import register_flash_attention
 from ._module import Attention
+from ._parallel import ContextParallel
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 
-__all__ = ["Attention", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "register_flash_attention",
+__all__ = ["Attention", "ContextParallel", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "register_flash_attention",
            "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

@@ -1,0 +1,167 @@
+"""Context parallelism from Python: ranks are threads of this process, on the host device."""
+
+import os
+import pathlib
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fa_attention  # noqa: E402
+from conftest import refused  # noqa: E402
+from fa_attention import parallel  # noqa: E402
+from fa_attention.torch import ContextParallel, attention, varlen_attention  # noqa: E402
+
+if not os.environ.get("FA_PARALLEL_LIBRARY") and not (
+        pathlib.Path(fa_attention.load().path).resolve().parent / "libfa_parallel.so").is_file():
+    pytest.skip("there is no libfa_parallel.so beside libfa.so", allow_module_level=True)
+
+SIZES = {"b": 2, "h_q": 4, "h_kv": 2, "s": 64, "d": 16}
+
+
+def on_ranks(count, work):
+    """What `work` returns for each rank; the first exception otherwise."""
+    group = parallel.Communicator.local_group(count)
+    results, problems = [None] * count, []
+
+    def run(communicator):
+        try:
+            results[communicator.rank] = work(communicator)
+        except BaseException as problem:
+            problems.append(problem)
+            communicator.abort(str(problem))
+
+    threads = [threading.Thread(target=run, args=(communicator,)) for communicator in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return results
+
+
+def wholes(dtype=torch.float64, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    make = lambda heads: torch.randn(SIZES["b"], heads, SIZES["s"], SIZES["d"], dtype=dtype, generator=generator)  # noqa: E731
+    return [make(SIZES[heads]) for heads in ("h_q", "h_kv", "h_kv", "h_q")]
+
+
+def together(parts, layout, like):
+    whole = torch.full_like(like, float("nan"))
+    for rank, part in enumerate(parts):
+        parallel.unshard(part, whole, len(parts), rank, layout)
+    return whole
+
+
+@pytest.mark.parametrize("layout", list(parallel.LAYOUTS))
+@pytest.mark.parametrize("scheme", ["ring", "all_gather", "ulysses"])
+def test_ranks_come_to_what_one_device_comes_to(layout, scheme):
+    q, k, v, dout = wholes()
+    ones = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected, expected_lse = attention(*ones, causal=True, window_left=40, return_lse=True)
+    wanted = torch.autograd.grad((expected, expected_lse), ones, (dout, dout[..., 0]))
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, layout=layout, scheme=scheme, causal=True, window_left=40)
+        mine = [shared.shard(t).requires_grad_() for t in (q, k, v)]
+        o, lse = shared(*mine, return_lse=True)
+        dlse = shared.shard(dout[..., :1].contiguous())[..., 0]
+        return (o.detach(), *torch.autograd.grad((o, lse), mine, (shared.shard(dout), dlse)))
+
+    results = on_ranks(2, work)
+    for parts, whole in zip(zip(*results), (expected, *wanted)):
+        torch.testing.assert_close(together(parts, layout, whole.detach()), whole.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_rows_before_heads_a_sink_and_32_bits():
+    q, k, v, dout = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in wholes(torch.float32))
+    sink = torch.linspace(-1, 1, SIZES["h_q"])
+    one_sink = sink.clone().requires_grad_()
+    expected = attention(q, k, v, causal=True, sink=one_sink)
+    wanted, = torch.autograd.grad(expected, one_sink, dout)
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=True)
+        own_sink = sink.clone().requires_grad_()
+        mine = [shared.shard(t).transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+        o = shared(*mine, sink=own_sink)
+        assert o.stride() == mine[0].stride()
+        return o.detach(), *torch.autograd.grad(o, own_sink, shared.shard(dout))
+
+    results = on_ranks(4, work)
+    torch.testing.assert_close(together([o for o, _ in results], "zigzag", expected.detach()), expected.detach(), rtol=1e-5, atol=1e-5)
+    for _, dsink in results:  # every rank has the gradient of the whole
+        torch.testing.assert_close(dsink, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_with_gaps_are_copied():
+    q, k, v, _ = wholes()
+    one = q.clone().requires_grad_()
+    expected = attention(one, k, v, causal=True)
+    expected.sum().backward()  # a gradient whose strides are 0
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=True)
+        mine = shared.shard(q).transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+        o = shared(mine, shared.shard(k), shared.shard(v))
+        o.sum().backward()
+        return o.detach(), mine.grad
+
+    for parts, whole in zip(zip(*on_ranks(2, work)), (expected.detach(), one.grad)):
+        parts = [part.contiguous() for part in parts]
+        torch.testing.assert_close(together(parts, "zigzag", whole), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_packed_batches():
+    lengths = [32, 8, 24]
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(sum(lengths), heads, 16, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
+    cu = torch.tensor([0, 32, 40, 64], dtype=torch.int32)
+    expected = varlen_attention(q, k, v, cu, cu, causal=True)
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=True)
+        return shared(*(shared.shard(t, lengths) for t in (q, k, v)), lengths=lengths)
+
+    whole = torch.full_like(expected, float("nan"))
+    for rank, part in enumerate(on_ranks(2, work)):
+        parallel.unshard(part, whole, 2, rank, "zigzag", lengths)
+    torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_refused():
+    group = parallel.Communicator.local_group(2)
+    assert [communicator.rank for communicator in group] == [0, 1] and group[0].size == 2
+    make = lambda **more: parallel.ContextParallel(group[0], 16, "float32", **more)  # noqa: E731
+    refused(ValueError, lambda: make(layout="spiral"), "layout", "spiral", "zigzag")
+    refused(ValueError, lambda: make(scheme="star"), "scheme", "ulysses")
+    refused(fa_attention.Error, lambda: make(page_size=16), "page")
+    assert make(scheme="ring", causal=True).scheme(1, 4, 4, 64, 64) == ("ring", 1)
+    refused(ValueError, lambda: make().prepare(1, 4, 4, 63, 63), "63")
+    refused(ValueError, lambda: parallel.Communicator.local_group(0), "0")
+    refused(ValueError, lambda: ContextParallel(communicator=group[0])(*(torch.ones(4, 2, 8) for _ in "qkv")), "3 axes")
+    refused(fa_attention.Error, lambda: parallel.Communicator.of_nccl(0))
+
+
+def test_a_rank_that_fails_ends_the_others():
+    def work(communicator):
+        if communicator.rank == 1:
+            raise RuntimeError("the data are at an end")
+        shared = ContextParallel(communicator=communicator, scheme="ring")
+        shared(*(torch.ones(1, 2, 8, 8) for _ in "qkv"))
+
+    group = parallel.Communicator.local_group(2)
+    group[1].abort("the data are at an end")
+    refused(fa_attention.Error, lambda: group[0].check(), "the data are at an end")
+    with pytest.raises(RuntimeError, match="the data are at an end"):
+        on_ranks(2, work)
+
+
+def test_ranks_that_differ_are_told():
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=communicator.rank == 0)
+        refused(ValueError, lambda: shared(*(torch.ones(1, 2, 8, 8) for _ in "qkv")), "rank")
+
+    on_ranks(2, work)
