@@ -78,6 +78,23 @@ std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
   return found;
 }
 
+/// Of the choices of these names, by the specs in turn.
+std::vector<Fp8Variant> variants_of(const std::vector<std::string>& names, const std::vector<KernelSpec>& specs) {
+  std::vector<Fp8Variant> found;
+  for (const fa::test::VariantChoice& choice : fa::test::variant_choices(false)) {
+    if (std::ranges::find(names, choice.name) == names.end()) continue;
+    KernelSpec spec = specs[found.size() % specs.size()];
+    fa::test::AttentionCase c;
+    c.d_qk = spec.d_qk;
+    c.d_v = spec.d_v;
+    const fa::test::VariantCase made(c, choice);
+    spec.variants = made.functions.variants;
+    spec.causal = made.config.causal || made.config.window_right >= 0;
+    found.push_back({choice.name, spec});
+  }
+  return found;
+}
+
 }  // namespace
 
 const std::vector<KernelSpec>& fp8_specs() {
@@ -91,22 +108,15 @@ const std::vector<KernelSpec>& fp8_packed_specs() {
 }
 
 const std::vector<Fp8Variant>& fp8_variants() {
-  static const std::vector<Fp8Variant> variants = [] {
-    std::vector<Fp8Variant> found;
-    for (const fa::test::VariantChoice& choice : fa::test::variant_choices(false)) {
-      constexpr std::array kNames{"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"};
-      if (std::ranges::find(kNames, choice.name) == kNames.end()) continue;
-      KernelSpec spec = fp8_specs()[found.size() % 2 == 0 ? 1 : 3];
-      fa::test::AttentionCase c;
-      c.d_qk = spec.d_qk;
-      c.d_v = spec.d_v;
-      const fa::test::VariantCase made(c, choice);
-      spec.variants = made.functions.variants;
-      spec.causal = made.config.causal || made.config.window_right >= 0;
-      found.push_back({choice.name, spec});
-    }
-    return found;
-  }();
+  static const std::vector<Fp8Variant> variants =
+      variants_of({"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"},
+                  {fp8_specs()[1], fp8_specs()[3]});
+  return variants;
+}
+
+const std::vector<Fp8Variant>& fp8_packed_variants() {
+  static const std::vector<Fp8Variant> variants = variants_of(
+      {"softcap", "alibi", "two_sided", "chunked", "window_sink"}, {fp8_packed_specs()[0], fp8_packed_specs().back()});
   return variants;
 }
 

@@ -22,6 +22,8 @@ struct Fp8Variant {
   fa::plan::KernelSpec spec;
 };
 const std::vector<Fp8Variant>& fp8_variants();
+/// Those of packed batches, in turn with scales of heads and of keys.
+const std::vector<Fp8Variant>& fp8_packed_variants();
 
 /// A mistake in one of them, and the faults that may name it; empty: the results are wrong.
 struct Fp8Mutation {

@@ -201,7 +201,9 @@ std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files
   std::vector<KernelSpec> specs = emulator::fp8_specs();
   for (const KernelSpec& packed : emulator::fp8_packed_specs()) specs.push_back(packed);
   const std::vector<KernelSpec> subjects = specs;
-  for (const emulator::Fp8Variant& variant : emulator::fp8_variants()) specs.push_back(variant.spec);
+  for (const auto* const variants : {&emulator::fp8_variants(), &emulator::fp8_packed_variants()}) {
+    for (const emulator::Fp8Variant& variant : *variants) specs.push_back(variant.spec);
+  }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();
   for (std::size_t i = file; i < all.size(); i += files) {
