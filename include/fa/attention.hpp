@@ -176,8 +176,10 @@ struct AttentionConfig {
   /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
   /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused.
   std::optional<DType> o_dtype = std::nullopt;
-  /// With 8-bit floats: each key has a scale of its own, which ForwardInputs::k_scale holds.
+  /// With 8-bit floats: each key has scales of its own, for its row of K (key_scales) and for that of V (value_scales),
+  /// which ForwardInputs::k_scale and v_scale hold.
   bool key_scales = false;
+  bool value_scales = false;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
@@ -232,7 +234,7 @@ struct ForwardInputs {
   /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. Of u4x2: of
   /// the config's dtype, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. With a dtype
   /// of e4m3 or e5m2: f32, [b, h_kv], of b sequences of a packed batch; optional: 1. With AttentionConfig::key_scales
-  /// k_scale may be [b, h_kv, s_kv], and of a packed batch is [h_kv, total_kv].
+  /// k_scale may be [b, h_kv, s_kv], and of a packed batch is [h_kv, total_kv]; with value_scales v_scale likewise.
   TensorView k_scale = {};
   TensorView v_scale = {};
   /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], of a packed batch [h_q, total_q]; any

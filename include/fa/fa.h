@@ -284,8 +284,10 @@ typedef struct fa_config {
    * scales are of `dtype` then, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. A
    * code stands for scale * code + offset, rounded to `dtype`. */
   int32_t group_size;
-  /* With a dtype of FA_E4M3 or FA_E5M2: each key has a scale of its own, which fa_forward_inputs.k_scale holds. */
+  /* With a dtype of FA_E4M3 or FA_E5M2: each key has a scale for its row of K (key_scales), and for that of V
+   * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */
   int32_t key_scales;
+  int32_t value_scales;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -451,7 +453,8 @@ typedef struct fa_forward_inputs {
   uint64_t prefix_count;
   /* With fa_config.has_k_dtype, or has_v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
    * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], of b
-   * sequences of a packed batch, or NULL; k_scale with fa_config.key_scales [b, h_kv, s_kv] or [h_kv, total_kv]. */
+   * sequences of a packed batch, or NULL. With fa_config.key_scales k_scale may be [b, h_kv, s_kv], or of a packed
+   * batch is [h_kv, total_kv]; with fa_config.value_scales v_scale likewise. */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
   const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q], [b, h_q] or [h_q, total_q], or NULL */

@@ -72,7 +72,7 @@ class Config(Struct):
         ("page_size", ctypes.c_int64),
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
-        *_many("invariance debug has_o_dtype o_dtype group_size key_scales", ctypes.c_int32),
+        *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales", ctypes.c_int32),
     ]
 
 

@@ -356,6 +356,7 @@ AttentionConfig to_config(const fa_config* source) {
   if (in.has_o_dtype != 0) out.o_dtype = to_enum(in.o_dtype, DType::e5m2, "config.o_dtype");
   out.group_size = in.group_size;
   out.key_scales = in.key_scales != 0;
+  out.value_scales = in.value_scales != 0;
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;

@@ -120,13 +120,12 @@ void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, 
   };
   call.q_scale = config.varlen ? check_packed_scale("q_scale", inputs.q_scale, "[h_q, total_q]", call.q)
                                : check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, "s_q");
-  if (config.key_scales && config.varlen) {
-    call.k_scale = check_packed_scale("k_scale", inputs.k_scale, "[h_kv, total_kv]", call.k);
-  } else {
-    const char* const rows = config.key_scales ? "s_kv" : nullptr;
-    call.k_scale = check_fp8_scale("k_scale", inputs.k_scale, "h_kv", of_sequences(call.k), rows);
-  }
-  call.v_scale = check_fp8_scale("v_scale", inputs.v_scale, "h_kv", of_sequences(call.v), nullptr);
+  const auto of_keys = [&](const char* name, const TensorView& given, const TensorView& of, bool rows) {
+    if (rows && config.varlen) return check_packed_scale(name, given, "[h_kv, total_kv]", of);
+    return check_fp8_scale(name, given, "h_kv", of_sequences(of), rows ? "s_kv" : nullptr);
+  };
+  call.k_scale = of_keys("k_scale", inputs.k_scale, call.k, config.key_scales);
+  call.v_scale = of_keys("v_scale", inputs.v_scale, call.v, config.value_scales);
 }
 
 }  // namespace fa::api

@@ -215,6 +215,7 @@ kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept 
   params.stride_k_b = tensors.k_scale.strides[0];
   params.stride_k_h = tensors.k_scale.strides[1];
   params.stride_k_s = tensors.k_scale.strides[2];
+  params.stride_v_s = tensors.v_scale.strides[2];
   params.stride_v_b = tensors.v_scale.strides[0];
   params.stride_v_h = tensors.v_scale.strides[1];
   return params;

@@ -36,6 +36,7 @@ struct Problem {
   int group_size = 0;           ///< columns of a group of u4x2
   DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16, f16 or e4m3
   bool key_scales = false;      ///< likewise: k_scale is of keys
+  bool value_scales = false;    ///< and v_scale
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions

@@ -36,8 +36,8 @@ struct ForwardArgs {
   /// dtype: a scale and an offset of each group of columns.
   TensorView k_scale = {};
   TensorView v_scale = {};  ///< likewise
-  TensorView q_scale = {};  ///< [b, h_q, s_q], likewise; of a packed batch those of k and v have its sequences as b, or
-                            ///< rows of k as its k
+  /// [b, h_q, s_q], likewise. Of a packed batch those of k and v have its sequences as b, or are of its keys.
+  TensorView q_scale = {};
   PagedKeys paged = {};     ///< of one batch entry
   bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
   bool f64 = false;         ///< compute in double; implied by an f64 q, k or v

@@ -30,8 +30,9 @@ TensorView rows_of(const TensorView& view, const Span& span) {
   return part;
 }
 
-/// The scales of heads, [b, h, s], of one sequence.
-TensorView scales_of(const TensorView& view, std::int64_t sequence) {
+/// The scales of heads, [b, h, s], of one sequence; or of its keys, [1, h, total].
+TensorView scales_of(const TensorView& view, std::int64_t sequence, const Span& keys) {
+  if (view.shape[0] == 1) return rows_of(view, keys);
   TensorView part = view;
   if (!view.defined()) return part;
   part.shape[0] = 1;
@@ -119,8 +120,8 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.q_scale = rows_of(args.q_scale, rows);
-    part.k_scale = args.k_scale.shape[0] == 1 ? rows_of(args.k_scale, keys) : scales_of(args.k_scale, i);
-    part.v_scale = scales_of(args.v_scale, i);
+    part.k_scale = scales_of(args.k_scale, i, keys);
+    part.v_scale = scales_of(args.v_scale, i, keys);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
     part.variant.place.b = i;
     forward(part);

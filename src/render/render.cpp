@@ -228,7 +228,7 @@ std::string fp8_layout() {
   LayoutAsserts scales("Fp8ScaleParams", sizeof(Fp8ScaleParams));
   scales.field("stride_q_b", offsetof(Fp8ScaleParams, stride_q_b));
   scales.field("stride_v_h", offsetof(Fp8ScaleParams, stride_v_h));
-  scales.field("stride_k_s", offsetof(Fp8ScaleParams, stride_k_s));
+  scales.field("stride_v_s", offsetof(Fp8ScaleParams, stride_v_s));
   return sm90_forward_layout() + variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)) +
          scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
 }

@@ -40,7 +40,7 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kKeyScales, Traits::kOwnRanges, Traits::kProducerRegisters,
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kOwnRanges, Traits::kProducerRegisters,
       Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
       Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
       Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
@@ -75,6 +75,8 @@ struct Fp8Forward : Fp8Block<Config> {
     float scale[2];  // of raw scores, by row, in log2 units: above 0
     typename Traits::RawScale raw;
     typename Traits::KeyScales keys;  // of the KV tile whose scores are in the making
+    typename Traits::ValueScales values;
+    float values_by;  // with these: what O takes of a KV tile's product is times this
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -157,6 +159,7 @@ struct Fp8Forward : Fp8Block<Config> {
       if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
       const bool rises = at.softmax.update(at.s, at.scale);
       P pairs;
+      if constexpr (kValueScales) multiply_values(at);
       pack(pairs, at.s);
       step(at, pairs, rises, last);
       if (last) return;
@@ -191,7 +194,7 @@ struct Fp8Forward : Fp8Block<Config> {
         if (kAhead && slice == kSlices - 1) break;
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
-        add(at.o[slice], added, at.softmax.factor);
+        add(at.o[slice], added, at);
       }
       if constexpr (!kAhead) {
         release(v_empty(at.v_slot.index), ptx::lane_index());
@@ -202,13 +205,13 @@ struct Fp8Forward : Fp8Block<Config> {
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
-        add(at.o[kSlices - 1], added, at.softmax.factor);
+        add(at.o[kSlices - 1], added, at);
       } else {
         issue_scores(at, next, at.left - 1);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(added);
-        add(at.o[kSlices - 1], added, at.softmax.factor);
+        add(at.o[kSlices - 1], added, at);
         ptx::wgmma_wait<0>();
       }
     }
@@ -228,13 +231,24 @@ struct Fp8Forward : Fp8Block<Config> {
                     step != 0);
     }
     ptx::wgmma_commit();
+    if constexpr (kKeyScales || kValueScales) load_scales_of_keys(at, left);
+  }
+
+  FA_DEVICE void load_scales_of_keys(Stream& at, int left) const {
+    Query query = work_of(at);
+    if constexpr (Traits::kVarlen) {
+      const uint32_t work = this->work_shared(at.count % kWorks);
+      query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
+    }
+    const kernel::Fp8ScaleParams& from = this->p.scales;
+    const int n = query.range.begin + left;
     if constexpr (kKeyScales) {
-      Query query = work_of(at);
-      if constexpr (Traits::kVarlen) {
-        const uint32_t work = this->work_shared(at.count % kWorks);
-        query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
-      }
-      this->load_key_scales(at.keys.of, query, query.range.begin + left, ptx::lane_index());
+      this->load_scales(at.keys.of, from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, query, n,
+                        ptx::lane_index());
+    }
+    if constexpr (kValueScales) {
+      this->load_scales(at.values.of, from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, query, n,
+                        ptx::lane_index());
     }
   }
 
@@ -251,6 +265,20 @@ struct Fp8Forward : Fp8Block<Config> {
         s[4 * n + 2 + e] *= scale;
       }
     }
+  }
+
+  /// P times the scales of its rows of V, relative to the greatest of the KV tile: no product is beyond what P reaches.
+  FA_DEVICE static void multiply_values(Stream& at) {
+    float most = 0.f;
+    FA_UNROLL
+    for (const float scale : at.values.of) most = ptx::max(most, ptx::abs(scale));
+    FA_UNROLL
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) most = ptx::max(most, ptx::shfl_xor(most, mask));
+    const float inverse = 1.f / most;
+    at.values_by = inverse - inverse == 0.f ? most : 0.f;  // 0 where there is none
+    FA_UNROLL
+    for (float& scale : at.values.of) scale = at.values_by == 0.f ? 0.f : scale * inverse;
+    multiply_keys(at.s, at.values.of);
   }
 
   /// Starts P V, [64, kValueColumns], of a slice of V's columns.
@@ -271,9 +299,16 @@ struct Fp8Forward : Fp8Block<Config> {
   FA_DEVICE static Slice& slice_of(S& s) { return reinterpret_cast<Slice&>(s); }
 
   /// O of two rows, relative to the maxima that P has.
-  FA_DEVICE static void add(Slice& o, const Slice& added, const float (&factor)[2]) {
+  FA_DEVICE static void add(Slice& o, const Slice& added, const Stream& at) {
+    const float(&factor)[2] = at.softmax.factor;
     FA_UNROLL
-    for (int i = 0; i < kValueColumns / 2; ++i) o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
+    for (int i = 0; i < kValueColumns / 2; ++i) {
+      if constexpr (kValueScales) {
+        o[i] = ptx::fma(added[i], at.values_by, o[i] * factor[i / 2 % 2]);
+      } else {
+        o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
+      }
+    }
   }
   template <int kCount>
   FA_DEVICE static void multiply(float (&x)[kCount], const float (&factor)[2]) {

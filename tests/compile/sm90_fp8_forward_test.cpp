@@ -92,9 +92,11 @@ TEST_P(Sm90Fp8ForwardCompile, PackedBatchesAndOutputsOfBytes) {
 }
 
 TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
-  for (const int d : {64, 128, 256}) {
-    plan::Problem problem = fp8(d, d, GetParam(), d != 128);
+  for (const int d : {64, 112, 128, 192, 256}) {
+    plan::Problem problem = fp8(d, d, GetParam(), d == 64);
     problem.key_scales = true;
+    expect_clean(problem);
+    problem.value_scales = true;
     expect_clean(problem);
     problem.varlen = true;
     problem.total_q = problem.total_kv = 20000;

@@ -68,6 +68,7 @@ inline fa::test::AttentionInputs fp8_packed_inputs(const fa::plan::KernelSpec& s
   inputs.k_scale = std::move(scales.k_scale);
   inputs.v_scale = std::move(scales.v_scale);
   if (spec.as<fa::plan::Sm90Fp8Forward>().key_scales) fa::test::add_key_scales(c.attention, inputs);
+  if (spec.as<fa::plan::Sm90Fp8Forward>().value_scales) fa::test::add_value_scales(c.attention, inputs);
   return inputs;
 }
 

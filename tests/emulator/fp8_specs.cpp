@@ -20,6 +20,7 @@ struct Shape {
   bool causal, take_turns, ahead, single_level, half_output, pack_gqa;
   bool byte_output = false;
   bool key_scales = false;
+  bool value_scales = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -37,14 +38,15 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 64, 96, 128, 96, 2, 1, 48, true, false, false, false, false, false, true},
     {DType::e4m3, 32, 64, 192, 64, 2, 2, 64, false, true, false, false, false, false, false, true},
     {DType::e5m2, 64, 48, 64, 128, 2, 1, 48, true, false, false, true, true, true, false, true},
-    {DType::e4m3, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true},
+    {DType::e4m3, 64, 128, 128, 128, 2, 1, 128, true, true, false, false, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true, true},
 };
 constexpr std::size_t kOfBytes = 11, kOfKeyScales = std::size(kShapes) - 1;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
     {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
     {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
-    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
 };
 
 std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
@@ -70,6 +72,7 @@ std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
     own.half_output = shape.half_output;
     own.byte_output = shape.byte_output;
     own.key_scales = shape.key_scales;
+    own.value_scales = shape.value_scales;
     spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
     const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
     if (!refusal.empty()) throw std::logic_error(refusal);
@@ -182,15 +185,15 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        {shared_in_flight, shared_uninitialised, shared_race, unfenced, source_overwritten, barrier_misuse}},
       {"fp8_scores_not_waited_for",
        kForward,
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); "
        "ptx::wgmma_wait<0>();",
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor);",
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at);",
        {register_in_flight}},
       {"fp8_slice_not_waited_for",
        kForward,
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); "
        "ptx::wgmma_wait<0>();",
-       "ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); ptx::wgmma_wait<0>();",
+       "ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); ptx::wgmma_wait<0>();",
        {register_in_flight}},
       {"fp8_second_level_dropped",
        kForward,
@@ -255,8 +258,8 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        kOfKeyScales},
       {"fp8_scales_of_the_next_keys",
        kForward,
-       "query.range.begin + left, ptx::lane_index());",
-       "query.range.begin + left + 1, ptx::lane_index());",
+       "const int n = query.range.begin + left;",
+       "const int n = query.range.begin + left + 1;",
        {},
        kOfKeyScales},
       {"fp8_scales_behind_the_last_key",
@@ -264,6 +267,18 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;",
        "const int existing = key;",
        {global_out_of_bounds, global_uninitialised},
+       kOfKeyScales},
+      {"fp8_scales_of_values_of_another_tile",
+       kForward,
+       "o[i] = ptx::fma(added[i], at.values_by, o[i] * factor[i / 2 % 2]);",
+       "o[i] = ptx::fma(added[i], ptx::abs(at.values.of[0]), o[i] * factor[i / 2 % 2]);",
+       {},
+       kOfKeyScales},
+      {"fp8_greatest_scale_of_a_lane",
+       kForward,
+       "most = ptx::max(most, ptx::shfl_xor(most, mask));",
+       "most = ptx::max(most, ptx::shfl_xor(most, 0));",
+       {},
        kOfKeyScales},
       {"fp8_scales_of_the_first_keys",
        kTraits,

@@ -53,6 +53,7 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
 void add_all_scales(const ForwardCase& c, AttentionInputs& inputs) {
   add_scales(c.attention, inputs);
   if (c.spec.as<fa::plan::Sm90Fp8Forward>().key_scales) add_key_scales(c.attention, inputs);
+  if (c.spec.as<fa::plan::Sm90Fp8Forward>().value_scales) add_value_scales(c.attention, inputs);
 }
 
 HostTensor absolute(HostTensor tensor) {

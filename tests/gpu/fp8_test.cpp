@@ -58,7 +58,10 @@ struct Fp8Call {
   explicit Fp8Call(const AttentionCase& c, bool scaled = false, bool key_scales = false) : device(c) {
     if (!scaled) return;
     add_scales(c, device.host_inputs);
-    if (key_scales) add_key_scales(c, device.host_inputs);
+    if (key_scales) {
+      add_key_scales(c, device.host_inputs);
+      add_value_scales(c, device.host_inputs);
+    }
     for (const HostTensor* scale :
          {&device.host_inputs.q_scale, &device.host_inputs.k_scale, &device.host_inputs.v_scale}) {
       scales.emplace_back(*scale);
@@ -180,7 +183,7 @@ TEST_F(Fp8Forward, KeysHaveScalesOfTheirOwn) {
                     .causal = causal},
                    true, true);
       AttentionConfig config = config_of(call.device.problem);
-      config.key_scales = true;
+      config.key_scales = config.value_scales = true;
       EXPECT_LE(call.run(config).relative, kRelative) << "d " << d << (causal ? ", causal" : "");
     }
   }
@@ -279,7 +282,10 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
       of_sequences.b = 4;
       AttentionInputs heads;
       add_scales(of_sequences, heads);
-      if (key_scales) add_key_scales(c, heads);
+      if (key_scales) {
+        add_key_scales(c, heads);
+        add_value_scales(c, heads);
+      }
       const DeviceTensor q_scale(inputs.q_scale), k_scale(heads.k_scale), v_scale(heads.v_scale);
       const auto bytes_of = [](const std::vector<std::int32_t>& numbers) {
         std::vector<std::byte> bytes(numbers.size() * 4);
@@ -296,7 +302,7 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
                             const std::int32_t* keys, const TensorView(&scales)[3], const Device& where) {
         AttentionConfig config = config_of(c);
         config.varlen = true;
-        config.key_scales = key_scales;
+        config.key_scales = config.value_scales = key_scales;
         config.tune = TunePolicy::off;
         config.host_f64 = true;
         ForwardInputs in{total(from.q), total(from.k), total(from.v)};
@@ -311,8 +317,10 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
         in.v_scale = scales[2];
         in.k_scale.rank = in.v_scale.rank = 2;
         if (key_scales) {
-          in.k_scale.shape = {c.h_kv, c.s_kv};
-          in.k_scale.strides = {c.s_kv, 1};
+          for (TensorView* const scale : {&in.k_scale, &in.v_scale}) {
+            scale->shape = {c.h_kv, c.s_kv};
+            scale->strides = {c.s_kv, 1};
+          }
         }
         Attention::create(config, where)
             .forward(in, {total(to.o), TensorView(to.lse.data, DType::f32, {c.h_q, c.s_q})});

@@ -33,10 +33,10 @@ def test_codes_and_scales_are_those_of_pytorch(device, dtype, causal, key_scales
     q_scale = torch.rand(b, h_q, s, device=device) + 0.5
     k_scale, v_scale = (torch.rand(b, h_kv, device=device) - 0.5 for _ in range(2))
     if key_scales:
-        k_scale = torch.rand(b, h_kv, s, device=device) - 0.25
+        k_scale, v_scale = (torch.rand(b, h_kv, s, device=device) - 0.25 for _ in range(2))
     o = torch.empty(b, h_q, s, d, dtype=torch.float16, device=device)
     lse = torch.empty(b, h_q, s, device=device)
-    attention(device, dtype, o_dtype="float16", causal=causal, key_scales=key_scales).bind_forward(
+    attention(device, dtype, o_dtype="float16", causal=causal, key_scales=key_scales, value_scales=key_scales).bind_forward(
         *codes, o, lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)()
     q = codes[0].double() * q_scale.double()[..., None]
     k, v = ((x.double() * (scale.double() if scale.dim() == 3 else scale.double()[..., None])[..., None]).repeat_interleave(h_q // h_kv, 1)

@@ -236,14 +236,26 @@ void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
   }
 }
 
-void add_key_scales(const AttentionCase& c, AttentionInputs& inputs) {
-  inputs.k_scale = HostTensor(DType::f32, c.b, c.h_kv, c.s_kv);
-  std::mt19937_64 engine(c.seed + 77);
+namespace {
+
+HostTensor scales_of_keys(const AttentionCase& c, std::uint64_t seed) {
+  HostTensor scales(DType::f32, c.b, c.h_kv, c.s_kv);
+  std::mt19937_64 engine(seed);
   for (std::int64_t i = 0; i < c.b * c.h_kv * c.s_kv; ++i) {
     const double magnitude = engine() % 16 == 0 ? 0 : 0.25 + static_cast<double>(engine() % 64) / 32;
-    inputs.k_scale.set(i / c.s_kv / c.h_kv, i / c.s_kv % c.h_kv, i % c.s_kv, 0,
-                       engine() % 4 == 0 ? -magnitude : magnitude);
+    scales.set(i / c.s_kv / c.h_kv, i / c.s_kv % c.h_kv, i % c.s_kv, 0, engine() % 4 == 0 ? -magnitude : magnitude);
   }
+  return scales;
+}
+
+}  // namespace
+
+void add_key_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.k_scale = scales_of_keys(c, c.seed + 77);
+}
+
+void add_value_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.v_scale = scales_of_keys(c, c.seed + 78);
 }
 
 AttentionOutputs make_outputs(const AttentionCase& c) {

@@ -97,8 +97,9 @@ TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows);
 
 /// Adds scales of rows of q, and of heads of k and v, some of them negative.
 void add_scales(const AttentionCase& c, AttentionInputs& inputs);
-/// Gives each key a scale of its own, some of them negative or 0.
+/// Gives each key a scale of its own, for its row of k or of v, some of them negative or 0.
 void add_key_scales(const AttentionCase& c, AttentionInputs& inputs);
+void add_value_scales(const AttentionCase& c, AttentionInputs& inputs);
 
 struct AttentionOutputs {
   HostTensor o;    ///< [b, h_q, s_q, d_v]

@@ -45,6 +45,10 @@ std::size_t scale_bytes(const BenchProblem& problem, const std::optional<DType>&
          scale_bytes_of_row(problem, stored, head_dim);
 }
 
+std::size_t key_scale_bytes(const BenchProblem& problem) {
+  return kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float);
+}
+
 /// A tensor laid out like another in other memory.
 TensorView like(TensorView view, const DeviceBuffer& buffer) {
   view.data = buffer.data();
@@ -119,6 +123,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.v_dtype = v_dtype;
   config.group_size = group_size;
   config.key_scales = key_scales;
+  config.value_scales = value_scales;
   if (op != Operation::append && op != Operation::merge) config.invariance = invariance;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
@@ -140,7 +145,8 @@ std::string BenchProblem::text() const {
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
-         (key_scales ? " key_scales" : "") + (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
+         (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
+         (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
          (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
 }
 
@@ -246,9 +252,9 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       v_(static_cast<std::size_t>(sets) * kv_rows(problem) *
          row_bytes(problem, problem.shape.h_kv, problem.d_v, problem.v_dtype)),
       k_scale_(static_cast<std::size_t>(sets) *
-               (problem.key_scales ? kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float)
-                                   : scale_bytes(problem, problem.k_dtype, problem.d_qk))),
-      v_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.v_dtype, problem.d_v)),
+               (problem.key_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.k_dtype, problem.d_qk))),
+      v_scale_(static_cast<std::size_t>(sets) *
+               (problem.value_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.v_dtype, problem.d_v))),
       o_(static_cast<std::size_t>(sets) * q_rows(problem) *
          row_bytes(problem, problem.shape.h_q, problem.d_v, problem.o_dtype())),
       lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
@@ -280,9 +286,10 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
     const float scale = scale_of_block(*stored);
     buffer->tile(&scale, sizeof scale);
   }
-  if (problem.key_scales) {
+  for (const auto& [buffer, of_keys] :
+       {std::pair{&k_scale_, problem.key_scales}, std::pair{&v_scale_, problem.value_scales}}) {
     const float one = 1;
-    k_scale_.tile(&one, sizeof one);
+    if (of_keys) buffer->tile(&one, sizeof one);
   }
   if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
   add_captures();
@@ -399,7 +406,7 @@ TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head
 
 TensorView BenchTensors::scales_view(const DeviceBuffer& buffer, int set, const TensorView& keys) const {
   if (buffer.size() == 0) return {};
-  if (problem_.key_scales && problem_.packed.varlen) {
+  if (size_of(problem_.dtype) == 1 && problem_.packed.varlen) {
     return TensorView(static_cast<void*>(of_set(buffer, set)), DType::f32, {keys.shape[1], keys.shape[0]});
   }
   if (keys.dtype == DType::u4x2) {

@@ -60,8 +60,9 @@ struct BenchProblem {
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
-  int group_size = 0;                              ///< of u4x2; 0: 32
-  bool key_scales = false;                         ///< of 8-bit floats: scales of 1
+  int group_size = 0;       ///< of u4x2; 0: 32
+  bool key_scales = false;  ///< of 8-bit floats: scales of 1
+  bool value_scales = false;
   std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole
   int max_multiprocessors = 0;
 

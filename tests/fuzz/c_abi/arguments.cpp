@@ -216,7 +216,7 @@ GivenConfig Arguments::config(bool host) {
         &value.check_sequences, &value.sink,         &value.has_window_left, &value.has_window_right,
         &value.accumulate,      &value.invariance,   &value.has_o_dtype,     &value.o_dtype,
         &value.has_k_dtype,     &value.k_dtype,      &value.has_v_dtype,     &value.v_dtype,
-        &value.group_size,      &value.key_scales}) {
+        &value.group_size,      &value.key_scales,   &value.value_scales}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {

@@ -34,6 +34,7 @@ void Arguments::set_fp8(fa_config* value) {
   value->has_o_dtype = random_.one_in(2);
   value->o_dtype = random_.pick(kOutputs);
   value->key_scales = random_.one_in(3);
+  value->value_scales = random_.one_in(3);
   if (value->has_o_dtype != 0 && value->o_dtype == FA_E4M3) value->zero_padding = 0;
   value->accumulate = value->invariance = 0;
   value->page_size = 0;
@@ -85,10 +86,13 @@ void Arguments::set_scales(const GivenConfig& config, const Sizes& sizes, fa_for
       inputs->q_scale =
           random_.one_in(2) ? tensor(FA_F32, {sizes.b, sizes.h_q, sizes.s_q}, Use::input, false) : scale(sizes.h_q);
     }
-    inputs->k_scale = config.seen.key_scales == 0 || random_.one_in(3) ? scale(sizes.h_kv)
-                      : packed ? tensor(FA_F32, {sizes.h_kv, sizes.s_kv}, Use::input, false)
-                               : tensor(FA_F32, {sizes.b, sizes.h_kv, sizes.s_kv}, Use::input, false);
-    inputs->v_scale = scale(sizes.h_kv);
+    const auto of_keys = [&](std::int32_t rows) {
+      if (rows == 0 || random_.one_in(3)) return scale(sizes.h_kv);
+      return packed ? tensor(FA_F32, {sizes.h_kv, sizes.s_kv}, Use::input, false)
+                    : tensor(FA_F32, {sizes.b, sizes.h_kv, sizes.s_kv}, Use::input, false);
+    };
+    inputs->k_scale = of_keys(config.seen.key_scales);
+    inputs->v_scale = of_keys(config.seen.value_scales);
     return;
   }
   const std::int64_t page = config.seen.page_size;

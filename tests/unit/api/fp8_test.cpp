@@ -59,6 +59,9 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
   plain.key_scales = true;
   expect_invalid("key_scales", [&] { create(plain); });
   plain.key_scales = false;
+  plain.value_scales = true;
+  expect_invalid("value_scales", [&] { create(plain); });
+  plain.value_scales = false;
   plain.o_dtype = DType::bf16;
   expect_invalid("o_dtype", [&] { create(plain); });
 }
@@ -82,6 +85,7 @@ struct Call {
     AttentionConfig config = config_of(c.dtype);
     config.o_dtype = c.o_dtype;
     config.key_scales = key_scales;
+    config.value_scales = value_scales;
     Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
   }
 
@@ -89,7 +93,7 @@ struct Call {
   AttentionInputs inputs;
   AttentionOutputs outputs;
   ForwardInputs in;
-  bool key_scales = false;
+  bool key_scales = false, value_scales = false;
 };
 
 /// By the formula, in double.
@@ -102,7 +106,7 @@ double expected_o(const Call& call, std::int64_t b, std::int64_t h, std::int64_t
     for (std::int64_t d = 0; d < 32; ++d) score += inputs.q.at(b, h, s, d) * inputs.k.at(b, kv, j, d);
     score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, call.key_scales ? j : 0) / std::sqrt(32.0);
     sum += std::exp(score);
-    weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, 0);
+    weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, call.value_scales ? j : 0);
   }
   *lse = std::log(sum);
   return weighted / sum;
@@ -134,6 +138,11 @@ TEST(Fp8, KeysHaveScalesOfTheirOwn) {
   expect_invalid("k_scale", [&] { call.run(); });
   call.key_scales = true;
   call.run();
+  add_value_scales(call.c, call.inputs);
+  call.in.v_scale = std::as_const(call.inputs.v_scale).view();
+  expect_invalid("v_scale", [&] { call.run(); });
+  call.value_scales = true;
+  call.run();
   for (std::int64_t i = 0; i < 2 * 4 * 5; ++i) {
     const std::int64_t b = i / 20, h = i / 5 % 4, s = i % 5;
     double lse = 0;
@@ -163,6 +172,42 @@ TEST(Fp8, KeysHaveScalesOfTheirOwn) {
   EXPECT_EQ(heads.outputs.o.bytes(), keys.outputs.o.bytes());
 }
 
+/// Rows that append has stored are keys of a forward of 8-bit floats, bit for bit what a forward over the cache makes.
+TEST(Fp8, RowsOfACacheAreKeys) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 5, .s_kv = 9, .d_qk = 32, .d_v = 32, .dtype = DType::bf16};
+  const AttentionInputs fresh = make_inputs(c);
+  HostTensor k(DType::e4m3, 2, 2, 9, 32, Layout::bhsd), v(DType::e4m3, 2, 2, 9, 32, Layout::bhsd);
+  HostTensor k_scale(DType::f32, 2, 2, 9), v_scale(DType::f32, 2, 2, 9);
+  AttentionConfig cache = config_of(DType::bf16);
+  cache.k_dtype = cache.v_dtype = DType::e4m3;
+  const Attention stored = Attention::create(cache, Device::host());
+  const std::array<std::int32_t, 2> lengths{9, 9};
+  AppendInputs append{fresh.k.view(), fresh.v.view(), k.view(), v.view()};
+  append.seqused_kv = lengths.data();
+  append.k_scale = k_scale.view();
+  append.v_scale = v_scale.view();
+  stored.append(append);
+  HostTensor q(DType::e4m3, 2, 4, 5, 32, Layout::bhsd), same_q(DType::bf16, 2, 4, 5, 32, Layout::bhsd);
+  for (std::int64_t i = 0; i < 2 * 4 * 5 * 32; ++i) {
+    const std::int64_t b = i / 640, h = i / 160 % 4, s = i / 32 % 5, d = i % 32;
+    q.set(b, h, s, d, fresh.q.at(b, h, s, d));
+    same_q.set(b, h, s, d, q.at(b, h, s, d));
+  }
+  AttentionOutputs of_bytes = make_outputs(c), of_cache = make_outputs(c);
+  const auto run = [&](const Attention& attention, const HostTensor& from, AttentionOutputs& to) {
+    ForwardInputs in{from.view(), k.view(), v.view()};
+    in.k_scale = k_scale.view();
+    in.v_scale = v_scale.view();
+    attention.forward(in, {to.o.view(), to.lse.view()});
+  };
+  AttentionConfig bytes = config_of(DType::e4m3);
+  bytes.key_scales = bytes.value_scales = true;
+  run(Attention::create(bytes, Device::host()), q, of_bytes);
+  run(stored, same_q, of_cache);
+  EXPECT_EQ(of_bytes.o.bytes(), of_cache.o.bytes());
+  EXPECT_EQ(of_bytes.lse.bytes(), of_cache.lse.bytes());
+}
+
 TEST(Fp8, OutputsOfBytesAreThoseOfF16Rounded) {
   Call wide(DType::e4m3, DType::f16), bytes(DType::e4m3, DType::e4m3);
   wide.run();
@@ -188,6 +233,7 @@ void run_packed_batch(bool key_scales) {
   HostTensor q_scale(DType::f32, 1, 4, 8), k_scale(DType::f32, 3, 2, 1), v_scale(DType::f32, 3, 2, 1);
   AttentionInputs of_keys;
   add_key_scales(c, of_keys);
+  add_value_scales(c, of_keys);
   for (std::int64_t i = 0; i < 32; ++i) q_scale.set(0, i / 8, i % 8, 0, 0.5 + static_cast<double>(i) / 16);
   for (std::int64_t i = 0; i < 6; ++i) {
     k_scale.set(i / 2, i % 2, 0, 0, 0.5 - static_cast<double>(i) / 8);
@@ -203,7 +249,7 @@ void run_packed_batch(bool key_scales) {
   };
   AttentionConfig config = config_of(DType::e4m3);
   config.varlen = true;
-  config.key_scales = key_scales;
+  config.key_scales = config.value_scales = key_scales;
   ForwardInputs in{total(inputs.q.view()), total(inputs.k.view()), total(inputs.v.view())};
   in.sequences.b = 3;
   in.sequences.cu_seqlens_q = cu.data();
@@ -211,7 +257,8 @@ void run_packed_batch(bool key_scales) {
   in.q_scale = TensorView(static_cast<const void*>(q_scale.bytes().data()), DType::f32, {4, 8});
   in.k_scale = key_scales ? TensorView(static_cast<const void*>(of_keys.k_scale.bytes().data()), DType::f32, {2, 13})
                           : of_heads(k_scale, 3);
-  in.v_scale = of_heads(v_scale, 3);
+  in.v_scale = key_scales ? TensorView(static_cast<const void*>(of_keys.v_scale.bytes().data()), DType::f32, {2, 13})
+                          : of_heads(v_scale, 3);
   const ForwardOutputs out{total(packed.o.view()), TensorView(packed.lse.view().data, DType::f32, {4, 8})};
   const Attention attention = Attention::create(config, Device::host());
   attention.forward(in, out);
@@ -228,9 +275,9 @@ void run_packed_batch(bool key_scales) {
       return TensorView(static_cast<const void*>(scale.bytes().data() + i * 8), DType::f32, {1, 2});
     };
     one.k_scale = key_scales ? rows(of_keys.k_scale.view(), cu_keys) : head(k_scale);
-    one.v_scale = head(v_scale);
+    one.v_scale = key_scales ? rows(of_keys.v_scale.view(), cu_keys) : head(v_scale);
     AttentionConfig dense = config_of(DType::e4m3);
-    dense.key_scales = key_scales;
+    dense.key_scales = dense.value_scales = key_scales;
     Attention::create(dense, Device::host()).forward(one, {rows(alone.o.view(), cu), rows(alone.lse.view(), cu)});
   }
   EXPECT_EQ(packed.o.bytes(), alone.o.bytes());
