@@ -242,8 +242,8 @@ struct ForwardInputs {
   TensorView q_scale = {};
   /// Where the call stands in a larger attention; nothing: it is the whole.
   std::optional<ShardPlace> place = std::nullopt;
-  /// The multiprocessors that the attention kernel takes at a time, so that others have room beside it
-  /// (docs/shards.md); 0: all. The host device ignores it.
+  /// The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. More
+  /// than the GPU has: at most so many thread blocks (docs/shards.md). The host device ignores it.
   int max_multiprocessors = 0;
 };
 

@@ -64,6 +64,10 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
                               const Shard& shard, Stream stream, const Workspace& workspace) {
   plan::Problem wanted = problem(shape);
   wanted.place = shard.place;
+  const int all = context_.info().multiprocessors;
+  // A call that may take more than there are leaves none free: its kernel is that of any call.
+  const bool is_above = wanted.bounded && shard.max_multiprocessors > all;
+  wanted.bounded = wanted.bounded && !is_above;
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size > 0) && packed.paged.begin == nullptr;
   wanted.given_schedule = takes_schedule(wanted, schedule);
@@ -72,10 +76,9 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   const Ready* found = &get(wanted, choice, stream, Missing::stands_in);
   if (found->interim && !takes_said_scratch(wanted, *found)) found = &get(wanted, choice, stream, Missing::waits);
   const Ready& ready = *found;
-  const int all = context_.info().multiprocessors;
-  const int multiprocessors = wanted.bounded ? std::min(shard.max_multiprocessors, all) : all;
+  const Blocks blocks{wanted.bounded ? shard.max_multiprocessors : all, is_above ? shard.max_multiprocessors : 0};
   launch(wanted, ready.fixed ? Op::choose(wanted, *ready.fixed) : choice, ready, tensors, packed, tiles,
-         wanted.given_schedule ? schedule : Schedule{}, multiprocessors, stream, workspace);
+         wanted.given_schedule ? schedule : Schedule{}, blocks, stream, workspace);
 }
 
 /// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
@@ -97,10 +100,11 @@ bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Sche
 template <class Op>
 void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
                                  const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-                                 const GivenTiles& tiles, const Schedule& schedule, int multiprocessors, Stream stream,
+                                 const GivenTiles& tiles, const Schedule& schedule, const Blocks& blocks, Stream stream,
                                  const Workspace& workspace) const {
   plan::CallPlan call;
-  plan::CallFacts facts{scale_, multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  plan::CallFacts facts{scale_, blocks.multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  facts.most_blocks = blocks.most;
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (schedule.data != nullptr && attention.scheduled()) {
     const plan::ScheduleShape shape = plan::schedule_shape(wanted, attention, facts.multiprocessors);
@@ -417,7 +421,7 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
     made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
   };
   contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, context_.info().multiprocessors, on,
+    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, {context_.info().multiprocessors}, on,
            workspace);
   };
   return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);

@@ -82,9 +82,14 @@ class DeviceOperation {
                                      const TuneOptions& options) const;
   TuneReport decide(const plan::Problem& wanted, const Choice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
+  /// Of a persistent grid: the multiprocessors that it takes, and the blocks that it has where those are more.
+  struct Blocks {
+    int multiprocessors = 0;
+    int most = 0;
+  };
   void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
               const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
-              const Schedule& schedule, int multiprocessors, Stream stream, const Workspace& workspace) const;
+              const Schedule& schedule, const Blocks& blocks, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const plan::Fixed fixed_;  ///< by its override

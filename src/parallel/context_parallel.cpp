@@ -18,6 +18,9 @@ using namespace parallel;
 
 /// Plans of so many sizes are kept. Half of them go at a time: freeing their memory waits for the device.
 constexpr std::size_t kKeptPlans = 64;
+// Beside transfers, thread blocks for each multiprocessor: those on multiprocessors that NCCL has for a while are late
+// by a small part of a call.
+constexpr int kBlocksBesideTransfers = 16;
 
 class ContextParallel::Impl {
  public:
@@ -294,6 +297,7 @@ class ContextParallel::Impl {
   /// The plan of a call, made when its sizes are new.
   Planned& find(Call& call, bool backward) {
     call.context.max_multiprocessors = multiprocessors(call);
+    call.context.most_blocks = kBlocksBesideTransfers * memory_->multiprocessors();
     const ContextShape& s = call.shape;
     const Key key = key_of(call, backward);
     if (const auto found = plans_.find(key); found != plans_.end()) {

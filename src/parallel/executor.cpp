@@ -218,6 +218,10 @@ class Run {
       transfers.push_back({planned.sends, planned.peer, tensor.data, tensor.elements(), tensor.dtype});
     }
     groups_.push_back(communicator_.exchange(transfers, stream_));
+    // A forward that fills the GPU at once would let transfers wait until it ends.
+    const bool fills =
+        index_ + 1 < executor_.plan_.ops.size() && std::holds_alternative<Forward>(executor_.plan_.ops[index_ + 1]);
+    if (fills) executor_.memory_.pause(executor_.word_.at(0), stream_);
   }
 
   void run(const Wait& op) { communicator_.wait(groups_[static_cast<std::size_t>(op.number)], stream_); }
@@ -229,6 +233,9 @@ class Run {
     inputs.k = given(call.k);
     inputs.v = given(call.v);
     inputs.max_multiprocessors = context_.max_multiprocessors;
+    if (inputs.max_multiprocessors == 0 && executor_.beside_[index_].value) {
+      inputs.max_multiprocessors = context_.most_blocks;
+    }
     if (call.mask == BlockMask::placed) {
       inputs.captures = context_.captures;
       inputs.dropout = context_.dropout;
@@ -416,6 +423,13 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
       attention_of_[i] = &attention;
     }
   }
+  int under_way = -1, waited = -1;
+  for (const Op& op : plan_.ops) {
+    if (const auto* const exchange = std::get_if<Exchange>(&op)) under_way = exchange->number;
+    if (const auto* const wait = std::get_if<Wait>(&op)) waited = wait->number;
+    beside_.push_back({under_way > waited});
+  }
+  if (plan_.exchanges > 0) word_ = Buffer(memory_, sizeof(std::uint32_t));
   workspace_size_ = aligned(workspace);
   scratch_size_ += workspace_size_;
   if (lengths.empty()) return;

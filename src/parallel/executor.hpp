@@ -44,6 +44,7 @@ struct CallContext {
   TensorView sink;
   int max_multiprocessors = 0;
   bool may_be_unbounded = true;  ///< a kernel that cannot be bounded so may take all
+  int most_blocks = 0;           ///< where no bound is asked for: of calls beside transfers
 };
 
 /// A plan with its memory, ready to run.
@@ -82,6 +83,8 @@ class Executor {
   std::size_t workspace_size_ = 0;
   std::vector<const Attention*> attention_of_;  ///< by operation, where it has one
   Buffer lengths_;                              ///< cu_seqlens of packed calls
+  Buffer word_;                                 ///< of pauses
+  std::vector<Flag> beside_;                    ///< by operation: transfers are under way, or follow it at once
   std::vector<std::size_t> lengths_of_;         ///< by operation: where its cu_seqlens lie
   mutable std::vector<Flag> unbounded_;         ///< by operation: its kernel was found to take no bound
 };

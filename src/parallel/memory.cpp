@@ -68,6 +68,7 @@ class HostMemory final : public Memory {
 
   void upload(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void pause(void*, Stream) override {}
   bool is_capturing(Stream) const override { return false; }
   int multiprocessors() const noexcept override { return 0; }
 };
@@ -141,6 +142,14 @@ class CudaMemory final : public Memory {
   void download(void* to, const void* from, std::size_t bytes) override {
     const CudaScope scope(context_);
     cuda_check(cuda().cuMemcpyDtoH(to, reinterpret_cast<CUdeviceptr>(from), bytes), "cuMemcpyDtoH");
+  }
+  void pause(void* word, Stream stream) override {
+    constexpr int kSteps = 6;  // kernels of two microseconds, one after the other
+    const CudaScope scope(context_);
+    for (int i = 0; i < kSteps; ++i) {
+      cuda_check(cuda().cuMemsetD2D32Async(reinterpret_cast<CUdeviceptr>(word), 4, 0, 1, 1, stream),
+                 "cuMemsetD2D32Async");
+    }
   }
   bool is_capturing(Stream stream) const override {
     const CudaScope scope(context_);

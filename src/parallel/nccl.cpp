@@ -85,7 +85,7 @@ class NcclCommunicator final : public Communicator {
     cuda_check(cuda().cuCtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange");
     cuda_check(cuda().cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, highest),
                "cuStreamCreateWithPriority");
-    for (auto* events : {&ready_, &begun_, &done_}) {
+    for (auto* events : {&ready_, &done_}) {
       for (CUevent& event : *events) cuda_check(cuda().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     }
     if (options.watch) watch_ = std::thread([this] { watch(); });
@@ -100,7 +100,7 @@ class NcclCommunicator final : public Communicator {
     if (watch_.joinable()) watch_.join();
     // Queued work keeps what it needs; CUDA may be gone already when this runs at exit.
     const CudaScope scope(context_);
-    for (auto* events : {&ready_, &begun_, &done_}) {
+    for (auto* events : {&ready_, &done_}) {
       for (CUevent const event : *events) {
         if (event != nullptr) cuda().cuEventDestroy(event);
       }
@@ -122,7 +122,6 @@ class NcclCommunicator final : public Communicator {
     const bool captured = parallel::cuda_is_capturing(stream);
     cuda_check(cuda().cuEventRecord(ready_[slot], stream), "cuEventRecord");
     cuda_check(cuda().cuStreamWaitEvent(stream_, ready_[slot], 0), "cuStreamWaitEvent");
-    cuda_check(cuda().cuEventRecord(begun_[slot], stream_), "cuEventRecord");
     busy_since_ = Clock::now().time_since_epoch().count();
     const int result = queue(group);
     busy_since_ = 0;
@@ -131,9 +130,6 @@ class NcclCommunicator final : public Communicator {
       check();
     }
     cuda_check(cuda().cuEventRecord(done_[slot], stream_), "cuEventRecord");
-    // The kernel that comes next may fill the GPU. It starts behind the group's blocks: where a rank's own had to wait for
-    // its kernel to end, those of other ranks would hold their multiprocessors idle as long.
-    cuda_check(cuda().cuStreamWaitEvent(stream, begun_[slot], 0), "cuStreamWaitEvent");
     if (captured) {
       forget(slot);  // whose event says nothing from now on
     } else {
@@ -314,7 +310,7 @@ class NcclCommunicator final : public Communicator {
   CudaContext context_;
   int rank_ = 0, size_ = 0;
   CUstream stream_ = nullptr;
-  std::array<CUevent, kEvents> ready_{}, begun_{}, done_{};
+  std::array<CUevent, kEvents> ready_{}, done_{};
   std::uint64_t queued_ = 0;
   std::atomic<std::int64_t> busy_since_{0};  ///< a group is being queued since
   std::mutex mutex_;                         ///< guards what follows

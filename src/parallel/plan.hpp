@@ -134,7 +134,8 @@ Plan backward_plan(const Problem& problem, int rank);
 /// The plan as text, one line an operation.
 std::string to_string(const Plan& plan);
 
-/// How many calls share the heads of a ring's last backward step, so that dK and dV of the first go home beside the next.
+/// How many calls share the heads of a ring's last backward step, so that dK and dV of the first go home beside the
+/// next.
 std::int64_t last_step_calls(std::int64_t h_kv);
 
 /// Heads of K and V per query head do not divide among ranks, and the like. Throws fa::Error(invalid_argument).

@@ -135,7 +135,7 @@ void set_sizes(const Problem& problem, const BackwardChoice& choice, const Kerne
 }
 
 /// The blocks of the main kernel; tells `params` how they share the heads.
-std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multiprocessors,
+std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multiprocessors, int most_blocks,
                       kernel::BackwardVariantParams& params) noexcept {
   const std::int64_t splits = params.splits;
   const std::int64_t entries = entries_of(problem);
@@ -151,7 +151,7 @@ std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multip
   const bool stays = problem.bounded || (!long_tiles && !unequal);
   if (cluster == 1 && main.kernel().persistent && stays && !ordered) {
     params.heads_in_flight = balanced_heads(params.n_blocks * splits, entries * problem.h_kv, multiprocessors);
-    return std::min<std::int64_t>(grid, multiprocessors);
+    return std::min<std::int64_t>(grid, std::max(multiprocessors, most_blocks));
   }
   grid *= pair;
   params.heads_in_flight = static_cast<int>(
@@ -203,7 +203,7 @@ std::int64_t deal_out_dq(const Problem& problem, const KernelSpec& dq, kernel::B
 BackwardGrids backward_params(const Problem& problem, const BackwardTensors& tensors, double scale,
                               const BackwardChoice& choice, const BackwardKernels& kernels, std::int64_t rows,
                               int multiprocessors, const PackedArgs& packed, kernel::BackwardVariantParams& params,
-                              kernel::BackwardVariantParams& dq_params) {
+                              kernel::BackwardVariantParams& dq_params, int most_blocks) {
   const bool alone = kernels.main.op() == Op::backward_dq;  // a pass for dQ in the main kernel's place
   if (problem.gradients.dq && !alone && !kernels.main.write_dq && kernels.dq.tile_m == 0) {
     throw Error(ErrorCode::internal, "the main kernel of a backward leaves dq to one that its plan does not have");
@@ -229,7 +229,7 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
   if (alone) {
     grids.main = deal_out_dq(problem, kernels.main, params);
   } else if (problem.gradients != Gradients{false, false, false} || wants_captured_gradients(problem)) {
-    grids.main = deal_out(problem, kernels.main, multiprocessors, params);
+    grids.main = deal_out(problem, kernels.main, multiprocessors, most_blocks, params);
   }
   if (choice.splits > 1 && kernels.main.sums_keys()) {
     grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));

@@ -31,11 +31,11 @@ struct BackwardGrids {
 
 /// Fills in what every kernel of a call is launched with but the pass for dQ, and `dq_params` for that, where there is
 /// one. `rows`: padded_rows of the call. Places in the workspace stay null. Throws fa::Error(internal) where no kernel
-/// writes dQ.
+/// writes dQ. `most_blocks`: CallFacts.
 BackwardGrids backward_params(const Problem& problem, const BackwardTensors& tensors, double scale,
                               const BackwardChoice& choice, const BackwardKernels& kernels, std::int64_t rows,
                               int multiprocessors, const PackedArgs& packed, kernel::BackwardVariantParams& params,
-                              kernel::BackwardVariantParams& dq_params);
+                              kernel::BackwardVariantParams& dq_params, int most_blocks = 0);
 
 }  // namespace fa::plan
 

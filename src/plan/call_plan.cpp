@@ -113,7 +113,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   kernel::Sm90ForwardVariantParams& all = call.forward_params.attention;
   kernel::ForwardVariantParams& params = all.base;
   const ForwardGrid grid = forward_params(problem, tensors, facts.scale, choice.splits, attention,
-                                          facts.multiprocessors, facts.packed, params);
+                                          facts.multiprocessors, facts.packed, params, facts.most_blocks);
   check_tiles(grid.tiles);
   check_bound(problem, attention, grid.grid, facts.multiprocessors);
   const bool given = facts.schedule != nullptr;
@@ -166,7 +166,7 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   const std::int64_t rows = padded_rows(problem, choice);
   const BackwardGrids grids =
       backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps}, rows,
-                      facts.multiprocessors, facts.packed, params, all.dq);
+                      facts.multiprocessors, facts.packed, params, all.dq, facts.most_blocks);
   check_bound(problem, main, grids.main, facts.multiprocessors);
   check_bound(problem, dq, grids.dq, facts.multiprocessors);
   remake(call.workspace, [&] { return backward_workspace(problem, choice, backward_needs(problem, main, dq), rows); });

@@ -89,6 +89,7 @@ struct CallFacts {
   bool listed;  ///< the tile lists are there already
   const PackedArgs& packed;
   void* schedule = nullptr;  ///< that the call is given
+  int most_blocks = 0;       ///< thread blocks of a persistent grid, above `multiprocessors`; 0: as many as those
 };
 
 /// All that a call runs, in order: first `cleared` bytes of its workspace's first section are zeroed. Its memory is

@@ -123,7 +123,7 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
 
 ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                            const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
-                           kernel::ForwardVariantParams& params) noexcept {
+                           kernel::ForwardVariantParams& params, int most_blocks) noexcept {
   std::memset(&params, 0, sizeof params);
   params.q = tensors.q.data;
   params.k = tensors.k.data;
@@ -199,7 +199,9 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     return launch;
   }
   if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;
-  launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, multiprocessors) : launch.tiles;
+  // Blocks that take tiles from a counter are never too few.
+  const int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
+  launch.grid = persistent ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
   if (persistent && comes_in_waves(problem) && !spec.bounded) {
     launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);
   }

@@ -75,10 +75,11 @@ struct ForwardGrid {
   std::int64_t grid = 0;
 };
 
-/// Fills in what a forward kernel of any family is launched with. Places in the workspace stay null.
+/// Fills in what a forward kernel of any family is launched with. Places in the workspace stay null. `most_blocks`:
+/// CallFacts.
 ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                            const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
-                           kernel::ForwardVariantParams& params) noexcept;
+                           kernel::ForwardVariantParams& params, int most_blocks = 0) noexcept;
 
 kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept;
 kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept;

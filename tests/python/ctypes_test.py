@@ -8,10 +8,11 @@ import pathlib
 import struct
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
 import fa_attention  # noqa: E402
-from fa_attention import _nvrtc, capi  # noqa: E402
+from fa_attention import _nvrtc, capi, parallel  # noqa: E402
 
 SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.int32": 4, "torch.int64": 8, "torch.uint8": 1}
 FORMATS = {"torch.float32": "f", "torch.float64": "d", "torch.int32": "i", "torch.int64": "q", "torch.uint8": "B"}
@@ -332,6 +333,50 @@ def test_places(library):
     refused(ValueError, lambda: attention.workspace_size(1, 1, 1, 8, 8, kinds=("moved",)), "'moved'", "'placed'")
 
 
+def test_ranks(library):
+    """Two threads share four rows: forward and backward of each come to its rows of the whole."""
+    if not os.environ.get("FA_PARALLEL_LIBRARY") and not (pathlib.Path(library.path).parent / "libfa_parallel.so").is_file():
+        print("not tested, because it is not there: libfa_parallel.so")
+        return
+    numbers = [((7 * n) % 11) / 11 - 0.5 for n in range(32)]
+    q, k, v = (Tensor((1, 1, 4, 8), numbers[n:] + numbers[:n]) for n in (0, 3, 5))
+    o, lse, dq, dk, dv = Tensor(q.shape), Tensor((1, 1, 4)), Tensor(q.shape), Tensor(q.shape), Tensor(q.shape)
+    one = capi.Attention(library, 8, "float32", causal=True, device=(capi.DEVICE_HOST, 0))
+    one.bind_forward(q, k, v, o, lse)()
+    one.bind_backward(q, k, v, o, lse, v, dq, dk, dv)()
+    group, together = parallel.Communicator.local_group(2), [Tensor(q.shape) for _ in range(4)]
+
+    def work(communicator):
+        try:
+            shared = parallel.ContextParallel(communicator, 8, "float32", scheme="ring", causal=True)
+            shared.check_agreement()
+            shared.prepare(1, 1, 1, 4, 4)
+            new = lambda: Tensor((1, 1, 2, 8))  # noqa: E731
+            mine, results, own_lse = [new() for _ in "qkv"], [new() for _ in together], Tensor((1, 1, 2))
+            for whole, part in zip((q, k, v), mine):
+                parallel.shard(whole, part, 2, communicator.rank)
+            shared.forward(*mine, results[0], own_lse)
+            shared.backward(*mine, results[0], own_lse, mine[2], *results[1:])
+            for whole, part in zip(together, results):
+                parallel.unshard(part, whole, 2, communicator.rank)
+            check(shared.scheme(1, 1, 1, 4, 4) == ("ring", 1), "the scheme is the one that was asked for")
+        except Exception as problem:
+            check(False, f"rank {communicator.rank}: {problem}")
+            communicator.abort(str(problem))
+
+    threads = [threading.Thread(target=work, args=(communicator,)) for communicator in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, whole, expected in zip(("o", "dq", "dk", "dv"), together, (o, dq, dk, dv)):
+        off = max(abs(x - y) for x, y in zip(whole.values(), expected.values()))
+        check(off < 1e-6 and any(expected.values()), f"{name} of ranks differs by {off}")
+    refused(ValueError, lambda: parallel.ContextParallel(group[0], 8, "float32", layout="spiral"), "spiral", "zigzag")
+    group[0].abort("the data are at an end")
+    refused(fa_attention.Error, group[1].check, "the data are at an end")
+
+
 def test_value_in_key(library):
     """V is the first columns of K: keys of equal scores are averaged, and a v of its own is refused."""
     attention = capi.Attention(library, 16, "torch.float32", device=(capi.DEVICE_HOST, 0), value_in_key=8)
@@ -364,6 +409,7 @@ def main():
     test_merge(library)
     test_places(library)
     test_value_in_key(library)
+    test_ranks(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)
 
